@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ class Lives:
         durability = self.durability
         durability._over.set()
         durability._snapshots.join()
-        os.close(durability._folder._lock)
+        durability._folder._lock.release()
         self.server = self._start()
         workers = self.plan.worker_num
         before = [worker for worker in self.workers if worker.index in back]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: pure functions from the state of a job to files and back.
 
-This package knows nothing of processes. Who calls it has gathered the state already, and decides
+This package does not depend on processes. The caller has gathered the state already, and decides
 which process writes.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`read`: a checkpoint as it lies on disk. Files are checked and opened when they are asked for."""
+"""`read`: a checkpoint on disk. Files are verified and opened on demand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Checkpoint:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What `Snapshot.extra` was."""
+        """The `extra` of the saved `JobSnapshot`."""
         return {key: unpack(value, {}) for key, value in self.manifest.extra.items()}
 
     def model(self) -> ModelState:
@@ -58,7 +58,7 @@ class Checkpoint:
         ]
 
     def worker(self, rank: int) -> WorkerState | None:
-        """The state of one worker of then, None if there was no such worker."""
+        """The state of one worker at the save, None if there was no such worker."""
         names = {entry.name for entry in self.manifest.files}
         if record_file(rank) not in names:
             return None
@@ -66,7 +66,7 @@ class Checkpoint:
         return read_worker(verified(self.directory, self.manifest, record_file(rank)), tensors)
 
     def workers(self) -> list[WorkerState]:
-        """The states of all workers of then, by rank."""
+        """The states of all workers at the save, by rank."""
         states = (self.worker(rank) for rank in range(self.manifest.workers))
         return [state for state in states if state is not None]
 
@@ -86,18 +86,18 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Where the files of the generation that counts are."""
+        """The folder of the current generation."""
         return generation_folder(self.directory, self.manifest.generation)
 
     def paths(self, *, tables: bool = True) -> list[Path]:
-        """Where its files are, the manifest first, relative to the directory."""
+        """The paths of its files, the manifest first, relative to the directory."""
         left_out = set() if tables else {f.name for t in self.manifest.tables for f in t.files}
         names = (file.name for file in self.manifest.files if file.name not in left_out)
         files = (verified(self.directory, self.manifest, name) for name in names)
         return [Path(MANIFEST), *(path.relative_to(self.directory) for path in files)]
 
     def verify(self) -> None:
-        """Check the bytes of every file."""
+        """Verify the bytes of every file."""
         for entry in self.manifest.files:
             verified(self.directory, self.manifest, entry.name)
 
@@ -134,7 +134,7 @@ def export(dirname: Directory, out: Directory) -> Path:
 
 
 def _tables(saved: Checkpoint) -> dict[str, Tensor | StreamedTensor]:
-    """Tables as they are exported."""
+    """The exported tensors of all tables."""
     tensors: dict[str, Tensor | StreamedTensor] = {}
     for entry in saved.manifest.tables:
         tensors |= saved.table(entry).exported()

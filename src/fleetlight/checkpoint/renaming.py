@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class RenamedCheckpoint(Checkpoint):
-    """Answers by the new names; the files and the tensors in them keep theirs."""
+    """Returns the new names; the files, and the tensors in them, keep the old ones."""
 
     def __init__(self, saved: Checkpoint, name: Name) -> None:
         super().__init__(saved.directory, _manifest(saved.manifest, name))
@@ -28,7 +28,7 @@ class RenamedCheckpoint(Checkpoint):
     def model(self) -> ModelState:
         """The model's state."""
         state, name = self._saved.model(), self._name
-        # what extra state speaks of is found by the names in the files
+        # extra state refers to tensors by their names in the files
         new = {one: one if kind == "extra" else name(one) for one, kind in state.kinds.items()}
         return ModelState(
             {new[one]: tensor for one, tensor in state.tensors.items()},
@@ -38,7 +38,7 @@ class RenamedCheckpoint(Checkpoint):
         )
 
     def worker(self, rank: int) -> WorkerState | None:
-        """The state of one worker of then, None if there was no such worker."""
+        """The state of one worker at the save, None if there was no such worker."""
         state = self._saved.worker(rank)
         if state is None:
             return None
@@ -82,7 +82,7 @@ def _keys(named: Mapping[str, _T], name: Name) -> dict[str, _T]:
 
 
 def _deep_keys(value: Any, name: Name) -> Any:
-    """Names of parameters may be keys at any depth of what a worker has kept."""
+    """Rename keys at any depth of a worker's values."""
     if isinstance(value, list):
         return [_deep_keys(item, name) for item in value]
     if not isinstance(value, dict):
@@ -94,6 +94,6 @@ def _deep_keys(value: Any, name: Name) -> Any:
 
 
 def _last_part(one: str, name: Name) -> str:
-    """A worker's tensors are named by kind, number and parameter, with a slash between."""
+    """Rename the last part of `kind/number/parameter`, the name of a worker's tensor."""
     head, slash, last = one.rpartition("/")
     return head + slash + name(last)

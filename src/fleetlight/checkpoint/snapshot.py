@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`JobSnapshot`: all that a checkpoint holds, and `write`, which makes it durable."""
+"""`JobSnapshot`: the content of a checkpoint, and `write`, which makes it durable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODEL_FILE = "model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class SavedTables:
-    """The tables of parameter servers, and the files that somebody wrote for them."""
+    """The tables of parameter servers, and the files that the servers wrote for them."""
 
     tables: Sequence[TableEntry] = ()
     files: Sequence[FileEntry] = ()
@@ -46,7 +46,7 @@ class JobSnapshot:
     optimizers: Sequence[OptimizerState] = ()
     workers: Sequence[WorkerState] = ()
     server_num: int = 0
-    #: has the tables written into a folder
+    #: makes the servers write their tables into a folder
     save_tables: Callable[[Path], SavedTables] | None = None
     seed: int = 0
     #: how often the job's servers were loaded from a checkpoint; frames of older epochs are refused
@@ -58,7 +58,7 @@ class JobSnapshot:
     def detached(self) -> JobSnapshot:
         """A copy on the CPU, to be written while training changes the original.
 
-        What cannot be saved is refused here already, not when it is written.
+        Raises here for what cannot be saved, not when it is written.
         """
         return dataclasses.replace(
             self,

@@ -145,9 +145,9 @@ class _Lines:
 
 
 class _Bar:
-    """One line that is drawn anew, by the training loop itself.
+    """One line that the training loop itself redraws.
 
-    A drawing thread would read tensors behind the loop's back and be lost in forked processes.
+    A drawing thread would read tensors during the loop, and not exist in forked processes.
     """
 
     interval_s = _BAR_INTERVAL_S

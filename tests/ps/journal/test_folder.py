@@ -159,7 +159,7 @@ def test_what_was_inherited_is_so_until_the_heir_has_its_own(tmp_path: Path) -> 
 
 
 def test_where_there_must_be_something_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="nothing to go on from; begin anew without --resume"):
+    with pytest.raises(JournalError, match="no state to resume from; start without --resume"):
         Folder.open(tmp_path, identity(), resume=True, must_exist=True)
     opened(tmp_path).close()
     Folder.open(tmp_path, identity(job="k"), resume=True, must_exist=True).close()
@@ -174,7 +174,7 @@ def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
         opened(tmp_path)
     for nonsense in (b"", b"{}", b"[1]", b"\xff\xfe", b'{"format": %d}' % FORMAT):
         path.write_bytes(nonsense)
-        with pytest.raises(JournalError, match=rf"makes no sense.* remove the folder {tmp_path} "):
+        with pytest.raises(JournalError, match=rf"is damaged.* remove the folder {tmp_path} "):
             opened(tmp_path)
 
 
@@ -310,9 +310,9 @@ def test_a_job_of_another_size_is_refused_before_anything_is_decided(tmp_path: P
     folder = opened(path)
     folder.close()
     at.refuse_another_size(path, 2, 2)
-    with pytest.raises(JournalError, match=r"with 2 worker\(s\) has left.*this one has 3: go on"):
+    with pytest.raises(JournalError, match=r"with 2 worker\(s\) has left.*this one has 3: resume"):
         at.refuse_another_size(path, 2, 3)
-    with pytest.raises(JournalError, match=r"with 2 server\(s\) has left.*this one has 3: go on"):
+    with pytest.raises(JournalError, match=r"with 2 server\(s\) has left.*this one has 3: resume"):
         at.refuse_another_size(tmp_path / "server-0-of-3", 3, 2)
     folder.end(ended=True)
     at.refuse_another_size(path, 2, 3)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def die(durability: Durability) -> None:
     durability._over.set()
     if durability._snapshots.is_alive():
         durability._snapshots.join()
-    os.close(durability._folder._lock)
+    durability._folder._lock.release()
 
 
 def values(server: Server) -> tuple[list[float], list[float]]:
@@ -101,7 +100,7 @@ def test_who_died_before_all_of_it_was_written_reads_it_anew(
 def test_a_checkpoint_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         begun(tmp_path, gone)
-    with pytest.raises(JournalError, match="has nothing to go on from"):
+    with pytest.raises(JournalError, match="has no state to resume from"):
         begun(tmp_path, saved, job="another", resume=True, must_exist=True)
     server = begun(tmp_path, saved, job="another")
     assert values(server) == ([5], [7, 8, 9])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from pathlib import Path
@@ -52,7 +51,7 @@ def test_whoever_has_left_is_not_waited_for(lives: Any, monkeypatch: pytest.Monk
     server = one.server
     one.durability._over.set()
     one.durability._snapshots.join()
-    os.close(one.durability._folder._lock)
+    one.durability._folder._lock.release()
     one.server = one._start()
     assert one.server is not server
     again = Worker(one.server, 0)

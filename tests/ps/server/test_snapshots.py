@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import errno
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -409,7 +408,7 @@ def test_a_server_that_dies_once_its_job_is_over_leaves_nothing_to_go_on_from(
         patch.setattr("fleetlight.ps.journal.journal.Journal.close", die)
         with pytest.raises(KeyboardInterrupt):
             one.server.close()
-    os.close(durability._folder._lock)
+    durability._folder._lock.release()
     # another job begins as if there had been none
     one.durable = dataclasses.replace(one.durable, job="another")
     one.server = one._start()

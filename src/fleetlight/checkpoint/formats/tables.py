@@ -23,13 +23,13 @@ _PIECE = 1 << 16
 
 
 class TableOnDisk:
-    """The rows of a table, whatever number of servers kept them."""
+    """The rows of a table, from the files of any number of servers."""
 
     def __init__(self, entry: TableEntry, files: Sequence[Mapping[str, Tensor]]) -> None:
         self.entry = entry
         self._files = files
         every = [file[IDS] for file in files]
-        #: the ids, ascending, and where each stands when all files are put one behind another
+        #: the ids, ascending, and where each stands when all files are concatenated
         self.ids, self._places = torch.cat([*every, torch.empty(0, dtype=torch.int64)]).sort()
         self._starts = torch.tensor([0, *(len(ids) for ids in every)]).cumsum(0)
         if len(self.ids) != entry.rows:
@@ -53,7 +53,7 @@ class TableOnDisk:
         return self.weight()
 
     def exported(self) -> dict[str, Tensor | StreamedTensor]:
-        """As in a state of plain PyTorch: ids and rows, or the whole weight under its names."""
+        """The entries of a plain state dict: ids and rows, or the whole weight under its names."""
         if self.entry.ids:
             return dict.fromkeys(self.entry.weights, self.dense())
         return {f"{self.entry.name}.ids": self.ids, f"{self.entry.name}.weight": self.weight()}

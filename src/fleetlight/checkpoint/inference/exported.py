@@ -63,7 +63,7 @@ class InferenceModel:
 
     @property
     def inputs(self) -> list[InputEntry]:
-        """What the inputs are called and must look like."""
+        """The names, types and shapes of the inputs."""
         return self.manifest.inputs
 
     def __call__(self, *args: Tensor, **kwargs: Tensor) -> Any:
@@ -86,7 +86,7 @@ class InferenceModel:
 
 
 def _outputs(program: ExportedProgram) -> Iterator[str]:
-    """`float32[?, 3]` for each tensor that it answers."""
+    """`float32[?, 3]` for each tensor that the program returns."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for name in program.graph_signature.user_outputs:
         value = values.get(name) if isinstance(name, str) else name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of an exported program: what they are called, and what each must look like."""
+"""The inputs of an exported program: their names, types and shapes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sizes_text(shape: Iterable[int | None]) -> str:
 
 
 def describe_input(name: str, example: Tensor, has_batch: bool) -> InputEntry:
-    """What inputs like `example` look like."""
+    """The entry of inputs like `example`."""
     shape = (None, *example.shape[1:]) if has_batch else tuple(example.shape)
     return InputEntry(name, dtype_name(example.dtype), shape)
 

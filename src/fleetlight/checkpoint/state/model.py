@@ -65,13 +65,13 @@ def load_model_state(module: nn.Module, state: ModelState) -> None:
     """Copy `state` into the module in place, or raise and change nothing.
 
     Module objects, Parameter objects and their storage stay the same, so optimizers and reducers
-    that hold them go on working.
+    that hold them continue to work.
     """
     prepare_model_load(module, state)()
 
 
 def prepare_model_load(module: nn.Module, state: ModelState) -> Callable[[], None]:
-    """Compare `state` with the module; answers what copies it in, or raises."""
+    """Compare `state` with the module; return a function that copies it in, or raise."""
     live = module.state_dict(keep_vars=True)
     saved = state.state_dict()
     differences = [
@@ -83,7 +83,7 @@ def prepare_model_load(module: nn.Module, state: ModelState) -> Callable[[], Non
     with_versions_of(live, values)
 
     def load() -> None:
-        # torch cannot write to those whose elements share memory
+        # torch cannot write to tensors whose elements share memory
         shared = {n for n, t in live.items() if n in values and _shares_memory(t)}
         for name in shared:
             assign(live[name].detach(), values.pop(name))

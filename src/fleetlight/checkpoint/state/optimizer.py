@@ -24,7 +24,7 @@ Names = Mapping[nn.Parameter, str]
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """An optimizer's record, and the tensors it speaks of. They are the live ones, not copies."""
+    """An optimizer's record, and its tensors: the live ones, not copies."""
 
     entry: OptimizerEntry
     tensors: Mapping[str, Tensor]
@@ -35,10 +35,10 @@ def optimizer_state(
     names: Names,
     state: Mapping[Tensor, Mapping[str, Any]] | None = None,
 ) -> OptimizerState:
-    """All state and hyper-parameters of an optimizer; `names` says what its parameters are called.
+    """All state and hyper-parameters of an optimizer; `names` has the names of its parameters.
 
     Works for every optimizer whose state is tensors, numbers, strings and containers of these.
-    `state` takes the place of the optimizer's own, where somebody else keeps it.
+    `state` replaces the optimizer's own, if another object keeps it.
     """
     tensors: dict[str, Tensor] = {}
     groups = [
@@ -67,7 +67,7 @@ def prepare_optimizer_load(
     state: OptimizerState,
     elsewhere: Collection[Tensor] = (),
 ) -> Callable[[], None]:
-    """Compare `state` with the optimizer; answers what puts it in, or raises.
+    """Compare `state` with the optimizer; return a function that loads it, or raise.
 
     The state of parameters that are kept `elsewhere` is neither compared nor changed.
     """

@@ -19,7 +19,7 @@ _MT19937_BYTES = 4 * 625
 
 
 class RngState(msgspec.Struct, frozen=True):
-    """Where every generator of a process stands."""
+    """The state of every generator of a process."""
 
     python: Json
     numpy: Json
@@ -34,7 +34,7 @@ def rng_state() -> RngState:
 
 
 class RngStateCache:
-    """The same again and again, to be encoded: generators that have not moved cost little."""
+    """Encodes the state repeatedly; generators that were not used since cost little."""
 
     def __init__(self) -> None:
         self._python: tuple[int, msgspec.Raw] | None = None
@@ -58,7 +58,7 @@ class RngStateCache:
             state: Any = np.random.get_state(legacy=False)
             encoded = _encoded(state, "numpy")
             if not seen or state["has_gauss"]:
-                # a number laid by comes next, and leaves no mark in the generator's memory
+                # a cached normal number comes next, and is not in the generator's memory
                 return encoded
             self._numpy = seen, encoded
         return self._numpy[1]
@@ -78,9 +78,9 @@ def _encoded(state: object, name: str) -> msgspec.Raw:
 
 
 def _numpy_memory() -> bytes:
-    """All that moves when NumPy's generator draws; b"" of one that is not the usual one.
+    """The memory that changes when NumPy's generator draws; b"" for a generator of another kind.
 
-    NumPy puts a state together number by number, which takes longer than all the rest.
+    NumPy builds a state number by number, which takes longer than all the rest.
     """
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if not isinstance(bits, np.random.MT19937):
@@ -89,7 +89,7 @@ def _numpy_memory() -> bytes:
 
 
 def set_rng_state(state: RngState) -> None:
-    """Set every generator back; devices that are not here any more are left out."""
+    """Restore every generator; devices that no longer exist are skipped."""
     random.setstate(unpack(state.python, {}))
     np.random.set_state(unpack(state.numpy, {}))
     torch.set_rng_state(_to_tensor(state.torch))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerState`: what each worker has of its own, as files and as bytes to send to worker 0."""
+"""`WorkerState`: the state of one worker, as files and as bytes to send to worker 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetlight.checkpoint.storage.generations import Generation
 from fleetlight.checkpoint.storage.manifest import TensorEntry
 from fleetlight.errors import CorruptCheckpointError
 
-#: what comes of reading values that nobody wrote like that
+#: errors of decoding a damaged record
 _NONSENSE = (
     msgspec.DecodeError,
     ValueError,

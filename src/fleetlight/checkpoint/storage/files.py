@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are whole or absent: checksummed while written, flushed before they count."""
+"""Files that are whole or absent: checksummed during the write, flushed before use."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def replacing(path: Path) -> Iterator[Sink]:
 
 
 def verify(path: Path, expected: FileEntry) -> None:
-    """Refuse a file whose bytes are not those that were written."""
+    """Raise if the bytes of a file differ from those that were written."""
     size = path.stat().st_size
     if size != expected.bytes:
         raise CorruptCheckpointError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations: each save is a new folder that counts only once the manifest names it.
+"""Generations: each save is a new folder, which is valid once the manifest names it.
 
-    DIR/.lock                    held while somebody saves, and says who
-    DIR/manifest.json            names the one generation that counts
+    DIR/.lock                    held during a save, and names the process
+    DIR/manifest.json            names the current generation
     DIR/generation-000007/...    that generation's files
 
 A save writes and flushes `generation-000008`, moves a new manifest over the old one, then removes
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """A folder being filled. Nobody sees it before `publish`."""
+    """The folder of a save in progress; no reader uses it before `publish`."""
 
     def __init__(self, root: Path, format_name: str) -> None:
         self.format = format_name
@@ -80,12 +80,12 @@ class Generation:
         }
 
     def publish(self, manifest: BaseManifest) -> None:
-        """Make this the generation that counts, for good, and remove the others."""
+        """Make this the current generation, durably, and remove the others."""
         root = self.path.parent
         sync_folder_if_supported(self.path)
         with files.replacing(root / MANIFEST) as sink:
             sink.write(encode(manifest))
-            # From here on the folder stays: if the move fails half way, either may be named.
+            # from here on the folder stays: if the move fails, either generation may be named
             self.published = True
         _remove_leftovers(root, keep=self.number)
 
@@ -99,7 +99,7 @@ def _package_version() -> str:
 
 @contextlib.contextmanager
 def new_generation(dirname: Directory, format_name: str) -> Iterator[Generation]:
-    """Save into `dirname`: yields the folder to fill and publish, and cleans up after failures."""
+    """Yield a new generation in `dirname` to fill and publish; clean up after failures."""
     root = Path(dirname)
     with _explained(root):
         _make_directory(root)
@@ -114,7 +114,7 @@ def new_generation(dirname: Directory, format_name: str) -> Iterator[Generation]
 
 
 def read_manifest(dirname: Directory, kind: type[AnyManifest], format_name: str) -> AnyManifest:
-    """The manifest of what `dirname` holds."""
+    """The manifest in `dirname`."""
     path = Path(dirname) / MANIFEST
     try:
         data = path.read_bytes()
@@ -172,11 +172,11 @@ def _make_directory(root: Path) -> None:
 
 @contextlib.contextmanager
 def _explained(root: Path) -> Iterator[None]:
-    """Turn what the operating system says into what it means for the checkpoint."""
+    """Translate errors of the operating system into their meaning for the checkpoint."""
     try:
         yield
     except PeerError:
-        # some are of the system's kinds as well, but speak of another process
+        # some are OSErrors as well, but concern another process
         raise
     except OSError as error:
         named = _named(root)
@@ -190,7 +190,7 @@ def _explained(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Keep a second saver out. The kernel frees the lock of a process that dies."""
+    """Keep other savers out."""
     with FileLock(root / _LOCK) as lock:
         try:
             is_ours = lock.acquire()
@@ -208,9 +208,9 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _prepare(root: Path, format_name: str) -> None:
-    """Refuse a directory that is somebody else's, and free the space of saves that crashed.
+    """Refuse a directory with other content, and remove the files of saves that crashed.
 
-    A damaged manifest of ours may be replaced; until then its files stay, they may be wanted.
+    A damaged manifest of the same format may be replaced; its files stay until then.
     """
     path = root / MANIFEST
     data = path.read_bytes() if path.exists() else b""
@@ -236,7 +236,7 @@ def _refusal(path: Path, data: bytes, format_name: str) -> CheckpointError:
 
 
 def _named(root: Path) -> int | None:
-    """The generation that counts, None if there is none or its manifest is damaged."""
+    """The current generation, None if there is none or its manifest is damaged."""
     try:
         return msgspec.json.decode((root / MANIFEST).read_bytes(), type=Head).generation
     except (OSError, msgspec.DecodeError):
@@ -244,7 +244,7 @@ def _named(root: Path) -> int | None:
 
 
 def generation_folder(root: Path, number: int) -> Path:
-    """Where a generation is."""
+    """The folder of a generation."""
     return root / f"generation-{number:06d}"
 
 
@@ -254,7 +254,7 @@ def _folders(root: Path) -> list[int]:
 
 
 def _remove_leftovers(root: Path, keep: int) -> None:
-    """Remove what no manifest names. Failing here costs space only; the next save tries again."""
+    """Remove what no manifest names. A failure costs only space; the next save tries again."""
     for number in _folders(root):
         if number != keep:
             shutil.rmtree(generation_folder(root, number), ignore_errors=True)

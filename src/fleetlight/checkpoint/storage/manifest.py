@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `manifest.json` says: the typed record of a checkpoint, and its exact bytes.
+"""`manifest.json`: the typed record of a checkpoint, and its exact bytes.
 
 The manifest is the checkpoint: data files count only when the manifest names them. Fields for
 parameter servers (`servers`, `seed`, `epoch`, `tables`, `high_water`) exist from version 1, so that
@@ -59,7 +59,7 @@ class OptimizerEntry(msgspec.Struct, frozen=True, rename={"class_name": "class"}
 
 
 class TableFileEntry(msgspec.Struct, frozen=True):
-    """What one server wrote of a table."""
+    """The file of a table from one server."""
 
     name: str
     server: int
@@ -72,12 +72,12 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dim: int
     rows: int
-    #: how its rows are updated, and what was fixed about that
+    #: the rule that updates its rows, and the fixed options of the rule
     rule: str
     options: dict[str, float]
-    #: kind and two numbers: what a row is when its id is first seen
+    #: kind and two numbers: the first values of a row
     initializer: tuple[str, float, float]
-    #: kind and number: which ids get a row that is trained
+    #: kind and number: the admission rule
     entry: tuple[str, float] | None
     #: above 0: a layer of torch that was moved onto the table; its ids are 0..ids-1
     ids: int
@@ -105,7 +105,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseManifest(Head, frozen=True, kw_only=True):
-    """Who wrote this generation, when, and its files."""
+    """The fields of every manifest: who wrote the generation, when, and its files."""
 
     created: datetime
     fleetlight: str
@@ -142,7 +142,7 @@ def encode(manifest: BaseManifest) -> bytes:
 
 
 def decode(data: bytes, kind: type[AnyManifest], format_name: str, path: Path) -> AnyManifest:
-    """Parse and check a manifest; the head first, because a newer one may say the rest anew."""
+    """Parse and check a manifest; the head first, as the rest may differ in newer versions."""
     head = _parse(data, Head, path)
     if head.format != format_name:
         raise CheckpointError(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server writes down before it says that something was done."""
+"""The write-ahead log of a server: its files, and the folder that has them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full is waited for: somebody may make room."""
+"""Retries a write while the disk is full."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _wait(seconds: float) -> bool:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether it says, itself or by its cause, that there is no room."""
+    """True when the error, or its cause, is a full disk."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _FULL
 
@@ -37,9 +37,9 @@ def once_there_is_room(
     say: Callable[[str], None] = logger.warning,
     wait: Callable[[float], bool] = _wait,
 ) -> T:
-    """Do it, and again as long as the disk is full; what has failed must have left nothing.
+    """Return `act()`, retried while the disk is full; a failed try must leave no trace.
 
-    `wait` answers whether there is no more time.
+    `wait` sleeps between tries, and returns True to allow only one more.
     """
     end, has_said = time.monotonic() + patience_s, False
     while True:
@@ -63,7 +63,7 @@ def once_there_is_room(
 
 
 def written(path: Path, act: Callable[[], T], patience_s: float) -> T:
-    """The same, for what a process cannot begin without: an error says what to do."""
+    """Return `act()` like `once_there_is_room`, with an error for files that a process needs."""
     try:
         return once_there_is_room(path, act, patience_s)
     except OSError as error:
@@ -74,6 +74,6 @@ def written(path: Path, act: Callable[[], T], patience_s: float) -> T:
 
 
 def _why(error: Exception) -> str:
-    """In the words of the system."""
+    """The reason in the words of the system."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return (cause.strerror if isinstance(cause, OSError) else None) or str(error)

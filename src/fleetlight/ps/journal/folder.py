@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Folder`: what one server keeps on disk, and that only one process has it."""
+"""`Folder`: the log and the snapshots of one server on disk, locked by its process."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ FORMAT = 5
 _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 
 
-#: what comes of reading bytes that are no document
+#: errors of decoding bytes that are not a valid document
 _NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class FolderIdentity(msgspec.Struct, frozen=True):
-    """Whose folder it is."""
+    """Which server and job a folder belongs to."""
 
     server: int
     server_num: int
-    #: the launch that it belongs to; "" where nobody gave it a name
+    #: the launch that began it; "" if the launch has no name
     job: str
     plan: Plan
-    #: how often all processes of the job have been started together
+    #: the number of gang restarts of the job
     start: int = 0
-    #: how often a server has been started on it
+    #: the number of processes that have opened the folder
     life: int = 1
-    #: what it has is of an earlier launch still: nothing in it speaks of the workers of this one
+    #: the content is from an earlier launch, and does not cover the workers of this one
     inherited: bool = False
-    #: nobody needs it any more: what is left of it is about to go
+    #: the content is not needed any more and is being removed
     over: bool = False
-    #: and all workers have left it: its part of the job has ended well
+    #: all workers have left: the job of this server ended well
     ended: bool = False
-    #: it begins with a checkpoint, of which not all is in it yet: nobody was told anything
+    #: a checkpoint is being loaded into it, and no reply depends on it yet
     loading: bool = False
-    #: the launch that has it now, and which start of all processes; "" as `job` and `start` say
+    #: the launch and gang restart that use it now; "": those of `job` and `start`
     launch: str = ""
     format: int = FORMAT
 
 
 class _SnapshotManifest(msgspec.Struct, frozen=True):
-    """What a snapshot consists of."""
+    """The files of a complete snapshot."""
 
     files: list[TableFile]
 
 
 class Folder:
-    """A folder of journal files and snapshots, locked as long as this process has it."""
+    """A folder of log segments and snapshots, which this process has locked."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Folder:
     ) -> None:
         self.path = path
         self.identity = identity
-        #: nothing has been written yet
+        #: the folder has no records of an earlier incarnation
         self.is_new = is_new
         self._lock, self._patience_s = lock, patience_s
 
@@ -89,35 +89,37 @@ class Folder:
         decision: Decision | None = None,
         patience_s: float = 0.0,
     ) -> Folder:
-        """The folder of this server, new or with what an earlier life has left.
+        """Lock the folder of this server, new or with the state of an earlier incarnation.
 
-        What another launch has left is taken up where that is asked for by `resume`; `must_exist`:
-        and there must be something. A `decision` of all processes says with what else it goes on.
-        `patience_s`: how long a full disk is waited for.
+        `resume`: also use the state of another launch. `must_exist`: raise if there is no state.
+        `decision`: how all processes have decided to resume. `patience_s`: how long to retry while
+        the disk is full.
         """
         wanted = _of_launch(wanted, decision)
         lock = once_there_is_room(path, lambda: lock_folder(path), patience_s)
         try:
             before = _read(path)
             if before is None:
-                _refuse_nobodys(path)
+                _refuse_unidentified(path)
             _refuse_another_number(path, wanted.server_num)
             if before is not None and before.over:
-                # who was to remove it has died over that
+                # the process that removed it was killed before the end
                 _clear(path, before)
                 before = None
             if must_exist and before is None:
                 raise JournalError(
-                    f"durability: {path} has nothing to go on from; begin anew without --resume "
-                    "(FLEET_RESUME), or look whether the job is started where the one before was"
+                    f"durability: {path} has no state to resume from; start without --resume "
+                    "(FLEET_RESUME), or check that the job runs where the last one did"
                 )
-            is_stale = before is not None and _begins_anew(before, wanted, resume, decision)
+            is_stale = before is not None and _starts_over(before, wanted, resume, decision)
             if before is not None and (before.loading or is_stale):
                 _clear(path, before)
                 before = None
             inherits = decision is None or not decision.keeps_workers
             identity = (
-                wanted if before is None else _next_life(before, wanted, path, resume, inherits)
+                wanted
+                if before is None
+                else _next_incarnation(before, wanted, path, resume, inherits)
             )
             _identify(path, identity, patience_s)
             return cls(path, identity, lock, is_new=before is None, patience_s=patience_s)
@@ -127,40 +129,40 @@ class Folder:
 
     @property
     def is_resumed(self) -> bool:
-        """It was written for other workers, who are gone."""
+        """True when the content was written for the workers of an earlier launch."""
         return self.identity.inherited
 
     @property
     def is_own(self) -> bool:
-        """Whether the next life may go on from what this launch has written."""
+        """True when the next incarnation may resume from the records of this launch."""
         return not (self.identity.inherited or self.identity.loading)
 
     def own(self) -> None:
-        """What is there from now on is of this launch, and whole."""
+        """Mark the content as complete and as that of this launch."""
         self.identity = msgspec.structs.replace(self.identity, inherited=False, loading=False)
         _identify(self.path, self.identity, self._patience_s)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock of the folder."""
         self._lock.release()
 
     def end(self, *, ended: bool = False) -> None:
-        """Nothing of it is needed any more; `ended`: because all workers have left."""
+        """Mark the content as not needed any more. `ended`: all workers have left."""
         self.identity = msgspec.structs.replace(self.identity, ended=ended)
         _end(self.path, self.identity)
 
     def clear(self) -> None:
-        """Remove it, but for the word that it has `ended`."""
+        """Remove the content, except the mark that the job has `ended`."""
         _clear(self.path, self.identity)
 
     def rows_folder(self, first: int) -> Path:
-        """Where the rows are, or will be, as they were before a record."""
+        """The folder of the snapshot before a record."""
         return self.path / f"{_ROWS}{first:020d}"
 
     def complete(self, first: int, files: list[TableFile]) -> None:
-        """All rows as they were before that record are written, and count from now on.
+        """Make the snapshot before a record valid, once all its files are written.
 
-        Raises where that is not so: what lies before them is still there then.
+        Raises, and leaves the earlier records in place, if a file is not as it was written.
         """
         folder = self.rows_folder(first)
         for file in files:
@@ -180,7 +182,7 @@ class Folder:
             )
 
     def base(self) -> tuple[int, list[TableFile] | None]:
-        """The record to begin with, and the rows as they were before it; None: as at the start."""
+        """The first record to replay, and the snapshot before it; None: the state at the start."""
         firsts = [first for first, _ in segments(self.path)]
         for first in sorted(self._snapshots(), reverse=True):
             files = self._files(first)
@@ -189,17 +191,17 @@ class Folder:
         if firsts and firsts[0] != 1:
             raise JournalError(
                 f"durability: {self.path} begins with record {firsts[0]}, and no snapshot lies "
-                "before it; restore the folder, or start anew from the newest checkpoint"
+                "before it; restore the folder, or start again from the newest checkpoint"
             )
         return 1, None
 
     def log_bytes(self) -> int:
-        """How much a life that begins now has to read back."""
+        """The bytes of records that the next incarnation would replay."""
         first, _ = self.base()
         return sum(path.stat().st_size for start, path in segments(self.path) if start >= first)
 
     def drop_before(self, first: int) -> None:
-        """What lies before a snapshot is not needed any more."""
+        """Remove the records and snapshots before a snapshot."""
         for start, path in segments(self.path):
             if start < first:
                 path.unlink()
@@ -208,7 +210,7 @@ class Folder:
                 shutil.rmtree(self.rows_folder(start), ignore_errors=True)
 
     def drop_incomplete(self) -> None:
-        """Snapshots that somebody died over."""
+        """Remove the snapshots whose writer was killed before the end."""
         for first in list(self._snapshots()):
             if self._files(first) is None:
                 shutil.rmtree(self.rows_folder(first), ignore_errors=True)
@@ -240,27 +242,27 @@ def _read(path: Path) -> FolderIdentity | None:
         if found["format"] != FORMAT:
             raise JournalError(
                 f"durability: {path} was written in format {found['format']}, this version of "
-                f"Fleetlight reads {FORMAT}; go on with the version that wrote it"
+                f"Fleetlight reads {FORMAT}; resume with the version that wrote it"
             )
         return msgspec.convert(found, FolderIdentity)
     except (*_NONSENSE, KeyError, TypeError) as error:
         raise JournalError(
-            f"durability: {path / _IDENTITY} makes no sense ({error}); restore the file, or "
-            f"remove the folder {path} to start anew"
+            f"durability: {path / _IDENTITY} is damaged ({error}); restore the file, or "
+            f"remove the folder {path} to start again"
         ) from error
 
 
-def _refuse_nobodys(path: Path) -> None:
-    """What is there without a word of whose it is would be taken up unasked."""
+def _refuse_unidentified(path: Path) -> None:
+    """Refuse records without an identity: they may be those of another job."""
     if segments(path) or any(path.glob(f"{_ROWS}*")):
         raise JournalError(
             f"durability: {path} has a journal or rows, but no {_IDENTITY} that says whose they "
-            f"are; restore {_IDENTITY}, or remove the folder to start anew"
+            f"are; restore {_IDENTITY}, or remove the folder to start again"
         )
 
 
 def _refuse_another_number(path: Path, server_num: int) -> None:
-    """What a job with more servers, or fewer, has left would be neither taken up nor replaced."""
+    """Refuse the state of a job with another number of servers."""
     for other in sorted(path.parent.glob(f"server-*/{_IDENTITY}")):
         found = _read(other.parent)
         if found is not None and not found.over and found.server_num != server_num:
@@ -272,18 +274,18 @@ def _refuse_another_number(path: Path, server_num: int) -> None:
 def _another(path: Path, there: int, here: int, kind: str) -> str:
     return (
         f"durability: {path} has what an earlier job with {there} {kind}(s) has left, which did "
-        f"not end well; this one has {here}: go on with as many as before, or remove it, or name "
+        f"not end well; this one has {here}: resume with as many as before, or remove it, or name "
         "another folder in strategy.durability_configs.folder"
     )
 
 
 def launch_of(job: str, start: int) -> str:
-    """One start of all processes by one launcher; "" where nothing tells one from another."""
+    """The name of one gang start by one launcher; "" if the job has no name."""
     return f"{job}.{start}" if job else ""
 
 
 def refuse_another_size(path: Path, server_num: int, worker_num: int) -> None:
-    """Refuse what a job with another number of servers or workers has left."""
+    """Refuse the state of a job with another number of servers or workers."""
     _refuse_another_number(path, server_num)
     found = _read(path)
     if found is not None and not found.over and found.plan.worker_num != worker_num:
@@ -291,7 +293,7 @@ def refuse_another_size(path: Path, server_num: int, worker_num: int) -> None:
 
 
 def remains(path: Path) -> Remains:
-    """What of a job is in a folder that its server has not taken yet."""
+    """The state in a folder that its server has not opened yet."""
     found = _read(path)
     if found is None or found.loading or found.over != found.ended:
         return Remains()
@@ -299,13 +301,13 @@ def remains(path: Path) -> Remains:
 
 
 def is_of_launch(path: Path, launch: str) -> bool:
-    """True where only this server was started again."""
+    """True when only this server was restarted."""
     found = _read(path)
     return found is not None and bool(launch) and _launch(found) == launch
 
 
 def _of_launch(wanted: FolderIdentity, decision: Decision | None) -> FolderIdentity:
-    """A folder belongs to the job that has begun it, whichever launch goes on with that."""
+    """The identity with the job that began the folder, whichever launch resumes it."""
     launch = wanted.launch or launch_of(wanted.job, wanted.start)
     if decision is not None and decision.job:
         wanted = msgspec.structs.replace(wanted, job=decision.job, start=decision.start)
@@ -317,14 +319,14 @@ def _launch(identity: FolderIdentity) -> str:
 
 
 def _is_same(before: FolderIdentity, wanted: FolderIdentity) -> bool:
-    """One start of one job: only this server was started again."""
+    """True for the same gang start: only this server was restarted."""
     return bool(_launch(wanted)) and _launch(before) == _launch(wanted)
 
 
-def _begins_anew(
+def _starts_over(
     before: FolderIdentity, wanted: FolderIdentity, resume: bool, decision: Decision | None
 ) -> bool:
-    """The workers of the same job were started again, too, and begin at their first step."""
+    """True when the workers were restarted as well, and begin at their first step."""
     if decision is not None:
         return (before.job, before.start) != (wanted.job, wanted.start)
     is_another_start = before.job == wanted.job and not _is_same(before, wanted)
@@ -334,35 +336,35 @@ def _begins_anew(
 def _end(path: Path, identity: FolderIdentity) -> None:
     over = msgspec.structs.replace(identity, over=True)
     with contextlib.suppress(OSError):
-        # a full disk gets room by what goes then
+        # on a full disk the removal that follows makes room
         replace_file(path / _IDENTITY, msgspec.json.encode(over), mode=0o600)
 
 
 def _clear(path: Path, identity: FolderIdentity) -> None:
-    # a process may die over this, and half of it is nothing to go on from
+    # a process may be killed here, and nothing can resume from half of the content
     _end(path, identity)
     unmark(path)
     for _, file in segments(path):
         file.unlink()
     for folder in path.glob(f"{_ROWS}*"):
         shutil.rmtree(folder)
-    # whose it is goes last, also for the disk
+    # the identity goes last, also on disk
     sync_folder(path)
     if not identity.ended:
         (path / _IDENTITY).unlink()
 
 
-def _next_life(
+def _next_incarnation(
     before: FolderIdentity, wanted: FolderIdentity, path: Path, resume: bool, inherits: bool
 ) -> FolderIdentity:
     is_same = _is_same(before, wanted)
     if is_same:
-        # whichever job has begun it
+        # the job that began it stays the owner
         wanted = msgspec.structs.replace(wanted, job=before.job, start=before.start)
     elif not resume and (before.job != wanted.job or not wanted.job):
         raise JournalError(
             f"durability: {path} has what an earlier job has left, which did not end well; let the "
-            "servers go on with that (fleetrun --resume, or FLEET_RESUME=1), or remove it, or name "
+            "servers resume it (fleetrun --resume, or FLEET_RESUME=1), or remove it, or name "
             "another folder in strategy.durability_configs.folder"
         )
     for what in ("server", "server_num"):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SyncedBytes`: how much of a journal's newest file is on the disk for sure.
 
-It is written down behind each sync, and is not synced itself: what a machine that has stopped
-leaves of it may be old, but was true. What lies before is damaged if it cannot be read; what lies
-behind may never have come to the disk.
+The marker is written after each fsync, and not flushed itself: after a power failure it may be
+old, but it was true. Bytes before it that cannot be read are damaged; bytes after it may never have
+reached the disk.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 _NAME = "synced"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-#: first record of the file, bytes, checksum of the start of the machine; and one of all of these
+#: first record of the segment, bytes, checksum of the boot id; then a checksum of these
 _FACTS, _SUM = struct.Struct("<QQI"), struct.Struct("<I")
 
 
 def _boot() -> int:
-    """Says whether the machine has been started since; 0: nobody knows."""
+    """A checksum of the boot id, which changes when the machine restarts; 0: unknown."""
     try:
         return zlib.crc32(_BOOT.read_bytes())
     except OSError:
@@ -31,17 +31,17 @@ def _boot() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class SyncedBytes:
-    """What is known when a journal is read."""
+    """The content of the marker, for the reader of the log."""
 
-    #: of the file it speaks of
+    #: the first record of the segment
     first: int = 0
     size: int = 0
-    #: the machine has not stopped since: what was written is there, synced or not
+    #: the machine has not restarted since: all that was written is there, flushed or not
     is_all_there: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> SyncedBytes:
-        """What the writer has left; nothing is known where that makes no sense."""
+        """Read the marker; an unreadable one says nothing."""
         try:
             data = (folder / _NAME).read_bytes()
         except OSError:
@@ -53,12 +53,12 @@ class SyncedBytes:
         return cls(first, size, is_all_there=bool(boot) and boot == _boot())
 
     def within(self, first: int) -> int:
-        """The bytes that are on the disk for sure of the file that begins with a record."""
+        """The bytes of the segment that begins with a record that are certainly on disk."""
         return self.size if first == self.first else 0
 
 
 class FsyncMarker:
-    """Writes it down."""
+    """Writes the marker of one segment."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._first, self._boot = first, _boot()
@@ -66,17 +66,17 @@ class FsyncMarker:
         self._fd = os.open(folder / _NAME, flags, 0o600)
 
     def mark(self, size: int) -> None:
-        """So many bytes are on the disk."""
+        """Record that so many bytes are on disk."""
         facts = _FACTS.pack(self._first, size, self._boot)
-        # one that is too old is true still
+        # an old marker is still true
         with contextlib.suppress(OSError):
             os.pwrite(self._fd, facts + _SUM.pack(zlib.crc32(facts)), 0)
 
     def close(self) -> None:
-        """Nothing is synced any more."""
+        """Close the file."""
         os.close(self._fd)
 
 
 def unmark(folder: Path) -> None:
-    """The journal begins anew."""
+    """Remove the marker: the log starts again."""
     (folder / _NAME).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a journal back, file after file, and mends the end at which its writer died."""
+"""Reads a log segment after segment, and truncates the end at which its writer was killed."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from fleetlight.ps.transport.protocol import MessageCodec
 
 M = TypeVar("M")
 
-#: how much is read before it is used, and how much of what was read the system holds
+#: bytes that are read before they are used, and read bytes that stay in the page cache
 _AHEAD_BYTES, _LET_GO_BYTES = 4 << 20, 16 << 20
 
 
 def history(
     folder: Path, codec: MessageCodec[M], first: int, say: Callable[[str], None]
 ) -> Iterator[LogRecord[M]]:
-    """The records from there on.
+    """Yield the records from `first` on.
 
-    What was torn at the very end is cut off, or had not come to the disk yet when the machine
-    stopped; all else is an error.
+    A torn end, or one that had not reached the disk when the machine stopped, is truncated. Any
+    other damage is an error.
     """
     known = SyncedBytes.read(folder)
     files = [(start, path) for start, path in segments(folder) if start >= first]
-    # of an empty one the writer died before its first record; another may have gone on since
+    # the writer of an empty file was killed before its first record; another may have continued
     files = [(start, path) for start, path in files if path.stat().st_size]
     if known.first >= first and known.size and known.first not in dict(files):
         raise JournalError(_lost(segment_path(folder, known.first), 0, known.size))
@@ -45,7 +45,7 @@ def history(
         if start != expected:
             raise JournalError(
                 f"{folder}: records {expected} to {start - 1} are missing; restore the folder, or "
-                "start anew from the newest checkpoint"
+                "start again from the newest checkpoint"
             )
         is_last, stop = path == files[-1][1], 0
         with _File(path) as file:
@@ -55,7 +55,7 @@ def history(
                     expected, stop = record.number + 1, record.stop
                     yield record
             if is_last:
-                # it becomes one of those that are whole, whatever happens later
+                # from now on it counts as complete, whatever happens later
                 file.sync()
         if reader.gap is not None:
             _mend(path, reader.gap, _Known(known.within(start), known.is_all_there, is_last), say)
@@ -66,24 +66,24 @@ def history(
 def _lost(path: Path, size: int, synced: int) -> str:
     return (
         f"{path} is damaged: it ends at byte {size}, and {synced} bytes of it were on the disk; "
-        "what was acknowledged is not all there any more. Restore the folder from a copy, or start "
-        "anew from the newest checkpoint"
+        "acknowledged changes are lost. Restore the folder from a copy, or start "
+        "again from the newest checkpoint"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """What must be there of a file."""
+    """The part of a segment that must be intact."""
 
-    #: so many bytes were on the disk
+    #: bytes that were on disk
     synced: int
-    #: and all that was written behind them is there, too, as the machine has not stopped since
+    #: all later bytes are there as well, as the machine has not restarted since
     is_all_there: bool
-    #: no file lies behind it
+    #: no segment follows
     is_last: bool
 
-    def lies_behind(self, gap: Gap) -> str:
-        """What says that a gap is none that a writer, or a machine, has left; "": nothing does."""
+    def evidence_of_damage(self, gap: Gap) -> str:
+        """Why a gap is damage, and not the torn end of a writer or machine; "": it may be one."""
         if not self.is_last:
             return "behind it lies another file"
         if gap.at < self.synced:
@@ -96,7 +96,7 @@ class _Known:
 
 
 class _File:
-    """A file that is read once, from its beginning; it lets go of the memory that this takes."""
+    """A file that is read once, from its beginning, and does not stay in the page cache."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class _File:
         return self._size
 
     def sync(self) -> None:
-        """Wait until it is on the disk as it was read."""
+        """Flush the file to disk as it was read."""
         try:
             os.fdatasync(self._fd)
         except OSError as error:
@@ -134,7 +134,7 @@ class _File:
         except OSError as error:
             raise JournalError(
                 f"{self._path} cannot be read at byte {at}: {error.strerror or error}; restore the "
-                "folder from a copy, or start anew from the newest checkpoint"
+                "folder from a copy, or start again from the newest checkpoint"
             ) from error
         if start - self._let_go >= _LET_GO_BYTES:
             size = start - self._let_go
@@ -144,7 +144,7 @@ class _File:
 
 
 def _ahead(reader: Reader[M]) -> Generator[LogRecord[M]]:
-    """Some records are read while those before are used."""
+    """Read the next records in a thread while the caller uses those before."""
     records = iter(reader)
     with ThreadPoolExecutor(1, "fleet-history") as thread:
         coming = thread.submit(_some, records)
@@ -163,17 +163,17 @@ def _some(records: Iterator[LogRecord[M]]) -> list[LogRecord[M]]:
 
 
 def _mend(path: Path, gap: Gap, known: _Known, say: Callable[[str], None]) -> None:
-    damaged = known.lies_behind(gap)
+    damaged = known.evidence_of_damage(gap)
     if damaged:
         raise JournalError(
-            f"{path} is damaged at byte {gap.at}: {gap.why}, and {damaged}; what was acknowledged "
-            "is not all there any more. Restore the folder from a copy, or start anew from the "
-            "newest checkpoint"
+            f"{path} is damaged at byte {gap.at}: {gap.why}, and {damaged}; acknowledged "
+            "changes are lost. Restore the folder from a copy, or start again from the newest "
+            "checkpoint"
         )
     size = path.stat().st_size - gap.at
     what = f"{path}: its last {size} bytes are no whole record ({gap.why}); "
     if known.is_all_there:
-        say(f"{what}nobody was told that they were written, so they are cut off")
+        say(f"{what}no worker was told that they were written, so they are cut off")
     else:
         behind = "" if gap.followed_by is None else f"; with them goes record {gap.followed_by}"
         say(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Journal`: changes are written down in their order, many at a time.
+"""`Journal`: writes changes in their order, many at a time (group commit).
 
-Whoever commits first writes for all who have put something meanwhile; the others wait for that. A
-full disk is waited for, since what was not written down was not promised to anybody either.
+The first thread that commits writes for all that have put records meanwhile, and the others wait.
+While the disk is full the write is retried: no worker was promised what is not yet written.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from fleetlight.wire.plain import Buffer
 M = TypeVar("M")
 T = TypeVar("T")
 
-#: when a commit also waits for the disk: each time; or a thread sees to it within that time
+#: when records are flushed: at each commit; by a thread, once a second; never
 COMMIT, SECOND, NEVER = "commit", "second", "never"
 SYNC_S = 1.0
-#: it does so at once where there are so many bytes: the less the system holds, the faster it is
+#: the thread flushes at once after so many bytes: the less the page cache holds, the faster
 SYNC_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """How safe is safe."""
+    """When a journal flushes, and how long it retries."""
 
     sync: str = SECOND
-    #: how long a full disk, or one that does not answer, is waited for
+    #: how long to wait for a disk that is full or does not respond
     patience_s: float = 60.0
 
 
 class Journal(Generic[M]):
-    """The end of a journal, at which it grows. Its methods may be called from any thread."""
+    """The growing end of a log. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Journal(Generic[M]):
     ) -> None:
         self._folder, self._codec, self._policy, self._say = folder, codec, policy, say
         self._news = threading.Condition()
-        #: of the record that comes next
+        #: the number of the next record
         self._next = first
-        #: put and not yet being written
+        #: records that no thread writes yet
         self._pending: list[Buffer] = []
-        #: all records up to this one are written, or on the disk if a commit waits for that
+        #: the last record that is written, or flushed with the policy `COMMIT`
         self._done = first - 1
         self._is_writing = False
         self._failure: JournalError | None = None
@@ -72,21 +72,21 @@ class Journal(Generic[M]):
 
     @property
     def next(self) -> int:
-        """The number of the record that comes next."""
+        """The number of the next record."""
         with self._news:
             return self._next
 
     @property
     def size(self) -> int:
-        """Bytes in the file that is written now."""
+        """Bytes in the current segment."""
         return self._segment.size
 
     def framed(self, message: M, arrays: Sequence[Array] = ()) -> Framed:
-        """Prepare a change; this takes the time, and needs no turn."""
+        """Encode a change; this is the slow part, and needs no lock."""
         return framed(self._codec, message, arrays)
 
     def put(self, record: Framed) -> int:
-        """Give a change its place behind those before it."""
+        """Append a change, to be written by the next commit; return its number."""
         with self._news:
             self._check()
             number, self._next = self._next, self._next + 1
@@ -94,18 +94,18 @@ class Journal(Generic[M]):
             return number
 
     def commit(self, number: int) -> None:
-        """Return once all changes up to this one are written down."""
+        """Return once all changes up to this one are written."""
         while (buffers := self._turn(lambda: self._done >= number)) is not None:
             self._write(*buffers)
 
     def sync(self) -> None:
-        """Return once all that is written lies on the disk."""
+        """Flush all that is written to disk."""
         self._guarded(self._segment.sync)
 
     def rotate(self) -> int:
-        """Write what was put; the records from now on, whose first is answered, lie in a new file.
+        """Write all records, and start a new segment; return its first record.
 
-        What is put meanwhile lies in the old one still, or is the first of the new one.
+        A record that is put meanwhile is the last of the old segment, or the first of the new one.
         """
         old = None
         while old is None:
@@ -115,14 +115,14 @@ class Journal(Generic[M]):
                 first = self._next
                 if self._segment.first == first:
                     return first
-                # somebody may have come since, or write still
+                # another thread may have put a record since, or still write
                 if not self._pending and not self._is_writing:
                     old = self._replaced(first)
         old.close()
         return first
 
     def close(self, *, is_needed: bool = True) -> None:
-        """Write what was put, unless nobody needs it any more, and let go of the file."""
+        """Write all records, if they are needed, and close the segment."""
         try:
             if is_needed:
                 self.commit(self.next - 1)
@@ -138,14 +138,14 @@ class Journal(Generic[M]):
             self._segment.close()
 
     def _replaced(self, first: int) -> Segment:
-        """The old file, in whose place there is a new one; called with `news` held."""
+        """Start a new segment and return the old one; called with `news` held."""
         old = self._segment
         self._guarded(old.sync)
         self._segment = self._begun(first)
         return old
 
     def _begun(self, first: int) -> Segment:
-        """A new file. Where the disk is full the one before, if there is one, is gone on with."""
+        """A new segment. If the disk is full, the journal continues in the one before."""
         try:
             return Segment(self._folder, first)
         except OSError as error:
@@ -158,7 +158,7 @@ class Journal(Generic[M]):
             raise failure from error
 
     def _turn(self, is_done: Callable[[], bool]) -> tuple[list[Buffer], int] | None:
-        """What to write, once nobody else writes; None when it is done."""
+        """The records to write, once no other thread writes; None when all is done."""
         with self._news:
             while not is_done():
                 self._check()
@@ -166,7 +166,7 @@ class Journal(Generic[M]):
                     self._is_writing = True
                     pending, self._pending = self._pending, []
                     return pending, self._next - 1
-                # the writer has the same patience, and says why it has lost it
+                # the writer waits no longer, and raises the reason
                 if not self._news.wait(2 * self._policy.patience_s):
                     raise DeadlineError(
                         f"{self._segment.path}: a write has taken more than "
@@ -199,7 +199,7 @@ class Journal(Generic[M]):
                 self._is_due.set()
 
     def _guarded(self, act: Callable[[], T]) -> T:
-        """A journal that could not be written is not written any further."""
+        """Return `act()`; after a failure the journal refuses all further records."""
         try:
             return act()
         except OSError as error:

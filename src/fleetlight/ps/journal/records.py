@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: how changes lie in a journal's file. Pure: bytes in, bytes out.
+"""Records: the format of changes in a segment. Pure: bytes in, bytes out.
 
     seal     16 bytes    magic, checksum of the frame and the number, number of the record
     frame                the change and its arrays, as on the wire
 
-Records are numbered without gaps and lie one behind another. Where they end there is nothing, or
-what a writer had begun when it died; whole records behind something else were damaged later.
+Records follow each other and have consecutive numbers. After the last one the file ends, or has
+the torn record of a killed writer. Whole records after anything else mean later damage.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ MAGIC = b"\xf1JNL"
 _SEAL = struct.Struct("<4sIQ")
 _NUMBER = struct.Struct("<Q")
 SEAL_BYTES = _SEAL.size
-#: how many bytes are looked through at once for records behind a gap
+#: bytes that are searched at once for records after a gap
 _SEARCH_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
 class LogRecord(Generic[M]):
-    """A change that was written down."""
+    """A change, read from a segment."""
 
     number: int
     message: M
     arrays: list[Array]
-    #: where it begins, and where the next one does
+    #: the offsets of this record and the next one
     start: int
     stop: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """What is no record, behind those that are."""
+    """Bytes after the last valid record that are not a record."""
 
     at: int
-    #: what is wrong with it
+    #: the reason
     why: str
-    #: the number of a whole record behind it; None: the writer died before it was done
+    #: the number of a valid record after the gap; None: its writer was killed
     followed_by: int | None
-    #: the file ends before a record that begins here would
+    #: the file ends inside the record that begins here
     is_short: bool = False
 
 
 class _TooShort(ProtocolError):
-    """The file ends amid a record."""
+    """The file ends inside a record."""
 
 
 class RecordBytes(Protocol):
-    """Bytes that lie in an array, or in a file."""
+    """Bytes in an array or in a file."""
 
     def __len__(self) -> int: ...
 
@@ -79,7 +79,7 @@ class RecordBytes(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Framed:
-    """A change as it will lie in the file, but for its number."""
+    """An encoded change, except its number."""
 
     head: Buffer
     body: bytes
@@ -87,23 +87,23 @@ class Framed:
 
     @property
     def nbytes(self) -> int:
-        """How long the record will be."""
+        """The size of the record."""
         return SEAL_BYTES + len(self.head) + len(self.body)
 
     def sealed(self, number: int) -> list[Buffer]:
-        """The record, as buffers to be written in this order."""
+        """The buffers of the record, in order."""
         return [_SEAL.pack(MAGIC, _sealing(self.checksum, number), number), self.head, self.body]
 
 
 def framed(codec: MessageCodec[M], message: M, arrays: Sequence[Array] = ()) -> Framed:
-    """What takes time of making a record. Arrays are copied: who applies them may change them."""
+    """Encode a change; its arrays are copied, since applying the change may modify them."""
     head, *parts = codec.encode(0, message, arrays)
     body = b"".join(parts)
     return Framed(head, body, _checksum(head, body))
 
 
 def _checksum(head: Buffer, body: bytes | NDArray[np.uint8]) -> int:
-    """Of a frame: its prefix and header, and its arrays."""
+    """The checksum of a frame: prefix, header and arrays."""
     return zlib.crc32(head, checksum(body))
 
 
@@ -112,7 +112,7 @@ def _sealing(frame: int, number: int) -> int:
 
 
 class Reader(Generic[M]):
-    """Goes through a file's bytes; `gap` says what lies behind the last record, if anything."""
+    """Iterates over records; then `gap` describes bytes after the last one, if any."""
 
     def __init__(self, codec: MessageCodec[M], data: RecordBytes, first: int) -> None:
         self._codec = codec
@@ -151,7 +151,7 @@ class Reader(Generic[M]):
             raise _TooShort(
                 f"a record of {stop - at} bytes begins here, of which {len(data) - at} are there"
             )
-        # apart, so that arrays lie where kernels take them
+        # separate slices, so that arrays are aligned for kernels
         header, arrays = data[start:body].tobytes(), data[body:stop]
         if _sealing(_checksum(lead[SEAL_BYTES:] + header, arrays), number) != expected:
             raise ProtocolError(f"record {number} does not fit its checksum")
@@ -159,7 +159,7 @@ class Reader(Generic[M]):
         return LogRecord(number, told.message, views(told.places, arrays), at, stop)
 
     def _behind(self, at: int) -> int | None:
-        """The number of the first whole record from there on."""
+        """The number of the first valid record from an offset on."""
         while at < len(self._data):
             part = self._data[at : at + _SEARCH_BYTES + len(MAGIC) - 1].tobytes()
             found = part.find(MAGIC)

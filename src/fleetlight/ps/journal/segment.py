@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Segment`: one file of a journal, which grows at its end and is never half written."""
+"""`Segment`: one file of a log, to which whole records are appended."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fleetlight.ps.journal.fsync_marker import FsyncMarker
 from fleetlight.wire.plain import Buffer, unsent
 
 _SUFFIX = ".journal"
-#: of the system: how many buffers one call takes
+#: the most buffers that one system call takes
 _BUFFERS = 1024
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """The number of the first record of each file, and the file, in their order."""
+    """The first record and the path of each segment, in order."""
     return sorted((int(path.stem), path) for path in folder.glob(f"[0-9]*{_SUFFIX}"))
 
 
 def segment_path(folder: Path, first: int) -> Path:
-    """The file that begins with a record."""
+    """The path of the segment that begins with a record."""
     return folder / f"{first:020d}{_SUFFIX}"
 
 
 class Segment:
-    """A new file, for records from `first` on."""
+    """A new segment, for records from `first` on."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self.path = segment_path(folder, first)
@@ -39,27 +39,27 @@ class Segment:
         self.size = 0
         self._synced = 0
         self._let_go = 0
-        #: held while the file is synced or closed: of two who sync, a late one would know of less
+        #: held during a flush or close: of two flushes the later one must not mark fewer bytes
         self._syncing = threading.Lock()
         self._is_closed = False
         if self.path.exists() and not self.path.stat().st_size:
-            # somebody died over its first record
+            # its writer was killed before the first record
             self.path.unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(self.path, flags, 0o600)
         with contextlib.ExitStack() as undo:
-            # a full disk: records may go on in the file before, and this one must not lie behind it
+            # on a full disk records continue in the segment before, and this one must not follow it
             undo.callback(_remove, self.path)
             undo.callback(os.close, self._fd)
             self._marker = FsyncMarker(folder, first)
             undo.callback(self._marker.close)
             sync_folder(folder)
-            # until now it spoke of the file before, as this one might not have been found
+            # until now it marked the segment before, as this one might not have been found
             self._marker.mark(0)
             undo.pop_all()
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append all, or nothing."""
+        """Append all buffers, or none."""
         end = self.size
         rest = [memoryview(part).cast("B") for part in buffers if len(part)]
         try:
@@ -68,8 +68,7 @@ class Segment:
                 end += done
                 rest = unsent(rest, done)
         except BaseException:
-            # if that fails, too, the next record is written over it, or its beginning is read
-            # as what it is: not whole
+            # if that fails as well, the next record overwrites it, or a reader finds a torn record
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
             raise
@@ -77,14 +76,14 @@ class Segment:
 
     @property
     def unsynced(self) -> int:
-        """Bytes that may be in the system's memory alone."""
+        """Bytes that may be in the page cache only."""
         return self.size - self._synced
 
     def sync(self) -> None:
-        """Wait until all of it is on the disk, and let the system use its memory again.
+        """Flush the segment to disk, and drop it from the page cache.
 
-        It is read only after an accident, and ever more memory would be much slower than the same
-        again and again. A file that is closed was synced before, if anybody needs it.
+        It is read only after a crash, and a growing page cache slows writes. A closed segment was
+        flushed before, if it is needed.
         """
         with self._syncing:
             if self._is_closed:
@@ -93,13 +92,13 @@ class Segment:
             os.fdatasync(self._fd)
             self._synced = size
             self._marker.mark(size)
-            # a page that is not full yet would have to be read again
+            # a partly filled page would have to be read again
             whole = size - size % mmap.PAGESIZE
             os.posix_fadvise(self._fd, self._let_go, whole - self._let_go, os.POSIX_FADV_DONTNEED)
             self._let_go = whole
 
     def close(self) -> None:
-        """Nothing is appended any more."""
+        """Close the file."""
         with self._syncing:
             self._is_closed = True
             self._marker.close()
@@ -107,13 +106,13 @@ class Segment:
 
 
 def _remove(path: Path) -> None:
-    # an empty one that stays is no file to who reads
+    # a reader skips an empty file that stays
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def cut(path: Path, size: int) -> None:
-    """Forget what lies behind the whole records of a file."""
+    """Truncate a file after its whole records."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.ftruncate(fd, size)
