@@ -149,7 +149,7 @@ def test_an_own_systemexit_ends_the_job_as_well(tmp_path: Path, culprit: int) ->
     assert (codes[culprit], codes[1 - culprit]) == (3, 1), outputs
     assert words[1 - culprit].caused_by_peer is True
     # what worker 0 said may be gone with it, for it keeps what is said
-    last = "left|does not answer" if culprit == 0 else "left"
+    last = "left|does not reply" if culprit == 0 else "left"
     assert re.match(f"PeerLostError: .* worker {culprit} .*({last})", words[1 - culprit].error)
 
 
