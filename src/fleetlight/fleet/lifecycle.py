@@ -62,7 +62,8 @@ def init(
     maker = role_maker or RoleMaker(is_collective)
     role = maker.role
     is_collective = is_collective or maker.is_collective
-    call = InitCall(role, is_collective, strategy)
+    is_given, strategy = strategy is not None, strategy or DistributedStrategy()
+    call = InitCall(role, is_collective, strategy, is_given)
     before = current_or_none()
     if before is not None:
         _accepted = accept_repeated_call(before, _accepted, call)
@@ -70,9 +71,9 @@ def init(
     _accepted = None
     _refuse_after_leaving()
     refuse_spawned_child()
-    deadline = _deadline(role, call.strategy)
-    job = _join(role, call.strategy, is_collective, deadline.seconds, maker.remarks)
-    job.strategy_from = "fleet.init" if call.is_given else ""
+    deadline = _deadline(role, strategy)
+    job = _join(role, strategy, is_collective, deadline.seconds, maker.remarks)
+    job.strategy_from = "fleet.init" if is_given else ""
     set_current(job)
     try:
         _begin(job, is_collective, deadline)

@@ -374,7 +374,7 @@ class ServerSnapshot(Protocol):
 class Loading(Protocol):
     """A worker's part in loading a checkpoint."""
 
-    def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
+    def prepare(self, model: nn.Module) -> Iterator[Callable[[], None]]:
         """Read and compare everything; yields the steps that then set the values."""
 
     def end(self) -> None:
@@ -390,7 +390,7 @@ class ModelValues(Protocol):
     def gather(self) -> dict[str, Any]:
         """Copies of all values, on the CPU; worker 0 calls it."""
 
-    def fitted(self, state: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+    def prepare(self, state: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
         """Compare everything; yields the steps that then set the values, on worker 0."""
 
     def local_tensors(self) -> list[Tensor]:

@@ -17,13 +17,15 @@ from fleetlight.torch_compat.used_graphs import watch_no_longer
 
 
 class InitCall:
-    """The arguments of a call of `fleet.init`; without a strategy it makes one."""
+    """The arguments of a call of `fleet.init`; `is_given` is False for a default strategy."""
 
-    def __init__(self, role: Role, is_collective: bool, given: DistributedStrategy | None) -> None:
+    def __init__(
+        self, role: Role, is_collective: bool, strategy: DistributedStrategy, is_given: bool
+    ) -> None:
         self.role, self.is_collective = role, is_collective
-        self.is_given = given is not None
+        self.is_given = is_given
         #: the object itself; the script may change it later
-        self.strategy = given or DistributedStrategy()
+        self.strategy = strategy
         self._settings = copy.deepcopy(self.strategy)
 
     def differences(self, now: InitCall) -> list[str]:

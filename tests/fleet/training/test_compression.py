@@ -161,7 +161,7 @@ def test_who_sends_no_more_drops_what_it_owed(
     for levels in (False, True):
         caplog.clear()
         context = context_of(index, compression="topk", use_hierarchical_allreduce=levels)
-        compression.load_unsent(context, kept, workers=4)
+        compression.load_feedback(context, kept, workers=4)
         [made] = context.compressions.values()
         assert ("owed/weight" in made.residuals.state()) is (is_sender or not levels)
         assert ("another one sends for it" in caplog.text) is (levels and not is_sender)

@@ -90,16 +90,16 @@ def _load_from(
         def fit() -> None:
             found.append(read_named(job, path))
             purpose = Purpose.CHECKPOINT if random_later is None else Purpose.RESUME
-            positions, *others = _fitted_parts(job, found[0], purpose)
+            positions, *others = _prepare_parts(job, found[0], purpose)
             # positions come first: they may still refuse, and can be undone
             steps.append(positions)
             loading = job.loading(found[0], via)
             ending.callback(loading.end)
-            steps.extend(loading.fitted(model))
-            steps.extend(_fitted_rest(job, found[0]))
+            steps.extend(loading.prepare(model))
+            steps.extend(_prepare_rest(job, found[0]))
             steps.extend(others)
             random = steps if random_later is None else random_later
-            random.append(_fitted_rng(job, found[0]))
+            random.append(_prepare_rng(job, found[0]))
 
         def load() -> None:
             for step in steps:
@@ -117,7 +117,7 @@ class LocalLoading:
     def __init__(self, job: Job, saved: Checkpoint) -> None:
         self._job, self._saved = job, saved
 
-    def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
+    def prepare(self, model: nn.Module) -> Iterator[Callable[[], None]]:
         job, saved = self._job, self._saved
         optimizers = saved.optimizers()
         if len(optimizers) != len(job.optimizers):
@@ -143,7 +143,7 @@ class LocalLoading:
         """There is nothing to free."""
 
 
-def _fitted_rest(job: Job, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+def _prepare_rest(job: Job, saved: Checkpoint) -> Iterator[Callable[[], None]]:
     yield functools.partial(setattr, job, "step", saved.manifest.step)
     for managed in job.optimizers:
         yield managed.restart_merge
@@ -159,7 +159,7 @@ def _warn_of_tables(job: Job, saved: Checkpoint) -> None:
         )
 
 
-def _fitted_parts(job: Job, saved: Checkpoint, purpose: Purpose) -> Iterator[Callable[[], None]]:
+def _prepare_parts(job: Job, saved: Checkpoint, purpose: Purpose) -> Iterator[Callable[[], None]]:
     """The steps that load the other parts of a worker, those of the loaders first."""
     ranks = range(saved.manifest.workers)
     records = [saved.worker(rank) for rank in ranks]
@@ -185,7 +185,7 @@ def _kept(record: WorkerState | None, name: str) -> Any:
     return record.values.get(name, tensors or None)
 
 
-def _fitted_rng(job: Job, saved: Checkpoint) -> Callable[[], None]:
+def _prepare_rng(job: Job, saved: Checkpoint) -> Callable[[], None]:
     """The step that restores this worker's random numbers."""
     mine = saved.worker(job.group.index)
     if mine is not None and mine.rng is not None:

@@ -53,8 +53,8 @@ class LocalValues:
         state = checkpoint.model_state(self._names.whole)
         return self._names.local(copied(state).state_dict())
 
-    def fitted(self, state: State) -> Iterator[Callable[[], None]]:
-        yield fitted_values(self._model, dict(state))
+    def prepare(self, state: State) -> Iterator[Callable[[], None]]:
+        yield prepare_values(self._model, dict(state))
 
     def local_tensors(self) -> list[Tensor]:
         return tensors_of(self._model, set())
@@ -63,7 +63,7 @@ class LocalValues:
         """All workers have the values."""
 
 
-def fitted_values(model: nn.Module, values: dict[str, Any]) -> Callable[[], None]:
+def prepare_values(model: nn.Module, values: dict[str, Any]) -> Callable[[], None]:
     """Compare values with a model; returns the step that sets them."""
     return checkpoint.prepare_model_load(
         model, ModelState(values, dict.fromkeys(values, "parameter"))

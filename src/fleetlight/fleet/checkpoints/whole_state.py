@@ -124,7 +124,7 @@ def _load(job: Job, model: nn.Module, state: State) -> None:
         def fit() -> None:
             nonlocal extra
             _check(state)
-            loads.extend(values.fitted(state))
+            loads.extend(values.prepare(state))
             # a single worker may load values that cannot be packed
             extra = b"" if job.group.alone else _packed_extra(model, state)
 

@@ -210,11 +210,11 @@ class ErrorFeedbackState:
 
     def save(self) -> Any:
         """By number of the model and name of the parameter."""
-        return compression.unsent(self.job) or None
+        return compression.feedback_state(self.job) or None
 
     def load(self, saved: SavedPart) -> None:
         """Load this worker's own; a job with another number of workers drops it."""
-        compression.load_unsent(self.job, saved.own or {}, len(saved.each))
+        compression.load_feedback(self.job, saved.own or {}, len(saved.each))
 
 
 @dataclasses.dataclass

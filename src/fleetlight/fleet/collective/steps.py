@@ -235,10 +235,10 @@ class ReducedSteps:
             known |= ids
             if ids & mine:
                 self.models.append(model)
-        strangers = 0 if self.job.group.alone else len(mine - known)
-        if strangers:
+        unregistered = 0 if self.job.group.alone else len(mine - known)
+        if unregistered:
             raise PlanError(
-                f"{strangers} parameters of the optimizer are in no distributed model, so they "
+                f"{unregistered} parameters of the optimizer are in no distributed model, so they "
                 "would differ between workers; add model = fleet.distributed_model(model) for each "
                 "model they come from"
             )

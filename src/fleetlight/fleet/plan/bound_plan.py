@@ -93,10 +93,10 @@ def _refuse_unregistered(model: nn.Module, optimizers: list[torch.optim.Optimize
     """PlanError for parameters outside of all registered models: no server would train them."""
     known = {id(parameter) for parameter in model.parameters()}
     stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-    strangers = sum(p.requires_grad and id(p) not in known for p in stepped)
-    if strangers:
+    unregistered = sum(p.requires_grad and id(p) not in known for p in stepped)
+    if unregistered:
         raise PlanError(
-            f"{strangers} parameters of the optimizer are in no distributed model, so no server "
+            f"{unregistered} parameters of the optimizer are in no distributed model, so no server "
             "would train them; add model = fleet.distributed_model(model) for each model they come "
             "from"
         )

@@ -70,7 +70,7 @@ class ServerSession:
         self._has_left = False
         self._bound: BoundPlan | None = None
         self._communicator: Communicator | None = None
-        self._live: LocalParameters | None = None
+        self._local_parameters: LocalParameters | None = None
         #: the settings at `open`
         self._configs = ASyncConfigs()
         #: by optimizer: the clipped update of its next step
@@ -101,10 +101,10 @@ class ServerSession:
         return self._communicator
 
     @property
-    def live(self) -> LocalParameters:
+    def local_parameters(self) -> LocalParameters:
         """The dense parameters of this worker."""
-        assert self._live is not None, "the session is not open"
-        return self._live
+        assert self._local_parameters is not None, "the session is not open"
+        return self._local_parameters
 
     def open(self, job: Job) -> None:
         """Agree with the servers on the plan, and set the first values; once."""
@@ -115,11 +115,10 @@ class ServerSession:
             durable = durable_of(job)
             self.embedded.open(bound.plan, bound.optimizers, bound.dense, durable=durable)
         self.client.join(bound.plan)
-
         if bound.plan.durability != "none":
             durability = job.strategy.durability_configs
             self.client.expect_restarts(durability.away_within(job.group.deadline_s))
-        self._live = LocalParameters(bound.dense)
+        self._local_parameters = LocalParameters(bound.dense)
         if job.group.index == 0:
             self.client.replies.once("first values", lambda: self._fill(bound))
         if not bound.plan.serves_dense and job.role.worker_num > 1:
@@ -139,7 +138,7 @@ class ServerSession:
         self._configs = configs = job.strategy.a_sync_configs
         self._communicator = open_communicator(
             self.client,
-            self._live,
+            self._local_parameters,
             queue_size=configs.send_queue_size if configs.has_queue else None,
             max_merge=configs.max_merge,
             cache_rows=configs.cache_rows,
@@ -155,7 +154,7 @@ class ServerSession:
         logger.info("%s", _summary(bound))
 
     def _fill(self, bound: BoundPlan) -> Sequence[bytes]:
-        self.client.fill(_first_rows(bound), self.live)
+        self.client.fill(_first_rows(bound), self.local_parameters)
         return ()
 
     def _attach_layers(self) -> None:
@@ -243,7 +242,7 @@ class ServerSession:
         if all(array.dtype != np.uint16 and all_finite(array) for array in arrays):
             return False
         # it raises the error, or marks the update as skipped
-        return self.client.build_push(update, self.live).skip
+        return self.client.build_push(update, self.local_parameters).skip
 
     def step(self, update: Update) -> bool:
         """Send an update; returns False when all workers drop the step for an infinity."""
@@ -261,7 +260,7 @@ class ServerSession:
         plan = self.bound.plan
         if plan.workers_step_dense or not plan.serves_dense:
             return
-        lost = [n for n in self.live.written() if n not in self._warned]
+        lost = [n for n in self.local_parameters.written() if n not in self._warned]
         if lost:
             self._warned.update(lost)
             names = ", ".join(plan.dense[n].name for n in lost[:_NAMED])

@@ -26,7 +26,7 @@ class ShardQueueClient:
     """The queue of one loader, identified by its number, which is equal on all workers."""
 
     def __init__(self, job: Job, session: ServerSession, loader: int) -> None:
-        self._job, self._opened, self._loader = job, session, loader
+        self._job, self._served_session, self._loader = job, session, loader
 
     def deal(self, request: RangeRequest) -> Interval | None:
         message = m.LeaseRequest(
@@ -54,7 +54,7 @@ class ShardQueueClient:
         return reply.ranges
 
     def steps(self) -> tuple[int, int]:
-        session = self._opened
+        session = self._served_session
         if not session.is_open:
             return 0, 0
         return session.communicator.made, session.communicator.acknowledged
@@ -73,15 +73,15 @@ class ShardQueueClient:
 
     def _is_here(self) -> bool:
         """False once this worker has left the job: the loop of a loader may end later."""
-        return not (self._opened.is_over or self._opened.has_left)
+        return not (self._served_session.is_over or self._served_session.has_left)
 
     def _ask(self, message: m.Message) -> m.Message:
         return self._session().client.ask(CONTROL, {_SERVER: (message, ())})[_SERVER].message
 
     def _session(self) -> ServerSession:
-        self._opened.open(self._job)
-        _check_mode(self._opened)
-        return self._opened
+        self._served_session.open(self._job)
+        _check_mode(self._served_session)
+        return self._served_session
 
     def __reduce__(self) -> Any:
         # a loader sent to a loading process takes no part in the job there

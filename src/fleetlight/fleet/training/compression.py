@@ -66,7 +66,7 @@ def warn_at_end(job: Job) -> None:
             compression.warn_at_end()
 
 
-def unsent(job: Job) -> dict[str, Tensor]:
+def feedback_state(job: Job) -> dict[str, Tensor]:
     """The error feedback of this worker, by number of the model and name of the parameter."""
     return {
         f"{number}/{name}": tensor
@@ -75,7 +75,7 @@ def unsent(job: Job) -> dict[str, Tensor]:
     }
 
 
-def load_unsent(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
+def load_feedback(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
     """Load the error feedback of a checkpoint of so many workers; each worker has its own."""
     if workers != job.group.size:
         if kept and job.group.index == 0:

@@ -281,7 +281,7 @@ class ManagedModel:
         """Give the module its own forward back."""
         self._remove_entry()
         self.policy.close()
-        _keep_again(self._recomputed)
+        _undo_recompute(self._recomputed)
         self._recomputed = []
         if self.replica is not None:
             normalise_alone(self.module)
@@ -391,7 +391,7 @@ def _recompute(module: nn.Module, names: list[str]) -> Replaced:
     return given_back
 
 
-def _keep_again(replaced: Replaced) -> None:
+def _undo_recompute(replaced: Replaced) -> None:
     """Undo `_recompute`, except on modules whose forward was replaced since."""
     for child, before, ours in reversed(replaced):
         if child.__dict__.get("forward") is ours:

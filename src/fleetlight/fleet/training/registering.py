@@ -61,7 +61,7 @@ def register_model(job: Job, model: nn.Module) -> None:
         )
     job.check_not_late("distributed_model")
     _refuse_model_of_earlier_job(model)
-    if _widen_of_program(job, model):
+    if _replace_program_model(job, model):
         return
     refuse_shared_parameters(model, [managed.module for managed in job.models])
     job.check_model(model)
@@ -71,7 +71,7 @@ def register_model(job: Job, model: nn.Module) -> None:
     job.models.append(job.manage_model(model))
 
 
-def _widen_of_program(job: Job, model: nn.Module) -> bool:
+def _replace_program_model(job: Job, model: nn.Module) -> bool:
     """Let the script register a model of which a program has registered a part before."""
     known = [
         managed

@@ -46,7 +46,7 @@ class ServedLoading:
         check_optimizers(self._bound, saved)
         self._restore = RestorePlan(self._bound, saved, self._epoch)
 
-    def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
+    def prepare(self, model: nn.Module) -> Iterator[Callable[[], None]]:
         names = names_of(model)
         yield checkpoint.prepare_model_load(model, self._model(model, self._saved.model()))
         for number, state in enumerate(self._saved.optimizers()):
@@ -83,7 +83,7 @@ class ServedLoading:
         for text in self._restore.warnings():
             logger.warning("%s", text)
         if self._via == WORKER0:
-            self._sent_files = self._files.put(self._saved, self._restore.files)
+            self._sent_files = self._files.send(self._saved, self._restore.files)
         looks = {n: (self._restore.check_request(self._names(n)), ()) for n in self._servers}
         self._files.ask(looks, nbytes)
 

@@ -65,7 +65,7 @@ class TableFiles:
         """Write all tables into a folder; returns the reply of each server, and the files."""
         if via == WORKER0:
             saved = self.ask_all(m.Save("", "", step), self.table_bytes())
-            return saved, [self._take(server, f, folder) for server, f in files_of(saved)]
+            return saved, [self._receive_file(server, f, folder) for server, f in files_of(saved)]
         token = f"token-{secrets.token_hex(8)}"
         (folder / token).touch()
         try:
@@ -75,7 +75,7 @@ class TableFiles:
             (folder / token).unlink()
         return saved, [FileEntry(f.name, f.bytes, f.sha256) for _, f in files_of(saved)]
 
-    def put(self, saved: Checkpoint, files: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
+    def send(self, saved: Checkpoint, files: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
         """Send every server the files with rows of its own; returns their names by server."""
         sent: dict[int, list[str]] = {n: [] for n in range(self._client.server_num)}
         for name, number in {name: number for number, name in files}.items():
@@ -84,11 +84,11 @@ class TableFiles:
             for server, names in sent.items():
                 first, stop = reader.span(buckets_of(server, self._client.server_num))
                 if first < stop:
-                    self._put(server, reader.path)
+                    self._send_file(server, reader.path)
                     names.append(name)
         return sent
 
-    def _put(self, server: int, path: Path) -> None:
+    def _send_file(self, server: int, path: Path) -> None:
         with path.open("rb") as file:
             for offset in itertools.count(0, _PIECE_BYTES):
                 data = np.frombuffer(file.read(_PIECE_BYTES), np.uint8)
@@ -96,7 +96,7 @@ class TableFiles:
                     return
                 self._client.ask(LANE, {server: (m.WriteFile(path.name, offset), [data])})
 
-    def _take(self, server: int, file: m.TableFile, folder: Path) -> FileEntry:
+    def _receive_file(self, server: int, file: m.TableFile, folder: Path) -> FileEntry:
         with checkpoint.Sink(folder / file.name) as sink:
             for piece in self._pieces(server, file):
                 sink.write(piece)

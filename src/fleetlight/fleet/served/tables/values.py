@@ -21,7 +21,7 @@ from fleetlight.fleet.checkpoints.model_values import (
     ModelNames,
     State,
     copied,
-    fitted_values,
+    prepare_values,
     tensors_of,
 )
 from fleetlight.fleet.job import Job
@@ -74,7 +74,7 @@ class ServedValues:
         live = self._names.whole.state_dict(keep_vars=True)
         return {name: v for name, v in values.items() if id(live[name]) not in weights}
 
-    def fitted(self, state: State) -> Iterator[Callable[[], None]]:
+    def prepare(self, state: State) -> Iterator[Callable[[], None]]:
         session, values = self._session, dict(state)
         weights = {id(weight) for weight in table_weights(session.bound)}
         live = self._model.state_dict(keep_vars=True)
@@ -82,11 +82,11 @@ class ServedValues:
         values |= {name: weight for name, weight in live.items() if id(weight) in weights}
         # the values of the servers may be newer than those of this worker
         yield session.communicator.take_dense
-        yield fitted_values(self._model, values)
+        yield prepare_values(self._model, values)
         for number, (ids, rows) in tables.items():
             yield functools.partial(_refill, session.client, number, ids, rows)
         if session.bound.plan.serves_dense:
-            yield functools.partial(session.client.refill_dense, session.live)
+            yield functools.partial(session.client.refill_dense, session.local_parameters)
 
     def local_tensors(self) -> list[Tensor]:
         bound = self._session.bound
