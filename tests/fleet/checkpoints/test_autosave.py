@@ -447,7 +447,7 @@ class Left:
         self.done: list[str] = []
         one: Any = object.__new__(JobAutosave)
         plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
-        client = SimpleNamespace(heard=ControlSignal(stop=heard))
+        client = SimpleNamespace(received_signals=ControlSignal(stop=heard))
         session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
         crew: Any = SimpleNamespace(client=client)
         one._agreement = ServedAgreement(SimpleNamespace(), session, crew)  # type: ignore[arg-type]

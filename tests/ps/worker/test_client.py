@@ -343,7 +343,7 @@ def test_a_sign_of_life_does_not_wait_for_the_control_lane() -> None:
     """Else a server would miss those of a worker that waits at another one."""
     team = Team(2)
     team.said(m.Heartbeat)
-    with team.client._turn("control"):
+    with team.client._lane_lock("control"):
         beat = threading.Thread(target=team.client.heartbeat, args=(1,))
         beat.start()
         beat.join(20)
@@ -361,7 +361,7 @@ def test_last_words_go_by_a_lane_that_is_free_and_whole(broken: str | None) -> N
     if broken == "beat":
         team.client.report_failure("an error")
     else:
-        with team.client._turn("control"):
+        with team.client._lane_lock("control"):
             team.client.report_failure("an error")
     # nobody hears it twice
     assert sorted(team.said(m.Leave)) == [0, 1]
@@ -462,7 +462,7 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     later = Client(0, 1, 2, team.connect, second)
     assert second.last is not None
     assert later.repeat(second.last)
-    assert later.called == ControlSignal(stop=True, saves=1)
+    assert later.step_signals == ControlSignal(stop=True, saves=1)
     second.close(is_needed=False)
 
 

@@ -215,8 +215,8 @@ def test_signs_of_life_carry_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     crew.step = 5
     assert heard.wait(20)
     crew.leave()
-    crew._beats.join(20)
-    assert not crew._beats.is_alive()
+    crew._heartbeats.join(20)
+    assert not crew._heartbeats.is_alive()
 
 
 @pytest.mark.parametrize("restarts", [True, False])
@@ -237,12 +237,12 @@ def test_signs_of_life_go_on_while_a_server_may_come_back(
                 late.set()
             raise DeadlineError("server 0 was silent for 0.5 s")
 
-    monkeypatch.setattr(Client, "beat", beat)
+    monkeypatch.setattr(Client, "heartbeat", beat)
     begin.set()
     if restarts:
         assert late.wait(LIMIT_S)
         # nobody is there to hear it, and nobody will be
         crew.client.close()
-    crew._beats.join(LIMIT_S)
-    assert not crew._beats.is_alive()
+    crew._heartbeats.join(LIMIT_S)
+    assert not crew._heartbeats.is_alive()
     assert (len(tries) > 1) == restarts

@@ -114,7 +114,6 @@ class ServerSession:
             durable = durable_of(job)
             self.embedded.open(bound.plan, bound.optimizers, bound.dense, durable=durable)
         self.client.join(bound.plan)
-
         if bound.plan.durability != "none":
             durability = job.strategy.durability_configs
             self.client.expect_restarts(durability.away_within(job.group.deadline_s))
