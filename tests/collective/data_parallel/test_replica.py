@@ -410,7 +410,7 @@ def a_stranger() -> None:
     loose = nn.Parameter(torch.ones(1))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD([*model.parameters(), loose], 0.1))
     model(data()[0]).sum().backward()
-    with pytest.raises(PlanError, match="1 parameters of the optimizer belong to no"):
+    with pytest.raises(PlanError, match="1 parameters of the optimizer are in no"):
         optimizer.step()
 
 
