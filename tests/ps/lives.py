@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tests.ps.serving import (
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.plan import Plan
-from fleetlight.ps.server.durability import Durability, Durable
+from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 
 IDS = list(range(-3, 5))
@@ -52,7 +51,7 @@ class Lives:
         durability = self.durability
         durability._over.set()
         durability._snapshots.join()
-        os.close(durability._folder._lock)
+        durability._folder._lock.release()
         self.server = self._start()
         workers = self.plan.worker_num
         before = [worker for worker in self.workers if worker.index in back]

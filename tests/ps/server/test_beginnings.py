@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.ps.server.test_durability import Lives
+from tests.ps.server.durability.test_durability import Lives
 from tests.ps.serving import Worker, closed_server, ids_of, open_up, plan, rows_of
 
 from fleetlight.errors import CheckpointError, JournalError
 from fleetlight.ps import messages as m
-from fleetlight.ps.server.durability import Durability, Durable
+from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 
 PLAN = plan("async", workers=1)
@@ -44,7 +43,7 @@ def die(durability: Durability) -> None:
     durability._over.set()
     if durability._snapshots.is_alive():
         durability._snapshots.join()
-    os.close(durability._folder._lock)
+    durability._folder._lock.release()
 
 
 def values(server: Server) -> tuple[list[float], list[float]]:

@@ -49,7 +49,7 @@ class Channel(Protocol):
     """A client's end of a connection. One thread at a time uses it.
 
     `send` and `receive` are apart, so that a client can send to all servers before it waits for the
-    first. Between the two the arrays that were given must not change: the request may be sent
+    first. Pause the two the arrays that were given must not change: the request may be sent
     again.
     """
 
