@@ -201,7 +201,7 @@ class Durability:
             log.keep(self._journal, values=self._durable.log)
         log.settle()
         if not self._folder.is_own:
-            # the next incarnation recovers from here: by then the checkpoint may be another one, and
+            # the next incarnation recovers from here: the checkpoint may change, and
             # workers of an earlier job are irrelevant
             self.snapshot_now()
             self._folder.own()

@@ -65,8 +65,7 @@ class RequestDedup:
                     "nobody waits for the answer any more"
                 )
             if later is None:
-                # also where an earlier incarnation of this server applied it: a repeated reply stays
-                # the same
+                # also where an earlier incarnation of this server applied it
                 self._requests[peer.worker] = ticket
         if later is not None:
             return answer_again(False)
