@@ -100,14 +100,14 @@ class Job:
         ]
         for server in self.servers:
             model, optimizers = self.built()
-            drawn = build_plan(
+            bound = build_plan(
                 model,
                 optimizers,
                 DistributedStrategy(**strategy),
                 worker_num=workers,
                 server_num=servers,
             )
-            server.open(drawn.plan, drawn.optimizers, drawn.dense)
+            server.open(bound.plan, bound.optimizers, bound.dense)
 
     def built(self) -> Built:
         with self._lock:
@@ -136,8 +136,8 @@ class Job:
             strategy=DistributedStrategy(**self.strategy),
             session=ServerSession(client, None),
         )
-        context.models.append(context.plan_model(model))
-        context.optimizers.extend(map(context.plan_optimizer, optimizers))
+        context.models.append(context.manage_model(model))
+        context.optimizers.extend(map(context.manage_optimizer, optimizers))
         return Member(index, context, model, optimizers)
 
     def work(self, index: int, train: Callable[[Member], Any]) -> Any:
@@ -229,6 +229,6 @@ def loss_of(model: nn.Module, ids: Tensor, target: Tensor) -> Tensor:
 def batches(steps: int, workers: int, size: int = 8, ids: int = 30, each: int = 3) -> Any:
     """Zipf ids [steps, workers, size, each] below `ids`, and targets."""
     random = np.random.default_rng(0)
-    drawn = random.zipf(1.3, (steps, workers, size, each)) % ids
+    bound = random.zipf(1.3, (steps, workers, size, each)) % ids
     targets = random.standard_normal((steps, workers, size, 1), np.float32)
-    return torch.from_numpy(drawn), torch.from_numpy(targets)
+    return torch.from_numpy(bound), torch.from_numpy(targets)

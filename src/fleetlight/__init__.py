@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distributed training for PyTorch: `import fleetlight as fleet`.
 
-The public names stand in `fleetlight.fleet.api`. They are loaded when the first of them is used,
-so that the launcher, which needs none, does not wait for torch.
+The public names are in `fleetlight.fleet.api`. The first use of one imports them all, so the
+launcher, which uses none, does not wait for torch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from fleetlight.fleet.api import *  # noqa: F403
     from fleetlight.static import Program
 
-    #: the program that the last `minimize` has written
+    #: the program of the last `minimize`
     main_program: Program
 
 __version__ = VERSION
 
-#: names of the API that are packages of their own
+#: public names that are packages
 _PACKAGES = {"static"}
 
 
-if not TYPE_CHECKING:  # mypy shall know the names above, and no others
+if not TYPE_CHECKING:  # mypy must see the names above only
 
     def __getattr__(name: str) -> Any:
         if name == "__all__":
@@ -38,7 +38,7 @@ if not TYPE_CHECKING:  # mypy shall know the names above, and no others
         if name in _PACKAGES:
             return importlib.import_module(f"fleetlight.{name}")
         if name == "main_program":
-            # another one after each `minimize`
+            # not cached: it changes with each `minimize`
             from fleetlight.fleet.training.programs import main_program
 
             return main_program()
@@ -54,7 +54,7 @@ def __dir__() -> list[str]:
 
 
 def _public() -> list[str]:
-    """What `from fleetlight import *` and `pydoc fleetlight` show."""
+    """The names that `from fleetlight import *` and `pydoc fleetlight` show."""
     from fleetlight.fleet import api
 
     return sorted({*api.__all__, *_PACKAGES})

@@ -5,23 +5,23 @@ FleetError
 ├── ConfigError (ValueError)         what the user wrote or set is wrong
 │   ├── RoleError                    the environment does not say who this process is
 │   ├── StrategyError                a strategy field: unknown name, wrong type, wrong value
-│   ├── AddressError                 where this process is to listen it cannot
-│   ├── ComebackError                a script that cannot go on where a life of it before was
+│   ├── AddressError                 this process cannot listen at its address
+│   ├── ComebackError                a restarted process cannot resume where it died
 │   └── NotAvailableError            a known setting that this version does not implement yet
 ├── TorchVersionError (ImportError)  this torch is too old
 ├── PlanError (RuntimeError)         model, optimizer and job do not fit together
 │   ├── DivergedError                the workers do not take the same steps
 │   └── NoProgramError (AttributeError)    fleet.main_program, before there is a program
 ├── PeerError (RuntimeError)         another process of the job
-│   ├── DeadlineError (TimeoutError)       did not answer in time
-│   ├── PeerLostError (ConnectionError)    went away
-│   ├── ProtocolError                      speaks another language, or another version of ours
-│   └── MembershipError                    never came, or does not belong here
-│       └── StoppedError                   comes no more: the job was asked to stop
+│   ├── DeadlineError (TimeoutError)       did not reply in time
+│   ├── PeerLostError (ConnectionError)    disconnected
+│   ├── ProtocolError                      uses another protocol, or another version of ours
+│   └── MembershipError                    is missing, or does not belong to the job
+│       └── StoppedError                   has stopped, since the job was asked to stop
 ├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
-│   ├── CorruptCheckpointError       its bytes are not those that were written
-│   └── LostCheckpointError          a process that was to write some of it has gone
-├── JournalError (RuntimeError)      what a server writes down could not be written or read
+│   ├── CorruptCheckpointError       its bytes have changed since the save
+│   └── LostCheckpointError          a process that wrote a part of it was lost
+├── JournalError (RuntimeError)      the log of a server could not be written or read
 ├── GradientError (ArithmeticError)  a gradient is NaN or infinite
 ├── DataError (ValueError)           a data file or record is not what its format says
 └── LaunchError (RuntimeError)       fleetrun could not start or keep the job
@@ -73,7 +73,7 @@ class FleetError(Exception):
 
 
 class ConfigError(FleetError, ValueError):
-    """Something the user wrote or set is wrong."""
+    """An argument or a setting of the user is wrong."""
 
 
 class RoleError(ConfigError):
@@ -85,11 +85,11 @@ class StrategyError(ConfigError):
 
 
 class AddressError(ConfigError):
-    """The address to listen at is not of this machine, or its port is taken; another may do."""
+    """This process cannot listen: the address is of another machine, or the port is taken."""
 
 
 class ComebackError(ConfigError):
-    """A process was started again alone, and cannot go on where it was: only all can begin anew."""
+    """A process that was restarted alone cannot resume: all processes must restart."""
 
 
 class NotAvailableError(ConfigError):
@@ -113,27 +113,27 @@ class NoProgramError(PlanError, AttributeError):
 
 
 class PeerError(FleetError, RuntimeError):
-    """Another process of the job is the cause; this one only noticed it."""
+    """The cause is another process of the job."""
 
 
 class DeadlineError(PeerError, TimeoutError):
-    """A peer did not answer within the deadline."""
+    """A peer did not reply within the deadline."""
 
 
 class PeerLostError(PeerError, ConnectionError):
-    """A peer went away without saying goodbye."""
+    """A peer disconnected without leaving the job."""
 
 
 class ProtocolError(PeerError):
-    """What came over a connection is not what Fleetlight of this version says."""
+    """A peer sent bytes that are not of this version's protocol."""
 
 
 class MembershipError(PeerError):
-    """The job could not be formed: somebody is missing or does not fit."""
+    """A process of the job is missing, or does not belong to it."""
 
 
 class StoppedError(MembershipError):
-    """A worker that is waited for comes no more: the job was asked to stop."""
+    """A peer has stopped, since the job was asked to stop."""
 
 
 class CheckpointError(FleetError, RuntimeError):
@@ -141,19 +141,19 @@ class CheckpointError(FleetError, RuntimeError):
 
 
 class CorruptCheckpointError(CheckpointError):
-    """The bytes of a checkpoint are not those that were written."""
+    """The bytes of a checkpoint have changed since the save."""
 
 
 class LostCheckpointError(CheckpointError):
-    """A process that was to write some of a checkpoint has gone; the one before is there still."""
+    """A process that wrote a part of a checkpoint was lost; the previous checkpoint remains."""
 
 
 class JournalError(FleetError, RuntimeError):
-    """What a server writes down before it acknowledges it could not be written, or read back."""
+    """The log of a server could not be written or read."""
 
 
 class GradientError(FleetError, ArithmeticError):
-    """A gradient holds values that are not finite."""
+    """A gradient has values that are not finite."""
 
 
 class DataError(FleetError, ValueError):
@@ -164,26 +164,26 @@ class LaunchError(FleetError, RuntimeError):
     """The launcher could not start the job or keep it running."""
 
 
-#: another start of the same job fails in the same way, or would do away with what it is about
+#: after these, a restart of the job fails in the same way, or would overwrite its files
 _LASTING = (ConfigError, PlanError, CheckpointError, JournalError, DataError)
 _PASSING = (AddressError, ComebackError, DivergedError, LostCheckpointError)
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Whether starting all processes again would not help: somebody has to mend something first."""
+    """True when a restart of all processes would not help until the user changes something."""
     return isinstance(error, _LASTING) and not isinstance(error, _PASSING)
 
 
-#: more names than that are not a help on one line
+#: a longer list of names does not help on one line
 _MANY = 20
 
 
 def did_you_mean(
     name: str, known: Iterable[str], told: Iterable[str] | None = None, *, elsewhere: str = ""
 ) -> str:
-    """A sentence listing the names nearest to `name`, or all (or those `told`) when none is.
+    """A sentence with the names nearest to `name`, or with all names (or `told`) if none is near.
 
-    `elsewhere` says where all of them are, in place of a long list.
+    `elsewhere` says where to find all names, in place of a long list.
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
@@ -195,7 +195,7 @@ def did_you_mean(
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function; a misspelled keyword argument raises a TypeError with the near names."""
+    """Decorate a function: a misspelled keyword raises a TypeError with the nearest names."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
     known = {one.name for one in parameters if one.kind in kinds}

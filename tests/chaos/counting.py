@@ -139,8 +139,8 @@ def _count(
     options: argparse.Namespace,
     doom: Doom | None,
 ) -> int:
-    drawn = torch.Generator().manual_seed(options.seed)
-    ids = torch.randint(IDS, (TURN * BATCH * fleet.worker_num(),), generator=drawn)
+    bound = torch.Generator().manual_seed(options.seed)
+    ids = torch.randint(IDS, (TURN * BATCH * fleet.worker_num(),), generator=bound)
     data = torch.utils.data.TensorDataset(ids)
     batches = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
     loader = fleet.shard(batches, deal=options.deal, range_batches=4)

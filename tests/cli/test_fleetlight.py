@@ -63,7 +63,7 @@ def test_cert(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     ]
     assert lines[-1].endswith(f"fleetrun --ssl {folder} ...")
     assert main(["cert", folder]) == 1
-    assert "already holds" in capsys.readouterr().err
+    assert "already has" in capsys.readouterr().err
     assert main(["cert", folder, "--replace"]) == 0
 
 

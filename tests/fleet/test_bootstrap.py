@@ -18,7 +18,7 @@ from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
 from fleetlight.fleet import bootstrap
 from fleetlight.fleet import job as jobs
-from fleetlight.fleet.bootstrap import Start, _Connector, join_servers
+from fleetlight.fleet.bootstrap import _Connector, join_servers
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
@@ -32,7 +32,7 @@ from fleetlight.strategy import DistributedStrategy
 
 
 def joined(role: Role, deadline_s: float = 20.0) -> jobs.Job:
-    return join_servers(Start(role, DistributedStrategy(), deadline_s))
+    return join_servers(role, DistributedStrategy(), deadline_s, None)
 
 
 def served_by(role: Role) -> ServerProcess:
@@ -56,12 +56,12 @@ def test_workers_without_servers_are_told_what_to_do() -> None:
 
 
 def test_servers_must_have_an_address() -> None:
-    with pytest.raises(RoleError, match="nothing says where they listen; give their host:port"):
+    with pytest.raises(RoleError, match="no variable says where they listen; give their host:port"):
         joined(Role(worker_num=1, server_num=1))
 
 
 def test_a_process_must_have_an_index() -> None:
-    with pytest.raises(PlanError, match="nothing says which server this process is"):
+    with pytest.raises(PlanError, match="no variable says which server this process is"):
         joined(Role(kind=Kind.SERVER, index=None, server_num=1))
 
 
@@ -70,11 +70,11 @@ def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
     redo = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
     # less than others wait for it
-    assert _Connector(Start(role, strategy, 60.0), redo)._greeting(0, CONTROL).away_s == 40.0
-    assert _Connector(Start(role, strategy, 60.0), None)._greeting(0, CONTROL).away_s == 0.0
+    assert _Connector(role, strategy, 60.0, None, redo)._greeting(0, CONTROL).away_s == 40.0
+    assert _Connector(role, strategy, 60.0, None, None)._greeting(0, CONTROL).away_s == 0.0
     # only with all others, by a launch that resumes
     for alone in (role.replace(job=""), role.replace(max_restarts=0)):
-        assert _Connector(Start(alone, strategy, 60.0), redo)._greeting(0, CONTROL).away_s == 0.0
+        assert _Connector(alone, strategy, 60.0, None, redo)._greeting(0, CONTROL).away_s == 0.0
 
 
 class Job:
@@ -188,7 +188,7 @@ def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
     with holder, ThreadPoolExecutor(2) as pool, caplog.at_level("ERROR", logger="fleetlight"):
         code, signs = pool.submit(scheduler.run), pool.submit(enrol, worker, "test", 20.0)
         with pytest.raises(OSError, match="no more descriptors"):
-            join_servers(Start(server, DistributedStrategy(), 20.0))
+            join_servers(server, DistributedStrategy(), 20.0, None)
         try:
             assert code.result(timeout=10) == 1
         finally:

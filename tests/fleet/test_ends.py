@@ -13,7 +13,7 @@ from tests.ps.serving import closed_server, open_up, plan, team
 import fleetlight as fleet
 from fleetlight.collective.group import Group
 from fleetlight.errors import PeerLostError
-from fleetlight.fleet.bootstrap import Start, join_servers
+from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.exit import exit_status
 from fleetlight.fleet.job import current_or_none, set_current
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
@@ -38,12 +38,12 @@ def killed(error_file: str) -> ProcessExit:
 
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerJob, str]:
     """A server whose values are kept, in a process that its launcher may start again."""
-    monkeypatch.setattr(exit_status, "_told", UNKNOWN)
+    monkeypatch.setattr(exit_status, "_last_status", UNKNOWN)
     error_file = str(tmp_path / "error")
     role = Role(kind=Kind.SERVER, server_num=1, worker_num=2, error_file=error_file)
     server = closed_server()
     open_up(server, plan("async"), Durable(tmp_path / "kept", job="a job"))
-    exit_status.report_returning(role)
+    exit_status.report_restartable(role)
     service = ServerProcess(server, Listener(("127.0.0.1", 0), server))
     context = ServerJob(
         role=role, group=Group(deadline_s=20.0), strategy=DistributedStrategy(), process=service
@@ -93,9 +93,9 @@ def test_a_server_that_somebody_left_in_anger_is_not(
 def test_a_worker_says_that_it_parts_before_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exit_status, "_told", UNKNOWN)
+    monkeypatch.setattr(exit_status, "_last_status", UNKNOWN)
     error_file = str(tmp_path / "error")
-    set_current(join_servers(Start(Role(error_file=error_file), DistributedStrategy(), 20.0)))
+    set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0, None))
     amid: list[ProcessExit] = []
     real = ServedGroup.leave
 

@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import threading
 import numpy as np
-from fleetlight.fleet.bootstrap import LARGE_BYTES, give_back_freed
+from fleetlight.fleet.bootstrap import LARGE_BYTES, limit_malloc_arenas
 
 SIZE = 4 * LARGE_BYTES
 
@@ -24,7 +24,7 @@ def work():
     for _ in range(2):
         np.ones(SIZE, np.uint8)
 
-give_back_freed()
+limit_malloc_arenas()
 before = resident()
 for _ in range(4):
     thread = threading.Thread(target=work)

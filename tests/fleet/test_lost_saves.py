@@ -60,7 +60,7 @@ def test_a_save_that_a_server_dies_over_begins_anew(
     for at_the_call, loaded in job.run(work):
         equal(at_the_call, loaded, atol=0)
     assert lost.calls == 2
-    assert f"the save into {tmp_path} begins anew: " in caplog.text
+    assert f"restarting the save into {tmp_path}: " in caplog.text
     assert str(error) in caplog.text
     checkpoint.read(tmp_path).verify()
     assert len(list(tmp_path.glob("generation-*"))) == 1
@@ -92,12 +92,12 @@ def test_the_next_save_takes_the_place_of_one_that_was_lost_in_the_background(
         save(member, tmp_path, background=True)
         train(member, range(2, 4))
         save(member, tmp_path, background=True)
-        member.context.saving.finish()
+        member.context.background_save.finish()
         assert checkpoint.read(tmp_path).manifest.step == 4
         # the last one is missed
         lost.error = LOST[0]
         save(member, tmp_path, background=True)
         with pytest.raises(LostCheckpointError, match="failed in the background: lost server 1"):
-            member.context.saving.finish()
+            member.context.background_save.finish()
 
     Job(adam, DURABLE, workers=1, servers=2).run(work)

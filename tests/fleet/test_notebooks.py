@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 import fleetlight as fleet
 from fleetlight import static
 from fleetlight.errors import CheckpointError, ConfigError, PlanError
-from fleetlight.fleet.checkpoints import stopping
-from fleetlight.fleet.checkpoints.stop_calls import StopCalls
+from fleetlight.fleet.checkpoints import autosave
+from fleetlight.fleet.checkpoints.stop_agreement import StopAgreement
 from fleetlight.fleet.job import Job, current, current_or_none
 from fleetlight.strategy import current_job
 
@@ -157,15 +157,15 @@ def test_init_again_takes_an_equal_strategy_before_training_begins() -> None:
 
 
 def failed_first() -> None:
-    begin = stopping.watch_in_worker
+    begin = autosave.watch_in_worker
 
-    def refuse(context: Job, calls: StopCalls) -> None:
+    def refuse(context: Job, calls: StopAgreement) -> None:
         raise CheckpointError("nothing to go on from")
 
-    stopping.watch_in_worker = refuse
+    autosave.watch_in_worker = refuse
     with pytest.raises(CheckpointError):
         fleet.init(is_collective=True)
-    stopping.watch_in_worker = begin
+    autosave.watch_in_worker = begin
     fleet.init()
     assert fleet.worker_num() == 1
 

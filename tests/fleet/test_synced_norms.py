@@ -48,7 +48,7 @@ def with_a_repeated_batch(in_program: bool) -> Any:
         program = static.capture(model, F.cross_entropy, optimizer, example())
     for first in range(0, 12, 4):
         x, y = records()[first : first + 4]
-        current().models[0].weigh(0.0 if fleet.worker_index() else 2.0)
+        current().models[0].set_batch_weight(0.0 if fleet.worker_index() else 2.0)
         if program is None:
             optimizer.minimize(F.cross_entropy(model(x), y))  # type: ignore[attr-defined]
             optimizer.zero_grad()

@@ -37,7 +37,7 @@ EPOCHS, LENGTH, BATCH = 2, 96, 4
 
 def is_told() -> bool:
     """The signal has come through fleetrun to this worker, or the word of another one."""
-    stopping, session = current().stopping, current().session
+    stopping, session = current().autosave, current().session
     assert stopping is not None
     assert session is not None
     return stopping.seen or session.client.heard.stop

@@ -49,7 +49,7 @@ class Net(torch.nn.Module):
 
 def is_told() -> bool:
     """The signal has come through fleetrun to this worker, too."""
-    stopping = current().stopping
+    stopping = current().autosave
     return stopping is not None and stopping.seen
 
 

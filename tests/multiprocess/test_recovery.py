@@ -88,7 +88,7 @@ def test_a_save_of_the_script_waits_for_a_server_that_dies_over_it(
     killed, its, text = learnt(tmp_path / "killed", "--die_saving", restarts=9)
     assert (killed, its) == quiet
     assert text.count("server 1 of 2 was killed by SIGKILL") == 1
-    assert "the save into ckpt begins anew: lost server 1" in text
+    assert "restarting the save into ckpt: lost server 1" in text
     saved = checkpoint.read(tmp_path / "killed" / "ckpt")
     saved.verify()
     assert saved.manifest.step == 10

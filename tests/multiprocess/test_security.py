@@ -121,7 +121,7 @@ def test_a_job_on_one_machine_has_a_token_of_its_own(tmp_path: Path) -> None:
 
 def refuses_strangers(place: Path) -> None:
     hello = Greeting(fleetlight.__version__, 1, 2, 0, 1, 1, "control")
-    for token, why in ((None, "comes without a token"), (Secret(TOKEN), "does not know the token")):
+    for token, why in ((None, "has no token"), (Secret(TOKEN), "does not know the token")):
         with pytest.raises(MembershipError, match=why):
             SocketChannel.connect(
                 server_of(place), "server 0", deadline_s=20.0, token=token, greeting=lambda: hello
@@ -143,7 +143,7 @@ def test_nothing_listens_on_all_interfaces(flags: list[str], tmp_path: Path) -> 
     ("server", "worker", "why"),
     [
         (TOKEN, TOKEN[::-1], "does not know the token of this job"),
-        (TOKEN, "", "comes without a token"),
+        (TOKEN, "", "has no token"),
         ("", TOKEN, "has no token"),
     ],
     ids=["wrong", "the worker has none", "the server has none"],

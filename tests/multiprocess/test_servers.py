@@ -133,7 +133,7 @@ def ends_late(then: str) -> str:
     fleet.init_worker()
     session = current().session
     assert session is not None
-    assert session.signs is None, "one at a time gives signs of life"
+    assert session.liveness is None, "one thread at a time sends heartbeats"
     fleet.barrier_worker()
     if then == "fail late":
         session.stop = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
@@ -172,7 +172,7 @@ def apart(k_steps: int) -> tuple[float, float]:
     fleet.init_worker()
     session = current().session
     assert session is not None
-    assert session.drawn.plan.mode == (GEO if k_steps else ASYNC)
+    assert session.bound.plan.mode == (GEO if k_steps else ASYNC)
     ids, target = records().tensors
 
     def loss() -> float:

@@ -38,4 +38,4 @@ def test_a_script_that_begins_at_its_top_is_told_so_once(tmp_path: Path, how: st
     assert "restarting all processes" not in text, text
     last = text.strip().splitlines()[-1]
     assert "ConfigError: fleet.init was called in a process that a worker has started" in last, text
-    assert 'behind if __name__ == "__main__":' in last, text
+    assert 'under if __name__ == "__main__":' in last, text

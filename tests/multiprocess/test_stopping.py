@@ -57,7 +57,7 @@ def test_a_collective_job_stops_and_goes_on(tmp_path: Path) -> None:
     assert not learnt(text)
     code, text, last = run(tmp_path, two.replace("2", "3") + " --resume")
     assert code == 0, text
-    assert f"going on from {folder}, saved at step {step}" in text
+    assert f"resuming from {folder}, saved at step {step}" in text
     assert last.startswith("fleetrun: done: all 3 workers"), text
     assert len(learnt(text)) == 1
     assert seen(tmp_path, 0) == ALL
@@ -92,7 +92,7 @@ def test_a_collective_job_that_loses_a_worker_learns_the_same_bits(tmp_path: Pat
     code, text, _ = run(folder, flags, "--kill", "12")
     assert code == 0, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
-    found = re.search(r"going on from .*, saved at step (\d+)", text)
+    found = re.search(r"resuming from .*, saved at step (\d+)", text)
     assert found is not None, text
     assert found[1] in ("5", "10")
     assert learnt(text) == expected

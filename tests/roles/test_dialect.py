@@ -22,7 +22,7 @@ def test_empty_and_blank_count_as_absent() -> None:
 
 
 def test_an_error_names_dialect_variable_and_value() -> None:
-    with pytest.raises(RoleError, match=r"TEST_\*: A is not set, but the dialect needs it"):
+    with pytest.raises(RoleError, match=r"TEST_\*: A is not set, but is required"):
         read().text("A")
     with pytest.raises(RoleError, match=r"TEST_\*: A='1e3', expected a whole number >= 0"):
         read(A="1e3").number("A")

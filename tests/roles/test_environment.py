@@ -82,7 +82,7 @@ def test_two_that_disagree_are_both_named(first: str, second: str) -> None:
         from_environment({**SAME[first], **SAME[second], **three[second]})
     for name, said in ((first, 2), (second, 3)):
         assert f"{name}" in str(caught.value)
-        assert f"says worker_num={said}" in str(caught.value)
+        assert f"has worker_num={said}" in str(caught.value)
 
 
 def test_each_fact_can_disagree() -> None:
@@ -144,7 +144,7 @@ def test_our_deadline_wins_over_the_dialects() -> None:
 
 
 def test_a_place_outside_its_host_is_refused() -> None:
-    with pytest.raises(RoleError, match="local_rank=2, but there are 2"):
+    with pytest.raises(RoleError, match="local_rank=2, expected 0 to 1 for 2"):
         from_environment({**TORCHRUN, "LOCAL_RANK": "2"})
 
 

@@ -43,7 +43,7 @@ def test_fleets_arguments_and_names() -> None:
         False, True, role=fleet.Role.SERVER, server_endpoints=SERVERS, worker_num=2
     )
     assert maker.role.is_server
-    assert "init_gloo=True) changes nothing" in maker.remarks[0]
+    assert "init_gloo=True) has no effect" in maker.remarks[0]
     assert UserDefinedRoleMaker(init_gloo=False, role=fleet.Role.WORKER).remarks == ()
     with pytest.raises(TypeError, match="did you mean 'current_id'"):
         UserDefinedRoleMaker(curent_id=1)  # type: ignore[call-arg]

@@ -38,7 +38,7 @@ def test_both_are_one_too_many(tmp_path: Path) -> None:
 
 
 def test_a_file_that_others_can_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"by others \(mode 640\); chmod 600 .*/words"):
+    with pytest.raises(ConfigError, match=r"to other users \(mode 640\); run chmod 600 .*/words"):
         key_password(words(tmp_path, "a", 0o640))
 
 

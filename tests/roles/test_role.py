@@ -21,18 +21,18 @@ def test_by_default_a_lone_worker() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(RoleError, match="at least 1 worker, got worker_num=0"):
         Role(worker_num=0)
-    with pytest.raises(RoleError, match="index=2, but there are 2 workers, counted from 0"):
+    with pytest.raises(RoleError, match="index=2, expected 0 to 1 for 2 workers"):
         Role(index=2, worker_num=2)
-    with pytest.raises(RoleError, match="index=1, but there are 1 servers"):
+    with pytest.raises(RoleError, match="index=1, expected 0 to 0 for 1 servers"):
         Role(kind=Kind.SERVER, index=1, worker_num=4, server_num=1)
-    with pytest.raises(RoleError, match="index=1, but there are 1 schedulers"):
+    with pytest.raises(RoleError, match="index=1, expected 0 to 0 for 1 schedulers"):
         Role(kind=Kind.SCHEDULER, index=1, worker_num=4)
 
 
 def test_sizes_that_were_given_bound_the_place() -> None:
-    with pytest.raises(RoleError, match="local_rank=2, but there are 2 workers on this host"):
+    with pytest.raises(RoleError, match="local_rank=2, expected 0 to 1 for 2 workers on this host"):
         Role(local_rank=2, local_size=2).check_host()
-    with pytest.raises(RoleError, match="node_rank=1, but there are 1 hosts"):
+    with pytest.raises(RoleError, match="node_rank=1, expected 0 to 0 for 1 hosts"):
         Role(node_rank=1, node_num=1).check_host()
     Role(local_rank=5, node_rank=3).check_host()
 

@@ -72,7 +72,7 @@ def test_only_proofs_and_the_environment_of_children_reveal_it() -> None:
     "text", ["short", "x" * 1025, "with some blanks in it", "ümläüte-sind-keine"]
 )
 def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
-    with pytest.raises(RoleError, match=r"^FLEET_TOKEN holds .*openssl rand -hex 32") as caught:
+    with pytest.raises(RoleError, match=r"^FLEET_TOKEN has .*openssl rand -hex 32") as caught:
         from_environment({"FLEET_TOKEN": text})
     assert text not in str(caught.value)
 

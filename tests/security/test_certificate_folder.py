@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_read_is_named(certificates: Path) -> None:
 )
 def test_a_file_without_a_certificate_is_named(certificates: Path, name: str, text: str) -> None:
     (certificates / name).write_text(text)
-    with pytest.raises(ConfigError, match=f"certs/{name} holds no certificate"):
+    with pytest.raises(ConfigError, match=f"certs/{name} has no certificate"):
         CertificateFolder(certificates, SERVER).check()
 
 
@@ -106,7 +106,7 @@ def test_a_certificate_that_expires_soon_is_a_warning_of_one_line(
     assert len(lines) == warned
     last = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=days)
     for line in lines:
-        assert f"ca.pem expires on {last:%Y-%m-%d}, in 28 days; make new ones before: " in line
+        assert f"ca.pem expires on {last:%Y-%m-%d}, in 28 days; replace it before: " in line
         assert f"fleetlight cert {tmp_path}/certs --replace" in line
 
 
@@ -125,7 +125,7 @@ def test_a_clock_that_is_behind_is_named(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(monkeypatch, datetime.datetime(2001, 2, 3, tzinfo=datetime.timezone.utc))
-    with pytest.raises(ConfigError, match="the clock of this machine says 2001-02-03"):
+    with pytest.raises(ConfigError, match="the clock of this machine shows 2001-02-03"):
         CertificateFolder(certificates, SERVER).check()
 
 
@@ -136,12 +136,12 @@ def test_a_key_that_others_can_read_is_a_warning(
     with caplog.at_level(logging.WARNING, "fleetlight"):
         CertificateFolder(certificates, CLIENT).check()
     (record,) = caplog.records
-    assert "client.key can be read by others (mode 644): chmod 600" in record.getMessage()
+    assert "client.key is readable for other users (mode 644); run chmod 600" in record.getMessage()
 
 
 def test_a_key_of_another_certificate_is_named(certificates: Path) -> None:
     os.replace(certificates / "client.key", certificates / "server.key")
-    with pytest.raises(ConfigError, match=r"server.pem and .*server.key do not make a pair"):
+    with pytest.raises(ConfigError, match=r"server.pem and .*server.key do not belong together"):
         server_context(certificates)
 
 

@@ -55,7 +55,7 @@ def test_they_last_as_long_as_asked_for(tmp_path: Path) -> None:
 def test_certificates_that_are_there_are_replaced_only_on_demand(tmp_path: Path) -> None:
     make(tmp_path)
     before = (tmp_path / "server.pem").read_bytes()
-    with pytest.raises(ConfigError, match=r"already holds ca.pem, .*--replace"):
+    with pytest.raises(ConfigError, match=r"already has ca.pem, .*--replace"):
         make(tmp_path)
     assert (tmp_path / "server.pem").read_bytes() == before
     make(tmp_path, replace=True)

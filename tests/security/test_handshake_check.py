@@ -33,11 +33,11 @@ def test_what_was_made_together_goes_together(ours: Path) -> None:
 @pytest.mark.parametrize(
     ("others", "named"),
     [
-        (["ca.pem"], "server.pem is not one that goes with"),
-        (["server.pem", "server.key"], "server.pem is not one that goes with"),
-        (["client.pem", "client.key"], "client.pem is not one that goes with"),
-        (["server.key"], "server.key do not make a pair"),
-        (["client.pem"], "client.key do not make a pair"),
+        (["ca.pem"], "server.pem does not belong to"),
+        (["server.pem", "server.key"], "server.pem does not belong to"),
+        (["client.pem", "client.key"], "client.pem does not belong to"),
+        (["server.key"], "server.key do not belong together"),
+        (["client.pem"], "client.key do not belong together"),
     ],
 )
 def test_a_file_of_another_set_is_named(
@@ -52,5 +52,5 @@ def test_a_file_of_another_set_is_named(
 def test_a_certificate_for_the_other_side_is_named(ours: Path) -> None:
     for kind in ("pem", "key"):
         shutil.copy(ours / f"client.{kind}", ours / f"server.{kind}")
-    with pytest.raises(ConfigError, match=r"server\.pem is not one .* purpose"):
+    with pytest.raises(ConfigError, match=r"server\.pem does not belong .* purpose"):
         check(ours)

@@ -58,7 +58,7 @@ def test_a_revoked_peer_is_refused_and_both_are_told(
     assert isinstance(error, ssl.SSLCertVerificationError)
     assert error.verify_code == code
     assert "is revoked (certificate revoked, by crl.pem); give that process" in explain(error)
-    assert "refuses the certificate of this one: it is revoked" in explain(said[revoked])
+    assert "refuses this side's certificate: it is revoked" in explain(said[revoked])
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
@@ -73,8 +73,11 @@ def test_an_own_certificate_that_is_revoked_is_named_before_anything_starts(
 @pytest.mark.parametrize(
     ("hours", "text"),
     [
-        ((-9.0, -1.0), r"crl\.pem was valid until .* keeps everybody out; let the CA make a new"),
-        ((1.0, 9.0), r"crl\.pem is valid from .* on, and the clock of this machine says"),
+        (
+            (-9.0, -1.0),
+            r"crl\.pem was valid until .* refuses all connections; let the CA make a new",
+        ),
+        ((1.0, 9.0), r"crl\.pem is valid from .* on, but the clock of this machine shows"),
     ],
 )
 def test_a_list_that_is_not_valid_now(
@@ -90,7 +93,7 @@ def test_a_list_that_runs_out_later_refuses_with_its_reason(ours: Authority) -> 
     client.load_verify_locations(cadata=None, cafile=str(_late(ours)))
     client.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     error = refused(client, server_context(ours.folder))["client"]
-    assert "crl.pem of this side is not a valid list" in explain(error)
+    assert "crl.pem of this side is no valid revocation list" in explain(error)
     assert "expired" in explain(error)
 
 
@@ -105,7 +108,9 @@ def test_a_list_of_another_ca(ours: Authority, tmp_path: Path) -> None:
     folder = given_to(ours, theirs.revoke())
     # by its name it could be ours: only the signature tells
     error = refused(client_context(folder), server_context(folder))
-    assert any("crl.pem of this side is not a valid list" in explain(e) for e in error.values())
+    assert any(
+        "crl.pem of this side is no valid revocation list" in explain(e) for e in error.values()
+    )
     with pytest.raises(ConfigError, match=r"crl\.pem"):
         check(folder)
 
@@ -115,13 +120,13 @@ def test_a_list_of_another_ca(ours: Authority, tmp_path: Path) -> None:
 )
 def test_a_file_without_a_list(ours: Authority, text: str) -> None:
     folder = given_to(ours, text)
-    with pytest.raises(ConfigError, match=r"crl\.pem holds no list of revoked .*let the CA make"):
+    with pytest.raises(ConfigError, match=r"crl\.pem has no revocation list .*let the CA make"):
         server_context(folder)
 
 
 def test_new_certificates_are_not_made_beside_the_list_of_another_ca(ours: Authority) -> None:
     folder = given_to(ours, ours.revoke())
-    with pytest.raises(ConfigError, match=r"holds crl\.pem, a list of another CA.* remove it"):
+    with pytest.raises(ConfigError, match=r"has a crl\.pem of another CA.* remove it"):
         make(folder, replace=True)
 
 

@@ -25,13 +25,13 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
 @pytest.mark.parametrize(
     ("reason", "sentence"),
     [
-        ("WRONG_VERSION_NUMBER", "does not speak TLS; give --ssl DIR"),
+        ("WRONG_VERSION_NUMBER", "does not use TLS; give --ssl DIR"),
         ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "shows no certificate; give every process"),
-        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "it wants a certificate and got none"),
-        ("TLSV1_ALERT_UNKNOWN_CA", "another CA has signed it"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "it requires a certificate and got none"),
+        ("TLSV1_ALERT_UNKNOWN_CA", "another CA signed it"),
         ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "it has expired"),
-        ("TLSV1_ALERT_INTERNAL_ERROR", "of this one: TLSV1_ALERT_INTERNAL_ERROR"),
-        ("UNSUPPORTED_PROTOCOL", "does not speak TLS 1.3"),
+        ("TLSV1_ALERT_INTERNAL_ERROR", "this side's certificate: TLSV1_ALERT_INTERNAL_ERROR"),
+        ("UNSUPPORTED_PROTOCOL", "does not support TLS 1.3"),
         ("SOMETHING_NEW", "TLS failed: SOMETHING_NEW"),
     ],
 )
@@ -42,11 +42,11 @@ def test_reasons(reason: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        (62, "is for other hosts (said); make certificates that name it: fleetlight cert"),
-        (64, "is for other hosts"),
-        (18, "another CA has signed the certificate of the other side (said)"),
-        (10, "is not valid now (said); look at the clocks"),
-        (26, "is not made for that side (said)"),
+        (62, "names other hosts (said); make certificates that name this one: fleetlight cert"),
+        (64, "names other hosts"),
+        (18, "another CA signed the certificate of the other side (said)"),
+        (10, "is not valid now (said); check the clocks"),
+        (26, "is made for another purpose (said)"),
         (99, "is not valid: said"),
     ],
 )

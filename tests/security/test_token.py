@@ -122,10 +122,15 @@ class Line:
     [
         (TOKEN, TOKEN, b"to server 0", []),
         (None, None, b"to server 0", []),
-        (None, TOKEN, b"to server 0", ["worker 1 comes without a token"]),
+        (None, TOKEN, b"to server 0", ["worker 1 has no token"]),
         (OTHER, TOKEN, b"to server 0", ["worker 1 does not know", "the server does not know"]),
         (TOKEN, TOKEN, b"to server 1", ["worker 1 does not know", "the server does not know"]),
-        (TOKEN, None, b"to server 0", ["this server has no token", "the server does not ask"]),
+        (
+            TOKEN,
+            None,
+            b"to server 0",
+            ["this server has no token", "the server does not check the token"],
+        ),
     ],
 )
 def test_both_sides_are_admitted_or_say_why_not(

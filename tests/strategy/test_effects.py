@@ -111,7 +111,7 @@ def test_gradient_merge() -> None:
     assert effect("gradient_merge", ONE, **merge)[0]
     assert "4 backwards make one" in effect("gradient_merge", **merge)[1]
     assert effect("gradient_merge_configs", **merge)[0]
-    assert effect("gradient_merge") == (True, "off: every backward makes a step")
+    assert effect("gradient_merge") == (True, "off: each backward makes a step")
     off = effect("gradient_merge_configs", gradient_merge_configs={"k_steps": 4})
     assert off == (False, "gradient_merge is off")
     pointless, why = effect("gradient_merge", gradient_merge=True)
@@ -139,7 +139,7 @@ def test_amp() -> None:
 
 def test_recompute() -> None:
     named = {"recompute": True, "recompute_configs": {"checkpoints": ["layer1"]}}
-    assert effect("recompute", ONE, **named) == (True, "the named modules keep no activations")
+    assert effect("recompute", ONE, **named) == (True, "the named modules store no activations")
     assert effect("recompute_configs", **named)[0]
     assert effect("recompute") == (True, "off")
     assert effect("recompute", recompute=True)[0] is False
@@ -203,8 +203,8 @@ def test_a_field_that_counts_does_not_hide_one_beside_it_that_does_not() -> None
     )
     (sentence,) = strategy.inert(programs)
     assert sentence == (
-        "strategy.execution_strategy.num_iteration_per_drop_scope = 5 has no effect: memory is "
-        "freed at once by reference counts, so there is no scope to drop"
+        "strategy.execution_strategy.num_iteration_per_drop_scope = 5 has no effect: reference "
+        "counts free memory at once, so there is no scope to drop"
     )
     told = strategy.explain(programs).splitlines()
     assert " * execution_strategy.num_threads = 2: operators of a program run on 2 threads" in told
@@ -251,7 +251,7 @@ def test_explain_has_a_line_for_each_setting_and_field_that_counts_or_was_set() 
         in (lines)
     )
     assert "   durability = 'none': a collective job has no parameter servers" in lines
-    assert " * localsgd = False: off: the workers meet at every step" in lines
+    assert " * localsgd = False: off: workers synchronize at each step" in lines
     assert "   a_sync = False: a collective job has no parameter servers" in lines
     assert legend.startswith("* takes effect")
 
@@ -262,7 +262,11 @@ def test_explain_has_a_line_for_each_setting_and_field_that_counts_or_was_set() 
         ({}, True, "sync: a step waits for the gradients of all workers"),
         ({"a_sync": True}, True, "async: a push is applied when it arrives"),
         ({"a_sync": True, "a_sync_configs": {"staleness": 3}}, True, "more than 3 steps ahead"),
-        ({"a_sync": True, "a_sync_configs": {"k_steps": 40}}, True, "exchange every 40 steps"),
+        (
+            {"a_sync": True, "a_sync_configs": {"k_steps": 40}},
+            True,
+            "exchange differences every 40 steps",
+        ),
     ],
 )
 def test_the_modes_of_parameter_servers(settings: Any, active: bool, sentence: str) -> None:
@@ -310,8 +314,12 @@ def test_settings_of_the_exchange_that_count_in_every_mode() -> None:
         ({"staleness": 3}, "staleness", "no worker gets more than 3 steps ahead of the slowest"),
         ({}, "staleness", "no bound on how far a worker may be ahead of the slowest"),
         ({}, "k_steps", "workers and servers exchange at every step"),
-        ({"k_steps": 40}, "k_steps", "GeoSGD: workers and servers exchange every 40 steps"),
-        ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "keeps up to 5,000 rows of a table"),
+        (
+            {"k_steps": 40},
+            "k_steps",
+            "GeoSGD: workers and servers exchange every 40 steps",
+        ),
+        ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "caches up to 5,000 rows of a table"),
         ({"send_queue_size": 2}, "send_queue_size", "pushes that may wait to be sent: 2"),
         ({"max_merge": 3}, "max_merge", "up to 3 queued pushes travel as one"),
     ],
@@ -436,7 +444,7 @@ def test_the_deadline_in_force_and_where_it_comes_from() -> None:
 
 
 def test_a_folder_for_checkpoints_counts_from_the_begin_of_the_job() -> None:
-    assert effect("checkpoint") == (True, "the job saves when the script does")
+    assert effect("checkpoint") == (True, "only the script saves")
     assert effect("checkpoint_configs", checkpoint_configs={"every_s": 9.0}) == (
         False,
         "checkpoint is off",

@@ -74,7 +74,7 @@ def test_its_conflicts_and_checks_are_checked() -> None:
     with pytest.raises(
         StrategyError,
         match=r"strategy\.toy and strategy\.amp_configs\.dtype = 'float16' exclude each other: "
-        "toys need precision; leave one out",
+        "toys need precision; choose one",
     ):
         ToyStrategy(toy=True, **half).check(TWO)
     # a field of a config counts where its switch is on

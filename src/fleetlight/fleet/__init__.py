@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions over one context: the only place that knows every part."""
+"""The public functions, and the jobs that implement them; it may import every other package."""
 
 from fleetlight.torch_compat.version import check_torch
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public names, all of them; `import fleetlight as fleet` shows them as `fleet.<name>`."""
+"""All public names; after `import fleetlight as fleet` they are `fleet.<name>`."""
 
 from __future__ import annotations
 
 from fleetlight import data, errors, optim
 from fleetlight.fleet.checkpoints.persistables import load_persistables, save_persistables
 from fleetlight.fleet.checkpoints.whole_state import load_state_dict, state_dict
-from fleetlight.fleet.exit.exit_status import watch_the_beginning
+from fleetlight.fleet.exit.exit_status import install_startup_hook
 from fleetlight.fleet.lifecycle import (
     init,
     init_server,
@@ -49,8 +49,8 @@ from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
 from fleetlight.strategy import DistributedStrategy
 
-# what a script sets before it calls `init` may be wrong already
-watch_the_beginning()
+# settings that a script makes before `init` may be wrong, too
+install_startup_hook()
 
 __all__ = [
     "CountFilterEntry",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes this process into a job with parameter servers: as a server, as a worker, or as both."""
+"""Joins a job with parameter servers: as a server, as a worker, or as both in one process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from fleetlight.collective.forming import enrol, own_address, report_failure
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
-from fleetlight.fleet.exit.exit_status import report_returning
+from fleetlight.fleet.exit.exit_status import report_restartable
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.served.durable.durability_dir import redo_of, remains_of
+from fleetlight.fleet.served.durable.durability_dir import remains_of, worker_journal_of
 from fleetlight.fleet.served.durable.replay import WorkerReplay
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
@@ -43,29 +42,19 @@ from fleetlight.security.token import OPEN
 from fleetlight.strategy import DistributedStrategy
 from fleetlight.version import VERSION
 
-#: how much longer a worker listens than the server it has asked may wait for others
+#: how much longer a worker waits for a reply than the server may wait for other workers
 _GRACE_S = 5.0
 
-
-#: how long a server may be away before a worker gives it up, where nobody starts it again
+#: how long a worker waits for a server that went away and has no durable state
 _AWAY_S = 5.0
 
 
-class Start(NamedTuple):
-    """What this process joins a job with."""
-
-    role: Role
-    strategy: DistributedStrategy
-    deadline_s: float
-    #: what connections are opened with; None: plain ones
-    tls: Contexts | None = None
-
-
-def join_servers(start: Start) -> Job:
-    """What this process is in a job with parameter servers, or as one process alone."""
-    role = start.role
+def join_servers(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
+) -> Job:
+    """The job of this process, which has parameter servers or one process alone."""
     if role.is_server:
-        return _serve(start)
+        return _serve(role, strategy, deadline_s, tls)
     if role.worker_num > 1 and not role.server_num:
         raise RoleError(
             f"fleet.init(): the job has {role.worker_num} workers and no parameter servers "
@@ -73,44 +62,56 @@ def join_servers(start: Start) -> Job:
             f"{role.worker_num}), or call fleet.init(is_collective=True)"
         )
     if role.index is None and role.master is not None:
-        return _enrolled(start)
-    return _train(start)
+        return _enrolled_worker(role, strategy, deadline_s, tls)
+    return _train(role, strategy, deadline_s, tls)
 
 
-def _train(start: Start) -> ServedJob:
-    return _work(start) if start.role.server_num else _alone(start)
+def _train(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
+) -> ServedJob:
+    join = _worker if role.server_num else _single_process
+    return join(role, strategy, deadline_s, tls)
 
 
-def _enrolled(start: Start) -> ServedJob:
-    """A worker whose index, and the way to the servers, a scheduler tells."""
-    role, signs = enrol(start.role, VERSION, start.deadline_s, tls=start.tls)
-    assert signs is not None
+def _enrolled_worker(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
+) -> ServedJob:
+    """A worker that gets its index and the servers' endpoints from a scheduler."""
+    enrolled, liveness = enrol(role, VERSION, deadline_s, tls=tls)
+    assert liveness is not None
     try:
-        job = _train(start._replace(role=role))
+        job = _train(enrolled, strategy, deadline_s, tls)
     except Exception as error:
-        signs.depart(f"{type(error).__name__}: {error}")
-        signs.release_store()
+        liveness.depart(f"{type(error).__name__}: {error}")
+        liveness.release_store()
         raise
-    job.session.signs = signs
+    job.session.liveness = liveness
     return job
 
 
-def _serve(start: Start) -> ServerJob:
-    """Listen from now on: workers can meet before the server knows what is trained."""
-    give_back_freed()
-    if start.role.index is not None or start.role.master is None:
-        return _listening(start, None)
-    role, held = _enrolled_server(start)
+def _serve(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
+) -> ServerJob:
+    """Listen from now on: workers can meet before the server has a plan."""
+    limit_malloc_arenas()
+    if role.index is not None or role.master is None:
+        return _listen(role, strategy, deadline_s, tls, None)
+    enrolled, held = _enrolled_server(role, deadline_s, tls)
     try:
-        return _listening(start._replace(role=role), held)
+        return _listen(enrolled, strategy, deadline_s, tls, held)
     except BaseException as error:
         held.close()
-        report_failure(role, f"{type(error).__name__}: {error}", start.tls)
+        report_failure(enrolled, f"{type(error).__name__}: {error}", tls)
         raise
 
 
-def _listening(start: Start, held: socket.socket | None) -> ServerJob:
-    role, strategy, deadline_s, tls = start
+def _listen(
+    role: Role,
+    strategy: DistributedStrategy,
+    deadline_s: float,
+    tls: Contexts | None,
+    held: socket.socket | None,
+) -> ServerJob:
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
@@ -132,39 +133,44 @@ def _listening(start: Start, held: socket.socket | None) -> ServerJob:
     return ServerJob(role=role, group=group, strategy=strategy, tls=tls, process=process)
 
 
-def _enrolled_server(start: Start) -> tuple[Role, socket.socket]:
-    """The index comes from a scheduler, which is told the port; the socket is bound to it."""
-    held = hold((own_address(start.role), 0))
+def _enrolled_server(
+    role: Role, deadline_s: float, tls: Contexts | None
+) -> tuple[Role, socket.socket]:
+    """A server that gets its index from a scheduler, and the socket bound to its reported port."""
+    held = hold((own_address(role), 0))
     try:
-        role, _ = enrol(start.role, VERSION, start.deadline_s, held.getsockname()[1], start.tls)
+        enrolled, _ = enrol(role, VERSION, deadline_s, held.getsockname()[1], tls)
     except BaseException:
         held.close()
         raise
-    return role, held
+    return enrolled, held
 
 
-def _work(start: Start) -> ServedJob:
-    role, strategy, deadline_s, tls = start
-    redo = redo_of(role, strategy, _index(role), _incarnation())
-    connector = _Connector(start, redo)
+def _worker(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
+) -> ServedJob:
+    redo = worker_journal_of(role, strategy, _index(role), _incarnation())
+    connector = _Connector(role, strategy, deadline_s, tls, redo)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect, redo)
     connector.has_joined = lambda: client.has_joined
     if strategy.durability == "log":
         connector.acknowledged = lambda server: client.acknowledged[server]
     resume_with_all(client, role, strategy, waits=True)
-    # one that cannot go on says so before the servers take it in
-    replay = None if redo is None else WorkerReplay(redo, functools.partial(report_returning, role))
-    crew = ServedGroup(client, deadline_s)
+    # a worker that cannot resume says so before the servers admit it
+    report = functools.partial(report_restartable, role)
+    replay = None if redo is None else WorkerReplay(redo, report)
     session = ServerSession(client, None, replay)
-    return ServedJob(role=role, group=crew, strategy=strategy, tls=tls, session=session)
+    group = ServedGroup(client, deadline_s)
+    return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
 
 
-def _alone(start: Start) -> ServedJob:
-    """One process: its server is an object, reached by calls in place of a network."""
-    role, strategy, deadline_s, tls = start
+def _single_process(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
+) -> ServedJob:
+    """One process, whose server is an object that the worker calls without a network."""
     server = _server(role, 0, 1, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
-    redo = redo_of(role, strategy, 0, _incarnation())
+    redo = worker_journal_of(role, strategy, 0, _incarnation())
     incarnation = _incarnation() if redo is None else redo.identity.incarnation
     life = 1 if redo is None else redo.identity.life
 
@@ -176,44 +182,49 @@ def _alone(start: Start) -> ServedJob:
 
     client = Client(0, 1, 1, connect, redo)
     resume_with_all(client, role, strategy, waits=False)
-    replay = None if redo is None else WorkerReplay(redo, lambda returns: None)
-    crew = ServedGroup(client, deadline_s)
+    replay = None if redo is None else WorkerReplay(redo, lambda restartable: None)
     session = ServerSession(client, server, replay)
-    return ServedJob(role=role, group=crew, strategy=strategy, tls=tls, session=session)
+    group = ServedGroup(client, deadline_s)
+    return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
 
 
 class _Connector:
-    """Opens lanes to the servers of a job."""
+    """Connects a worker to the servers of its job."""
 
-    def __init__(self, start: Start, redo: WorkerJournal | None) -> None:
-        role, strategy, deadline_s, tls = start
+    def __init__(
+        self,
+        role: Role,
+        strategy: DistributedStrategy,
+        deadline_s: float,
+        tls: Contexts | None,
+        redo: WorkerJournal | None,
+    ) -> None:
         self._role = role
         self._deadline_s = deadline_s
         self._endpoints = _endpoints(role)
         self._tls: ssl.SSLContext | None = None if tls is None else tls.as_client
         self._incarnation = _incarnation() if redo is None else redo.identity.incarnation
         self._life = 1 if redo is None else redo.identity.life
-        #: how long the servers wait for it, should it die, and it for them
-        configs = strategy.durability_configs
+        #: how long servers wait for this worker if it dies, and this worker for a server
         self._away_s = 0.0
         if redo is not None and role.job and role.max_restarts != 0:
-            self._away_s = configs.away_within(deadline_s)
-        #: on all lanes
+            self._away_s = strategy.durability_configs.away_within(deadline_s)
+        #: for all lanes
         self._fence = IncarnationFence()
-        #: whether the servers know this worker's plan
+        #: True once the servers have this worker's plan
         self.has_joined: Callable[[], bool] = lambda: False
-        #: the last push that a server has acknowledged, and may not have lost
+        #: the last push that a server has acknowledged and must still have
         self.acknowledged: Callable[[int], int] = lambda server: 0
 
     def connect(self, lane: str) -> Sequence[Channel]:
-        """A channel to each server, all welcomed; waits for those that still have to start."""
-        # the other servers hear nothing meanwhile, and must not take that for silence
+        """Open a channel to each server; waits for servers that have not started yet."""
+        # one slow server must not make the others look silent
         least_s = min(_AWAY_S, self._deadline_s / 2)
         channels = [
             SocketChannel(
                 endpoint,
                 f"server {server}",
-                # the server names whoever it waits for, if it is given the time to say so
+                # the server needs time to name the worker that it waits for
                 deadline_s=self._deadline_s + _GRACE_S,
                 patience=RetryPolicy(max(least_s, self._away_s)),
                 tls=self._tls,
@@ -223,7 +234,7 @@ class _Connector:
             )
             for server, endpoint in enumerate(self._endpoints)
         ]
-        connect_all(channels, self._deadline_s, _tell_not_ready)
+        connect_all(channels, self._deadline_s, _report_not_ready)
         return channels
 
     def _greeting(self, server: int, lane: str) -> m.Greeting:
@@ -238,11 +249,11 @@ class _Connector:
 
 
 def _incarnation() -> int:
-    """A later life of the same worker has a larger number."""
+    """A number that grows with each incarnation of a worker."""
     return time.time_ns() // 1000
 
 
-def _tell_not_ready(missing: list[str]) -> None:
+def _report_not_ready(missing: list[str]) -> None:
     logger.info("not ready endpoints: %s", missing)
 
 
@@ -259,20 +270,14 @@ def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int
 
 
 def _server(role: Role, index: int, server_num: int, deadline_s: float) -> Server:
-    return Server(
-        index,
-        server_num,
-        role.worker_num,
-        version=VERSION,
-        deadline_s=deadline_s,
-    )
+    return Server(index, server_num, role.worker_num, version=VERSION, deadline_s=deadline_s)
 
 
 def _endpoints(role: Role) -> Sequence[tuple[str, int]]:
     if not role.server_endpoints:
         raise RoleError(
-            f"{role.dialect}: the job has {role.server_num} parameter servers, but nothing says "
-            "where they listen; give their host:port (FLEET_SERVER_ENDPOINTS, or "
+            f"{role.dialect}: the job has {role.server_num} parameter servers, but no variable "
+            "says where they listen; give their host:port (FLEET_SERVER_ENDPOINTS, or "
             "PADDLE_PSERVERS_IP_PORT_LIST)"
         )
     return role.server_endpoints
@@ -280,25 +285,25 @@ def _endpoints(role: Role) -> Sequence[tuple[str, int]]:
 
 def _index(role: Role) -> int:
     if role.index is None:
-        raise PlanError(f"{role.dialect}: nothing says which {role.kind.value} this process is")
+        raise PlanError(f"{role.dialect}: no variable says which {role.kind.value} this process is")
     return role.index
 
 
 # -- memory of a server
 #
-# glibc gives every thread a heap of its own, and after one large array it keeps as much on each
-# heap for the next. A server has a thread for each connection, and rarely two with large arrays.
+# glibc gives every thread its own arena, and each arena keeps the memory of its largest array. A
+# server has a thread for each connection, and rarely two of them with large arrays at a time.
 
 #: numbers of glibc's malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-#: Arrays from here on come from the system and go back to it; NumPy asks for huge pages from here
-#: on, so that fresh memory is cheap.
+#: Arrays of this size come from mmap and return to the system when freed. NumPy asks for huge pages
+#: from this size on, so fresh memory is cheap.
 LARGE_BYTES = 4 << 20
 
 
-def give_back_freed() -> None:
-    """One heap for all threads, and large arrays outside of it; nothing where malloc is another."""
-    # no library to look into, or no such function in it
+def limit_malloc_arenas() -> None:
+    """Use one arena for all threads, and mmap for large arrays; does nothing without glibc."""
+    # another C library has no such function
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_ARENA_MAX, 1)

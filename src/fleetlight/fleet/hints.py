@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that other systems have, and what to write here instead."""
+"""Names of other systems, and what to write here instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMED = "(model.named_parameters(), lr)"
 _CONTEXT = f"{_INIT}, and the fields of fleet.DistributedStrategy()"
 _LOG = "logging.getLogger('fleetlight').setLevel(...)"
 
-#: a name that scripts for other systems use: what to write instead
+#: by name of another system: what to write instead
 HINTS: Mapping[str, str] = {
     **dict.fromkeys(("get_rank", "trainer_id", "worker_id", "process_index"), _RANK),
     **dict.fromkeys(("get_world_size", "size", "num_processes"), _SIZE),
@@ -71,7 +71,7 @@ HINTS: Mapping[str, str] = {
     "start_server": "fleet.init_server() and fleet.run_server()",
     "strategy": "fleet.DistributedStrategy()",
     "Strategy": "fleet.DistributedStrategy()",
-    "ExecutionStrategy": "strategy.execution_strategy, which is there already",
+    "ExecutionStrategy": "strategy.execution_strategy, which every strategy has",
     "BuildStrategy": "strategy, whose fields choose the passes of a program",
     "Executor": "fleet.static.Executor",
     "Program": "fleet.static.Program",
@@ -95,6 +95,6 @@ HINTS: Mapping[str, str] = {
 
 
 def hint(name: str) -> str | None:
-    """What to write in place of `fleet.<name>`, where another system has that name."""
+    """What to write in place of `fleet.<name>`; None for an unknown name."""
     instead = HINTS.get(name)
     return None if instead is None else f"use {instead}"

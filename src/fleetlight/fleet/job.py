@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Job`: what this process is in its job, and what the script has registered since `fleet.init`."""
+"""`Job`: the part of this process in its job, and what the script has registered."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ from fleetlight.fleet.protocols import (
     BatchWeights,
     Loading,
     ModelValues,
+    NoReplay,
     Peers,
     PrefetchHints,
     RegisteredModel,
     RegisteredOptimizer,
     Replay,
-    ServerCut,
+    ServerSnapshot,
 )
 from fleetlight.roles import Role
 from fleetlight.security.context import Contexts
 from fleetlight.strategy import DistributedStrategy
 
-#: returns the ids that a batch brings to tables, by name
+#: returns the ids that a batch looks up, by name of the table
 IdsOf = Callable[[Any], Mapping[str, Tensor]]
-#: a layer of torch alone in place of one whose rows are on servers
-StandIn = Callable[[nn.Module], nn.Module]
-#: ids to keep of each table by its name, or "all"
+#: makes a plain layer of torch from one whose rows are on servers
+PlainLayer = Callable[[nn.Module], nn.Module]
+#: the ids to export of each table, by its name, or "all"
 Rows = str | Mapping[str, Tensor]
 
 
 class ShrunkTable(NamedTuple):
-    """How many rows a table has forgotten, and how many are left."""
+    """How many rows a table has removed, and how many are left."""
 
     removed: int
     left: int
@@ -56,40 +57,41 @@ class ShrunkTable(NamedTuple):
 
 @dataclasses.dataclass
 class Job(abc.ABC):
-    """One per process, from `fleet.init` to its end; `fleet.init` chooses which, and nobody else.
+    """What this process does, from `fleet.init` to its end; `fleet.init` chooses the class.
 
-    `collective.job.CollectiveJob`, `served.job.ServedJob` and `server.job.ServerJob`.
+    `collective.job.CollectiveJob`, `served.job.ServedJob` and `server.job.ServerJob`. Methods that
+    do nothing here are hooks for the jobs that need them.
     """
 
     role: Role
     group: Peers
     strategy: DistributedStrategy
-    #: what connections are opened with, whatever strategy comes later; None: plain ones
+    #: encrypts connections, also after a later strategy; None: they are plain
     tls: Contexts | None = None
     #: the call of the script that gave the strategy; empty: none did
     strategy_from: str = ""
     models: list[RegisteredModel] = dataclasses.field(default_factory=list)
     optimizers: list[RegisteredOptimizer] = dataclasses.field(default_factory=list)
-    #: in which form the gradients of models cross between hosts
+    #: how the gradients of a model cross between hosts
     compressions: dict[nn.Module, Compression] = dataclasses.field(default_factory=dict)
     loaders: list[ShardLoader[Any]] = dataclasses.field(default_factory=list)
-    saving: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
-    #: what the batches of the loaders weigh
-    weights: BatchWeights | None = None
-    #: the loss of the last backward, where a schedule follows it
+    background_save: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
+    #: the weights of the loaders' batches
+    batch_weights: BatchWeights | None = None
+    #: the loss of the last backward, where a schedule depends on it
     loss_probe: LossProbe | None = None
-    #: how the job saves by itself, stops and resumes, where it has a folder for that
-    stopping: Autosave | None = None
-    #: what `fleet.attach` has made known: learning-rate schedulers, and scalers of losses
+    #: saves, stops and resumes the job, where the strategy names a folder
+    autosave: Autosave | None = None
+    #: learning-rate schedulers and loss scalers given to `fleet.attach`
     schedulers: Schedulers = dataclasses.field(default_factory=Schedulers)
     scalers: list[torch.amp.GradScaler] = dataclasses.field(default_factory=list)
-    #: how many reasons there are to keep gradients local for now
+    #: the number of blocks and features that keep gradients local now
     no_sync_depth: int = 0
     #: optimizer steps made so far
     step: int = 0
-    #: where servers and workers keep what outlives them, also once the script has changed directory
+    #: where servers and workers keep their state; absolute, since the script may change directory
     durability_dir: Path = dataclasses.field(init=False)
-    #: what is to be done when the job is left; what was opened last is closed first
+    #: what leaving the job does; the last callback runs first
     closers: contextlib.ExitStack = dataclasses.field(
         init=False, default_factory=contextlib.ExitStack
     )
@@ -97,88 +99,94 @@ class Job(abc.ABC):
     def __post_init__(self) -> None:
         self.durability_dir = durability_dir(self.strategy)
 
-    # -- what the script registers
+    # -- registration
 
     @abc.abstractmethod
-    def plan_model(self, module: nn.Module) -> RegisteredModel:
+    def manage_model(self, module: nn.Module) -> RegisteredModel:
         """What `distributed_model` registers."""
 
     @abc.abstractmethod
-    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> RegisteredOptimizer:
+    def manage_optimizer(self, optimizer: torch.optim.Optimizer) -> RegisteredOptimizer:
         """What `distributed_optimizer` registers."""
 
-    @abc.abstractmethod
-    def refuse_late(self, call: str) -> None:
+    def check_not_late(self, call: str) -> None:
         """PlanError where a model or an optimizer comes too late to be registered."""
 
     @abc.abstractmethod
     def check_model(self, module: nn.Module) -> None:
         """PlanError for a model that this job cannot train."""
 
+    def agree_on_models(self) -> None:
+        """Apply the strategy to the models on all workers, and resume where that is asked."""
+        for model in self.models:
+            model.freeze()
+        if self.autosave is not None and self.models:
+            self.autosave.resume()
+
+    def served_optimizers(self) -> list[RegisteredOptimizer]:
+        """The optimizers whose steps the servers take part in."""
+        return [one for one in self.optimizers if one.steps_on_servers is not None]
+
     # -- a step
 
     @property
-    @abc.abstractmethod
     def averages(self) -> bool:
         """True when gradients are averaged; `gradient_scale="sum"` is for collective jobs only."""
+        return True
 
     @property
-    @abc.abstractmethod
     def dense_group(self) -> Group | None:
         """The workers that reduce dense gradients among themselves; None where servers do."""
+        return None
 
     @property
-    @abc.abstractmethod
     def collective_group(self) -> Group | None:
-        """All workers, where they reduce all gradients among themselves; None beside servers."""
+        """All workers, where they reduce all gradients among themselves; None with servers."""
+        return None
 
     @abc.abstractmethod
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
-        """Scale gradients by their one norm, over all workers where steps are made together."""
+        """Scale gradients by their norm, over all workers where they step together."""
 
-    # -- the way of the job
+    # -- the course of the job
 
-    @abc.abstractmethod
     def open(self) -> None:
-        """Agree with the servers on the plan and the first values, where there are any; once."""
+        """Agree with the servers, where there are any, on the plan and the first values; once."""
 
     @abc.abstractmethod
     def prepare(self) -> None:
         """What `init_worker` does: the workers agree on the models now."""
 
-    @abc.abstractmethod
     def barrier(self) -> None:
-        """Wait for all workers, and leave them equal."""
+        """Wait for all workers, and make them equal."""
+        self.group.barrier("barrier_worker")
 
-    @abc.abstractmethod
     def at_rest(self, *, everything: bool = False) -> contextlib.AbstractContextManager[None]:
-        """A block in which nothing of this worker is on its way to others."""
+        """Inside the block nothing of this worker is in flight to other processes."""
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def watch_terminations(self) -> None:
-        """From now on SIGTERM saves and stops, where the strategy names a folder."""
+        """Save and stop at SIGTERM from now on, where the strategy names a folder."""
 
-    @abc.abstractmethod
     def finish(self) -> None:
-        """After the last step: let everything this worker has brought be applied."""
+        """After the last step: wait until everything that this worker has sent is applied."""
 
-    @abc.abstractmethod
     def fail(self, error: str, *, consequence: bool) -> None:
-        """After an error: tell the others why, and wait for nobody."""
+        """Send an error of this process to the others, and wait for none of them."""
+        self.group.fail(error, consequence=consequence)
 
-    @abc.abstractmethod
-    def forget(self) -> None:
-        """Leave layers no way to what the job has kept."""
+    def release_layers(self) -> None:
+        """Disconnect layers from the values of the job."""
 
-    @abc.abstractmethod
     def refuse_in_server(self, call: str) -> None:
-        """RoleError in a parameter server, for what workers do."""
+        """RoleError in a parameter server, for calls that are for workers."""
 
     # -- data
 
-    @abc.abstractmethod
     def prefetch_hints(self, ids_of_batch: IdsOf | None) -> PrefetchHints | None:
-        """What a loader tells of the ids of its next batch; None: no rows are fetched."""
+        """Announces the ids of a loader's next batch; None: no rows are fetched."""
+        return None
 
     @abc.abstractmethod
     def shard_queue(self, range_batches: int) -> QueueOptions:
@@ -187,31 +195,31 @@ class Job(abc.ABC):
     # -- state
 
     @property
-    @abc.abstractmethod
     def replay(self) -> Replay:
-        """How this worker returns to its last step, after it was killed."""
+        """Returns this worker to its last step, after it was killed."""
+        return NoReplay()
 
     @property
-    @abc.abstractmethod
-    def begins(self) -> bool:
-        """True where an empty folder of checkpoints is right: nothing was trained before."""
+    def is_untrained(self) -> bool:
+        """True for a killed worker that had made no step: it needs no checkpoint to resume."""
+        return False
 
     @property
-    @abc.abstractmethod
     def reads_tables(self) -> bool:
-        """True where workers read the tables of a checkpoint, and no server does."""
+        """True where workers read the tables of a checkpoint, not servers."""
+        return False
 
-    @abc.abstractmethod
-    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
-        """What `action` returns; a later life of this worker gets what an earlier one got."""
+    def run_once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
+        """The result of `action`; the next incarnation of this worker gets it from its log."""
+        return action()
 
-    @abc.abstractmethod
-    def finish_save(self) -> None:
-        """Wait for the save before, in the background; its failure is raised unless forgiven."""
+    def finish_background_save(self) -> None:
+        """Wait for the previous save, and raise its failure unless the next save replaces it."""
+        self.background_save.finish()
 
-    @abc.abstractmethod
-    def cut(self, model: nn.Module, via: str) -> ServerCut | None:
-        """What the servers hold now of a checkpoint, on worker 0; None without servers."""
+    def server_snapshot(self, model: nn.Module, via: str) -> ServerSnapshot | None:
+        """The servers' part of a checkpoint, on worker 0; None without servers."""
+        return None
 
     @abc.abstractmethod
     def loading(self, saved: Checkpoint, via: str) -> Loading:
@@ -219,11 +227,11 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def values_of(self, model: nn.Module) -> ModelValues:
-        """All values of a registered model, wherever they are kept."""
+        """All values of a registered model, wherever they are stored."""
 
-    @abc.abstractmethod
-    def stand_ins(self, rows: Rows) -> contextlib.AbstractContextManager[StandIn | None]:
-        """Inside the block: layers of torch alone; None where all layers have their rows."""
+    def plain_layers(self, rows: Rows) -> contextlib.AbstractContextManager[PlainLayer | None]:
+        """Inside the block: makes plain layers of torch; None where all layers have their rows."""
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def shrink(
@@ -241,19 +249,6 @@ class Job(abc.ABC):
         """What `fleet.run_server` does."""
         raise _no_server("run_server")
 
-    # -- the same in every job
-
-    def agree_on_models(self) -> None:
-        """Apply the strategy to the models on all workers, and resume where that is asked."""
-        for model in self.models:
-            model.freeze()
-        if self.stopping is not None and self.models:
-            self.stopping.take_up()
-
-    def served_steps(self) -> list[RegisteredOptimizer]:
-        """The optimizers whose steps the servers take part in."""
-        return [one for one in self.optimizers if one.steps_on_servers is not None]
-
 
 def _no_server(call: str) -> RoleError:
     return RoleError(
@@ -262,18 +257,18 @@ def _no_server(call: str) -> RoleError:
 
 
 def durability_dir(strategy: DistributedStrategy) -> Path:
-    """The folder for what outlives a process, wherever this one goes later."""
+    """The folder for state that must outlive a process; absolute when durability is on."""
     folder = Path(strategy.durability_configs.folder)
     return folder if strategy.durability == "none" else folder.absolute()
 
 
 _job: Job | None = None
-#: the last one that there was
+#: the last job, also after it was left
 _last: weakref.ref[Job] | None = None
 
 
 def current() -> Job:
-    """The job; there is none before `fleet.init`."""
+    """The job; ConfigError before `fleet.init`."""
     if _job is None:
         raise ConfigError(
             "Fleetlight is not initialised; call fleet.init() first, or "
@@ -283,12 +278,12 @@ def current() -> Job:
 
 
 def current_or_none() -> Job | None:
-    """The job, or None before `fleet.init` and after the job has been left."""
+    """The job; None before `fleet.init` and after the process has left the job."""
     return _job
 
 
 def set_current(job: Job | None) -> None:
-    """Install the job of this process."""
+    """Set the job of this process."""
     global _job, _last
     _job = job
     if job is not None:
@@ -296,5 +291,5 @@ def set_current(job: Job | None) -> None:
 
 
 def last_or_none() -> Job | None:
-    """The job, or the last one if it has been left and something still knows of it."""
+    """The job, or the last one while it is still referenced."""
     return None if _last is None else _last()

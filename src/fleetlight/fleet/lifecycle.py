@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From `fleet.init` to the end of the process, good or bad."""
+"""The course of a process: `fleet.init`, training or serving, and the end."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import functools
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fleetlight.collective.forming import form
 from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
-from fleetlight.fleet.bootstrap import Start, join_servers
+from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.exit.exit_status import (
-    end_badly,
-    refuse_started_reader,
-    report_leaving,
-    watch_no_longer,
-    watch_the_end,
+    exit_with_error,
+    install_exit_hooks,
+    refuse_spawned_child,
+    remove_exit_hooks,
+    report_exiting,
 )
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
-from fleetlight.fleet.reinit import InitCall, forget, take_again
+from fleetlight.fleet.reinit import InitCall, accept_repeated_call, forget_last_job
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
@@ -37,72 +39,92 @@ from fleetlight.torch_compat.version import untested_torch
 from fleetlight.version import VERSION
 
 
+class Deadline(NamedTuple):
+    """How long to wait for a peer, and what sets it."""
+
+    seconds: float
+    source: str
+
+
 @names_arguments
 def init(
     role_maker: RoleMaker | None = None,
     is_collective: bool = False,
     strategy: DistributedStrategy | None = None,
 ) -> None:
-    """Find out who this process is, and meet the others of the job.
+    """Find the role of this process, and join the other processes of the job.
 
-    In a scheduler process it serves the job and ends the process; it does not return. Called again
-    with the same arguments, as by a cell of a notebook, it changes nothing.
+    In a scheduler process it serves the job and ends the process; it does not return. A second
+    call with the same arguments, as in a cell of a notebook, changes nothing.
     """
-    global _asked
+    global _accepted
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
-    asked = InitCall(maker.role, is_collective or maker.is_collective, strategy)
+    role = maker.role
+    is_collective = is_collective or maker.is_collective
+    is_given, strategy = strategy is not None, strategy or DistributedStrategy()
+    call = InitCall(role, is_collective, strategy, is_given)
     before = current_or_none()
     if before is not None:
-        _asked = take_again(before, _asked, asked)
+        _accepted = accept_repeated_call(before, _accepted, call)
         return
-    _asked = None
-    _refuse_left()
-    refuse_started_reader()
-    strategy, role = asked.strategy, maker.role
+    _accepted = None
+    _refuse_after_leaving()
+    refuse_spawned_child()
+    deadline = _deadline(role, strategy)
+    job = _join(role, strategy, is_collective, deadline.seconds, maker.remarks)
+    job.strategy_from = "fleet.init" if is_given else ""
+    set_current(job)
+    try:
+        _begin(job, is_collective, deadline)
+    except Exception:
+        if job.group.alone:
+            # the next call starts from nothing
+            reset()
+        raise
+    _accepted = call
+
+
+def _join(
+    role: Role,
+    strategy: DistributedStrategy,
+    is_collective: bool,
+    deadline_s: float,
+    remarks: Sequence[str],
+) -> Job:
+    """Join the job; does not return in a scheduler."""
     if role.kind is not Kind.SCHEDULER:
-        watch_the_end(role)
-    deadline_s, deadline_from = _deadline(role, strategy)
-    # before the others wait for this process
+        install_exit_hooks(role)
+    # what may refuse comes before the other processes wait for this one
     strategy.check(JobFacts(deadline_s=deadline_s))
     _configure_log(role)
     tls = both_contexts(encryption_of(strategy))
     if role.kind is Kind.SCHEDULER:
         sys.exit(Scheduler(role, deadline_s, tls).run())
-    for remark in maker.remarks:
+    for remark in remarks:
         logger.info("%s", remark)
     if role.kind is Kind.WORKER and not role.index:
-        # where nobody has said the indices, each may be the first
+        # a worker without an index may be worker 0
         _warn_of_untested_torch()
     postpone_compiler()
-    is_collective = is_collective or maker.is_collective
     _check_mode(role, is_collective)
     _check_resume(role, strategy, is_collective)
+    job: Job
     if is_collective:
-        role, group = form(role, VERSION, deadline_s, tls=tls)
-        job: Job = CollectiveJob(role=role, group=group, strategy=strategy, tls=tls)
+        formed, group = form(role, VERSION, deadline_s, tls=tls)
+        job = CollectiveJob(role=formed, group=group, strategy=strategy, tls=tls)
     else:
-        job = join_servers(Start(role, strategy, deadline_s, tls))
-        role = job.role
-    _configure_log(role)
-    _warn_of_unsupported_variables(role)
-    job.strategy_from = "fleet.init" if asked.is_given else ""
-    set_current(job)
-    try:
-        _begin(job, is_collective, deadline_s, deadline_from)
-    except Exception:
-        if job.group.alone:
-            # the next call begins anew
-            reset()
-        raise
-    _asked = asked
+        job = join_servers(role, strategy, deadline_s, tls)
+    _configure_log(job.role)
+    _warn_of_unsupported_variables(job.role)
+    return job
 
 
-def _begin(job: Job, is_collective: bool, deadline_s: float, deadline_from: str) -> None:
-    """This process is in the job from now on."""
+def _begin(job: Job, is_collective: bool, deadline: Deadline) -> None:
+    """Set up what a process of a job needs."""
     role, strategy = job.role, job.strategy
-    atexit.unregister(_leave_at_the_end)
-    atexit.register(_leave_at_the_end, os.getpid(), role)
+    atexit.unregister(_leave_at_exit)
+    atexit.register(_leave_at_exit, os.getpid(), role)
     set_current_job(
         JobFacts(
             is_collective=is_collective,
@@ -110,29 +132,29 @@ def _begin(job: Job, is_collective: bool, deadline_s: float, deadline_from: str)
             server_num=role.server_num,
             node_num=role.node_num or 1,
             backend=job.group.backend,
-            deadline_s=deadline_s,
-            deadline_from=deadline_from,
+            deadline_s=deadline.seconds,
+            deadline_from=deadline.source,
             ssl=strategy.ssl,
             checkpoint=strategy.checkpoint,
         )
     )
     strategy.check()
-    # what was registered is released first
-    job.closers.callback(_release, job)
+    # closers run in reverse order: what the script has registered is released before
+    job.closers.callback(_close_models, job)
     job.watch_terminations()
     job.closers.callback(local_training.close, job)
 
 
 @functools.cache
 def _warn_of_untested_torch() -> None:
-    """Once, also where `init` is called again."""
+    """Warn once, also where `init` is called again."""
     remark = untested_torch()
     if remark is not None:
         logger.warning("%s", remark)
 
 
 def init_worker() -> None:
-    """Agree with the others on the model now, rather than at the first forward."""
+    """Agree with the other workers on the model now, rather than at the first forward."""
     current().prepare()
 
 
@@ -148,34 +170,34 @@ def run_server() -> None:
 
 
 def stop_worker() -> None:
-    """Leave the job, once a save in the background is on disk, and raise if that has failed.
+    """Leave the job after a background save has finished; raises if the save failed.
 
-    Called at the end of the process when the script does not; twice is fine.
+    The end of the process calls it when the script does not; a second call does nothing.
     """
     job = current_or_none()
     if job is None:
         return
-    local_training.tell_at_end(job)
-    compression.tell_at_end(job)
+    local_training.warn_at_end(job)
+    compression.warn_at_end(job)
     with contextlib.ExitStack() as ending:
         ending.callback(_leave, job)
         ending.callback(job.finish)
-        job.saving.finish()
+        job.background_save.finish()
 
 
 def reset() -> None:
-    """Leave the job, if there is one, and forget all that was registered: `init` begins anew.
+    """Leave the job, if there is one, and forget what was registered, so that `init` may follow.
 
-    For notebooks. In a job of several processes it is `stop_worker` and forgetting; `init` is then
-    for a new process, since the others do not wait for this one again.
+    For notebooks. A job of several processes cannot be joined again: there `reset` is
+    `stop_worker`, and the next `init` needs a new process.
     """
     try:
         stop_worker()
     finally:
-        forget()
+        forget_last_job()
         if not _left:
-            atexit.unregister(_leave_at_the_end)
-            watch_no_longer()
+            atexit.unregister(_leave_at_exit)
+            remove_exit_hooks()
 
 
 def _leave(job: Job) -> None:
@@ -185,36 +207,36 @@ def _leave(job: Job) -> None:
     job.closers.close()
 
 
-def _release(job: Job) -> None:
+def _close_models(job: Job) -> None:
     for model in job.models:
         model.close()
 
 
-#: what the call of `fleet.init` asked for that has succeeded
-_asked: InitCall | None = None
+#: the last call of `fleet.init` that succeeded
+_accepted: InitCall | None = None
 #: True once this process has left a job of several workers
 _left = False
 
 
-def _leave_at_the_end(pid: int, role: Role) -> None:
-    # a child that the script has forked is no member of the job
+def _leave_at_exit(pid: int, role: Role) -> None:
+    # a forked child is no member of the job
     job = current_or_none()
     if os.getpid() != pid:
         return
     if job is None:
         if role.is_worker:
-            report_leaving(role)
+            report_exiting(role)
         return
-    if job.stopping is None or not job.stopping.is_over:
-        report_leaving(job.role)
+    if job.autosave is None or not job.autosave.has_stopped:
+        report_exiting(job.role)
     try:
         stop_worker()
     except FleetError as error:
-        end_badly(error)
+        exit_with_error(error)
 
 
 def _check_call(role_maker: object, is_collective: object, strategy: object) -> None:
-    """Tell apart the three arguments, which are easily given in each other's place."""
+    """Refuse an argument in the place of another."""
     expected = {
         "role_maker": (role_maker, RoleMaker),
         "is_collective": (is_collective, bool),
@@ -224,13 +246,14 @@ def _check_call(role_maker: object, is_collective: object, strategy: object) -> 
         if (value is None and name != "is_collective") or isinstance(value, kind):
             continue
         meant = next((n for n, (_, k) in expected.items() if isinstance(value, k)), None)
-        instead = f"; write fleet.init({meant}={_shown(value)})" if meant else ""
+        shown = repr(value) if isinstance(value, bool) else "..."
+        instead = f"; write fleet.init({meant}={shown})" if meant else ""
         raise ConfigError(
             f"fleet.init: {name} is a {type(value).__name__}, expected a {kind.__name__}{instead}"
         )
 
 
-def _refuse_left() -> None:
+def _refuse_after_leaving() -> None:
     if _left:
         raise ConfigError(
             "fleet.init after fleet.stop_worker or fleet.reset: this process has left its job, and "
@@ -238,15 +261,11 @@ def _refuse_left() -> None:
         )
 
 
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, bool) else "..."
-
-
-def _deadline(role: Role, strategy: DistributedStrategy) -> tuple[float, str]:
-    """How long to wait for a peer, and who says so."""
+def _deadline(role: Role, strategy: DistributedStrategy) -> Deadline:
     if role.deadline_s is not None and not strategy.is_set("deadline_s"):
-        return role.deadline_s, role.deadline_variable or role.dialect
-    return strategy.deadline_s, "the strategy" if strategy.is_set("deadline_s") else "the default"
+        return Deadline(role.deadline_s, role.deadline_variable or role.dialect)
+    is_set = strategy.is_set("deadline_s")
+    return Deadline(strategy.deadline_s, "the strategy" if is_set else "the default")
 
 
 def _check_mode(role: Role, is_collective: bool) -> None:
@@ -258,18 +277,18 @@ def _check_mode(role: Role, is_collective: bool) -> None:
 
 
 def _check_resume(role: Role, strategy: DistributedStrategy, is_collective: bool) -> None:
-    """A job that is to go on, and has nothing to go on from, would begin anew in silence."""
-    has_kept = strategy.checkpoint or (strategy.durability != "none" and not is_collective)
-    if role.resume and not has_kept:
+    """Refuse to resume a job that has saved nothing: it would restart without a word."""
+    saves = strategy.checkpoint or (strategy.durability != "none" and not is_collective)
+    if role.resume and not saves:
         raise ConfigError(
-            "--resume (FLEET_RESUME=1), but this job keeps nothing to go on from: start it with "
+            "--resume (FLEET_RESUME=1), but this job saves nothing to resume from: start it with "
             "fleetrun --checkpoint DIR (strategy.checkpoint), or, with parameter servers, set "
-            "strategy.durability; or begin anew without --resume"
+            "strategy.durability; or start from the beginning without --resume"
         )
 
 
 def _warn_of_unsupported_variables(role: Role) -> None:
-    """Once a job: the environment of all processes is usually the same."""
+    """Warn once per job: the environment of all processes is usually the same."""
     if role.is_worker and not role.index:
         for sentence in unsupported_variables():
             logger.warning("%s", sentence)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocols by which the parts of `fleet` know each other. Imports nothing of `fleet`."""
+"""Protocols between the parts of `fleet`. This file imports nothing of `fleet`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from fleetlight.errors import MembershipError
 
 
 class Peers(Protocol):
-    """The workers of the job and what they do together; every wait has a deadline.
+    """The workers of a job and what they do together; every wait has a deadline.
 
-    `collective.group.Group` is among themselves, `ps.worker.crew.Crew` by way of the servers.
+    In a `collective.group.Group` workers talk to each other, in a
+    `ps.worker.served_group.ServedGroup` through the servers.
     """
 
     index: int
@@ -38,68 +39,68 @@ class Peers(Protocol):
 
     @property
     def alone(self) -> bool:
-        """True when there is nobody to talk to."""
+        """True in a job of one worker."""
 
     def tell_step(self, step: int) -> None:
-        """This worker has made its `step`th step: signs of life and errors say so."""
+        """Report that this worker has made its `step`th step; heartbeats and errors quote it."""
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """Reduce a tensor over all workers, in place: sum, max or min."""
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, in the order of the workers; alike in type and shape."""
+        """Gather tensors of one type and shape, in the order of the workers."""
 
     def broadcast(self, tensors: Sequence[Tensor], operation: str) -> None:
-        """Worker 0's values, in place, on all workers."""
+        """Give all workers the values of worker 0, in place."""
 
     def gather_bytes(self, data: bytes, operation: str) -> list[bytes]:
-        """Everybody's bytes, in the order of the workers, on all workers."""
+        """Gather bytes on all workers, in the order of the workers."""
 
     def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
-        """Everybody's bytes, in the order of the workers, on worker 0; none on the others."""
+        """Gather bytes on worker 0, in the order of the workers; the others get none."""
 
     def broadcast_bytes(self, data: bytes, operation: str) -> bytes:
-        """Worker 0's bytes, on all workers."""
+        """Give all workers the bytes of worker 0."""
 
     def assemble(self, operation: str) -> None:
-        """Wait until every worker has called `operation`, and name who has not."""
+        """Wait until every worker has called `operation`; the error names the missing workers."""
 
     def barrier(self, operation: str = "barrier") -> None:
         """Wait until all workers are here."""
 
     def together(self, action: Callable[[], None] | None, operation: str) -> None:
-        """Do something that may fail on some workers; a failure is an error on all of them."""
+        """Run an action on some workers; a failure on one raises on all of them."""
 
     def leave(self) -> None:
-        """After a good run: say goodbye."""
+        """Leave the job after a good run."""
 
     def fail(self, error: str, *, consequence: bool = False) -> None:
-        """After a bad run: tell the others why."""
+        """Leave the job after an error, and send it to the others."""
 
 
 class Purpose(enum.Enum):
-    """Why the state of a worker is kept."""
+    """Why the state of a worker is saved."""
 
     #: any number of workers may load it
     CHECKPOINT = enum.auto()
     #: the job resumes by itself from the checkpoint in its folder
     RESUME = enum.auto()
-    #: this worker alone goes back to its last step, after it was killed
+    #: this worker alone returns to its last step, after it was killed
     REPLAY = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedPart:
-    """What was kept of one part, and why."""
+    """The saved values of one part, and why they are loaded."""
 
     purpose: Purpose
     #: the step of the job
     step: int
-    #: by worker 0, for what all workers have alike; None: nothing
+    #: the value of worker 0, for what is equal on all workers; None: nothing was saved
     first: Any
-    #: by this worker; None where the checkpoint is of fewer workers
+    #: the value of this worker; None where the checkpoint is of fewer workers
     own: Any
-    #: by every worker
+    #: the values of all workers
     each: Sequence[Any]
 
 
@@ -108,229 +109,229 @@ class Stateful(Protocol):
 
     #: its key in the record of a worker
     name: ClassVar[str]
-    #: why it is kept
+    #: why it is saved
     purposes: ClassVar[Collection[Purpose]]
 
     def save(self) -> Any:
-        """The value now: plain data, tensors may be inside; None: nothing is kept."""
+        """The value now: plain data, tensors may be inside; None: nothing is saved."""
 
     def load(self, saved: SavedPart) -> None:
-        """Continue where the value was saved."""
+        """Continue from a saved value."""
 
 
 # -- what the script has registered
 
 
 class RegisteredModel(Protocol):
-    """A model of the job; `training.model.ModelPlan` is the only one."""
+    """A model of the job; implemented by `training.model.ManagedModel`."""
 
     module: nn.Module
-    #: reduces the gradients of the model among workers, where they do that themselves
+    #: reduces the gradients of the model among workers, where no server does
     replica: Replica | None
-    #: how many reductions there had been when an optimizer stepped last
-    stepped: int
+    #: the number of reductions before the last optimizer step
+    reductions_at_step: int
     #: True once the workers have agreed on it
     frozen: bool
-    #: True when a program has registered it, and no line of the script
+    #: True when a program has registered it, not the script
     of_program: bool
-    #: what a program's parts were called in checkpoints of older versions, and are called now
+    #: the names of a program's parts in checkpoints of older versions: their names now
     former_names: dict[str, str]
 
     def freeze(self) -> None:
         """Agree on the model with the other workers and apply the strategy; once."""
 
-    def begin(self) -> None:
-        """A forward that trains, or a step, is about to be made."""
+    def begin_training(self) -> None:
+        """Prepare for the first forward that trains, or the first step."""
 
-    def widen(self, module: nn.Module) -> None:
-        """Stand for a module that has all of this one."""
+    def replace_module(self, module: nn.Module) -> None:
+        """Manage a module that contains the one so far."""
 
-    def weigh(self, weight: float, position: Position = ...) -> None:
-        """What the coming gradients of this worker weigh, and which records they come from."""
+    def set_batch_weight(self, weight: float, position: Position = ...) -> None:
+        """Set the weight of this worker's next gradients, and the records they come from."""
 
     @property
     def weight(self) -> float:
-        """What the gradients of the coming batch weigh."""
+        """The weight of the next batch's gradients."""
 
     @property
     def means(self) -> Means | None:
-        """Who takes means over the workers for it, once they have agreed on it."""
+        """What averages the model's tensors over the workers, once they have agreed on it."""
 
     @property
-    def trains_alone(self) -> bool:
-        """True while this worker makes steps of its own with the model."""
+    def trains_locally(self) -> bool:
+        """True while this worker steps the model without the others."""
 
     def has_any_of(self, parameters: Iterable[Tensor]) -> bool:
         """True when some of these are parameters of the model."""
 
-    def share_buffers(self) -> None:
-        """Give worker 0's buffers to all workers."""
+    def broadcast_buffers(self) -> None:
+        """Give all workers the buffers of worker 0."""
 
-    def replicate_again(self) -> None:
-        """Parameters were added, frozen or unfrozen: all workers agree anew."""
+    def rebuild_replica(self) -> None:
+        """Agree again after parameters were added, frozen or unfrozen; all workers call it."""
 
     def close(self) -> None:
-        """Let go of the module; its forward is its own again."""
+        """Give the module its own forward back."""
 
 
 class MergedSteps(Protocol):
-    """Backwards that make one step together; `training.gradient_merge.StepMerge`."""
+    """Several backwards that make one step; implemented by `training.gradient_merge`."""
 
     def is_between(self) -> bool:
-        """True when the backward just made is not the last of its k."""
+        """True when the last backward is not the last of its k."""
 
     def complete(self) -> None:
-        """Make the gradients those of all k parts."""
+        """Turn the gradients into those of all k backwards."""
 
 
 class LocalSteps(Protocol):
-    """Steps that a worker makes alone; `training.local_training.LocalTraining`."""
+    """Steps that a worker makes alone; implemented by `training.local_training`."""
 
     engine: LocalTrainingEngine
 
     @property
-    def now(self) -> bool:
-        """True when the coming step is made alone."""
+    def next_is_local(self) -> bool:
+        """True when the worker makes the next step alone."""
 
-    def trains_some_of(self, model: RegisteredModel) -> bool:
-        """Whether these steps change a parameter of the model."""
+    def steps_some_of(self, model: RegisteredModel) -> bool:
+        """True when these steps change a parameter of the model."""
 
-    def meet(self) -> None:
-        """Let the workers be equal now."""
+    def average(self) -> None:
+        """Average the parameters of the workers now."""
 
-    def settle(self) -> None:
-        """Let the states of their optimizers be equal, too."""
+    def average_with_states(self) -> None:
+        """Average the states of their optimizers, too."""
 
-    def tell_at_end(self) -> None:
+    def warn_at_end(self) -> None:
         """Warn if the workers never trained alone, or still differ."""
 
-    def how_far_apart(self) -> str:
-        """Since when each worker has trained for itself."""
+    def describe_drift(self) -> str:
+        """How many steps each worker has made alone."""
 
 
 class RegisteredOptimizer(Protocol):
-    """An optimizer of the job; `training.optimizer.StepPlan` is the only one."""
+    """An optimizer of the job; implemented by `training.optimizer.ManagedOptimizer`."""
 
     optimizer: torch.optim.Optimizer
 
     @property
     def merge(self) -> MergedSteps | None:
-        """How several backwards make one step, where the strategy says so."""
+        """How several backwards make one step, where the strategy asks for it."""
 
     @property
-    def alone(self) -> LocalSteps | None:
-        """How its steps are made alone, if they ever are."""
+    def local_steps(self) -> LocalSteps | None:
+        """How a worker makes its steps alone, if it ever does."""
 
     def freeze(self) -> None:
         """Apply the strategy as it is when training begins; once."""
 
-    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
-        """Values of a checkpoint were loaded: what trains alone goes on from there."""
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
+        """Let local training continue from the values of a checkpoint."""
 
-    def notice_changes(self, model: RegisteredModel) -> None:
-        """A forward of the model comes: agree anew now, where other parameters are trained."""
+    def update_trained(self, model: RegisteredModel) -> None:
+        """Before a forward of the model: agree again if other parameters are trained now."""
 
     @property
     def steps_on_servers(self) -> int | None:
         """How many steps it has made on the servers; None where workers step."""
 
     def count_on_servers(self, steps: int) -> None:
-        """So many steps were made on the servers before."""
+        """Set how many steps it has made on the servers."""
 
     def scaler_state(self) -> dict[str, Any] | None:
-        """The state of the loss scaler that `minimize` or a program uses, if one does."""
+        """The state of the loss scaler that `minimize` or a program uses, if there is one."""
 
     def load_scaler_state(self, state: dict[str, Any] | None) -> None:
-        """Take up the loss scale where it was."""
+        """Restore the loss scale."""
 
     def restart_merge(self) -> None:
-        """Drop what was merged of a step that is not made: other values have been loaded."""
+        """Drop the merged gradients of an unfinished step, since other values were loaded."""
 
     def release(self) -> None:
-        """Leave the optimizer as it was."""
+        """Restore the optimizer as it was before its registration."""
 
 
 # -- what a job offers
 
 
 class BatchWeights(Protocol):
-    """What the batches of the loaders weigh; `public.sharding.Weights`."""
+    """The weights of the loaders' batches; implemented by `public.sharding.LoaderWeights`."""
 
-    #: the share of the batch handed out last
+    #: the share of the last batch
     now: BatchShare | None
 
     def set(self, share: BatchShare | None) -> BatchShare | None:
-        """Set the share of the batch handed out now; returns the one before."""
+        """Set the share of the current batch; returns the previous one."""
 
 
 class Autosave(Protocol):
-    """How a job saves by itself, stops and resumes; `checkpoints.stopping.Stopping`."""
+    """Saves, stops and resumes a job; implemented by `checkpoints.autosave.JobAutosave`."""
 
     #: True once the job has saved because it was asked to stop
-    is_over: bool
-    #: how many saves have been made, and after which step the last one: the same on all workers
+    has_stopped: bool
+    #: the number of saves and the step of the last one; equal on all workers
     saves: list[int]
 
     @property
-    def place_now(self) -> int | None:
-        """Between two batches of which loader the script is, while it saves."""
+    def loader_at_save(self) -> int | None:
+        """The number of the loader between whose batches a save takes place."""
 
-    def place(self, loader: ShardLoader[Any], number: int) -> None:
-        """A loader was made, as the `number`th."""
+    def position_loader(self, loader: ShardLoader[Any], number: int) -> None:
+        """Set the position of a new loader, the `number`th."""
 
-    def take_up(self) -> None:
-        """Training begins: what an earlier start has saved is put in place, once."""
+    def resume(self) -> None:
+        """Load the checkpoint of an earlier start when training begins; once."""
 
     def between(self, loader: ShardLoader[Any]) -> None:
-        """The script is between two batches of a loader."""
+        """Save or stop, if due: the script is between two batches of a loader."""
 
     def step_made(self) -> None:
-        """An optimizer has made a step."""
+        """Note that an optimizer has made a step."""
 
-    def left_alone(self, error: MembershipError) -> None:
-        """Others do not come whom this worker waits for: where they stop, so does it."""
+    def peer_missing(self, error: MembershipError) -> None:
+        """Stop if the workers that this one waits for have stopped."""
 
 
 class Replay(Protocol):
-    """How a worker that was killed returns to its last step; `served.replay.WorkerReplay`."""
+    """Returns a killed worker to its last step; implemented by `served.durable.replay`."""
 
-    #: False once the script has come to the loop in which the life before was
+    #: True until the script reaches the loop in which the earlier incarnation was
     is_catching_up: bool
 
     @property
     def keeps(self) -> bool:
-        """True where a later life of this worker resumes where this one stops."""
+        """True where the next incarnation of this worker resumes where this one stops."""
 
     def position_of(self, loader: int) -> Mapping[str, Any] | None:
-        """Where a loader is to begin; None: at its beginning."""
+        """The position at which a loader begins; None: at its first record."""
 
     def is_trained_on(self, loader: int) -> bool:
-        """True for the loader whose batches the life before made its steps with."""
+        """True for the loader whose batches the earlier incarnation trained on."""
 
     def begins(self, loader: int) -> None:
-        """The script begins to iterate a loader."""
+        """The script begins to iterate over a loader."""
 
     def hands_out(self, loader: int, before: Mapping[str, Any]) -> None:
-        """A loader that was at `before` is about to hand out a batch."""
+        """A loader at position `before` is about to return a batch."""
 
-    def lose(self) -> None:
-        """Where the worker is, only its next step tells."""
+    def forget_position(self) -> None:
+        """Report no position until the next step."""
 
-    def give_up(self, why: str) -> None:
-        """The same, where nothing is on its way any more."""
+    def disable(self, why: str) -> None:
+        """Let no incarnation resume from the last step, after everything has arrived."""
 
 
 class NoReplay:
-    """The replay of a worker that keeps nothing of itself."""
+    """The replay of a worker that keeps no state."""
 
     is_catching_up = False
     keeps = False
 
     def position_of(self, loader: int) -> None:
-        """At its beginning."""
+        """At its first record."""
 
     def is_trained_on(self, loader: int) -> bool:
-        """There was no life before."""
+        """There is no earlier incarnation."""
         return False
 
     def begins(self, loader: int) -> None:
@@ -339,61 +340,61 @@ class NoReplay:
     def hands_out(self, loader: int, before: Mapping[str, Any]) -> None:
         """Nothing is kept."""
 
-    def lose(self) -> None:
+    def forget_position(self) -> None:
         """Nothing is kept."""
 
-    def give_up(self, why: str) -> None:
+    def disable(self, why: str) -> None:
         """Nothing is kept."""
 
 
 class PrefetchHints(Protocol):
-    """Tells which ids the coming batch has; `served.prefetch_hints.IdHints`."""
+    """Announces the ids of the next batch; implemented by `served.prefetch_hints.IdLookahead`."""
 
     def wanted(self) -> bool:
-        """True when a batch is to be loaded ahead."""
+        """True when the loader reads one batch ahead."""
 
     def announce(self, batches: Sequence[Any]) -> None:
-        """The batch handed out now, and the one after it, if there is one."""
+        """The current batch and, if there is one, the next."""
 
 
-class ServerCut(Protocol):
-    """What the servers hold at one moment; `served.tables.server_checkpoint`."""
+class ServerSnapshot(Protocol):
+    """The values of all servers at one moment; implemented by `served.tables.server_checkpoint`."""
 
-    def completed(self, snapshot: JobSnapshot) -> JobSnapshot:
-        """A worker's snapshot with what the servers have."""
+    def complete(self, snapshot: JobSnapshot) -> JobSnapshot:
+        """Add the values of the servers to a worker's snapshot."""
 
     @property
-    def may_be_made_again(self) -> bool:
-        """Whether a server that is lost comes back, for another cut."""
+    def can_retry(self) -> bool:
+        """True when a lost server comes back, so that a second attempt may succeed."""
 
     def drop(self) -> None:
-        """Let go of what was not saved."""
+        """Free what was not saved."""
 
 
 class Loading(Protocol):
     """A worker's part in loading a checkpoint."""
 
-    def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
-        """Read and compare everything; the steps that then put it in place."""
+    def prepare(self, model: nn.Module) -> Iterator[Callable[[], None]]:
+        """Read and compare everything; yields the steps that then set the values."""
 
     def end(self) -> None:
-        """Let go of what was read."""
+        """Free what was read."""
 
 
 class ModelValues(Protocol):
-    """All values of one registered model, by the names that the model has for them."""
+    """All values of one registered model, by the model's names."""
 
     def row_bytes(self) -> int:
-        """Bytes of ids and rows that are on servers."""
+        """Bytes of ids and rows on servers."""
 
-    def gathered(self) -> dict[str, Any]:
-        """Copies of all values, on the CPU; worker 0 asks."""
+    def gather(self) -> dict[str, Any]:
+        """Copies of all values, on the CPU; worker 0 calls it."""
 
-    def fitted(self, state: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
-        """Compare everything; the steps that then put it in place, on worker 0."""
+    def prepare(self, state: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+        """Compare everything; yields the steps that then set the values, on worker 0."""
 
-    def held_here(self) -> list[Tensor]:
-        """What every worker keeps itself."""
+    def local_tensors(self) -> list[Tensor]:
+        """The tensors that every worker keeps itself."""
 
-    def taken(self, operation: str) -> None:
-        """After a load: wait until all workers have taken the values, where they must."""
+    def wait_until_applied(self, operation: str) -> None:
+        """After a load: wait until all workers have the values, where they must."""

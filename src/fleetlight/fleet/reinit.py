@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.init` called again in a process, as in a notebook, and what `fleet.reset` forgets."""
+"""A second `fleet.init` in a process, as in a notebook, and what `fleet.reset` forgets."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from fleetlight.torch_compat.used_graphs import watch_no_longer
 
 
 class InitCall:
-    """What a call of `fleet.init` has asked for; the strategy may be one that nobody gave."""
+    """The arguments of a call of `fleet.init`; `is_given` is False for a default strategy."""
 
-    def __init__(self, role: Role, is_collective: bool, given: DistributedStrategy | None) -> None:
+    def __init__(
+        self, role: Role, is_collective: bool, strategy: DistributedStrategy, is_given: bool
+    ) -> None:
         self.role, self.is_collective = role, is_collective
-        self.is_given = given is not None
-        #: the object itself, which the script may change later
-        self.strategy = given or DistributedStrategy()
+        self.is_given = is_given
+        #: the object itself; the script may change it later
+        self.strategy = strategy
         self._settings = copy.deepcopy(self.strategy)
 
     def differences(self, now: InitCall) -> list[str]:
-        """`is_collective = True, now False` for all that another call asks otherwise."""
+        """Each difference from another call, such as `is_collective = True, now False`."""
         found: list[str] = []
         if self.is_collective != now.is_collective:
             found.append(f"is_collective = {self.is_collective}, now {now.is_collective}")
@@ -40,37 +42,37 @@ class InitCall:
         return found
 
 
-def take_again(job: Job, before: InitCall | None, asked: InitCall) -> InitCall:
-    """Go on as before where all is the same; raise where the call asks for something else."""
+def accept_repeated_call(job: Job, before: InitCall | None, asked: InitCall) -> InitCall:
+    """Return the call that counts from now on; ConfigError where the arguments differ."""
     if before is None:
         raise ConfigError(
-            "fleet.init was called before in this process, and failed; call fleet.reset() first"
+            "fleet.init failed in an earlier call of this process; call fleet.reset() first"
         )
     different = before.differences(asked)
     if different:
         raise ConfigError(
             "fleet.init was called before in this process with other arguments: "
-            f"{', '.join(different)}; call it with the same ones, which changes nothing, or "
-            "fleet.reset() first, which leaves the job and forgets its models and optimizers"
+            f"{', '.join(different)}; repeat the first arguments, which changes nothing, or "
+            "call fleet.reset() first, which leaves the job and forgets its models and optimizers"
         )
-    has_begun = any(plan.frozen for plan in job.models)
+    has_begun = any(managed.frozen for managed in job.models)
     is_other = asked.is_given and asked.strategy is not before.strategy
     if is_other and job.strategy is before.strategy and not has_begun:
-        # what the script sets later, it sets in this object
+        # the script may set fields of this object later
         job.strategy, job.strategy_from = asked.strategy, "fleet.init"
         before = asked
-    logger.debug("fleet.init: called again with the same arguments; nothing is changed")
+    logger.debug("fleet.init: called again with the same arguments, changes nothing")
     return before
 
 
-def forget() -> None:
-    """Forget a job that this process has left: models and optimizers become torch's own again."""
+def forget_last_job() -> None:
+    """Forget a job that this process has left; its models and optimizers become plain again."""
     job = last_or_none()
     if job is not None:
-        _let_go(job)
+        _release(job)
     forget_job()
     watch_no_longer()
-    # no program without these
+    # modules that are not loaded have no programs
     programs = sys.modules.get("fleetlight.fleet.training.programs")
     if programs is not None:
         programs.forget()
@@ -79,9 +81,9 @@ def forget() -> None:
         definition.reset_default_programs()
 
 
-def _let_go(job: Job) -> None:
+def _release(job: Job) -> None:
     for optimizer in job.optimizers:
         optimizer.release()
-    job.forget()
+    job.release_layers()
     for registered in (job.models, job.optimizers, job.compressions, job.loaders):
         registered.clear()

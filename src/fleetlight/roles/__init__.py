@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who am I: the role of this process, read from its environment or given by hand."""
+"""The role of this process, read from its environment or given by the script."""
 
 from fleetlight.roles.environment import from_environment
 from fleetlight.roles.maker import RoleMaker, UserDefinedRoleMaker

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses this machine has, and which of them leads to a peer."""
+"""This machine's addresses, and the one that leads to a peer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def is_loopback(address: str) -> bool:
 
 
 def resolve(host: str) -> str | None:
-    """The first address a name stands for, None when it stands for none."""
-    # a ValueError is a name that no resolver takes, such as one with a label of 64 letters
+    """The first address of a name, IPv4 preferred; None if it does not resolve."""
+    # a ValueError means an invalid name, such as one with a label of 64 letters
     with contextlib.suppress(OSError, ValueError):
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return str(sorted(found, key=lambda entry: entry[0] != socket.AF_INET)[0][4][0])
@@ -36,10 +36,10 @@ def resolve(host: str) -> str | None:
 
 
 def find_route(host: str) -> str | None:
-    """The own address from which packets to `host` leave, None when none do.
+    """This machine's address from which packets to `host` leave, None without a route.
 
-    The routing table knows it even where the own hostname resolves to 127.0.1.1; connecting
-    a datagram socket asks the table and sends nothing.
+    Connecting a datagram socket looks up the routing table and sends no packet. The result is
+    right even where this machine's name resolves to 127.0.1.1.
     """
     target = resolve(host)
     if target is None:
@@ -52,12 +52,12 @@ def find_route(host: str) -> str | None:
 
 
 def route_to(host: str) -> str:
-    """`find_route`; the loopback where there is no other way."""
+    """`find_route`, or the loopback address without a route."""
     return find_route(host) or "127.0.0.1"
 
 
 def own_addresses() -> Addresses:
-    """Every (interface, address) of this machine, IPv4 before IPv6, loopback included."""
+    """All (interface, address) pairs of this machine, IPv4 before IPv6, loopback included."""
     if sys.platform != "linux":
         return _addresses_by_name()
     return (*_ipv4_addresses(), *_ipv6_addresses(pathlib.Path("/proc/net/if_inet6")))
@@ -83,13 +83,13 @@ def _ipv6_addresses(table: pathlib.Path) -> Iterator[tuple[str, str]]:
     with contextlib.suppress(OSError):  # a kernel without IPv6
         for line in table.read_text().splitlines():
             address, *_, name = line.split()
-            # a link-local address means nothing without the interface it was seen on
+            # a link-local address is useless without its interface
             if not address.startswith("fe80"):
                 yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
 
 
 def _addresses_by_name() -> Addresses:
-    """Where Linux's tables are not: what the own name resolves to; interfaces have no name."""
+    """Without Linux's tables: what the host name resolves to, with "" as interfaces."""
     found = {"127.0.0.1"}
     with contextlib.suppress(OSError):
         entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
@@ -98,7 +98,7 @@ def _addresses_by_name() -> Addresses:
 
 
 def is_own(address: str) -> bool:
-    """True when this machine has the address: a socket can be bound to it."""
+    """True when this machine has the address, because a socket can bind to it."""
     target = resolve(address)
     if target is None:
         return False
@@ -112,7 +112,7 @@ def is_own(address: str) -> bool:
 
 
 def interface_of(address: str, among: Addresses | None = None) -> str | None:
-    """The network interface that has `address`; all of 127.0.0.0/8 is the loopback's."""
+    """The interface that has `address`; the loopback interface has all of 127.0.0.0/8."""
     own = own_addresses() if among is None else among
     target = resolve(address)
     exact = [name for name, mine in own if mine == target]
@@ -124,7 +124,7 @@ def interface_of(address: str, among: Addresses | None = None) -> str | None:
 def choose_interface(address: str) -> str:
     """Make Gloo use the interface that has `address`, unless the user has chosen one.
 
-    Left alone, Gloo asks what the hostname resolves to, which may be the loopback.
+    By default Gloo uses what the host name resolves to, which may be the loopback.
     """
     found = interface_of(address)
     if found is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Dialect`: a family of variables that say who a process is, and `Variables`, which reads them."""
+"""`Dialect`: a family of variables that describe a role, and `Variables`, which reads them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Environment = Mapping[str, str]
 
 _NUMBER = re.compile("[0-9]{1,18}")
 
-#: seconds; what is longer than some months is a slip, and overflows in some clock further down
+#: seconds; a longer time is a mistake and overflows some clocks
 _LONGEST_S = 1e7
 
 
 @dataclasses.dataclass(frozen=True)
 class Variables:
-    """An environment seen through one dialect. An empty variable counts as absent."""
+    """An environment read in one dialect. An empty variable counts as absent."""
 
     env: Environment
     dialect: str
 
     def get(self, name: str) -> str | None:
-        """The variable's text, or None when it is absent or empty."""
+        """The variable's text, None if it is absent or empty."""
         return self.env.get(name, "").strip() or None
 
     def any(self, *names: str) -> bool:
@@ -34,23 +34,23 @@ class Variables:
         return any(self.get(name) is not None for name in names)
 
     def text(self, name: str) -> str:
-        """The variable's text; its absence is an error."""
+        """The text of a required variable."""
         value = self.get(name)
         if value is None:
-            raise RoleError(f"{self.dialect}: {name} is not set, but the dialect needs it")
+            raise RoleError(f"{self.dialect}: {name} is not set, but is required")
         return value
 
     def number(self, name: str) -> int:
-        """A whole number that is not negative; its absence is an error."""
+        """The number in a required variable, at least 0."""
         return self._parse(name, self.text(name))
 
     def number_or(self, name: str, default: int | None) -> int | None:
-        """A whole number that is not negative, or `default` when it is absent."""
+        """The number in a variable, at least 0, or `default` if it is absent."""
         value = self.get(name)
         return default if value is None else self._parse(name, value)
 
     def seconds_or(self, name: str, default: float | None) -> float | None:
-        """A positive number of seconds, or `default` when it is absent."""
+        """The seconds in a variable, above 0, or `default` if it is absent."""
         value = self.get(name)
         if value is None:
             return default
@@ -65,14 +65,14 @@ class Variables:
         return seconds
 
     def endpoint(self, host_name: str, port_name: str) -> Endpoint:
-        """An address from two variables; an IPv6 host may come with or without brackets."""
+        """The endpoint in two variables; an IPv6 host may have brackets."""
         host, port = self.text(host_name).strip("[]"), self.number(port_name)
         return parse_endpoint(
             endpoint_text((host, port)), f"{self.dialect}: {host_name}:{port_name}"
         )
 
     def first_device(self) -> int | None:
-        """The accelerator that a launcher of Fleet's family gave this process."""
+        """The GPU that a launcher of Fleet's family assigned to this process."""
         value = self.get("FLAGS_selected_gpus")
         if value is None:
             return None
@@ -86,30 +86,30 @@ class Variables:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """One family of variables. Each module of `roles/dialects` has one as `DIALECT`."""
+    """One family of variables. Each module of `roles/dialects` has one, as `DIALECT`."""
 
-    #: what errors call it
+    #: the name in errors
     name: str
-    #: of two that are present, the one with the lower number counts
+    #: of two present dialects, the one with the lower number is read
     precedence: int
     #: returns the role that the variables describe
     reader: Callable[[Variables], Role]
-    #: it is present where one of these is set
+    #: the dialect is present if one of these variables is set
     marks: tuple[str, ...] = ()
-    #: or, in place of marks, where this is true
+    #: replaces `marks`: returns True if the dialect is present
     detector: Callable[[Variables], bool] | None = None
-    #: facts of a role that it has no variables for: its silence contradicts no other dialect
+    #: facts of a role for which the dialect has no variables
     unstated: tuple[str, ...] = ()
-    #: it counts only where no other dialect is present
+    #: True if the dialect counts only without any other
     is_fallback: bool = False
-    #: pattern of the variables that fleetrun keeps from its children
+    #: pattern of the variables that fleetrun does not pass to its children
     kept_from_children: str = ""
 
     def is_present(self, env: Environment) -> bool:
-        """True where the environment has this dialect's variables."""
+        """True if the environment has this dialect's variables."""
         variables = Variables(env, self.name)
         return self.detector(variables) if self.detector else variables.any(*self.marks)
 
     def read(self, env: Environment) -> Role:
-        """The role that the environment describes in this dialect."""
+        """Read the role from the environment."""
         return self.reader(Variables(env, self.name))

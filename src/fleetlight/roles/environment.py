@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the dialect of the environment and reads this process's role from it."""
+"""Find the dialect of the environment and read this process's role."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.roles.secret import parse_token
 
 
 def find_dialects() -> tuple[Dialect, ...]:
-    """Every dialect of the package, in order of precedence."""
+    """All dialects of the package in order of precedence."""
     names = [
         f"{dialects.__name__}.{module.name}" for module in pkgutil.iter_modules(dialects.__path__)
     ]
@@ -29,7 +29,7 @@ DIALECTS = find_dialects()
 
 
 def from_environment(env: Environment | None = None, known: Sequence[Dialect] = DIALECTS) -> Role:
-    """This process's role; a lone process when no dialect is present."""
+    """This process's role; without a dialect, that of a single process."""
     env = os.environ if env is None else env
     present = [dialect for dialect in known if dialect.is_present(env)]
     stated = [dialect for dialect in present if not dialect.is_fallback]
@@ -39,27 +39,27 @@ def from_environment(env: Environment | None = None, known: Sequence[Dialect] = 
 
 
 def is_kept_from_children(name: str, known: Sequence[Dialect] = DIALECTS) -> bool:
-    """Whether a variable says who fleetrun itself is, and would mislead its children."""
+    """True if a variable describes the role of fleetrun itself and must not reach children."""
     return any(re.fullmatch(dialect.kept_from_children, name) for dialect in known)
 
 
 def _agreed(present: Sequence[Dialect], env: Environment) -> Role:
-    """The first dialect's role, once all the others are seen to say the same."""
+    """The first dialect's role, checked against the other dialects."""
     first = present[0].read(env)
     for other in present[1:]:
         second = other.read(env)
         clash = _clash(first, second, other.unstated)
         if clash is not None:
             raise RoleError(
-                f"two dialects disagree: {first.dialect} says {_fact(first, clash)}, "
-                f"{second.dialect} says {_fact(second, clash)}; "
-                "unset the variables of the one that does not belong to this job"
+                f"two dialects disagree: {first.dialect} has {_fact(first, clash)}, "
+                f"{second.dialect} has {_fact(second, clash)}; "
+                "unset the variables of the dialect that does not belong to this job"
             )
     return first
 
 
 def _clash(first: Role, second: Role, unsaid: Collection[str]) -> str | None:
-    """The first fact that the two roles both state and state differently."""
+    """The first fact that both roles state, with different values."""
     for fact in ("kind", "worker_num", "server_num", "index"):
         mine, theirs = getattr(first, fact), getattr(second, fact)
         if fact not in unsaid and None not in (mine, theirs) and mine != theirs:
@@ -73,12 +73,12 @@ def _fact(role: Role, name: str) -> str:
 
 
 def error_file() -> str | None:
-    """Where the launcher looks for what went wrong; it is there before the role is known."""
+    """The launcher's status file, available before the role is known."""
     return os.environ.get("FLEET_ERROR_FILE")
 
 
 def with_fleet_variables(role: Role, env: Environment | None = None) -> Role:
-    """The role with the settings of ours that hold in every dialect."""
+    """The role with the `FLEET_*` settings that apply in every dialect."""
     v = Variables(os.environ if env is None else env, "FLEET_*")
     seconds = v.seconds_or("FLEET_DEADLINE_S", None)
     if seconds is not None:

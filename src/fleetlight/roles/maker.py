@@ -11,24 +11,24 @@ from fleetlight.roles.environment import from_environment, with_fleet_variables
 from fleetlight.roles.role import Endpoint, Kind, Role, parse_endpoint
 
 _INIT_GLOO = (
-    "UserDefinedRoleMaker(init_gloo=True) changes nothing: barriers and metrics of workers always "
-    "work, over Gloo in a collective job and through server 0 in a job with servers"
+    "UserDefinedRoleMaker(init_gloo=True) has no effect: workers always have barriers and metrics, "
+    "by Gloo in a collective job and by server 0 in a job with servers"
 )
 
 
 class RoleMaker:
-    """Reads the role from the environment, in whichever dialect it speaks."""
+    """Reads the role from the environment, in any dialect."""
 
     @names_arguments
     def __init__(self, is_collective: bool = False, env: Environment | None = None) -> None:
         self.is_collective = is_collective
         self.role = from_environment(env)
-        #: what `fleet.init` logs about arguments that change nothing
+        #: what `fleet.init` logs about arguments without effect
         self.remarks: tuple[str, ...] = ()
 
 
 class UserDefinedRoleMaker(RoleMaker):
-    """A role given by hand, for jobs that no launcher describes."""
+    """A role given by the script, for jobs without a launcher."""
 
     @names_arguments
     def __init__(

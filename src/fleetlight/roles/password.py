@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The password of encrypted keys: in a variable, or in a file that a variable names.
+"""The password of encrypted keys, from a variable or from a file that a variable names.
 
-It is no part of a `Role`: it is read where an encrypted key is loaded, and kept nowhere.
+It is read when an encrypted key is loaded, and is not stored in the `Role`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from fleetlight.roles.dialect import Environment
 from fleetlight.roles.secret import Secret
 
 PASSWORD, PASSWORD_FILE = "FLEET_SSL_PASSWORD", "FLEET_SSL_PASSWORD_FILE"
-#: no longer one is taken by OpenSSL
+#: the longest password that OpenSSL accepts
 _MOST_BYTES = 1024
 
 
 def key_password(env: Environment | None = None) -> tuple[Secret, str] | None:
-    """The password, and which variable says it; None where neither does."""
+    """The password and the name of its variable, None if neither variable is set."""
     env = os.environ if env is None else env
     text, file = env.get(PASSWORD), env.get(PASSWORD_FILE)
     if text and file:
@@ -35,13 +35,13 @@ def _checked(text: str, where: str) -> Secret:
     if not 1 <= size <= _MOST_BYTES:
         raise ConfigError(
             f"{where}: got a password of {size} bytes, expected 1 to {_MOST_BYTES}; encrypt the "
-            "key with such a one (openssl pkey -aes256 -in OLD -out NEW)"
+            "key with another one (openssl pkey -aes256 -in OLD -out NEW)"
         )
     return Secret(text)
 
 
 def _read(file: str) -> str:
-    """What the file holds, without the end of its line."""
+    """The content of the file without the final newline."""
     where = f"{PASSWORD_FILE}={file}"
     try:
         with open(file, "rb") as opened:
@@ -49,12 +49,12 @@ def _read(file: str) -> str:
             data = opened.read(_MOST_BYTES + 3)
     except OSError as error:
         raise ConfigError(
-            f"{where} cannot be read: {error.strerror}; give the path of a file that holds the "
-            "password and nothing else"
+            f"{where} cannot be read: {error.strerror}; give the path of a file with only the "
+            "password"
         ) from None
     if mode & 0o077:
         raise ConfigError(
-            f"{where} can be read or changed by others (mode {mode & 0o777:o}); chmod 600 {file}"
+            f"{where} is accessible to other users (mode {mode & 0o777:o}); run chmod 600 {file}"
         )
     text = data.decode("utf-8", "surrogateescape")
     return text.removesuffix("\n").removesuffix("\r")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Role`: what one process of a job knows about itself and its peers before it meets them."""
+"""`Role`: what a process knows about itself and its peers before the job forms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Role:
-    """One process of a job. `None` means: not said, found out when the job forms."""
+    """One process of a job. `None` means unknown until the job forms."""
 
     #: Fleet's names, for `UserDefinedRoleMaker(role=fleet.Role.SERVER)`
     WORKER: ClassVar[Kind] = Kind.WORKER
@@ -35,9 +35,9 @@ class Role:
     worker_num: int = 1
     server_num: int = 0
     dialect: str = "single"
-    #: where the job meets: the host of worker 0 (or of the scheduler, or of an outside agent)
+    #: where the job forms: the endpoint of worker 0, the scheduler, or the launcher's agent
     master: Endpoint | None = None
-    #: who serves the meeting point, when somebody other than worker 0 does
+    #: what serves `master` if worker 0 does not
     master_keeper: str | None = None
     worker_endpoints: tuple[Endpoint, ...] = ()
     server_endpoints: tuple[Endpoint, ...] = ()
@@ -45,26 +45,26 @@ class Role:
     local_size: int | None = None
     node_rank: int | None = None
     node_num: int | None = None
-    #: own address, when the user or the launcher says it; else the route to `master` tells
+    #: this process's address if the user or the launcher gives it; else by the route to `master`
     address: str | None = None
-    #: index of the accelerator this worker uses, None for CPU
+    #: the index of this worker's GPU, None for CPU
     device: int | None = None
-    #: a name that outlives a restart (MindSpore's MS_NODE_ID)
+    #: a name that a restarted process keeps (MindSpore's MS_NODE_ID)
     node_id: str | None = None
     #: how often the launcher has restarted the job
     restart: int = 0
-    #: how long the job may take to form, when a variable says so, and which one
+    #: how long the job may take to form, if a variable says so, and the variable's name
     deadline_s: float | None = None
     deadline_variable: str | None = None
-    #: where this process leaves its last error for the launcher
+    #: the file in which this process reports its status to the launcher
     error_file: str | None = None
-    #: a name of the job that its processes keep when they are started again; "" where it has none
+    #: the job's id, which restarted processes keep; "" without one
     job: str = ""
-    #: what an earlier job has left is to be taken up
+    #: True if the job resumes an earlier one
     resume: bool = False
-    #: how often the launcher may start something again; None where nobody has said so
+    #: how often the launcher may restart processes, None if unknown
     max_restarts: int | None = None
-    #: what all processes of the job know and nobody else
+    #: the secret of the job's processes
     token: Secret | None = None
 
     def __post_init__(self) -> None:
@@ -73,16 +73,20 @@ class Role:
                 f"{self.dialect}: a job needs at least 1 worker, got worker_num={self.worker_num}"
             )
         if self.is_server and self.server_num < 1:
-            raise RoleError(f"{self.dialect}: this process is a server of a job without servers")
+            raise RoleError(
+                f"{self.dialect}: this process is a server, but server_num={self.server_num}, "
+                "expected at least 1"
+            )
         members = {Kind.WORKER: self.worker_num, Kind.SERVER: self.server_num, Kind.SCHEDULER: 1}
         self._check_place("index", members[self.kind], f"{self.kind.value}s")
         self._check_list("worker_endpoints", self.worker_num)
         self._check_list("server_endpoints", self.server_num)
 
     def check_host(self) -> None:
-        """Refuse a place outside of the sizes that were given with it.
+        """Refuse host ranks that do not fit the sizes given with them.
 
-        Not for sizes found out later: a container may be a host of its own, and yet local rank 3.
+        This does not hold for sizes found when the job forms: a container may look like a host
+        of its own, and yet have local rank 3.
         """
         self._check_place("local_rank", self.local_size, "workers on this host")
         self._check_place("node_rank", self.node_num, "hosts")
@@ -91,7 +95,7 @@ class Role:
         place: int | None = getattr(self, fact)
         if place is not None and size is not None and not 0 <= place < size:
             raise RoleError(
-                f"{self.dialect}: {fact}={place}, but there are {size} {among}, counted from 0"
+                f"{self.dialect}: {fact}={place}, expected 0 to {size - 1} for {size} {among}"
             )
 
     def _check_list(self, fact: str, size: int) -> None:
@@ -116,11 +120,11 @@ class Role:
 
     @property
     def master_is_outside(self) -> bool:
-        """True when somebody other than worker 0 serves the meeting point."""
+        """True when another process than worker 0 serves `master`."""
         return self.master_keeper is not None
 
     def with_host_ranks(self) -> Role:
-        """A worker's role with its place among the hosts of `worker_endpoints`, in their order."""
+        """The role with this worker's host ranks, derived from `worker_endpoints`."""
         if self.index is None or not self.worker_endpoints:
             return self
         hosts = [host for host, _ in self.worker_endpoints]
@@ -134,15 +138,15 @@ class Role:
         )
 
     def replace(self, **changes: object) -> Role:
-        """A copy with some facts found out."""
+        """A copy with some facts changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
 def parse_endpoint(text: str, where: str) -> Endpoint:
-    """`host:port` (or `[v6]:port`) as a pair; `where` names the variable or flag in errors."""
+    """Parse `host:port` or `[v6]:port`; `where` names the variable or flag in errors."""
     host, _, port = text.strip().rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    # a bare `a:b:80` or `::1:80` could be cut in two ways
+    # a bare `a:b:80` or `::1:80` would be ambiguous
     if not _is_host(bare, bracketed=bare != host) or not _is_port(port):
         raise RoleError(
             f"{where}: got {text!r}, expected host:port with a port of 1 to 65535, "
@@ -152,7 +156,7 @@ def parse_endpoint(text: str, where: str) -> Endpoint:
 
 
 def endpoint_text(endpoint: Endpoint) -> str:
-    """An endpoint as `parse_endpoint` reads it."""
+    """Format an endpoint; the inverse of `parse_endpoint`."""
     host, port = endpoint
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -172,5 +176,5 @@ def _is_port(text: str) -> bool:
 
 
 def parse_endpoints(text: str, where: str) -> tuple[Endpoint, ...]:
-    """A comma-separated list of endpoints."""
+    """Parse a comma-separated list of endpoints."""
     return tuple(parse_endpoint(part, where) for part in text.split(",") if part.strip())

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Secret`: the token of a job, which no text shows by accident."""
+"""`Secret`: a text that is never printed by accident, such as the token of a job."""
 
 from __future__ import annotations
 
 from fleetlight.errors import RoleError
 
-#: what is shorter can be found by trying
+#: shorter tokens are open to brute force
 MIN_CHARACTERS = 16
 MAX_CHARACTERS = 1024
-#: how to make a good one, for error texts
+#: advice in error texts
 TOKEN_ADVICE = "make one with: openssl rand -hex 32"
 
 
 class Secret:
-    """A text that is shown as stars, wherever the object around it is printed."""
+    """A text whose `str` and `repr` are stars."""
 
     __slots__ = ("_text",)
 
@@ -21,7 +21,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself: for keys of HMAC and environments of children, never for messages."""
+        """The text, for HMAC keys and environments of children, not for messages."""
         return self._text
 
     def __repr__(self) -> str:
@@ -38,15 +38,15 @@ class Secret:
 
 
 def parse_token(text: str, where: str) -> Secret:
-    """The token that a variable or file called `where` holds; errors do not show it."""
+    """Check a token from the variable or file `where`; errors do not show it."""
     if not MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS:
         raise RoleError(
-            f"{where} holds {len(text)} characters, expected a token of {MIN_CHARACTERS} to "
+            f"{where} has {len(text)} characters, expected a token of {MIN_CHARACTERS} to "
             f"{MAX_CHARACTERS}; {TOKEN_ADVICE}"
         )
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise RoleError(
-            f"{where} holds characters that do not belong into a token (blanks, control "
-            f"characters, or beyond ASCII); {TOKEN_ADVICE}"
+            f"{where} has characters that a token must not have (blanks, control characters, or "
+            f"non-ASCII); {TOKEN_ADVICE}"
         )
     return Secret(text)

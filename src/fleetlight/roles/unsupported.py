@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that tune other systems and mean nothing here, and what to use instead.
+"""Variables of other systems that Fleetlight does not read, and what to use instead.
 
-`roles/dialects` has the variables that say who a process is; `setting(..., variable=...)` names
-one that gives a setting its default. `UNSUPPORTED` has the rest, so that they are not missed.
+`roles/dialects` has the variables that describe roles, and `setting(..., variable=...)` those
+that give a setting its default. `UNSUPPORTED` has the rest, so that `fleet.init` warns of them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _MEMORY = (
     "torch's allocator grows on demand; torch.cuda.set_per_process_memory_fraction limits it and "
     "PYTORCH_CUDA_ALLOC_CONF tunes it"
 )
-_FREED = "tensors are freed at once by reference counts"
+_FREED = "reference counts free tensors at once"
 _DEADLINE = "use strategy.deadline_s or FLEET_DEADLINE_S"
 _THREADS = "use OMP_NUM_THREADS or torch.set_num_threads"
 _CUDNN = "use torch.backends.cudnn.benchmark and torch.backends.cudnn.benchmark_limit"
-_DENSE = "dense values come with the answer to each push"
+_DENSE = "each push returns the dense values"
 _BUCKETS = "use strategy.fuse_grad_size_in_MB"
 _RECOVERY = (
     "use fleetrun --max_restarts with strategy.durability='log' for servers, or strategy.checkpoint"
 )
 _ELASTIC = "use fleetrun --nnodes MIN:MAX --master host:port and --max_restarts"
-_FLEETRUN = "it is for another launcher; start the job by fleetrun"
+_FLEETRUN = "it belongs to another launcher; start the job by fleetrun"
 _NO_GLOO = "workers have barriers and metrics without it"
 _DEVICES = "Fleetlight trains on CPUs and NVIDIA GPUs; use fleetrun --gpus or --nproc_per_node"
 _HETER = "all workers of a job are alike; use fleetrun --server_num and --worker_num"
@@ -33,7 +33,7 @@ _TRACE = "use torch.profiler, and fleet.account() for communication"
 _LOG = "use logging.getLogger('fleetlight').setLevel, and TORCH_CPP_LOG_LEVEL for torch's C++"
 _NO_MPI = "mpirun's ranks are not read; start the job by fleetrun, torchrun or srun"
 
-#: pattern of a name: what to use here instead; the first that fits counts
+#: {pattern of a name: what to use instead}; the first matching pattern counts
 UNSUPPORTED: Mapping[str, str] = {
     # PaddlePaddle Fleet
     "FLAGS_fraction_of_gpu_memory_to_use": _MEMORY,
@@ -54,7 +54,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "FLAGS_communicator_.*": "use strategy.a_sync_configs; a push leaves as soon as it is ready",
     "FLAGS_rpc_deadline": _DEADLINE,
     "FLAGS_stop_check_timeout": _DEADLINE,
-    "FLAGS_rpc_retry_times": f"a broken connection is mended until the deadline; {_DEADLINE}",
+    "FLAGS_rpc_retry_times": f"broken connections are retried until the deadline; {_DEADLINE}",
     "FLAGS_LAUNCH_BARRIER": "workers wait for all servers until the deadline",
     "FLAGS_START_PORT": "use fleetrun --start_port",
     "FLAGS_nccl_nrings": "use strategy.nccl_comm_num",
@@ -65,8 +65,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "FLAGS_(benchmark|enable_rpc_profiler)": _TRACE,
     "FLAGS_(paddle_num_threads|inner_op_parallelism)": _THREADS,
     "FLAGS_use_(mkldnn|onednn)": "torch uses oneDNN by itself; see torch.backends.mkldnn",
-    "FLAGS_pserver_.*": "a row is made when it is pulled; entries such as fleet.CountFilterEntry "
-    "say which ids get one",
+    "FLAGS_pserver_.*": "the first pull creates a row; entries such as fleet.CountFilterEntry "
+    "choose the ids that get one",
     "FLAGS_selected_(xpus|npus|accelerators|mlus)": _DEVICES,
     "CPU_NUM": "use fleetrun --worker_num for more workers, or OMP_NUM_THREADS for threads",
     "PADDLE_ELASTIC_TIMEOUT": f"{_DEADLINE}; machines join by fleetrun --nnodes MIN:MAX",
@@ -80,7 +80,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "PADDLE_IPS": "use fleetrun --ips",
     "PADDLE_START_PORT": "use fleetrun --start_port",
     "PADDLE_LOG_DIR": "use fleetrun --log_dir",
-    "PADDLE_JOB_ID": "fleetrun names the job by itself",
+    "PADDLE_JOB_ID": "fleetrun chooses the job's id",
     "PADDLE_(DISTRI|XCCL)_BACKEND": "fleet.init chooses NCCL for GPUs and Gloo for CPUs",
     "PADDLE_COORDINATOR_ENDPOINTS": "there is no coordinator; use fleetrun --server_num",
     "PADDLE_(ALL_HETER|NEXT_HETER|PREVIOUS_HETER)_TRAINER_IP_PORT_LIST": _HETER,
@@ -93,7 +93,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "MS_NODE_TIMEOUT": _DEADLINE,
     "MS_RECEIVE_MSG_TIMEOUT": _DEADLINE,
     "MS_DISABLE_HEARTBEAT": "use a long FLEET_DEADLINE_S while you debug",
-    "MS_RETRY_INTERVAL_(LOWER|UPPER)": "processes meet through one store, which needs no pauses",
+    "MS_RETRY_INTERVAL_(LOWER|UPPER)": "processes meet at one store, without pauses",
     "RANK_TABLE_FILE": _DEVICES,
     # Horovod and BytePS
     "HOROVOD_FUSION_THRESHOLD": _BUCKETS,
@@ -109,7 +109,7 @@ UNSUPPORTED: Mapping[str, str] = {
 
 
 def unsupported_variables(env: Mapping[str, str] | None = None) -> list[str]:
-    """One sentence for each variable that is set and means nothing here; no values, for secrets."""
+    """One sentence for each unsupported variable that is set, without its value."""
     env = os.environ if env is None else env
     return [
         f"{name} is set, but Fleetlight does not read it: {_instead(name)}"
@@ -119,7 +119,7 @@ def unsupported_variables(env: Mapping[str, str] | None = None) -> list[str]:
 
 
 def is_unsupported(name: str) -> bool:
-    """Whether a variable tunes another system and means nothing here."""
+    """True if a variable belongs to another system and has no meaning here."""
     return _instead(name) is not None
 
 

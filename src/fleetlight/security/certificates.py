@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the certificates of a job: a CA, one certificate for servers, one for clients.
+"""Make the certificates of a job: a CA, one certificate for servers, one for clients.
 
-The CA's key is forgotten as soon as it has signed: nobody can steal it, and new certificates are
-made by making all of them anew.
+The CA's key is discarded after signing, so that it cannot be stolen. A new certificate needs a
+new CA, and so new certificates for all.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 _MOST_DAYS = 36_500
-#: clocks of other machines may be behind
+#: certificates are valid this long before now, since other machines' clocks may be late
 _BEFORE = datetime.timedelta(hours=1)
-#: who may read what; keys are for the owner only
+#: file modes; only the owner may read keys
 _FILE, _KEY, _FOLDER = 0o644, 0o600, 0o700
 
 
@@ -40,9 +40,9 @@ def default_hosts() -> list[str]:
 def make(
     folder: str | Path, hosts: Sequence[str] = (), days: int = 365, *, replace: bool = False
 ) -> list[Path]:
-    """Write ca.pem and a certificate and key for each side; the files written.
+    """Write ca.pem and each side's certificate and key; return the paths.
 
-    `hosts` are the names and addresses of the machines that servers run on, beside this one.
+    `hosts` are names and addresses of further machines that run servers.
     """
     _check_installed()
     if not 0 < days <= _MOST_DAYS:
@@ -53,13 +53,13 @@ def make(
     existing = [name for name in files if (target / name).exists()]
     if existing and not replace:
         raise ConfigError(
-            f"{target} already holds {', '.join(existing)}; choose another folder, or say "
-            "--replace to make all of them anew (running jobs keep what they have read)"
+            f"{target} already has {', '.join(existing)}; choose another folder, or pass "
+            "--replace to replace all of them (running jobs keep the old ones)"
         )
     if (target / "crl.pem").exists():
         raise ConfigError(
-            f"{target} holds crl.pem, a list of another CA, which would keep the new certificates "
-            "out; remove it first: what the old CA has signed is of no use after this anyway"
+            f"{target} has a crl.pem of another CA, which would refuse the new certificates; "
+            "remove it first: certificates of the old CA become useless anyway"
         )
     target.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
     for name, data in files.items():
@@ -73,8 +73,8 @@ def _check_installed() -> None:
         import cryptography  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "making certificates needs the package cryptography: pip install 'fleetlight[tls]' "
-            "(only this command needs it, running a job does not)"
+            "fleetlight cert needs the package cryptography: pip install 'fleetlight[tls]' "
+            "(jobs do not need it)"
         ) from None
 
 
@@ -93,7 +93,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _signed(hosts: Sequence[str], days: int) -> dict[str, bytes]:
-    """The content of every file."""
+    """The contents of the files by name."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

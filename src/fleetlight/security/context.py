@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS 1.3 for both sides: each shows a certificate, and each checks the other's."""
+"""TLS 1.3 contexts for both sides, which check each other's certificates."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from fleetlight.strategy.features.ssl import Encryption, as_encryption
 
 
 class Contexts:
-    """Both sides, for a process that listens and connects; each is read when it is used first."""
+    """The contexts of both sides, each loaded on first use."""
 
     def __init__(self, encryption: Encryption | str | Path) -> None:
         self._encryption = encryption
 
     @functools.cached_property
     def as_server(self) -> ssl.SSLContext:
-        """For the side that listens."""
+        """The context for the side that listens."""
         return server_context(self._encryption)
 
     @functools.cached_property
     def as_client(self) -> ssl.SSLContext:
-        """For the side that connects."""
+        """The context for the side that connects."""
         return client_context(self._encryption)
 
 
 def both_contexts(encryption: Encryption | str | Path | None) -> Contexts | None:
-    """Both sides of one folder; None without a folder."""
+    """The contexts of one folder, None without a folder."""
     return Contexts(encryption) if encryption else None
 
 
 def server_context(encryption: Encryption | str | Path) -> ssl.SSLContext:
-    """For the side that listens: takes only clients whose certificate this CA signed."""
+    """The context for the side that listens; it accepts clients with a certificate of this CA."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, encryption, SERVER)
-    # nobody resumes a session here, and unread tickets turn a client's goodbye into a reset
+    # sessions are not resumed, and unread tickets would turn a client's close into a reset
     context.num_tickets = 0
     return context
 
 
 def client_context(encryption: Encryption | str | Path) -> ssl.SSLContext:
-    """For the side that connects: the server's certificate must name the host that was called."""
+    """The context for the side that connects; the server's certificate must name its host."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, encryption, CLIENT)
 
 
@@ -55,7 +55,7 @@ def _context(protocol: ssl._SSLMethod, said: Encryption | str | Path, side: str)
     folder.check()
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # OpenSSL then also checks what the other's certificate is for: server or client
+    # OpenSSL then also checks the purpose of the other's certificate
     context.verify_mode = ssl.CERT_REQUIRED
     if encryption.ciphers:
         _choose(context, encryption.ciphers)
@@ -64,14 +64,13 @@ def _context(protocol: ssl._SSLMethod, said: Encryption | str | Path, side: str)
 
 
 def _choose(context: ssl.SSLContext, ciphers: str) -> None:
-    """Of the suites of TLS 1.3, which Python's `set_ciphers` leaves alone."""
+    """Select TLS 1.3 cipher suites, which Python's `set_ciphers` does not."""
     where = f"strategy.ssl_configs.ciphers (--ssl_ciphers) = {ciphers!r}"
     if not hasattr(context, "set_ciphersuites"):
         raise ConfigError(
-            f"{where}: Python {platform.python_version()} cannot choose suites of TLS 1.3, 3.15 "
-            "and later can; leave it empty and name them in a configuration file of OpenSSL that "
-            "OPENSSL_CONF points to (Ciphersuites, in the section system_default), or use Python "
-            "3.15"
+            f"{where}: Python {platform.python_version()} cannot select TLS 1.3 cipher suites, "
+            "3.15 and later can; leave it empty and name them in an OpenSSL configuration file "
+            "(OPENSSL_CONF, Ciphersuites in the section system_default), or use Python 3.15"
         )
     known = _suites(context)
     try:
@@ -80,11 +79,11 @@ def _choose(context: ssl.SSLContext, ciphers: str) -> None:
         chosen: list[str] = []
     else:
         chosen = _suites(context)
-    # OpenSSL passes over names that it does not know
+    # OpenSSL ignores unknown names
     if not chosen or (unknown := [name for name in ciphers.split(":") if name not in chosen]):
         raise ConfigError(
-            f"{where}: {', '.join(unknown) if chosen else 'it'} names no suite of TLS 1.3 that "
-            f"{ssl.OPENSSL_VERSION} has; expected names such as {':'.join(known)}"
+            f"{where}: {', '.join(unknown) if chosen else 'it'} names no TLS 1.3 cipher suite of "
+            f"{ssl.OPENSSL_VERSION}; expected names such as {':'.join(known)}"
         )
 
 
@@ -96,7 +95,7 @@ def _load(context: ssl.SSLContext, folder: CertificateFolder) -> None:
     try:
         context.load_verify_locations(folder.ca)
     except ssl.SSLError as error:
-        raise ConfigError(f"ssl: {folder.ca} holds no certificate: {error.reason}") from None
+        raise ConfigError(f"ssl: {folder.ca} has no certificate: {error.reason}") from None
     if folder.crl.exists():
         _load_revoked(context, folder)
     asked: list[str] = []
@@ -105,8 +104,8 @@ def _load(context: ssl.SSLContext, folder: CertificateFolder) -> None:
         found = key_password()
         if found is None:
             raise ConfigError(
-                f"ssl: {folder.key} is encrypted, and nobody has said its password; set "
-                f"{PASSWORD_FILE} to a file that holds it, or {PASSWORD} to the password itself"
+                f"ssl: {folder.key} is encrypted and its password is not set; set "
+                f"{PASSWORD_FILE} to a file with it, or {PASSWORD} to the password"
             )
         asked.append(found[1])
         return found[0].reveal().encode("utf-8", "surrogateescape")
@@ -116,21 +115,20 @@ def _load(context: ssl.SSLContext, folder: CertificateFolder) -> None:
     except ssl.SSLError as error:
         if asked and error.reason != "KEY_VALUES_MISMATCH":
             raise ConfigError(
-                f"ssl: {folder.key} cannot be opened by the password of {asked[0]}; set the one "
-                "with which it was encrypted (the keys of both sides have the same)"
+                f"ssl: the password of {asked[0]} does not decrypt {folder.key}; set the password "
+                "with which the keys of both sides are encrypted"
             ) from None
         raise ConfigError(
-            f"ssl: {folder.certificate} and {folder.key} do not make a pair: {error.reason}"
+            f"ssl: {folder.certificate} and {folder.key} do not belong together: {error.reason}"
         ) from None
 
 
 def _load_revoked(context: ssl.SSLContext, folder: CertificateFolder) -> None:
-    """From now on nobody gets in whose certificate is on the list."""
+    """Let the context refuse certificates on the revocation list."""
     try:
         context.load_verify_locations(folder.crl)
     except ssl.SSLError as error:
         raise ConfigError(
-            f"ssl: {folder.crl} holds no list of revoked certificates: {error.reason}; "
-            f"{folder.list_remedy}"
+            f"ssl: {folder.crl} has no revocation list: {error.reason}; {folder.list_remedy}"
         ) from None
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the files of one folder belong together: both sides meet in memory."""
+"""Check that the files of a folder belong together, by a TLS handshake in memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fleetlight.strategy.features.ssl import Encryption, as_encryption
 
 
 def check(said: Encryption | str | Path) -> None:
-    """Refuse a folder whose server and client would not take each other, naming the file."""
+    """Refuse a folder whose server and client refuse each other; the error names the file."""
     client, server = client_context(said), server_context(said)
     folder = Path(as_encryption(said).folder)
-    # which names there are is known once somebody is called
+    # the server's host name is known only on a real connection
     client.check_hostname = False
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = {
         CLIENT: client.wrap_bio(to_client, to_server),
         SERVER: server.wrap_bio(to_server, to_client, server_side=True),
     }
-    # a hello, its answer with the server's certificate, the client's
+    # the client's hello, the server's reply with its certificate, the client's certificate
     for side in (CLIENT, SERVER, CLIENT, SERVER):
         try:
             ends[side].do_handshake()
@@ -37,12 +37,13 @@ def check(said: Encryption | str | Path) -> None:
 
 
 def _refusal(other: CertificateFolder, error: ssl.SSLError) -> ConfigError:
-    """Of who has not taken the other's certificate."""
+    """The error of the side that refused the other's certificate."""
     why = getattr(error, "verify_message", None) or error.reason
     if getattr(error, "verify_code", 0) in BAD_LIST:
         return ConfigError(
-            f"ssl: {other.crl} is not a valid list of {other.ca}: {why}; {other.list_remedy}"
+            f"ssl: {other.crl} is not a valid revocation list of {other.ca}: {why}; "
+            f"{other.list_remedy}"
         )
     return ConfigError(
-        f"ssl: {other.certificate} is not one that goes with {other.ca}: {why}; {other.remedy}"
+        f"ssl: {other.certificate} does not belong to {other.ca}: {why}; {other.remedy}"
     )

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How two processes show each other that they know the token of their job: servers, and doctors.
+"""Mutual proof that two processes know the token of their job, for servers and doctors.
 
-The token never travels. Each side brings a number that nobody has used before; a proof is an HMAC
-over both numbers, the client's greeting and the side that gives it. So a proof is good for one
-connection and one greeting, whoever has listened:
+The token is never sent. Each side chooses a fresh nonce. A proof is an HMAC over both nonces, the
+client's greeting and the side that proves. So a recorded proof is useless on another connection
+or with another greeting:
 
-    client   AuthRequest   its number, and the greeting: who it is and whom it calls
-    server   Challenge     its number
+    client   AuthRequest   its nonce, and the greeting: its name and the server it calls
+    server   Challenge     its nonce
     client   Proof
-    server   Proof, and only then the answer to the greeting
+    server   Proof, and only then the reply to the greeting
 
-A side without a token meets only others without. A `ProofExchange` carries the messages.
+A process without a token accepts only others without one. A `ProofExchange` sends the messages.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ import msgspec
 from fleetlight.errors import MembershipError, ProtocolError
 from fleetlight.roles.secret import Secret
 
-#: as many bytes as the digest has
+#: the size of the digest
 NONCE_BYTES = 32
 _DOMAIN = b"fleetlight job token 1"
 CLIENT, SERVER = b"client", b"server"
 
 GIVE_ALL = "give all processes of the job the same one (FLEET_TOKEN, or fleetrun --token_file)"
-#: what is wrong with the other side, behind its name
-HAS_NONE = f"comes without a token, and this side takes only who knows the job's; {GIVE_ALL}"
-NOT_ASKED = f"does not ask for the token of the job, and may be a stranger; {GIVE_ALL}"
+#: errors about the other side, after its name
+HAS_NONE = f"has no token, but this side requires that of the job; {GIVE_ALL}"
+NOT_ASKED = f"does not check the token and may not belong to the job; {GIVE_ALL}"
 WRONG = f"does not know the token of this job; {GIVE_ALL}"
-#: what is said of a server that nothing closes
+#: the warning of a server that has neither token nor TLS
 OPEN = (
-    "anyone who reaches {where} can read and change what this server keeps: give all processes of "
+    "anyone who reaches {where} can read and change the data of this server: give all processes of "
     "the job the same FLEET_TOKEN (openssl rand -hex 32), or strategy.ssl"
 )
-#: what is wrong with this side
+#: the error about this side
 HAS_NONE_ITSELF = f"has no token; {GIVE_ALL}"
 
 
 def nonce() -> bytes:
-    """A number that nobody has used before."""
+    """A fresh random number."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProofTranscript:
-    """What two sides have said in the open."""
+    """What two sides have exchanged in the clear."""
 
     client: bytes
     server: bytes
-    #: who the client says it is, and whom it calls, as it was sent
+    #: the client's name and the server it calls, as sent
     greeting: bytes
 
     def proof(self, token: Secret, side: bytes) -> bytes:
-        """That `side` knows the token, on this connection and no other."""
+        """The proof that `side` knows the token, for this connection only."""
         parts = (_DOMAIN, side, self.client, self.server, self.greeting)
         said = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.new(token.reveal().encode(), said, hashlib.sha256).digest()
 
     def verifies(self, token: Secret, side: bytes, proof: bytes) -> bool:
-        """Whether a proof is that of `side`; takes as long for any wrong one."""
+        """True if `proof` is that of `side`; compares in constant time."""
         fits = len(self.client) == len(self.server) == NONCE_BYTES
         return hmac.compare_digest(self.proof(token, side), proof) and fits
 
@@ -75,46 +75,45 @@ class ProofTranscript:
 class _ProofStep(msgspec.Struct, frozen=True):
     """A message of the proof."""
 
-    #: a proof holds for one connection: no step is sent again on another
+    #: False, because a proof holds for one connection
     repeatable: ClassVar[bool] = False
 
 
-# The tag is the name that the first version gave it.
+# the tag is the name in the wire format's first version
 class AuthRequest(_ProofStep, frozen=True, tag="Knock", omit_defaults=True):
-    """The first words of a client that knows a token. Reply: Challenge."""
+    """The first message of a client that knows a token. Reply: Challenge."""
 
-    #: a number that was never used before
     nonce: bytes
-    #: empty where both sides know it
+    #: empty if both sides know it
     greeting: bytes = b""
 
 
 class Challenge(_ProofStep, frozen=True, tag=True):
-    """The server's own number. Reply: Proof."""
+    """The server's nonce. Reply: Proof."""
 
     nonce: bytes
 
 
 class Proof(_ProofStep, frozen=True, tag=True):
-    """That this side knows the token. Reply: the server's Proof."""
+    """The proof that this side knows the token. Reply: the server's Proof."""
 
     mac: bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class ProofExchange:
-    """How messages of the proof travel on one connection."""
+    """The exchange of proofs on one connection."""
 
-    #: the other side, as errors name it
+    #: the name of the other side in errors
     peer: str
     send: Callable[[AuthRequest | Challenge | Proof], None]
-    #: returns the next message, whatever it is; raises when the other side hangs up
+    #: returns the next message of any kind; raises when the connection ends
     receive: Callable[[], object]
 
     def prove(self, token: Secret, greeting: bytes, sent: bytes) -> None:
-        """The client's side: returns once each side has convinced the other.
+        """Run the client's side; return once both proofs are verified.
 
-        `sent` is what travels of the greeting: all of it, or nothing where the server knows it.
+        `sent` is the greeting in the message, empty if the server knows it.
         """
         own = nonce()
         self.send(AuthRequest(own, sent))
@@ -130,9 +129,9 @@ class ProofExchange:
     def admit(
         self, first: object, token: Secret | None, own: str, greeting: bytes | None = None
     ) -> None:
-        """The server's side: returns for a client that belongs to the job, with the first message.
+        """Run the server's side from the message `first`; return if the client is admitted.
 
-        `own` names this side; `greeting` is what the client proves, None: what it has sent.
+        `own` names this side. `greeting` is what the client proves; None: what it has sent.
         """
         if not isinstance(first, AuthRequest):
             if token is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What certificates and lists of revoked ones say in DER form: `ssl` tells none of it. Pure."""
+"""Read certificates and revocation lists in DER form, which `ssl` cannot. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import dataclasses
 import datetime
 
 _INTEGER, _SEQUENCE, _VERSION = 0x02, 0x30, 0xA0
-#: years in two digits | in four
+#: time formats with two-digit and four-digit years
 _TIMES = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
-_NOT_ONE = "its data is not that of a list of revoked certificates"
+_NOT_A_CERTIFICATE = "its data is not that of a certificate"
+_NOT_A_LIST = "its data is not that of a revocation list"
 
 
 def validity(certificate: bytes) -> tuple[datetime.datetime, datetime.datetime]:
-    """First and last moment of a certificate in DER form; ValueError when it is none."""
+    """The first and last moment of a certificate; ValueError if it is none."""
     moments = _parts(_fields(certificate)[3][1])
     if len(moments) != 2:
-        raise ValueError("its data is not that of a certificate")
+        raise ValueError(_NOT_A_CERTIFICATE)
     return _moment(*moments[0]), _moment(*moments[1])
 
 
 def number_and_issuer(certificate: bytes) -> tuple[int, bytes]:
-    """By which a list of revoked certificates names a certificate in DER form."""
+    """The serial number and the issuer, by which a revocation list names a certificate."""
     fields = _fields(certificate)
     return _integer(fields[0][1]), fields[2][1]
 
@@ -32,20 +33,19 @@ def _fields(certificate: bytes) -> list[tuple[int, bytes]]:
     if fields and fields[0][0] == _VERSION:
         del fields[0]
     if len(fields) < 4 or fields[3][0] != _SEQUENCE:
-        raise ValueError("its data is not that of a certificate")
+        raise ValueError(_NOT_A_CERTIFICATE)
     return fields
 
 
 def _integer(data: bytes) -> int:
-    """A number."""
     return int.from_bytes(data, "big", signed=True)
 
 
 def _content(data: bytes) -> bytes:
-    """What is inside the sequence that `data` starts with."""
+    """The content of the sequence that `data` starts with."""
     kind, inside, _ = _part(data)
     if kind != _SEQUENCE:
-        raise ValueError("its data is not that of a certificate")
+        raise ValueError(_NOT_A_CERTIFICATE)
     return inside
 
 
@@ -59,7 +59,7 @@ def _parts(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _part(data: bytes) -> tuple[int, bytes, bytes]:
-    """Tag and content of the first value, and what follows it."""
+    """The tag and content of the first value, and the rest."""
     if len(data) < 2:
         raise ValueError("its data is cut short")
     kind, length, start = data[0], data[1], 2
@@ -72,32 +72,32 @@ def _part(data: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _moment(kind: int, text: bytes) -> datetime.datetime:
-    """A time, in either of its two forms."""
+    """Parse a time of either format."""
     if kind not in _TIMES:
-        raise ValueError("its data is not that of a certificate")
+        raise ValueError(_NOT_A_CERTIFICATE)
     found = datetime.datetime.strptime(text.decode("ascii", "replace"), _TIMES[kind])
     return found.replace(tzinfo=datetime.timezone.utc)
 
 
 @dataclasses.dataclass(frozen=True)
 class RevokedList:
-    """One list: who has signed it, from when to when it is valid, and the numbers on it."""
+    """A revocation list: its issuer, its validity and its serial numbers."""
 
     issuer: bytes
     first: datetime.datetime
-    #: until when; None: it does not say
+    #: None if the list has no end
     last: datetime.datetime | None
     numbers: frozenset[int]
 
 
 def revoked_list(data: bytes) -> RevokedList:
-    """A list in DER form; ValueError when it is none."""
+    """Read a revocation list; ValueError if it is none."""
     fields = _parts(_content(_content(data)))
     if fields and fields[0][0] == _INTEGER:
         del fields[0]
-    # signature algorithm, issuer, first moment, and then optional parts
+    # signature algorithm, issuer, first moment, then optional fields
     if len(fields) < 3 or fields[1][0] != _SEQUENCE:
-        raise ValueError(_NOT_ONE)
+        raise ValueError(_NOT_A_LIST)
     (_, (_, issuer), first, *rest) = fields
     last = _moment(*rest.pop(0)) if rest and rest[0][0] in _TIMES else None
     entries = _parts(rest[0][1]) if rest and rest[0][0] == _SEQUENCE else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do: the typed, validated settings of a job."""
+"""The typed, validated settings of a job."""
 
 from fleetlight.strategy.features.a_sync import ASyncConfigs
 from fleetlight.strategy.features.amp import AmpConfigs

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells, setting by setting, whether it takes effect in a job and how.
+"""Explain which settings take effect in a job.
 
-Each field has a rule that returns `(active, sentence)`. The rule of a nested config says whether
-the job looks at it at all; without one, `x_configs` takes effect where `x` does. A field of a
-nested config may have a rule of its own.
+Each field has a rule that returns `(active, sentence)`. The rule of a nested config covers all
+its fields; without one, `x_configs` takes effect where `x` does. A field of a nested config may
+also have its own rule.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from fleetlight.strategy.settings import Effect, EffectRule, Settings, rules_of
 
 
 def explain(strategy: Settings, job: JobFacts, flags: Mapping[str, str]) -> str:
-    """A table of all settings: value, effect in this job, and where the value came from.
+    """A table of all settings with their values, effects in this job, and sources.
 
-    Each field of a nested config has a line, unless nobody has set any and none has an effect.
+    A nested config has one line if no field was set and none has an effect, else one per field.
     """
     rows = [_headline(job)]
     for name, value in strategy.items():
@@ -34,7 +34,7 @@ def explain(strategy: Settings, job: JobFacts, flags: Mapping[str, str]) -> str:
 
 
 def inert(strategy: Settings, job: JobFacts) -> list[str]:
-    """One sentence for each setting that was made and has no effect in this job."""
+    """One sentence for each setting that was changed and has no effect in this job."""
     sentences = []
     for name in _changed(strategy):
         active, why = effect_of(strategy, name, job)
@@ -44,9 +44,9 @@ def inert(strategy: Settings, job: JobFacts) -> list[str]:
 
 
 def effect_of(strategy: Settings, name: str, job: JobFacts) -> Effect:
-    """Whether one setting takes effect in this job, and a sentence about it.
+    """True if a setting takes effect in this job, and a sentence about it.
 
-    `a_sync_configs.staleness` is a field of a nested config.
+    `name` may be dotted, as in `a_sync_configs.staleness`.
     """
     config, _, field = name.partition(".")
     if not rules_of(strategy, config).available:
@@ -58,7 +58,7 @@ def effect_of(strategy: Settings, name: str, job: JobFacts) -> Effect:
 
 
 def _rule(owner: Settings, name: str) -> EffectRule:
-    """The rule of a field: its own, for a nested config the one of its switch, or its meaning."""
+    """The rule of a field: its own, or else by its switch or its description."""
     rules = rules_of(owner, name)
     if rules.effect is not None:
         return rules.effect
@@ -74,7 +74,7 @@ def always(sentence: str) -> EffectRule:
 
 
 def follows(switch: str, sentence: str) -> EffectRule:
-    """The rule of what configures a switch: it takes effect where the switch is on and does."""
+    """The rule of a setting that takes effect where its switch is on and takes effect."""
 
     def rule(strategy: Settings, job: JobFacts) -> Effect:
         active, why = effect_of(strategy, switch, job)
@@ -88,7 +88,7 @@ def follows(switch: str, sentence: str) -> EffectRule:
 
 
 def _changed(strategy: Settings) -> Iterator[str]:
-    """The settings whose value is not the default; of nested configs the fields."""
+    """The settings that differ from their defaults, with dotted names for nested ones."""
     for name, value in strategy.changed():
         if isinstance(value, Settings):
             yield from (f"{name}.{field}" for field, _ in value.changed())

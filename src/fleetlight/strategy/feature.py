@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Feature`: one group of settings with its effects, its conflicts and its checks."""
+"""`Feature`: a group of settings with its effects, conflicts and checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fleetlight.errors import StrategyError
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Settings
 
-#: each raises a StrategyError where a job cannot do what the strategy asks for
+#: each raises a StrategyError if the job cannot do what the strategy asks for
 Checks: TypeAlias = tuple[Callable[[Any, JobFacts], None], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A setting that is on, or that has one of the values named here."""
+    """A setting that is on, or that has one of `values`."""
 
     path: str
     values: tuple[object, ...] = ()
@@ -26,7 +26,7 @@ class Chosen:
         return self.path + (f" = {' or '.join(map(repr, self.values))}" if self.values else "")
 
     def holds(self, strategy: Settings) -> bool:
-        """True where the strategy chooses it; a field of a nested config needs its switch."""
+        """True if the strategy chooses this; a nested field also needs its switch."""
         config = self.path.rpartition(".")[0]
         if config and not Chosen(config.removesuffix("_configs")).holds(strategy):
             return False
@@ -38,18 +38,18 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class Conflict:
-    """Two choices that cannot both hold, and why."""
+    """Two choices that exclude each other, and why."""
 
     first: Chosen
     second: Chosen
     why: str
 
     def check(self, strategy: Settings) -> None:
-        """Raise if the strategy makes both choices."""
+        """Raise StrategyError if the strategy makes both choices."""
         if self.first.holds(strategy) and self.second.holds(strategy):
             raise StrategyError(
                 f"strategy.{self.first} and strategy.{self.second} exclude each other: {self.why}; "
-                "leave one out"
+                "choose one"
             )
 
 
@@ -57,18 +57,18 @@ Conflicts: TypeAlias = tuple[Conflict, ...]
 
 
 class Feature(Settings):
-    """A base of `DistributedStrategy`: some of its fields, and all that is known of them.
+    """A base of `DistributedStrategy`: some of its fields, with their effects.
 
-    Each field names its effect. `strategy["name"]` reads a field of another feature.
+    `strategy["name"]` reads a field of another feature.
     """
 
-    #: with settings of this feature or of others; each pair stands in one feature
+    #: conflicts between settings of this feature, or with others; each pair is in one feature
     CONFLICTS: ClassVar[Conflicts] = ()
     CHECKS: ClassVar[Checks] = ()
 
 
 def check(strategy: Feature, job: JobFacts) -> None:
-    """Raise for the first conflict of two settings, then for what this job cannot do."""
+    """Raise StrategyError for the first conflict or failed check."""
     for conflict in _of_all(strategy, "CONFLICTS"):
         conflict.check(strategy)
     for check_job in _of_all(strategy, "CHECKS"):
@@ -76,6 +76,6 @@ def check(strategy: Feature, job: JobFacts) -> None:
 
 
 def _of_all(strategy: Feature, name: str) -> Iterator[Any]:
-    """What each feature of a strategy has under a name, in the order of their fields."""
+    """The items of a class attribute of all features, in the order of their fields."""
     for feature in reversed(type(strategy).__mro__):
         yield from vars(feature).get(name, ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Settings`: a dataclass whose every assignment is checked against rules kept with the field."""
+"""`Settings`: a dataclass that checks each assignment against the field's rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: Any) -> Any:
-        """Only type checkers and editors look at it."""
+        """Do nothing at run time; type checkers use the real one."""
         return lambda function: function
 
 
@@ -28,14 +28,14 @@ Self = TypeVar("Self", bound="Settings")
 Config = TypeVar("Config", bound="Settings")
 ConfigDict = TypeVar("ConfigDict")
 
-#: whether a setting takes effect in a job, and a sentence about it
+#: True if a setting takes effect in a job, and a sentence about it
 Effect: TypeAlias = tuple[bool, str]
-#: returns the effect of a setting of the strategy it gets
+#: returns the effect of a setting for a strategy and a job
 EffectRule: TypeAlias = Callable[[Any, JobFacts], Effect]
 
 
 class Nested(Generic[Config, ConfigDict]):
-    """The type of a field that holds another `Settings`: a script assigns one, or a dict."""
+    """The type of a field with a nested `Settings`, to which scripts also assign dicts."""
 
     if TYPE_CHECKING:
 
@@ -46,9 +46,9 @@ class Nested(Generic[Config, ConfigDict]):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What is known of a field: its meaning, its effect, and what a value must fulfil.
+    """The description, effect and constraints of a field.
 
-    A value also has the type of the default. Of a list, each item fulfils the rules.
+    A value must have the type of the default. In a list, each item must meet the constraints.
     """
 
     doc: str
@@ -62,34 +62,34 @@ class Rules:
     optional: bool = False
     #: the type of a list's items
     item: type = str
-    #: a list needs one at least
+    #: True if a list must not be empty
     filled: bool = False
-    #: what it does in a job, see `effects.py`
+    #: the effect in a job, see `effects.py`
     effect: EffectRule | None = None
-    #: the environment variable that gives it a default
+    #: the environment variable that overrides the default
     variable: str = ""
 
 
 def setting(default: T, doc: str, **rules: Any) -> T:
-    """A field of a `Settings` class: its default, its meaning, its rules."""
+    """A field of a `Settings` class with its default, description and rules."""
     metadata = {"rules": Rules(doc, **{"kind": type(default), **rules})}
     if isinstance(default, list):
-        # every owner gets a list of its own
+        # each instance needs a list of its own
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def nested(config: type[Config], doc: str, **rules: Any) -> Nested[Config, Any]:
-    """A field that holds another `Settings` and takes a dict as well."""
+    """A field with a nested `Settings`, to which scripts also assign dicts."""
     metadata = {"rules": Rules(doc, kind=config, **rules)}
     return dataclasses.field(default_factory=config, metadata=metadata)  # type: ignore[arg-type]
 
 
 @dataclass_transform(kw_only_default=True)
 def settings_class(cls: type[Self]) -> type[Self]:
-    """Makes a class one of `Settings`; its fields are the keywords of its constructor.
+    """Class decorator for `Settings`; the fields are keywords of the constructor.
 
-    It has the fields and the aliases of its bases, those of the last base first.
+    Fields and aliases of the bases are inherited, those of the last base first.
     """
     cls.ALIASES = {k: v for base in reversed(cls.__mro__) for k, v in _aliases(base).items()}
     cls = dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
@@ -107,11 +107,11 @@ def _aliases(cls: type) -> Mapping[str, str]:
 
 @dataclasses.dataclass(init=False, eq=False, repr=False)
 class Settings:
-    """Typed fields, checked at every assignment, in whatever order they come."""
+    """Typed fields that are checked at each assignment."""
 
-    #: how a script writes it; a nested config gets it from the class that has it as a field
+    #: the name in errors; that of a nested config is set by the class that has it as a field
     DOTTED_NAME: ClassVar[str] = "strategy"
-    #: other spellings; a dotted target reaches into a nested config
+    #: {other name: field}; a dotted field is in a nested config
     ALIASES: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, **settings: Any) -> None:
@@ -121,7 +121,7 @@ class Settings:
         for name, value in settings.items():
             setattr(self, name, value)
 
-    if not TYPE_CHECKING:  # mypy shall know the fields, and no others
+    if not TYPE_CHECKING:  # so that type checkers accept only the fields
 
         def __setattr__(self, name: str, value: Any) -> None:
             target = self.ALIASES.get(name, name)
@@ -134,13 +134,13 @@ class Settings:
             self._set_names.add(target)
 
         def __getattr__(self, name: str) -> Any:
-            """What an alias stands for; for any other name the nearest ones."""
+            """Resolve an alias, or raise AttributeError with similar names."""
             if name in self.ALIASES:
                 return operator.attrgetter(self.ALIASES[name])(self)
             raise AttributeError(self._unknown(name))
 
     def __getitem__(self, name: str) -> Any:
-        """`configs["k_steps"]`, as those expect who come from dicts."""
+        """`configs["k_steps"]`, as for dicts."""
         target = self.ALIASES.get(name, name)
         self._field(target.split(".")[0])
         return operator.attrgetter(target)(self)
@@ -152,7 +152,7 @@ class Settings:
         return iter(self.keys())
 
     def __copy__(self: Self) -> Self:
-        # a copy that shared its nested configs would be half a copy
+        # a copy must not share its nested configs
         return copy.deepcopy(self)
 
     def __eq__(self, other: object) -> bool:
@@ -174,14 +174,14 @@ class Settings:
             yield field.name, getattr(self, field.name)
 
     def changed(self) -> Iterator[tuple[str, Any]]:
-        """The settings whose value is not the default."""
+        """The settings that differ from their defaults, with their values."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != default_of(field):
                 yield field.name, value
 
     def is_set(self, name: str) -> bool:
-        """True when the script has set this field, even to its default."""
+        """True if the script has set this field, even to its default."""
         value = getattr(self, name)
         return name in self._set_names or (isinstance(value, Settings) and bool(value._set_names))
 
@@ -224,7 +224,7 @@ class Settings:
 
 
 def differences(one: Settings, other: Settings, prefix: str = "") -> list[str]:
-    """`a_sync = False, now True` for each setting that differs, those of nested configs too."""
+    """`a_sync = False, now True` for each setting that differs, nested ones included."""
     found: list[str] = []
     for name, value in one.items():
         now = getattr(other, name)
@@ -236,7 +236,7 @@ def differences(one: Settings, other: Settings, prefix: str = "") -> list[str]:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The value a field has when nobody sets it."""
+    """The default value of a field."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
@@ -248,7 +248,7 @@ def rules_of(settings: Settings, name: str) -> Rules:
 
 
 def _merged(current: Settings, value: Any, where: str) -> Settings:
-    """A nested config after an assignment: a dict changes the keys it names, no others."""
+    """A nested config after an assignment; a dict changes only the keys that it has."""
     if isinstance(value, type(current)):
         return copy.deepcopy(value)
     if not isinstance(value, Mapping):
@@ -262,7 +262,7 @@ def _merged(current: Settings, value: Any, where: str) -> Settings:
 
 
 def _typed(value: Any, rules: Rules, where: str) -> Any:
-    """The value in the type of the field; only conversions that lose nothing."""
+    """Convert a value to the field's type, if without loss."""
     if (value is None and rules.optional) or _is_choice(value, rules):
         return value
     if rules.kind is float and type(value) is int:
@@ -280,7 +280,7 @@ def _as_float(value: int) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf  # and refused as such
+        return math.inf  # the caller refuses infinity
 
 
 def _check_rules(value: Any, rules: Rules, where: str) -> None:

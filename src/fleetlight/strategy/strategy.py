@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DistributedStrategy`: every setting of a job, typed, validated, kept as TOML."""
+"""`DistributedStrategy`: all settings of a job, typed, validated, stored as TOML."""
 
 from __future__ import annotations
 
@@ -57,27 +57,27 @@ class DistributedStrategy(
     LocalSGDFeature,
     ASyncFeature,
 ):
-    """Every setting of a job. `explain()` tells which of them take effect in this one."""
+    """All settings of a job. `explain()` shows which of them take effect in this job."""
 
-    if not TYPE_CHECKING:  # mypy shall know the fields as keywords, and no others
+    if not TYPE_CHECKING:  # so that type checkers accept only the fields as keywords
 
         def __init__(self, /, **settings: Any) -> None:
             super().__init__()
-            #: {setting: variable} of the defaults that came from the environment
+            #: {setting: variable} for defaults from the environment
             object.__setattr__(self, "_flags", _read_flags(self))
             for name, value in settings.items():
                 setattr(self, name, value)
 
     def explain(self, job: JobFacts | None = None) -> str:
-        """Which settings take effect in this job, and why another does not."""
+        """A table of the settings that take effect in this job, and why others do not."""
         return effects.explain(self, job or current_job(), self.__dict__["_flags"])
 
     def inert(self, job: JobFacts | None = None) -> list[str]:
-        """One sentence for each setting that was made and that has no effect here."""
+        """One sentence for each setting that was changed and has no effect in this job."""
         return effects.inert(self, job or current_job())
 
     def check(self, job: JobFacts | None = None) -> None:
-        """Refuse what this job cannot do and must not pretend to do."""
+        """Raise StrategyError if this job cannot do what the strategy asks for."""
         feature.check(self, job or current_job())
 
     def to_file(self, path: str | Path) -> None:
@@ -86,7 +86,7 @@ class DistributedStrategy(
 
     @classmethod
     def from_file(cls, path: str | Path) -> DistributedStrategy:
-        """Read what `to_file` wrote, or what a person wrote by hand."""
+        """Read settings from a TOML file."""
         try:
             return cls(**toml.load(Path(path)))
         except (StrategyError, NotAvailableError) as error:
@@ -94,7 +94,7 @@ class DistributedStrategy(
 
 
 def variables_of(settings: type[Settings], prefix: str = "") -> dict[str, str]:
-    """{environment variable: setting that it gives a default to}: Fleet's, and fleetrun's own."""
+    """{environment variable: setting whose default it overrides}."""
     found: dict[str, str] = {}
     for field in dataclasses.fields(settings):
         rules: Rules = field.metadata["rules"]
@@ -106,7 +106,7 @@ def variables_of(settings: type[Settings], prefix: str = "") -> dict[str, str]:
 
 
 def _read_flags(strategy: DistributedStrategy) -> dict[str, str]:
-    """Apply the variables that give defaults; returns {setting: variable}."""
+    """Apply the variables that override defaults; return {setting: variable}."""
     used: dict[str, str] = {}
     for variable, name in variables_of(type(strategy)).items():
         text = os.environ.get(variable, "").strip()
@@ -117,7 +117,7 @@ def _read_flags(strategy: DistributedStrategy) -> dict[str, str]:
         try:
             value = _parse_flag(text, rules_of(owner, field).kind)
             if not isinstance(value, str) and value < 0:
-                continue  # Fleet's way of leaving the choice to the framework
+                continue  # in Fleet, a negative value means the framework's default
             setattr(owner, field, value)
         except (ValueError, StrategyError) as error:
             raise StrategyError(f"{variable}={text!r} in the environment: {error}") from None

@@ -18,7 +18,7 @@ else:
 
 
 def dumps(settings: Settings) -> str:
-    """The settings that differ from their defaults; nested configs become tables."""
+    """The settings that differ from their defaults as TOML; nested configs become tables."""
     lines: list[str] = []
     tables: list[str] = []
     for name, value in settings.changed():
@@ -37,7 +37,7 @@ def load(path: Path) -> dict[str, Any]:
         return content
     except OSError as error:
         raise StrategyError(f"cannot be read: {error.strerror}") from None
-    # a number too long for int() is a plain ValueError, which the other two are as well
+    # tomllib's errors are ValueErrors, as is the error for a number too long for int()
     except (ValueError, RecursionError) as error:
         raise StrategyError(f"not a TOML file: {error}") from None
 
@@ -48,6 +48,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_literal(item) for item in value) + "]"
     if isinstance(value, str):
-        # a TOML basic string has JSON's escapes, but none for surrogates, and escapes DEL as well
+        # a TOML string has JSON's escapes, but none for surrogates, and must escape DEL
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of Fleet and MindSpore that Fleetlight has not, and what to write instead."""
+"""Settings of Fleet and MindSpore that Fleetlight does not have, and what to use instead."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _FEDERATED = "use parameter servers, by fleetrun --server_num; there is no feder
 _HETER = "all workers of a job are alike; use fleetrun --server_num and --worker_num"
 _TABLES = "use the arguments of fleet.nn.SparseEmbedding: dim, entry, initializer, optimizer"
 _MEMORY = "leave it out: servers keep tables in their memory; use more of them for larger tables"
-_PUSHES = "leave it out: a push leaves as soon as it is ready; send_queue_size limits what waits"
-_DENSE = "leave it out: dense values come with the answer to each push"
+_PUSHES = "leave it out: a push leaves as soon as it is ready; send_queue_size limits the queue"
+_DENSE = "leave it out: each push returns the dense values"
 _OPERATORS = "use fleet.static.Executor(compile='inductor'), which fuses and optimizes operators"
 _RUNS = "leave it out: one run of a program is one step"
 _CUDNN = "use torch.backends.cudnn.benchmark and torch.backends.cudnn.benchmark_limit"
 _BUCKETS = "use strategy.fuse_grad_size_in_MB"
-_SCALER = "use torch.autocast and a torch.amp.GradScaler of your own, whose arguments say how"
-_DTYPE_OF_LAYERS = "use torch.autocast(..., enabled=False) inside the layers that shall not have it"
+_SCALER = "use torch.autocast and your own torch.amp.GradScaler, which has such arguments"
+_DTYPE_OF_LAYERS = "use torch.autocast(..., enabled=False) inside layers that must not use it"
 _DTYPE = "use strategy.amp_configs.dtype = 'bfloat16' or 'float16'"
 _CHECKPOINTS = "use strategy.recompute_configs.checkpoints, names of modules"
 _MODE = "leave it out: fleet.init(is_collective=True) or fleet.init() chooses the mode"
@@ -30,7 +30,7 @@ _CERTIFICATES = "use strategy.ssl, a folder of certificates; fleetlight cert DIR
 _PASSWORD = "use FLEET_SSL_PASSWORD_FILE or FLEET_SSL_PASSWORD"
 _SHARDS = "use loader = fleet.shard(loader)"
 
-#: a setting of another system, as it is written behind `strategy.`: what to do instead
+#: {a setting of another system, as written after `strategy.`: what to use instead}
 UNSUPPORTED: Mapping[str, str] = {
     # PaddlePaddle Fleet
     **dict.fromkeys(
@@ -61,7 +61,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "last_comm_group_size_MB": _BUCKETS,
     "_fuse_grad_size_in_TFLOPS": "use strategy.fuse_grad_size_in_num",
     "fuse_grad_merge": "leave it out: strategy.gradient_merge reduces in buckets",
-    "calc_comm_same_stream": "use strategy.sync_nccl_allreduce, which finishes each bucket first",
+    "calc_comm_same_stream": "use strategy.sync_nccl_allreduce, which waits for each bucket",
     **dict.fromkeys(("build_strategy", "without_graph_optimization"), _OPERATORS),
     **dict.fromkeys(("cudnn_exhaustive_search", "conv_workspace_size_limit"), _CUDNN),
     "cudnn_batchnorm_spatial_persistent": "leave it out: cuDNN chooses the mode of batch norm",
@@ -123,7 +123,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "grad_accumulation_step": "use strategy.gradient_merge and gradient_merge_configs.k_steps",
     "parameter_broadcast": "leave it out: fleet.distributed_model gives all workers equal values",
     "device_num": "use fleetrun --nproc_per_node or --worker_num",
-    "global_rank": "leave it out: the launcher says it; fleet.worker_index() answers it",
+    "global_rank": "leave it out: the launcher sets it; fleet.worker_index() returns it",
     # MindSpore: set_ps_context and set_context
     **dict.fromkeys(("enable_ssl", "config_file_path"), _CERTIFICATES),
     **dict.fromkeys(("client_password", "server_password"), _PASSWORD),
@@ -134,5 +134,5 @@ UNSUPPORTED: Mapping[str, str] = {
 
 
 def advice_on(path: str) -> str | None:
-    """What to do in place of a setting, such as `strategy.lars`; None of one that nobody has."""
+    """What to use instead of a setting, such as `strategy.lars`; None if it is unknown."""
     return UNSUPPORTED.get(path.removeprefix("strategy."))

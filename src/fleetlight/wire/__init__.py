@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections whose every wait has a deadline, plain or inside TLS; tunnels; open sockets."""
+"""Connections with deadlines, plain or inside TLS; tunnels; the sockets of a process."""

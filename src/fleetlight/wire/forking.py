@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children, such as a DataLoader's, inherit no connection of the job.
+"""Close the job's connections in forked children, such as those of a DataLoader.
 
-A child that outlives its parent by seconds would otherwise keep the parent's sockets open, and
-the peers would wait that long before they see that it is gone.
+A child that outlives its parent would otherwise keep the parent's sockets open, and the peers
+would notice the parent's end only then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ports: set[int] = set()
 
 @contextlib.contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Sockets opened inside the block are closed in every later fork."""
+    """Let later forks close the sockets that are opened inside the block."""
     before = set(open_sockets().values())
     try:
         yield
@@ -29,12 +29,12 @@ def kept_from_children() -> Iterator[None]:
 
 
 def keep_from_children(endpoint: socket.socket) -> None:
-    """This one socket is closed in every later fork."""
+    """Let later forks close this socket."""
     _inodes.add(f"socket:[{os.fstat(endpoint.fileno()).st_ino}]")
 
 
 def keep_port_from_children(port: int) -> None:
-    """Connections that come in at this port are closed in every later fork as well."""
+    """Let later forks close the connections that arrive at this port."""
     _ports.add(port)
 
 
@@ -44,7 +44,7 @@ def _drop_in_child() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd, inode in open_sockets().items():
         if inode in _inodes or _local_port(fd) in _ports:
-            # the number stays taken: the child's copy of the owner may still close it
+            # the descriptor stays open, because the child's copy of its owner may close it
             os.dup2(nothing, fd)
     os.close(nothing)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connected socket that moves whole buffers, or says who was silent for how long."""
+"""A connected socket that transfers whole buffers, with deadlines that name the peer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.wire.descriptors import bound_waits
 
 T = TypeVar("T")
-#: what a socket or a file takes
+#: what sockets and files write
 Buffer = bytes | memoryview
 
-#: how many buffers the kernel takes at once
+#: the kernel's limit of buffers per call
 _IOV_MAX = 1024
-#: the kernel hands a wait back to us at least this often, so that we can look at the clock
+#: limits of the kernel's timeout, after which a wait checks the clock
 _LONGEST_STEP_S = 5.0
 _SHORTEST_STEP_S = 0.02
-#: how long to wait for a peer to take in the last words before the connection is closed
+#: how long to wait for a peer to read the last bytes before the connection closes
 _LINGER_S = 1.0
-#: what tells that a peer has hung up; not every system says it before all is read
+#: the event of a peer that has closed; not all systems report it before all is read
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 
 
@@ -40,7 +40,7 @@ class Wire:
     def read(
         self, into: memoryview, operation: str, silence_s: float = math.inf, until: float = math.inf
     ) -> int:
-        """Wait for some bytes; 0 is the end of the connection.
+        """Read some bytes; return their number, 0 at the end of the connection.
 
         The wait ends after `silence_s`, or at the time `until` on the monotonic clock.
         """
@@ -49,21 +49,21 @@ class Wire:
         return self._wait(operation, silence_s, self._receive_some, into)
 
     def wait_readable(self, operation: str, silence_s: float) -> None:
-        """Wait until there is something to read, which may be the end of the connection."""
+        """Wait until the connection is readable, or raise DeadlineError."""
         if not self.is_readable(silence_s):
             raise DeadlineError(f"{self.peer} was silent for {silence_s:.1f} s during {operation}")
 
     def is_readable(self, within_s: float) -> bool:
-        """Whether there is something to read by then, which may be the end of the connection."""
+        """True if bytes, or the end of the connection, arrive within `within_s`."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
         except ValueError:
-            return True  # closed by another thread, which whoever reads is told
+            return True  # another thread closed the socket, which the next read reports
         return bool(poll.poll(1000 * within_s))
 
     def has_ended(self) -> bool:
-        """From another thread: whether the peer has hung up, whatever is left to read."""
+        """True if the peer has closed, even if bytes are left to read. For other threads."""
         poll = select.poll()
         try:
             poll.register(self._socket, _HUNG_UP)
@@ -74,7 +74,7 @@ class Wire:
     def read_all(
         self, into: memoryview, operation: str, silence_s: float, until: float = math.inf
     ) -> None:
-        """Fill `into`; `silence_s` counts from the last byte that came."""
+        """Fill `into`; `silence_s` counts from the last byte that arrived."""
         while into:
             left = min(silence_s, until - time.monotonic())
             self._set_step(left, operation)
@@ -90,7 +90,7 @@ class Wire:
         silence_s: float,
         until: float = math.inf,
     ) -> None:
-        """Send all buffers; `silence_s` counts from the last byte that the peer took."""
+        """Send all buffers; `silence_s` counts from the last byte that was accepted."""
         rest = [memoryview(buffer) for buffer in buffers]
         self._set_step(min(silence_s, until - time.monotonic()), operation)
         while rest:
@@ -98,24 +98,24 @@ class Wire:
             rest = unsent(rest, self._wait(operation, left, self._send, rest))
 
     def close(self) -> None:
-        """Close at once; twice is fine."""
+        """Close at once; a second call has no effect."""
         self._socket.close()
 
     def interrupt(self) -> None:
-        """From another thread: let whatever waits on this connection wait no longer."""
+        """End all waits on this connection. For other threads."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def stop_reading(self) -> None:
-        """From another thread: whatever reads finds the end; what is being sent still goes out."""
+        """Let reads find the end, while writes complete. For other threads."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
     def linger(self) -> None:
-        """Close, but let the peer read the last words first.
+        """Close after the peer has read the last bytes.
 
-        A socket that is closed while bytes are coming in resets the connection, and what was said
-        before may never be read.
+        Closing a socket while bytes arrive resets the connection, and the peer may lose what was
+        sent before.
         """
         end = time.monotonic() + _LINGER_S
         with contextlib.suppress(OSError):
@@ -127,14 +127,14 @@ class Wire:
         self.close()
 
     def lost(self, operation: str, why: str) -> PeerLostError:
-        """The error for a peer that went away."""
+        """The error about a lost peer."""
         return PeerLostError(f"lost {self.peer} during {operation}: {why}")
 
     def _receive_some(self, into: memoryview) -> int:
         return self._socket.recv_into(into)
 
     def _receive_all(self, into: memoryview) -> int:
-        """As many as come within a step."""
+        """Read as many bytes as arrive within a step."""
         return self._socket.recv_into(into, flags=socket.MSG_WAITALL)
 
     def _send(self, buffers: Sequence[memoryview]) -> int:
@@ -146,15 +146,15 @@ class Wire:
             return
         self._step_s = step
         try:
-            # A timeout of Python's would make the socket non-blocking, and add a system call to
-            # each read and write; these are the kernel's.
+            # Python's timeouts would make the socket non-blocking and cost a system call for each
+            # read and write; these are the kernel's
             self._socket.settimeout(None)
             bound_waits(self._socket, step)
-        except OSError as error:  # another thread has closed it
+        except OSError as error:  # another thread closed the socket
             raise self._failed(error, operation) from None
 
     def _wait(self, operation: str, silence_s: float, act: Callable[[T], int], on: T) -> int:
-        """Repeat what the kernel has given up after a step, until there is no more time."""
+        """Repeat `act` after each timeout of the kernel, up to `silence_s`."""
         began = time.monotonic()
         while True:
             try:
@@ -173,7 +173,7 @@ class Wire:
 
 
 def unsent(buffers: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of the buffers after `done` bytes of them."""
+    """The rest of the buffers after `done` bytes."""
     for number, buffer in enumerate(buffers):
         if done < len(buffer):
             return [buffer[done:], *buffers[number + 1 :]]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A wire inside TLS.
 
-OpenSSL works on memory here and never sees the socket. So deadlines and interruptions are those of
-a plain wire, the kernel is asked once for many records instead of twice for each, and no socket
-object carries a session that two threads could enter.
+OpenSSL works on memory and does not see the socket. So deadlines and interruptions are those of a
+plain wire, and one system call transfers many records instead of half of one. No two threads can
+enter a session through a shared socket object.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLos
 from fleetlight.security.tls_errors import explain
 from fleetlight.wire.plain import Wire
 
-#: how much is encrypted before it is sent, and how much at most is read before it is decrypted
+#: the number of bytes that are encrypted before a send, or read before decryption, at most
 _BATCH_BYTES = 256 << 10
-#: no record of TLS is longer
+#: the longest TLS record
 _RECORD_BYTES = 17 << 10
 _HANDSHAKE = "the TLS handshake"
 
 
 class TlsWire(Wire):
-    """A TLS connection; one thread at a time uses it, for whatever."""
+    """A TLS connection; one thread at a time may use it."""
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         super().__init__(connected, peer)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._scratch = memoryview(bytearray(_BATCH_BYTES))
-        #: encrypted bytes on their way, and how many plain ones they stand for
+        #: encrypted bytes that are not sent yet, and the number of plain bytes in them
         self._unsent = memoryview(b"")
         self._stands_for = 0
 
     def handshake(self, tls: ssl.SSLContext, limit_s: float, host: str | None = None) -> None:
-        """Open the session; `host` is whom a client calls, None on the server's side."""
+        """Open the session; `host` is the server's name on the client's side, else None."""
         until = time.monotonic() + limit_s
         self._set_step(limit_s, _HANDSHAKE)
         self._session = tls.wrap_bio(
@@ -48,7 +48,7 @@ class TlsWire(Wire):
             while not self._handshake_step(until):
                 pass
         except ssl.SSLError as error:
-            # the alert tells the other side
+            # send the alert to the other side
             with contextlib.suppress(PeerError):
                 self._flush(until)
             raise self._failed(error, _HANDSHAKE) from None
@@ -59,11 +59,11 @@ class TlsWire(Wire):
         self._flush(until)
 
     def begin_handshake(self, tls: ssl.SSLContext) -> None:
-        """Start the server's side of a handshake that `hear` and `advance` go on with."""
+        """Start the server's side of a handshake without blocking."""
         self._session = tls.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     def read_handshake(self) -> bool:
-        """Take in what has come, a little at a time and without waiting; whether that is any."""
+        """Read bytes of the handshake without blocking; True if some arrived."""
         try:
             count = self._socket.recv_into(self._scratch[:_RECORD_BYTES], 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -76,14 +76,14 @@ class TlsWire(Wire):
         return True
 
     def advance_handshake(self) -> bool:
-        """Go on with the handshake by what has come, without waiting; whether it is done."""
+        """Continue the handshake without blocking; True if it is complete."""
         try:
             self._session.do_handshake()
             is_done = True
         except ssl.SSLWantReadError:
             is_done = False
         except ssl.SSLError as error:
-            # the alert tells the other side
+            # send the alert to the other side
             with contextlib.suppress(PeerError):
                 self._send_pending()
             raise self._failed(error, _HANDSHAKE) from None
@@ -91,7 +91,7 @@ class TlsWire(Wire):
         return is_done and not self.has_unsent
 
     def read_some(self, most: int) -> bytes:
-        """What has come of what the other side says, without waiting; empty: nothing yet."""
+        """Read plain bytes without blocking; empty if none arrived."""
         try:
             some = self._session.read(most)
         except ssl.SSLWantReadError:
@@ -104,7 +104,7 @@ class TlsWire(Wire):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the kernel has not taken all that this side says in the handshake."""
+        """True while the kernel has not accepted all bytes of the handshake."""
         return bool(self._unsent)
 
     def _send_pending(self) -> None:
@@ -128,7 +128,7 @@ class TlsWire(Wire):
         return True
 
     def _flush(self, until: float) -> None:
-        """Send what OpenSSL wants to say on its own account."""
+        """Send what OpenSSL has written by itself."""
         self._unsent = memoryview(self._outgoing.read())
         while self._unsent:
             self._wait(_HANDSHAKE, until - time.monotonic(), self._send, ())
@@ -137,7 +137,7 @@ class TlsWire(Wire):
         return self._receive_all(into)
 
     def _receive_all(self, into: memoryview) -> int:
-        """What comes at one time."""
+        """Read the plain bytes that one fetch brings."""
         count = 0
         while count < len(into):
             try:
@@ -152,10 +152,10 @@ class TlsWire(Wire):
         return count
 
     def _fetch(self, wanted: int) -> int:
-        """Read encrypted bytes, for at least one record if that many plain ones are wanted.
+        """Read encrypted bytes for `wanted` plain ones.
 
-        Of a record that has come in part, the rest may be all that is still to come: only beyond
-        it can the kernel be told to wait for more.
+        The last record may have arrived in part, and no more may follow it. So the kernel may
+        wait for all bytes only up to one record before the end.
         """
         sure = min(_BATCH_BYTES, wanted - _RECORD_BYTES)
         if sure > 0:
@@ -176,7 +176,7 @@ class TlsWire(Wire):
         return 0 if self._unsent else self._stands_for
 
     def _encrypt(self, buffers: Sequence[memoryview]) -> int:
-        """Encrypt a batch; how many plain bytes it holds."""
+        """Encrypt a batch; return its number of plain bytes."""
         count = 0
         for buffer in buffers:
             done = 0

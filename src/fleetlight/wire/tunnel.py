@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tunnels: programs that speak plain TCP talk to each other inside TLS.
+"""Tunnels that carry plain TCP connections inside TLS.
 
-torch's store has no TLS of its own. Where it is served, a tunnel's exit takes TLS connections and
-forwards them to the store, which listens on the loopback. Where it is used, a tunnel's entrance
-takes connections on the loopback and forwards them inside TLS.
+torch's store has no TLS. On its host, a tunnel's exit accepts TLS connections and forwards them
+to the store, which listens on the loopback. On other hosts, a tunnel's entrance accepts
+connections on the loopback and forwards them inside TLS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Tunnel:
-    """Forwards every connection to one port to another endpoint, on a thread of its own."""
+    """Forwards the connections to one port to another endpoint, on a thread of its own."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Tunnel:
         own_user_only: bool = False,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`far` opens the other side; `tls` is that of the connections that come in.
+        """`far` opens the other side; `tls` is for incoming connections.
 
         `warn` gets one sentence for each connection that fails.
         """
         host, port = listener.getsockname()[:2]
-        #: where it listens
+        #: the address at which it listens
         self.address: Endpoint = (host, port)
         self._far, self._tls, self._warn = far, tls, warn
         self._own_user_only = own_user_only
@@ -62,7 +62,7 @@ class Tunnel:
         self._ready.wait(_STOP_S)
 
     def close(self) -> None:
-        """Stop listening and close every connection; twice is fine."""
+        """Stop listening and close all connections; a second call has no effect."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.stop)
         if threading.current_thread() is not self._thread:
@@ -87,7 +87,7 @@ class Tunnel:
         )
 
     async def _hang_up(self) -> None:
-        """Abort every connection, and let the loop close their sockets."""
+        """Abort all connections and let the loop close their sockets."""
         talks = asyncio.all_tasks() - {asyncio.current_task()}
         for talk in talks:
             talk.cancel()
@@ -97,14 +97,14 @@ class Tunnel:
         while self._writers:
             self._writers -= {w for w in self._writers if w.transport.is_closing()}
             await asyncio.sleep(0)
-        # transports close their sockets in a call of their own
+        # transports close their sockets in a later call of the loop
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # cancelled when the tunnel closes
+        # the tunnel cancels this task when it closes
         with contextlib.suppress(asyncio.CancelledError), self._open(writer):
             if self._own_user_only and not _is_own(writer.get_extra_info("peername")[1]):
-                self._warn("a process of another user called at the job's tunnel and was refused")
+                self._warn("refused a connection of another user's process to the job's tunnel")
                 return
             far = await self._far_side()
             if far is not None:
@@ -116,11 +116,11 @@ class Tunnel:
         try:
             return await asyncio.wait_for(self._far(), _CONNECT_S)
         except ssl.SSLError as error:
-            self._warn(f"a connection through TLS failed: {explain(error)}")
+            self._warn(f"a TLS connection failed: {explain(error)}")
         except (OSError, asyncio.TimeoutError) as error:
-            # from 3.11 on a TimeoutError is an OSError; those of asyncio say nothing
-            why = str(error) or "no answer; does the other side listen without TLS?"
-            self._warn(f"a connection through TLS failed: {why}")
+            # from 3.11 on a TimeoutError is an OSError; asyncio's have no text
+            why = str(error) or "no reply; does the other side listen without TLS?"
+            self._warn(f"a TLS connection failed: {why}")
         return None
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ def exit_at(
     tls: ssl.SSLContext,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Tunnel:
-    """Take TLS connections at `listener` and forward them to a port of this machine."""
+    """Accept TLS connections at `listener` and forward them to a port of this machine."""
 
     async def far() -> Streams:
         return await asyncio.open_connection(*local)
@@ -150,7 +150,7 @@ def exit_at(
 def entrance_to(
     remote: Endpoint, tls: ssl.SSLContext, warn: Callable[[str], None] = lambda text: None
 ) -> Tunnel:
-    """Listen on the loopback and forward what processes of this user say to `remote`, in TLS."""
+    """Accept loopback connections of this user and forward them to `remote` inside TLS."""
 
     async def far() -> Streams:
         return await asyncio.open_connection(*remote, ssl=tls, server_hostname=remote[0])
@@ -161,7 +161,7 @@ def entrance_to(
 
 async def _forward_both(near: Streams, far: Streams) -> None:
     ways = [asyncio.ensure_future(_forward(a[0], b[1])) for a, b in ((near, far), (far, near))]
-    # whichever side ends, the conversation is over
+    # when one side ends, the connection is over
     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     for way in ways:
         way.cancel()
@@ -175,6 +175,6 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def _is_own(port: int) -> bool:
-    """Whether a process of this user has the loopback connection from `port`; True if unknown."""
+    """True if a process of this user, or an unknown one, owns the loopback port `port`."""
     owners = [entry.uid for entry in tcp_entries(port)]
     return not owners or owners[0] == os.getuid()

@@ -51,7 +51,7 @@ def train(sizes: list[int]) -> Any:
     model.train()
     for _ in range(3):
         if len(set(sizes)) > 1:
-            current().models[0].weigh(sizes[index] * len(sizes) / sum(sizes))
+            current().models[0].set_batch_weight(sizes[index] * len(sizes) / sum(sizes))
         optimizer.zero_grad()
         model(part).pow(2).sum(1).mean().backward()
         optimizer.step()

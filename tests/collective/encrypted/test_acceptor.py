@@ -187,7 +187,7 @@ def test_who_does_not_say_who_it_is_has_to_go(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "does not speak TLS"),
+        (b"GET / HTTP/1.1\r\n\r\n", "does not use TLS"),
         (b"", "it closed the connection"),
     ],
     ids=["another protocol", "nothing"],

@@ -25,7 +25,7 @@ def carry(root: str) -> Any:
     checkpoint_copy._CHUNK = 100  # so that every file takes several pieces
     largest = watch_pieces()
     own, copy = Path(root) / f"host{index}", Path(root) / f"copy{index}"
-    found = checkpoint_copy.carry_checkpoint(current().group, own, copy)
+    found = checkpoint_copy.copy_checkpoint(current().group, own, copy)
     return found.name, whole_step(found), max(largest)
 
 
@@ -69,8 +69,8 @@ def carry_badly(root: str, vanishing: bool) -> Any:
     copy = Path(root) / f"copy{index}"
     if not vanishing:
         copy.write_text("in the way")
-    with pytest.raises(CheckpointError, match="could not be carried") as caught:
-        checkpoint_copy.carry_checkpoint(current().group, Path(root) / f"host{index}", copy)
+    with pytest.raises(CheckpointError, match="could not be copied") as caught:
+        checkpoint_copy.copy_checkpoint(current().group, Path(root) / f"host{index}", copy)
     return isinstance(caught.value, PeerError), str(caught.value)
 
 

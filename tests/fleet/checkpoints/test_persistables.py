@@ -55,12 +55,12 @@ def save_after(steps: int, dirname: str, more: int) -> Any:
     model, optimizer, loader = build()
     train(steps, model, optimizer, loader)
     fleet.save_persistables(dirname, extra={"note": "half-way", "epoch": 1})
-    drawn = float(torch.rand(1))
+    bound = float(torch.rand(1))
     # what an uninterrupted job does next: the rest of this epoch, then others
     resumed = fleet.shard(loader_of(loader))
     resumed.load_state_dict(loader.state_dict())
     train(more, model, optimizer, resumed)
-    return [p.detach().clone() for p in model.parameters()], drawn
+    return [p.detach().clone() for p in model.parameters()], bound
 
 
 def loader_of(sharded: Any) -> Any:
@@ -72,9 +72,9 @@ def load_and_go_on(dirname: str, more: int) -> Any:
     model, optimizer, loader = build(seed=77 + fleet.worker_index())
     random.seed(1)
     extra = fleet.load_persistables(dirname)
-    drawn = float(torch.rand(1))
+    bound = float(torch.rand(1))
     train(more, model, optimizer, loader)
-    return [p.detach().clone() for p in model.parameters()], drawn, extra
+    return [p.detach().clone() for p in model.parameters()], bound, extra
 
 
 @pytest.mark.contract
@@ -176,11 +176,11 @@ def load_what_does_not_fit(dirname: str) -> Any:
     records = TensorDataset(torch.randn(50, 5).double(), torch.zeros(50).long())
     loader = fleet.shard(DataLoader(records, batch_size=6, shuffle=True))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    drawn = torch.get_rng_state()
+    bound = torch.get_rng_state()
     with pytest.raises(CheckpointError, match="it is SGD here, but Adam in the checkpoint"):
         fleet.load_persistables(dirname)
     same = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    return same, loader.epoch, loader.consumed, torch.equal(torch.get_rng_state(), drawn)
+    return same, loader.epoch, loader.consumed, torch.equal(torch.get_rng_state(), bound)
 
 
 def test_what_does_not_fit_on_one_worker_changes_nothing_on_any(tmp_path: Path) -> None:

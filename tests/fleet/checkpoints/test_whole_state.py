@@ -54,11 +54,11 @@ def train(member: Member, ids: Tensor, steps: int = 2) -> None:
 
 
 def taken(member: Member, **options: Any) -> dict[str, Any]:
-    return whole_state._taken_in(member.context, member.model, **options)
+    return whole_state._state_dict(member.context, member.model, **options)
 
 
 def put(member: Member, state: dict[str, Any]) -> None:
-    whole_state._put_into(member.context, member.model, state)
+    whole_state._load_state_dict(member.context, member.model, state)
 
 
 def said(member: Member) -> Tensor:
@@ -262,7 +262,7 @@ def test_a_pickled_model_says_that_its_rows_stayed(caplog: Any) -> None:
         with pytest.raises(PlanError, match=words):
             layer(IDS)
     with pytest.raises(PlanError, match="rows of table moved stayed"):
-        registering._refuse_of_earlier_job(model)
+        registering._refuse_model_of_earlier_job(model)
 
 
 def test_a_state_without_rows_is_warned_of_before_the_next_job(caplog: Any) -> None:

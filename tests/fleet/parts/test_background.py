@@ -25,7 +25,7 @@ def test_the_caller_goes_on_and_finish_waits(monkeypatch: pytest.MonkeyPatch) ->
         said.append(text % values)
         go.set()
 
-    monkeypatch.setattr(background, "_TELL_EVERY_S", 0.01)
+    monkeypatch.setattr(background, "_WARN_EVERY_S", 0.01)
     monkeypatch.setattr(background.logger, "warning", warn)
 
     def write() -> None:

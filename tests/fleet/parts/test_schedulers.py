@@ -101,7 +101,7 @@ def test_the_scheduler_that_is_not_attached_is_told_once_and_resumes_nothing(
     lr_scheduler.StepLR(mine, 3)
     schedulers = Schedulers()
     for _ in range(2):
-        schedulers.warn_of_others([plain, mine])
+        schedulers.warn_of_unattached([plain, mine])
     assert caplog.text.count("scheduler of optimizer 1 is not attached") == 1
     assert "optimizer 0" not in caplog.text
     with pytest.raises(CheckpointError, match=r"optimizer 0 is not attached.*fleet\.attach"):

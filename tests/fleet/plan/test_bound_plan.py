@@ -31,14 +31,14 @@ class Model(nn.Module):
         self.usual = nn.Embedding(5, 2)
 
 
-def drawn(model: nn.Module, *optimizers: torch.optim.Optimizer, **strategy: Any) -> BoundPlan:
+def bound(model: nn.Module, *optimizers: torch.optim.Optimizer, **strategy: Any) -> BoundPlan:
     given = list(optimizers) or [torch.optim.SGD(model.parameters(), lr=0.1)]
     return build_plan(model, given, DistributedStrategy(**strategy), worker_num=2, server_num=3)
 
 
 def test_names_are_paths_and_layers_may_share_a_table() -> None:
     model = Model()
-    found = drawn(model, seed=5)
+    found = bound(model, seed=5)
     words, moved = found.plan.tables
     assert (words.name, words.dim, words.rows) == ("words", 4, 0)
     assert words.entry == EntryPlan("count", 3) or words.entry == CountFilterEntry(3).plan
@@ -52,12 +52,12 @@ def test_names_are_paths_and_layers_may_share_a_table() -> None:
 def test_layers_that_share_their_weight_share_the_table() -> None:
     model = nn.Sequential(SparseEmbedding(2), SparseEmbedding(2))
     model[1].weight = model[0].weight
-    [table] = drawn(model).plan.tables
+    [table] = bound(model).plan.tables
     assert table.name == "0"
 
 
 def test_a_layer_alone_is_a_model() -> None:
-    assert [t.name for t in drawn(SparseEmbedding(2)).plan.tables] == ["SparseEmbedding"]
+    assert [t.name for t in bound(SparseEmbedding(2)).plan.tables] == ["SparseEmbedding"]
 
 
 def test_each_param_group_gives_its_rule() -> None:
@@ -70,7 +70,7 @@ def test_each_param_group_gives_its_rule() -> None:
             momentum=0.9,
         ),
     ]
-    plan = drawn(model, *optimizers).plan
+    plan = bound(model, *optimizers).plan
     rules = {t.name: (t.rule.name, t.optimizer, t.group) for t in plan.tables}
     assert rules == {"words": ("adagrad", 0, 0), "deep.0": ("momentum", 1, 1)}
     assert {d.name: d.group for d in plan.dense}["usual.weight"] == 0
@@ -79,13 +79,13 @@ def test_each_param_group_gives_its_rule() -> None:
 
 def test_a_layer_may_name_its_own_rule() -> None:
     model = nn.Sequential(SparseEmbedding(2, optimizer="rowwise_adagrad"), nn.Linear(2, 1))
-    [table] = drawn(model, torch.optim.RMSprop(model.parameters())).plan.tables
+    [table] = bound(model, torch.optim.RMSprop(model.parameters())).plan.tables
     assert table.rule.name == "rowwise_adagrad"
 
 
 def test_what_no_optimizer_steps() -> None:
     model = nn.Sequential(SparseEmbedding(2), nn.Linear(2, 1), nn.Linear(1, 1))
-    plan = drawn(model, torch.optim.SGD(model[2].parameters(), lr=0.1)).plan
+    plan = bound(model, torch.optim.SGD(model[2].parameters(), lr=0.1)).plan
     assert plan.tables[0].rule == RulePlan("sgd", {"weight_decay": 0.0})
     assert plan.tables[0].optimizer == -1
     assert [d.name for d in plan.dense] == ["2.weight", "2.bias"]
@@ -96,41 +96,41 @@ def test_modes() -> None:
     assert mode_of(DistributedStrategy(a_sync=True)) == "async"
     geo = DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 4})
     assert mode_of(geo) == "geo"
-    plan = drawn(nn.Linear(1, 1), a_sync=True, a_sync_configs={"staleness": 3}).plan
+    plan = bound(nn.Linear(1, 1), a_sync=True, a_sync_configs={"staleness": 3}).plan
     assert (plan.mode, plan.staleness, plan.k_steps) == ("async", 3, 0)
 
 
 def test_workers_of_geo_reduce_nothing_among_themselves() -> None:
     configs = {"k_steps": 4, "dense": "allreduce"}
     with pytest.raises(StrategyError, match="leave one of them out"):
-        drawn(nn.Linear(2, 1), a_sync=True, a_sync_configs=configs)
+        bound(nn.Linear(2, 1), a_sync=True, a_sync_configs=configs)
 
 
 def two_optimizers() -> Any:
     layer = nn.Linear(1, 1)
-    return drawn(layer, *(torch.optim.SGD(layer.parameters(), lr=0.1) for _ in range(2)))
+    return bound(layer, *(torch.optim.SGD(layer.parameters(), lr=0.1) for _ in range(2)))
 
 
 def groups_apart() -> Any:
     model = Model()
     rest = [p for n, p in model.named_parameters() if n != "a.weight"]
     groups = [{"params": [model.a.weight]}, {"params": rest}]
-    return drawn(model, torch.optim.SGD(groups, lr=0.1))
+    return bound(model, torch.optim.SGD(groups, lr=0.1))
 
 
 def by_frequency() -> Any:
-    return drawn(nn.Sequential(nn.EmbeddingBag(3, 2, sparse=True, scale_grad_by_freq=True)))
+    return bound(nn.Sequential(nn.EmbeddingBag(3, 2, sparse=True, scale_grad_by_freq=True)))
 
 
 def complex_numbers() -> Any:
     model = nn.Module()
     model.p = nn.Parameter(torch.ones(1, dtype=torch.complex64))
-    return drawn(model)
+    return bound(model)
 
 
 def rmsprop() -> Any:
     model = nn.Sequential(SparseEmbedding(2))
-    return drawn(model, torch.optim.RMSprop(model.parameters()))
+    return bound(model, torch.optim.RMSprop(model.parameters()))
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def rmsprop() -> Any:
     [
         (two_optimizers, "a parameter is in two distributed optimizers"),
         (groups_apart, "'words' is shared by layers whose weights are in different param groups"),
-        (lambda: drawn(Model(entry=None)), r"'words' is shared by layers that differ"),
-        (lambda: drawn(Model(initializer="zeros")), "'words' is shared by layers that differ"),
-        (lambda: drawn(nn.Embedding(3, 2, sparse=True, max_norm=1.0)), "with max_norm cannot"),
+        (lambda: bound(Model(entry=None)), r"'words' is shared by layers that differ"),
+        (lambda: bound(Model(initializer="zeros")), "'words' is shared by layers that differ"),
+        (lambda: bound(nn.Embedding(3, 2, sparse=True, max_norm=1.0)), "with max_norm cannot"),
         (by_frequency, "0: EmbeddingBag with scale_grad_by_freq cannot be moved"),
         (complex_numbers, r"parameter p is of torch\.complex64; parameter servers keep float32"),
         (rmsprop, r"table '0' is in the optimizer torch\.optim\.rmsprop\.RMSprop; a table works"),
@@ -159,9 +159,9 @@ def tied(embedding: nn.Embedding) -> nn.Module:
 
 def test_a_weight_that_another_module_uses_is_not_moved() -> None:
     with pytest.raises(PlanError, match=r"emb: .* but out \(Linear\) uses its weight too") as got:
-        drawn(tied(nn.Embedding(5, 2, sparse=True)))
+        bound(tied(nn.Embedding(5, 2, sparse=True)))
     assert "build emb with sparse=False" in str(got.value)
-    plan = drawn(tied(nn.Embedding(5, 2))).plan
+    plan = bound(tied(nn.Embedding(5, 2))).plan
     assert not plan.tables
     assert [d.name for d in plan.dense] == ["emb.weight"]
 
@@ -170,17 +170,17 @@ def test_a_weight_that_the_model_itself_or_a_plain_layer_uses_is_not_moved() -> 
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True))
     model.register_parameter("again", model[0].weight)
     with pytest.raises(PlanError, match=r"but the model itself \(Sequential\) .* as again"):
-        drawn(model)
+        bound(model)
     half = nn.Sequential(nn.Embedding(5, 2), nn.Embedding(5, 2, sparse=True))
     half[0].weight = half[1].weight
     with pytest.raises(PlanError, match=r"1: .* but 0 \(Embedding\)"):
-        drawn(half)
+        bound(half)
 
 
 def test_moved_layers_may_share_their_weight() -> None:
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True))
     model[1].weight = model[0].weight
-    assert [table.name for table in drawn(model).plan.tables] == ["0"]
+    assert [table.name for table in bound(model).plan.tables] == ["0"]
 
 
 class Named(nn.Module):
@@ -193,10 +193,10 @@ class Named(nn.Module):
 
 
 def test_a_table_called_like_another_module_is_refused() -> None:
-    drawn(Named("users", "dense"))
+    bound(Named("users", "dense"))
     words = r"table 'dense' of layer emb .* module 'dense' \(Linear\).* table='dense_rows'"
     with pytest.raises(PlanError, match=words):
-        drawn(Named("dense", "dense"))
+        bound(Named("dense", "dense"))
 
 
 def test_a_table_called_like_a_module_of_one_of_several_models_is_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetlight.fleet.served.figures import of_server, of_servers, of_worker, too_late
+from fleetlight.fleet.served.figures import of_server, of_servers, of_worker, staleness_warning
 from fleetlight.ps.messages import ServerFigures
 from fleetlight.ps.plan import ASYNC, DensePlan, InitializerPlan, Plan, RulePlan, TablePlan
 from fleetlight.strategy import DistributedStrategy
@@ -54,15 +54,15 @@ def late_by(
         serves_dense=configs.dense == "servers",
     )  # fmt: skip
     usual, late = ServerFigures(9, {}, {}, {3: 8, 9: 1}), ServerFigures(9, {}, {}, {4: 1, 6: 3})
-    assert too_late([usual], plan, configs) is None
-    assert too_late([], plan, configs) is None
-    return too_late([usual, late], plan, configs)
+    assert staleness_warning([usual], plan, configs) is None
+    assert staleness_warning([], plan, configs) is None
+    return staleness_warning([usual, late], plan, configs)
 
 
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ({}, "workers are unevenly fast; bound the delay by"),
+        ({}, "workers differ in speed; bound the delay with"),
         ({"send_queue_size": 16}, "a_sync_configs.send_queue_size = 16 lets pushes wait"),
         ({"max_merge": 3}, "a_sync_configs.max_merge = 3 lets pushes wait"),
     ],
@@ -75,7 +75,7 @@ def test_a_delay_beyond_what_workers_make_is_warned_of_with_its_cause(
     assert told is not None
     assert told.partition(": ")[0] + ": " == late
     assert cause in told
-    assert ("unevenly fast" in told) is not said
+    assert ("differ in speed" in told) is not said
 
 
 def test_of_dense_parameters_no_gradient_is_late() -> None:
@@ -93,4 +93,4 @@ def test_nor_where_workers_average_dense_gradients() -> None:
         mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE], dense=[DENSE],
         optimizers=[], serves_dense=False,
     )  # fmt: skip
-    assert too_late([ServerFigures(9, {}, {}, {9: 9})], plan, configs) is None
+    assert staleness_warning([ServerFigures(9, {}, {}, {9: 9})], plan, configs) is None

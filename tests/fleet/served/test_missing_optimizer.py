@@ -59,7 +59,7 @@ def test_an_optimizer_that_comes_too_late_is_told_so_by_its_step() -> None:
     def train(worker: Member) -> None:
         worker.model(ONE)
         optimizer = torch.optim.SGD(worker.model.parameters(), lr=0.1)
-        worker.context.optimizers.append(worker.context.plan_optimizer(optimizer))
+        worker.context.optimizers.append(worker.context.manage_optimizer(optimizer))
         worker.model(ONE).sum().backward()
         optimizer.step()
 

@@ -19,7 +19,7 @@ import fleetlight as fleet
 from fleetlight import static
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import ConfigError, PlanError, StrategyError
-from fleetlight.fleet.public.sharding import Weights
+from fleetlight.fleet.public.sharding import LoaderWeights
 from fleetlight.fleet.server.job import ServerJob
 from fleetlight.fleet.training.programs import main_program
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
@@ -144,7 +144,7 @@ def eagerly(worker: Member) -> Any:
 
 def told(worker: Member, losses: list[Tensor]) -> Any:
     worker.barrier()
-    tables = len(worker.session.drawn.plan.tables)
+    tables = len(worker.session.bound.plan.tables)
     return (
         torch.stack(losses),
         {n: p.detach().clone() for n, p in worker.model.named_parameters() if p.numel()},
@@ -240,7 +240,7 @@ def test_async_brings_every_gradient() -> None:
 
 def test_what_weighs_less_has_smaller_gradients() -> None:
     def train(worker: Member) -> Any:
-        weights = Weights(worker.context)
+        weights = LoaderWeights(worker.context)
         program = capture(worker)
         # the first worker has none left, then both have
         executor = static.Executor()
@@ -466,8 +466,8 @@ def test_servers_write_no_gradients_and_run_nothing() -> None:
         strategy=DistributedStrategy(),
         process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
-    context.models.append(context.plan_model(model))
-    context.optimizers.append(context.plan_optimizer(optimizer))
+    context.models.append(context.manage_model(model))
+    context.optimizers.append(context.manage_optimizer(optimizer))
     member = Member(0, context, model, [optimizer])
     program = capture(member)
     assert main_program() is program

@@ -170,7 +170,7 @@ def test_a_model_of_several() -> None:
     job = Job(build, SYNC, workers=1, servers=1)
     member = job.member(0)
     other = nn.Linear(2, 1)
-    member.context.models.append(member.context.plan_model(other))
+    member.context.models.append(member.context.manage_model(other))
     plan = bound_plan_of(member.context).plan
     assert [table.name for table in plan.tables] == ["0.emb"]
     assert [dense.name for dense in plan.dense] == ["0.linear.weight", "0.linear.bias"]

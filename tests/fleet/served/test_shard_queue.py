@@ -338,7 +338,7 @@ def test_a_collective_job_has_no_queue() -> None:
 
 def test_a_server_reads_nothing() -> None:
     dealer = NoDealer()
-    with pytest.raises(ConfigError, match="was read in a server"):
+    with pytest.raises(ConfigError, match="was read in a parameter server"):
         dealer.remaining(1)
     assert dealer.steps() == (0, 0)
     dealer.settle()

@@ -17,7 +17,7 @@ from torch import nn
 from fleetlight.collective.group import Group
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import PlanError
-from fleetlight.fleet.public.sharding import Weights
+from fleetlight.fleet.public.sharding import LoaderWeights
 from fleetlight.fleet.server.job import ServerJob
 from fleetlight.fleet.training.model import reduction_of
 from fleetlight.roles import Kind, Role
@@ -105,7 +105,7 @@ def test_a_closure_is_called_once_before_the_gradients_are_taken(mode: dict[str,
 def test_what_weighs_less_has_smaller_gradients() -> None:
     def train(worker: Member) -> Any:
         [plan] = worker.context.models
-        plan.weigh(0.5 + worker.index)
+        plan.set_batch_weight(0.5 + worker.index)
         worker.model(ONE).sum().backward()
         worker.optimizer.step()
         return worker.model.linear.bias.detach().clone()  # type: ignore[union-attr]
@@ -152,8 +152,8 @@ def test_servers_do_not_train() -> None:
         strategy=DistributedStrategy(),
         process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
-    context.models.append(context.plan_model(model))
-    context.optimizers.append(context.plan_optimizer(optimizer))
+    context.models.append(context.manage_model(model))
+    context.optimizers.append(context.manage_optimizer(optimizer))
     with pytest.raises(PlanError, match="the model was called in a parameter server"):
         model(ONE)
     with pytest.raises(PlanError, match=r"optimizer\.step was called in a parameter server"):
@@ -267,7 +267,7 @@ def test_a_sum_of_gradients_is_not_made_with_servers(mode: dict[str, Any]) -> No
     """Of a batch of 4, worker 0 has 3 and worker 1 has 1; each weighs by what it has."""
 
     def train(worker: Member) -> Any:
-        weights = Weights(worker.context)
+        weights = LoaderWeights(worker.context)
         weights.set(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
         (worker.model(ONE).sum() * (1 + worker.index)).backward()
         worker.barrier()  # both have read what neither has changed yet

@@ -127,7 +127,7 @@ def test_what_is_owed_is_in_the_checkpoint_of_as_many_workers(tmp_path: Path) ->
     assert not torch.equal(run_workers(load_and_go_on, 2, tmp_path, True)[0][0], went_on)
     # it is each worker's own
     first, *others = [told for _, told in run_workers(load_and_go_on, 3, tmp_path)]
-    what = "what 2 workers had still to send, of gradients or movements, is dropped"
+    what = "the error feedback of the checkpoint is dropped: it is of 2 workers"
     assert first == [f"{what}: this job has 3"]
     assert others == [[], []]
 
@@ -161,7 +161,7 @@ def test_who_sends_no_more_drops_what_it_owed(
     for levels in (False, True):
         caplog.clear()
         context = context_of(index, compression="topk", use_hierarchical_allreduce=levels)
-        compression.load_unsent(context, kept, workers=4)
+        compression.load_feedback(context, kept, workers=4)
         [made] = context.compressions.values()
         assert ("owed/weight" in made.residuals.state()) is (is_sender or not levels)
         assert ("another one sends for it" in caplog.text) is (levels and not is_sender)
@@ -203,8 +203,8 @@ def adversaries() -> tuple[int, int, torch.Tensor]:
     other = fleet.distributed_optimizer(torch.optim.SGD(second.parameters(), lr=0.1))
     plan = current().models[1]
     agreed: list[int] = []
-    again = plan.replicate_again
-    plan.replicate_again = lambda: (agreed.append(1), again())[1]  # type: ignore[method-assign,func-returns-value]
+    again = plan.rebuild_replica
+    plan.rebuild_replica = lambda: (agreed.append(1), again())[1]  # type: ignore[method-assign,func-returns-value]
     generator = torch.Generator().manual_seed(fleet.worker_index())
     for _ in range(5):
         x = torch.randn(8, 6, generator=generator)

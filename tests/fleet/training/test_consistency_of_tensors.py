@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.training.consistency import check_alike
+from fleetlight.fleet.training.consistency import check_same_shape
 
 
 class Both:
@@ -25,11 +25,11 @@ class Both:
 def test_who_gives_another_shape_is_named() -> None:
     others: Any = Both(b"torch.float32 [3]")
     with pytest.raises(ConfigError) as told:
-        check_alike(others, torch.ones(2), "metrics.sum")
+        check_same_shape(others, torch.ones(2), "metrics.sum")
     text = "metrics.sum: worker 0 gives torch.float32 [2], worker 1 gives torch.float32 [3]"
     assert text in str(told.value)
 
 
 def test_what_is_alike_is_fine() -> None:
     others: Any = Both(b"torch.float32 [2]")
-    check_alike(others, torch.ones(2), "metrics.sum")
+    check_same_shape(others, torch.ones(2), "metrics.sum")

@@ -217,7 +217,7 @@ def weighed() -> Any:
     [batch] = batches(0, 1)
     norms = []
     for weight in (1.0, 0.25, 0.0):
-        current().models[0].weigh(weight)
+        current().models[0].set_batch_weight(weight)
         optimizer.zero_grad()
         loss_of(model, batch).backward()
         norms.append(float(flat(p.grad for p in model.parameters() if p.grad is not None).norm()))
@@ -398,7 +398,7 @@ def test_parameters_frozen_on_the_way_are_agreed_on_at_the_next_meeting() -> Non
 
 
 def joined_on_the_way() -> Any:
-    """A layer joins while workers are apart; each has drawn it from another seed."""
+    """A layer joins while workers are apart; each has bound it from another seed."""
     model, optimizer = registered("sgd", **localsgd(2))
     differ = []
     for number, batch in enumerate(batches(fleet.worker_index(), 5)):
@@ -437,7 +437,7 @@ def test_movements_too_small_for_float16_arrive() -> None:
 
 
 def accounted() -> Any:
-    """Nothing but the meeting behind the last step is waited for."""
+    """The end waits only for the average after the last step."""
     model, optimizer = registered("sgd", **localsgd(3))
     train(model, optimizer, 2)
     before = fleet.account().waited_s
@@ -457,13 +457,13 @@ def ended_apart(steps: int, folder: Path) -> list[str]:
     train(model, optimizer, steps)
     fleet.save_inference_model(str(folder), torch.zeros(2, 6).double(), model)
     fleet.stop_worker()
-    return [text for text in said if "behind the last meeting" in text]
+    return [text for text in said if "after the last average" in text]
 
 
 def test_worker_0_says_that_workers_are_apart(tmp_path: Path) -> None:
     (saved, ended), others = run_workers(ended_apart, 2, 6, tmp_path / "apart")
     assert saved.startswith("save_inference_model: it takes the parameters of this worker")
-    assert ended.startswith("localsgd: the job ended 2 steps behind the last meeting")
+    assert ended.startswith("localsgd: the job ended 2 steps after the last average")
     assert all("call fleet.barrier_worker()" in text for text in (saved, ended))
     assert others == []
     assert run_workers(ended_apart, 2, 4, tmp_path / "equal") == [[], []]

@@ -55,7 +55,7 @@ def norms() -> nn.Module:
 def test_worker_0_says_what_is_not_trained_and_which_norms_stay_local() -> None:
     zero, one = run_workers(lines_of, 2, norms)
     assert [line.partition(":")[0] for line in zero] == ["0.weight", "batch norm"]
-    assert "2 layers normalise by the batch of their own worker" in zero[1]
+    assert "2 layers use the statistics of their own" in zero[1]
     assert "strategy.sync_batch_norm = True" in zero[1]
     assert one == []
 
@@ -81,7 +81,7 @@ def test_norms_are_told_of_when_they_first_train_also_behind_an_evaluation(in_pa
     (before, *told), one = run_workers(evaluated_first, 2, in_parts)
     assert before == one[0] == "0 before"
     assert len(told) == 1
-    assert "2 layers normalise by the batch of their own worker" in told[0]
+    assert "2 layers use the statistics of their own" in told[0]
     assert one[1:] == []
 
 
@@ -121,4 +121,4 @@ def test_geo_with_state_of_dense_parameters_is_told(
 
     with caplog.at_level("WARNING", "fleetlight"):
         run(build, train, mode)
-    assert ("GeoSGD: dense parameters learn by" in caplog.text) is is_told
+    assert ("steps dense parameters, and each worker keeps" in caplog.text) is is_told

@@ -19,7 +19,7 @@ from fleetlight import static
 from fleetlight.collective.group import Group
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.training.worker_seeds import derived_seed, make_distinct
+from fleetlight.fleet.training.worker_seeds import derive_worker_seeds, derived_seed
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
@@ -33,18 +33,18 @@ def context_of(worker: int, **settings: Any) -> Job:
 
 def drawn_by(worker: int, seed: int = 0, **settings: Any) -> list[float]:
     torch.manual_seed(seed)
-    make_distinct(context_of(worker, **settings))
+    derive_worker_seeds(context_of(worker, **settings))
     return torch.rand(4).tolist()
 
 
 def test_each_worker_draws_its_own_and_worker_0_what_one_process_draws() -> None:
     torch.manual_seed(0)
     alone = torch.rand(4).tolist()
-    drawn = [drawn_by(worker) for worker in range(4)]
-    assert drawn[0] == alone
-    assert len({tuple(one) for one in drawn}) == 4
-    assert drawn == [drawn_by(worker) for worker in range(4)]
-    assert drawn_by(1, seed=1) != drawn[1]
+    bound = [drawn_by(worker) for worker in range(4)]
+    assert bound[0] == alone
+    assert len({tuple(one) for one in bound}) == 4
+    assert bound == [drawn_by(worker) for worker in range(4)]
+    assert drawn_by(1, seed=1) != bound[1]
 
 
 def test_a_setting_brings_equal_numbers_back() -> None:
@@ -54,27 +54,27 @@ def test_a_setting_brings_equal_numbers_back() -> None:
 def test_a_derived_seed_is_left_alone_until_the_script_seeds_again() -> None:
     context = context_of(1)
     torch.manual_seed(3)
-    make_distinct(context)
+    derive_worker_seeds(context)
     assert torch.initial_seed() == derived_seed(3, 1)
     first = torch.rand(2)
     state = torch.get_rng_state()
-    make_distinct(context)
+    derive_worker_seeds(context)
     second = torch.rand(2)
     assert not torch.equal(first, second)
     # a checkpoint brings a state of a training that has begun: it goes on
     torch.manual_seed(99)
     torch.set_rng_state(state)
-    make_distinct(context)
+    derive_worker_seeds(context)
     assert torch.equal(torch.rand(2), second)
     torch.manual_seed(3)
-    make_distinct(context)
+    derive_worker_seeds(context)
     assert torch.equal(torch.rand(2), first)
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**64 - 1])
 def test_any_seed_of_torch_may_be_derived_from(seed: int) -> None:
     torch.manual_seed(seed)
-    make_distinct(context_of(1))
+    derive_worker_seeds(context_of(1))
     assert torch.initial_seed() == derived_seed(seed % 2**64, 1)
 
 
@@ -82,12 +82,12 @@ def test_a_forward_that_is_computed_again_draws_the_same() -> None:
     """The first time it derives a seed, and torch sets the script's back before the second."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
-    plan = context_of(1).plan_model(model)
+    plan = context_of(1).manage_model(model)
     x = torch.randn(4, 8)
     out = checkpoint(model, x, use_reentrant=False)
     out.pow(2).sum().backward()
     torch.manual_seed(0)
-    plan.draw_apart()
+    plan.begin_forward()
     expected = model[1](nn.functional.linear(x, model[0].weight, model[0].bias))
     (gradient,) = torch.autograd.grad(expected.pow(2).sum(), [model[0].weight])
     assert torch.equal(out, expected)
@@ -96,7 +96,7 @@ def test_a_forward_that_is_computed_again_draws_the_same() -> None:
 
 def test_an_evaluation_changes_no_random_numbers() -> None:
     model = nn.Linear(2, 2)
-    plan = context_of(1).plan_model(model)
+    plan = context_of(1).manage_model(model)
     torch.manual_seed(5)
     model.eval()
     model(torch.ones(1, 2))
@@ -209,7 +209,7 @@ def test_at_the_latest_a_step_derives_them() -> None:
 
 def test_a_compiler_sees_no_change_of_seeds() -> None:
     torch.manual_seed(5)
-    plan = context_of(1).plan_model(nn.Sequential(Generator(nn.Dropout(0.5)), nn.Dropout(0.5)))
+    plan = context_of(1).manage_model(nn.Sequential(Generator(nn.Dropout(0.5)), nn.Dropout(0.5)))
     step = torch.compile(plan.module[1], backend="eager", fullgraph=True)
     torch.compiler.reset()
     step(torch.ones(2, 2))

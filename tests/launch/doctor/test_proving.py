@@ -58,7 +58,7 @@ def test_who_knows_the_token_is_answered() -> None:
     [
         (OTHER, HOSTS[0], "the caller does not know the token"),
         (TOKEN, HOSTS[2], "the caller does not know the token"),
-        (None, HOSTS[0], "the caller comes without a token"),
+        (None, HOSTS[0], "the caller has no token"),
     ],
     ids=["wrong", "of another machine", "none"],
 )

@@ -94,7 +94,7 @@ def refused(address: Any, token: Secret | None) -> str:
     ("theirs", "ours", "why"),
     [
         (OTHER, TOKEN, "does not know the token of this job; give all processes"),
-        (None, TOKEN, "comes without a token"),
+        (None, TOKEN, "has no token"),
         (TOKEN, None, "this server has no token"),
     ],
     ids=["wrong", "the worker has none", "the server has none"],
@@ -138,7 +138,7 @@ def test_nothing_is_answered_before_the_proof(
         frames_to(raw).send(1, message, (), "a test")
         failure = told(raw)
         assert isinstance(failure, Failure)
-        assert "comes without a token" in failure.text
+        assert "has no token" in failure.text
         assert heard(raw) == b""
     with stranger(server.address) as raw:
         frames = frames_to(raw)
@@ -233,7 +233,7 @@ def sends_the_proof_back(raw: socket.socket, frames: Frames) -> None:
 @pytest.mark.parametrize(
     ("act", "why"),
     [
-        (welcomes_anybody, "does not ask for the token"),
+        (welcomes_anybody, "does not check the token"),
         (asks_and_does_not_prove, "does not know the token"),
         (sends_the_proof_back, "does not know the token"),
     ],
@@ -272,7 +272,7 @@ def test_inside_tls_the_token_counts_as_well(certificates: Path, desk: Desk) -> 
         channel = greeted(listener.address, TOKEN, tls=tls)
         assert channel.call(PULL).message == Pulled(1, 1)
         channel.close()
-        for token, why in ((OTHER, "does not know the token"), (None, "comes without a token")):
+        for token, why in ((OTHER, "does not know the token"), (None, "has no token")):
             with pytest.raises(MembershipError, match=why):
                 greeted(listener.address, token, tls=tls)
 

@@ -191,11 +191,14 @@ def without_tls(ours: Path, theirs: Path) -> None:
 
 
 REFUSED: dict[Callable[[Path, Path], ssl.SSLContext | None], tuple[str, str]] = {
-    with_no_certificate: ("it wants a certificate and got none", "shows no certificate"),
-    with_another_ca: ("refuses the certificate of this one: another CA", "another CA has signed"),
-    with_the_servers_certificate: ("it is not made for this side", "not made for that side"),
-    with_trust_in_another_ca: ("another CA has signed the certificate", "refuses the certificate"),
-    with_old_tls: ("does not speak TLS 1.3", "does not speak TLS 1.3"),
+    with_no_certificate: ("it requires a certificate and got none", "shows no certificate"),
+    with_another_ca: ("refuses this side's certificate: another CA", "another CA signed"),
+    with_the_servers_certificate: ("it is made for the other role", "made for another purpose"),
+    with_trust_in_another_ca: (
+        "another CA signed the certificate",
+        "refuses this side's certificate",
+    ),
+    with_old_tls: ("does not support TLS 1.3", "does not support TLS 1.3"),
     without_tls: ("came without TLS", "came without TLS"),
 }
 
@@ -222,7 +225,7 @@ def test_who_does_not_belong_is_refused_and_both_are_told(
 @pytest.mark.parametrize(
     ("side", "for_client", "for_server"),
     [
-        ("client", "refuses the certificate of this one: it has expired", "is not valid now"),
+        ("client", "refuses this side's certificate: it has expired", "is not valid now"),
         ("server", "is not valid now (certificate has expired)", "it has expired"),
     ],
 )
@@ -246,7 +249,7 @@ def test_a_tls_client_of_a_plain_server_is_told(
 ) -> None:
     with caplog.at_level(logging.WARNING, "fleetlight"), listening(Desk()) as plain:
         text = refusal(plain, client_context(certificates))
-    assert "the other side does not speak TLS; give --ssl DIR" in text
+    assert "the other side does not use TLS; give --ssl DIR" in text
     (line,) = (record.getMessage() for record in caplog.records)
     assert "a TLS hello; one side uses ssl and the other does not" in line
 
@@ -257,7 +260,7 @@ def test_a_server_at_an_address_it_is_not_certified_for(certificates: Path) -> N
         text = refusal(server, client_context(certificates))
     finally:
         server.stop()
-    assert "is for other hosts (IP address mismatch" in text
+    assert "names other hosts (IP address mismatch" in text
     assert "fleetlight cert DIR --host NAME" in text
 
 
@@ -271,7 +274,7 @@ def test_strangers_and_silence_at_a_tls_port(
         with connected(server.address, tls=client_context(certificates)) as channel:
             assert channel.call(PULL).message == Pulled(1, 1)
     (line,) = (record.getMessage() for record in caplog.records)
-    assert "does not speak TLS" in line
+    assert "does not use TLS" in line
 
 
 def test_who_says_nothing_at_a_tls_port_is_dropped(

@@ -84,5 +84,5 @@ def test_schedulers_belong_to_another_dialect() -> None:
 
 def test_a_server_of_a_job_without_servers_is_refused() -> None:
     env = {"FLEET_ROLE": "server", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"}
-    with pytest.raises(RoleError, match="a job without servers"):
+    with pytest.raises(RoleError, match="server_num=0, expected at least 1"):
         fleetrun.DIALECT.read(env)

@@ -52,7 +52,7 @@ def test_what_is_missing_is_named(name: str) -> None:
         ("MS_SCHED_PORT", "80000", "MS_SCHED_HOST:MS_SCHED_PORT"),
         ("MS_SCHED_HOST", "a/b", "MS_SCHED_HOST:MS_SCHED_PORT"),
         ("MS_TOPO_TIMEOUT", "soon", "MS_TOPO_TIMEOUT='soon'"),
-        ("MS_ROLE", "MS_PSERVER", "a job without servers"),
+        ("MS_ROLE", "MS_PSERVER", "server_num=0, expected at least 1"),
     ],
 )
 def test_wrong_values_are_refused(name: str, value: str, named: str) -> None:

@@ -64,7 +64,7 @@ def test_it_must_agree_with_the_others() -> None:
     role = from_environment({**OURS, "FLEET_INDEX": "1", "FLEET_SERVER_NUM": "3", **WORKER}, known)
     # the lower precedence counts, and what the other has no variable for is no contradiction
     assert (role.dialect, role.server_num) == ("FLEET_*", 3)
-    with pytest.raises(RoleError, match=r"FLEET_\* says index=0, TOY_\* says index=1"):
+    with pytest.raises(RoleError, match=r"FLEET_\* has index=0, TOY_\* has index=1"):
         from_environment({**OURS, "FLEET_INDEX": "0", **WORKER}, known)
 
 

@@ -152,7 +152,7 @@ def test_workers_that_train_alone(case: str) -> None:
     assert sentence in why
     # to train alone spares the waiting, too, so it counts on one host
     assert DistributedStrategy(**settings).inert(HOST) == []
-    assert effect(settings, ONE) == (False, "one worker has nobody to meet")
+    assert effect(settings, ONE) == (False, "the job has one worker")
     active, why = effect(settings, SERVERS)
     assert not active
     assert "GeoSGD" in why
@@ -175,7 +175,7 @@ def test_float16_is_not_for_movements(asked: dict[str, Any]) -> None:
 def test_to_meet_at_every_step_is_synchronous(name: str, configs: dict[str, int]) -> None:
     active, why = effect({name: True, f"{name}_configs": configs}, HOSTS)
     assert not active
-    assert "to average after every step is to train synchronously" in why
+    assert "averaging after each step is synchronous training" in why
 
 
 @pytest.mark.parametrize("case", ["localsgd", "adaptive", "diloco", "dgc"])

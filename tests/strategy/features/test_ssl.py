@@ -30,7 +30,7 @@ def test_encryption_that_nccl_cannot_have_is_refused_across_hosts() -> None:
     strategy = DistributedStrategy(ssl="certs")
     strategy.check(one_host)
     (sentence,) = strategy.inert(one_host)
-    assert "stays on this host, and is not encrypted" in sentence
+    assert "are on one host, where connections are not encrypted" in sentence
     gloo = dataclasses.replace(FOUR, backend="gloo")
     strategy.check(gloo)
     assert not strategy.inert(gloo)
@@ -45,7 +45,9 @@ def test_encryption_that_came_too_late_is_refused_across_hosts(is_collective: bo
         is_collective=is_collective, worker_num=2, server_num=1, node_num=2, deadline_s=3.0
     )
     strategy = DistributedStrategy(ssl="certs")
-    with pytest.raises(StrategyError, match=r"came after fleet\.init, .* 2 hosts are open and not"):
+    with pytest.raises(
+        StrategyError, match=r"was set after fleet\.init, .* 2 hosts were open and not"
+    ):
         strategy.check(open_)
     DistributedStrategy().check(open_)
     strategy.check(dataclasses.replace(open_, ssl="certs"))
@@ -61,7 +63,7 @@ def test_what_is_asked_of_tls_takes_effect_with_certificates() -> None:
     assert effect("ssl_configs.ciphers", SERVERS, **given) == (True, "one of A:B")
     assert effect("ssl_configs.ciphers", SERVERS, ssl="certs")[0]
     active, why = effect("ssl_configs.ciphers", JobFacts(worker_num=4), **given)
-    assert (active, "stays on this host" in why) == (False, True)
+    assert (active, "are on one host" in why) == (False, True)
     assert effect("ssl_configs.expiry_warning_days", JobFacts(worker_num=4), **given)[0]
     late = JobFacts(is_collective=False, server_num=1, deadline_s=3.0)
     active, why = effect("ssl_configs", late, **given)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving, loading, resuming and stopping: the state of a job."""
+"""Saving, loading, resuming and stopping a job."""

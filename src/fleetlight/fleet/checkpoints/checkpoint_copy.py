@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings worker 0's checkpoint to workers that cannot read it from where they are."""
+"""Copies worker 0's checkpoint to workers that cannot read it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fleetlight.errors import CheckpointError, ConfigError
 from fleetlight.fleet.protocols import Peers
 
 _OPERATION = "load_persistables"
-#: what is in memory of a file at any time
+#: bytes of a file in memory at a time
 _CHUNK = 64 << 20
-#: how the files of tables get from the servers into the checkpoint
+#: `via`: servers write their tables into the folder, or send them to worker 0
 FOLDER, WORKER0 = "folder", "worker0"
 
 
 def check_via(via: str) -> None:
-    """Refuse a way that there is not."""
+    """ConfigError for an unknown `via`."""
     if via not in (FOLDER, WORKER0):
         raise ConfigError(
             f'got via={via!r}, expected via="{FOLDER}" (all processes see dirname) or '
@@ -29,33 +29,34 @@ def check_via(via: str) -> None:
         )
 
 
-def carry_checkpoint(group: Peers, dirname: Path, temporary: Path, *, tables: bool = True) -> Path:
-    """Where this worker finds the checkpoint: `dirname`, or a copy of worker 0's in `temporary`.
+def copy_checkpoint(group: Peers, dirname: Path, temporary: Path, *, tables: bool = True) -> Path:
+    """The path of the checkpoint: `dirname`, or a copy of worker 0's in `temporary`.
 
-    The path may not be shared, or may hold something older on another machine: the manifest
-    tells, since it has the checksum of every other file. Without `tables` their files stay.
+    Another machine may not share the path, or may have an older checkpoint there. Manifests tell
+    them apart, since they contain the checksums of all files. Without `tables`, the files of tables
+    are not copied.
     """
     digests = group.gather_bytes(_manifest_digest(dirname), _OPERATION)
     if len(set(digests)) == 1 or not digests[0]:
-        # alike everywhere; or worker 0 has none, which reading will say
+        # equal on all workers; where worker 0 has none, reading it raises the error
         return dirname
     lacks = digests[group.index] != digests[0]
-    parcel = _Parcel(temporary if lacks else None)
+    receiver = _FileReceiver(temporary if lacks else None)
     for name in _names(group, dirname, tables):
-        parcel.take(name, _chunks_of(group, dirname / name, parcel))
-    group.together(parcel.check, _OPERATION)
+        receiver.write(name, _chunks_of(group, dirname / name, receiver))
+    group.together(receiver.check, _OPERATION)
     return temporary if lacks else dirname
 
 
-class _Parcel:
-    """What is carried. A failure on one side is kept to the end: the others go on as agreed."""
+class _FileReceiver:
+    """Writes the received files. It reports a failure at the end: the others still receive."""
 
     def __init__(self, target: Path | None) -> None:
         self._target = target
         self.failure: OSError | None = None
 
-    def take(self, name: str, chunks: Iterator[bytes]) -> None:
-        """Write the chunks of a file that is wanted; of another one, see them go by."""
+    def write(self, name: str, chunks: Iterator[bytes]) -> None:
+        """Write the chunks of a file; without a target, only consume them."""
         for number, chunk in enumerate(chunks):
             if self._target is None or self.failure is not None:
                 continue
@@ -68,17 +69,17 @@ class _Parcel:
                 self.failure = error
 
     def check(self) -> None:
-        """Raise what has failed on this worker."""
+        """CheckpointError if a read or a write has failed on this worker."""
         if self.failure is not None:
             where = f" ({self.failure.filename})" if self.failure.filename else ""
             raise CheckpointError(
-                f"the checkpoint could not be carried from worker 0 to workers that do not have "
+                f"the checkpoint could not be copied from worker 0 to workers that do not have "
                 f"it: {self.failure.strerror or self.failure}{where}; nothing was loaded"
             )
 
 
 def _names(group: Peers, dirname: Path, tables: bool) -> list[str]:
-    """The files of worker 0's checkpoint, whose bytes it has checked."""
+    """The files of worker 0's checkpoint, after worker 0 has verified them."""
     names: list[str] = []
 
     def find() -> None:
@@ -89,20 +90,20 @@ def _names(group: Peers, dirname: Path, tables: bool) -> list[str]:
     return msgspec.json.decode(told, type=list[str])
 
 
-def _chunks_of(group: Peers, path: Path, parcel: _Parcel) -> Iterator[bytes]:
-    """The chunks of worker 0's file, on everybody; an empty one ends it."""
-    source = _read(path, parcel) if group.index == 0 else iter(())
+def _chunks_of(group: Peers, path: Path, receiver: _FileReceiver) -> Iterator[bytes]:
+    """The chunks of worker 0's file, on all workers; an empty chunk is the end."""
+    source = _read(path, receiver) if group.index == 0 else iter(())
     while chunk := group.broadcast_bytes(next(source, b""), _OPERATION):
         yield chunk
 
 
-def _read(path: Path, parcel: _Parcel) -> Iterator[bytes]:
+def _read(path: Path, receiver: _FileReceiver) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
     except OSError as error:
-        parcel.failure = error
+        receiver.failure = error
 
 
 def _manifest_digest(dirname: Path) -> bytes:

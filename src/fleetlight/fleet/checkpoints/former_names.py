@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of static programs that older versions wrote under other names.
 
-A program calls modules one by one. It names them by the object that owns them; before, it named
-them by class and number, such as `linear_2`.
+A program names modules by the object that owns them. Older versions named them by class and number,
+such as `linear_2`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.registering import registered_model
 from fleetlight.observe.log import logger
 
-#: a table's name is part of what first values are drawn from
-_LATER_IDS = "; ids that it does not know begin with other first values than they would have then"
+#: a table's name is a part of the seed of first values
+_LATER_IDS = "; ids that are not in it get other first values than in that job"
 
 
 def read_named(job: Job, path: Path) -> Checkpoint:
-    """The checkpoint there, by the names of today where it has only those of before.
+    """Read a checkpoint; one that has only former names gets the present ones.
 
-    That is, where no name of the model is in it, and all its names map one to one. What has another
-    shape is refused behind, as in any checkpoint.
+    That is so where no name of the model is in it, and all its names map one to one. Shapes are
+    compared later, as in any checkpoint.
     """
     saved, former = checkpoint.read(path), _former_names(job)
     if not former:
@@ -39,8 +39,8 @@ def read_named(job: Job, path: Path) -> Checkpoint:
     if job.group.index == 0:
         old, new = next(iter(former.items()))
         logger.info(
-            "%s names the parts of a program as older versions did, %s for %s: its names are "
-            "taken for those of today%s",
+            "%s has names of an older version, such as %s for %s: they are mapped to the present "
+            "names%s",
             saved.directory,
             old,
             new,
@@ -50,18 +50,18 @@ def read_named(job: Job, path: Path) -> Checkpoint:
 
 
 def _former_names(job: Job) -> dict[str, str]:
-    """Of all registered models; several become one, their names starting with their number."""
+    """The former names of all registered models; those of several have numbers as prefixes."""
     several = len(job.models) > 1
     prefixes = [f"{number}." if several else "" for number in range(len(job.models))]
     return {
         prefix + old: prefix + new
-        for prefix, plan in zip(prefixes, job.models, strict=True)
-        for old, new in plan.former_names.items()
+        for prefix, managed in zip(prefixes, job.models, strict=True)
+        for old, new in managed.former_names.items()
     }
 
 
 def _name(former: Mapping[str, str], name: str) -> str:
-    """The name of today: that of the part, and what is behind it."""
+    """The present name: that of the longest known prefix, and the rest."""
     head = name
     while head and head not in former:
         head = head.rpartition(".")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a checkpoint: everything is compared on every worker before anything is changed."""
+"""Loads a checkpoint: every worker compares everything before any worker changes anything."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 from torch import nn
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, WorkerState
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, carry_checkpoint
+from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, copy_checkpoint
 from fleetlight.fleet.checkpoints.former_names import read_named
 from fleetlight.fleet.checkpoints.worker_state import parts
 from fleetlight.fleet.job import Job
@@ -35,13 +35,14 @@ def load_job(
     via: str = FOLDER,
     random_later: list[Callable[[], None]] | None = None,
 ) -> dict[str, Any]:
-    """What `load_persistables` does, for a worker; one that was started again has done it.
+    """Load a checkpoint in a worker, once; its next incarnation gets `extra` from its log.
 
-    With `random_later` loaders stay where they are, and what sets random numbers is put there.
+    With `random_later`, loaders keep their positions, and the step that sets random numbers is
+    appended to that list.
     """
     job.open()
-    # were this worker to die now, only all could begin again
-    job.replay.lose()
+    # if this worker dies now, all processes must restart
+    job.replay.forget_position()
 
     found: list[dict[str, Any]] = []
 
@@ -49,11 +50,11 @@ def load_job(
         found.append(_load_job(job, dirname, via, random_later))
         return [msgspec.json.encode(checkpoint.pack(found[0], "extra", {}))]
 
-    (told,) = job.once("load_persistables", load)
+    (logged,) = job.run_once("load_persistables", load)
     if found:
         return found[0]
-    # an earlier life of this worker has loaded it
-    extra = checkpoint.unpack(msgspec.json.decode(told), {})
+    # an earlier incarnation of this worker has loaded it
+    extra = checkpoint.unpack(msgspec.json.decode(logged), {})
     assert isinstance(extra, dict)
     return extra
 
@@ -67,11 +68,11 @@ def _load_job(
     model = registered_model(job)
     temporary_folder = tempfile.TemporaryDirectory(prefix="fleet-load-")
     with job.at_rest(everything=True), temporary_folder as temporary:
-        job.replay.give_up("it was about to load a checkpoint, or had just done")
+        job.replay.disable("it was loading a checkpoint, or had just loaded one")
         job.group.assemble("load_persistables")
-        # what is to be read may still be under way
-        job.group.together(job.saving.finish, "load_persistables")
-        path = carry_checkpoint(job.group, Path(dirname), Path(temporary), tables=job.reads_tables)
+        # a background save may still be writing this checkpoint
+        job.group.together(job.background_save.finish, "load_persistables")
+        path = copy_checkpoint(job.group, Path(dirname), Path(temporary), tables=job.reads_tables)
         return _load_from(path, job, model, via, random_later)
 
 
@@ -89,35 +90,34 @@ def _load_from(
         def fit() -> None:
             found.append(read_named(job, path))
             purpose = Purpose.CHECKPOINT if random_later is None else Purpose.RESUME
-            positions, *others = _fitted_parts(job, found[0], purpose)
-            # what may still refuse comes first: positions can be taken back
+            positions, *others = _prepare_parts(job, found[0], purpose)
+            # positions come first: they may still refuse, and can be undone
             steps.append(positions)
             loading = job.loading(found[0], via)
             ending.callback(loading.end)
-            steps.extend(loading.fitted(model))
-            steps.extend(_fitted_rest(job, found[0]))
+            steps.extend(loading.prepare(model))
+            steps.extend(_prepare_rest(job, found[0]))
             steps.extend(others)
             random = steps if random_later is None else random_later
-            random.append(_fitted_rng(job, found[0]))
+            random.append(_prepare_rng(job, found[0]))
 
         def load() -> None:
             for step in steps:
                 step()
 
-        # what does not fit on one worker must change nothing on any
+        # if the checkpoint does not fit on one worker, no worker changes
         job.group.together(fit, "load_persistables")
         job.group.together(load, "load_persistables")
         return found[0].extra
 
 
 class LocalLoading:
-    """This worker has all values; `saved` gives them."""
+    """A load without servers: this worker reads all values."""
 
     def __init__(self, job: Job, saved: Checkpoint) -> None:
         self._job, self._saved = job, saved
 
-    def fitted(self, model: nn.Module) -> Iterator[Callable[[], None]]:
-        """As in `Loading`."""
+    def prepare(self, model: nn.Module) -> Iterator[Callable[[], None]]:
         job, saved = self._job, self._saved
         optimizers = saved.optimizers()
         if len(optimizers) != len(job.optimizers):
@@ -128,39 +128,39 @@ class LocalLoading:
         names, tables = names_of(model), saved.moved_weights()
         _warn_of_tables(job, saved)
         state = saved.model()
-        # what stands for a table of open ids stays as it is
+        # the weight that stands for a table of any ids does not change
         open_ids = {
             n: p for p, n in names.items() if isinstance(p, TableWeight) and n in state.tensors
         }
         state = dataclasses.replace(state, tensors={**state.tensors, **tables, **open_ids})
         yield checkpoint.prepare_model_load(model, state)
-        # what a table's rule has kept is not in the optimizer
+        # the optimizer has no state of tables
         elsewhere = [parameter for parameter, name in names.items() if name in tables]
-        for plan, one in zip(job.optimizers, optimizers, strict=True):
-            yield checkpoint.prepare_optimizer_load(plan.optimizer, names, one, elsewhere)
+        for managed, one in zip(job.optimizers, optimizers, strict=True):
+            yield checkpoint.prepare_optimizer_load(managed.optimizer, names, one, elsewhere)
 
     def end(self) -> None:
-        """Nothing was brought anywhere."""
+        """There is nothing to free."""
 
 
-def _fitted_rest(job: Job, saved: Checkpoint) -> Iterator[Callable[[], None]]:
+def _prepare_rest(job: Job, saved: Checkpoint) -> Iterator[Callable[[], None]]:
     yield functools.partial(setattr, job, "step", saved.manifest.step)
-    for plan in job.optimizers:
-        yield plan.restart_merge
+    for managed in job.optimizers:
+        yield managed.restart_merge
 
 
 def _warn_of_tables(job: Job, saved: Checkpoint) -> None:
     ignored = [entry.name for entry in saved.manifest.tables if not entry.ids]
     if ignored and job.group.index == 0:
         logger.warning(
-            "the checkpoint has the tables %s, which need parameter servers: they are not loaded, "
-            "all else is",
+            "the checkpoint has the tables %s, which need parameter servers: everything else is "
+            "loaded",
             ", ".join(ignored),
         )
 
 
-def _fitted_parts(job: Job, saved: Checkpoint, purpose: Purpose) -> Iterator[Callable[[], None]]:
-    """The steps that put what else a worker consists of in place, those of the loaders first."""
+def _prepare_parts(job: Job, saved: Checkpoint, purpose: Purpose) -> Iterator[Callable[[], None]]:
+    """The steps that load the other parts of a worker, those of the loaders first."""
     ranks = range(saved.manifest.workers)
     records = [saved.worker(rank) for rank in ranks]
     own = saved.worker(job.group.index)
@@ -177,7 +177,7 @@ def _fitted_parts(job: Job, saved: Checkpoint, purpose: Purpose) -> Iterator[Cal
 
 
 def _kept(record: WorkerState | None, name: str) -> Any:
-    """What a record has under a name; older versions kept tensors beside the values."""
+    """The value of a name in a record; older versions stored tensors beside the values."""
     if record is None:
         return None
     prefix = f"{name}/"
@@ -185,12 +185,12 @@ def _kept(record: WorkerState | None, name: str) -> Any:
     return record.values.get(name, tensors or None)
 
 
-def _fitted_rng(job: Job, saved: Checkpoint) -> Callable[[], None]:
-    """Random numbers are each worker's own."""
+def _prepare_rng(job: Job, saved: Checkpoint) -> Callable[[], None]:
+    """The step that restores this worker's random numbers."""
     mine = saved.worker(job.group.index)
     if mine is not None and mine.rng is not None:
         return functools.partial(checkpoint.set_rng_state, mine.rng)
     return functools.partial(
         logger.warning,
-        "the checkpoint has no random-number state for this worker; it keeps its own",
+        "the checkpoint has no random-number state of this worker, which keeps its present one",
     )

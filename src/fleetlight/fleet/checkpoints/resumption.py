@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Resumption`: a start of a job goes on from the checkpoint that an earlier one has left.
+"""`Resumption`: a job continues from the checkpoint of an earlier start.
 
-It is taken up in pieces, each when the script needs it: a loader's position when the loader is
-made, values before the first batch or forward, random numbers where they had been.
+It is loaded in parts: the position of a loader when the script makes it, values before the first
+batch or forward, and random numbers at the place of the save.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.data.loader import ShardLoader
@@ -24,55 +24,55 @@ _OPERATION = "looking for a checkpoint"
 
 
 class Resumption:
-    """What is still to be taken up."""
+    """The parts of a checkpoint that are still to be loaded."""
 
     def __init__(self, folder: str, via: str, zero: WorkerState) -> None:
         self._folder, self._via = folder, via
         self._positions = list(zero.values.get("loaders", []))
-        #: between two batches of which loader the job had been
+        #: the number of the loader between whose batches the job was saved
         self._between: int | None = zero.values.get("between")
         self._random: list[Callable[[], None]] = []
-        self._is_taken_up = False
+        self._is_resumed = False
 
-    def place(self, loader: ShardLoader[Any], number: int) -> None:
-        """Bring the loader that is made as the `number`th to where it was."""
+    def position_loader(self, loader: ShardLoader[Any], number: int) -> None:
+        """Set the position of a new loader, the `number`th."""
         if number < len(self._positions):
             loader.load_state_dict(self._positions[number])
         else:
             logger.warning(
-                "the checkpoint knows the positions of %d loaders; loader %d of this job begins "
-                "with its first record",
+                "the checkpoint has the positions of %d loaders; loader %d of this job begins at "
+                "its first record",
                 len(self._positions),
                 number,
             )
 
-    def take_up(self, job: Job) -> bool:
-        """Load all values, and all workers come here; False when that was done before."""
-        if self._is_taken_up:
+    def resume(self, job: Job) -> bool:
+        """Load all values, on every worker; returns False when that was done before."""
+        if self._is_resumed:
             return False
-        self._is_taken_up = True
+        self._is_resumed = True
         load_job(job, self._folder, self._via, random_later=self._random)
         if self._between is None:
-            self._take_up_random()
+            self._restore_random()
         if not job.replay.is_catching_up:
-            logger.info("going on from %s, saved at step %d", self._folder, job.step)
+            logger.info("resuming from %s, saved at step %d", self._folder, job.step)
         return True
 
     def between(self, number: int) -> None:
-        """The script is between two batches of a loader; values are there."""
+        """Restore random numbers if the job was saved between two batches of this loader."""
         if number == self._between:
-            self._take_up_random()
+            self._restore_random()
 
-    def _take_up_random(self) -> None:
+    def _restore_random(self) -> None:
         for step in self._random:
             step()
         self._random.clear()
 
 
 def resumption_of(job: Job, folder: str, via: str) -> Resumption | None:
-    """Find out whether this start goes on from what is in the folder. All workers come here.
+    """The checkpoint in the folder that this start continues from; every worker calls it.
 
-    What worker 0 sees there counts: others may not see the folder.
+    Worker 0 decides: the others may not see the folder.
     """
     found: list[bytes] = []
 
@@ -87,21 +87,22 @@ def resumption_of(job: Job, folder: str, via: str) -> Resumption | None:
 
 
 def _found(job: Job, folder: str) -> WorkerState | None:
-    """The record of worker 0 in the checkpoint to go on from; None: this job begins anew."""
+    """The record of worker 0 in the checkpoint to resume from; None: there is none."""
     role, configs = job.role, job.strategy.checkpoint_configs
     asked, again = configs.resume or role.resume, role.restart > 0
     if not (Path(folder) / checkpoint.MANIFEST).exists():
-        if asked and not again and not job.begins:
+        if asked and not again and not job.is_untrained:
             raise CheckpointError(
-                f"{folder}: there is no checkpoint to go on from; begin anew without --resume "
-                "(FLEET_RESUME, resume in strategy.checkpoint_configs), or name the folder of one"
+                f"{folder}: there is no checkpoint to resume from; start from the beginning "
+                "without --resume (FLEET_RESUME, resume in strategy.checkpoint_configs), or name "
+                "the folder of a checkpoint"
             )
         return None
     saved = checkpoint.read(folder)
     if not asked and not again:
         raise CheckpointError(
             f"{folder} holds the checkpoint of an earlier job (step {saved.manifest.step}, "
-            f"{saved.manifest.created:%Y-%m-%d %H:%M} UTC), which this one would replace; go on "
+            f"{saved.manifest.created:%Y-%m-%d %H:%M} UTC), which this one would replace; resume "
             "from it with fleetrun --resume (FLEET_RESUME=1), or name another folder"
         )
     zero = saved.worker(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker consists of beside its model and its optimizers' tensors: `PARTS`.
+"""`PARTS`: the state of a worker beside its model and the tensors of its optimizers.
 
 Checkpoints, the resumption of a job and the replay of a killed worker all iterate over it. A new
 part is one class with the methods of `Stateful`, and its place in `PARTS`.
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.fleet.job import Job
@@ -24,26 +24,26 @@ from fleetlight.observe.log import logger
 
 
 @dataclasses.dataclass
-class Loaders:
-    """Positions of the sharded loaders in a checkpoint: those of the whole job."""
+class SharedPositions:
+    """Positions of the sharded loaders in a checkpoint, which all workers share."""
 
     job: Job
     name: ClassVar[str] = "loaders"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.CHECKPOINT, Purpose.RESUME)
 
     def save(self) -> Any:
-        """By loader, in the order in which they were made."""
+        """By loader, in the order of the script."""
         return positions(self.job)
 
     def load(self, saved: SavedPart) -> None:
-        """Give every loader its position, or change none."""
+        """Set the position of every loader, or change none."""
         loaders, found = self.job.loaders, saved.first or []
         if saved.purpose is Purpose.RESUME:
-            return  # each loader takes its position when it is made
+            return  # each loader gets its position when the script makes it
         if len(found) != len(loaders):
             logger.warning(
-                "the checkpoint knows the positions of %d loaders, this job has %d sharded so far: "
-                "positions are not restored; call fleet.shard before load_persistables",
+                "the checkpoint has the positions of %d loaders, and this job has %d sharded so "
+                "far: positions are not restored; call fleet.shard before load_persistables",
                 len(found),
                 len(loaders),
             )
@@ -59,19 +59,19 @@ class Loaders:
 
 
 @dataclasses.dataclass
-class StandingLoaders:
-    """Where a worker stands in its loaders at a step."""
+class WorkerPositions:
+    """Positions of one worker in its loaders at a step."""
 
     job: Job
     name: ClassVar[str] = "loaders"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.REPLAY,)
 
     def save(self) -> Any:
-        """By loader."""
+        """By loader, in the order of the script."""
         return [loader.cursor.resume_state() for loader in self.job.loaders]
 
     def load(self, saved: SavedPart) -> None:
-        """Put the others where they stood; one that is being read is there already."""
+        """Set the positions of loaders that are not being read; the others have theirs."""
         for loader, position in zip(self.job.loaders, saved.own, strict=False):
             if not loader.cursor.is_being_read:
                 loader.cursor.resume(position, must_be_asked=False)
@@ -87,17 +87,17 @@ class LossScalers:
 
     def save(self) -> Any:
         """By optimizer; None for one without."""
-        return [plan.scaler_state() for plan in self.job.optimizers]
+        return [managed.scaler_state() for managed in self.job.optimizers]
 
     def load(self, saved: SavedPart) -> None:
-        """It is the same on all workers."""
-        for plan, scaler in zip(self.job.optimizers, saved.first or [], strict=False):
-            plan.load_scaler_state(scaler)
+        """Load the scale of worker 0: it is equal on all workers."""
+        for managed, scaler in zip(self.job.optimizers, saved.first or [], strict=False):
+            managed.load_scaler_state(scaler)
 
 
 @dataclasses.dataclass
 class StepCounts:
-    """How many steps each optimizer has made on the servers: bias corrections count them."""
+    """The number of steps of each optimizer on the servers, for bias corrections."""
 
     job: Job
     name: ClassVar[str] = "steps"
@@ -105,18 +105,18 @@ class StepCounts:
 
     def save(self) -> Any:
         """By optimizer."""
-        return [plan.steps_on_servers for plan in self.job.served_steps()]
+        return [managed.steps_on_servers for managed in self.job.served_optimizers()]
 
     def load(self, saved: SavedPart) -> None:
-        """Workers whose data ended early have made fewer: the most steps count."""
+        """Take the largest number: workers whose data ended early have made fewer steps."""
         counts = [max(steps) for steps in zip(*(one or [] for one in saved.each), strict=False)]
-        for number, plan in enumerate(self.job.served_steps()):
-            plan.count_on_servers(counts[number] if number < len(counts) else saved.step)
+        for number, managed in enumerate(self.job.served_optimizers()):
+            managed.count_on_servers(counts[number] if number < len(counts) else saved.step)
 
 
 @dataclasses.dataclass
 class ParamGroups:
-    """What the param groups say, such as the learning rate, of a worker that is replayed."""
+    """Settings of the param groups, such as the learning rate, for a replay."""
 
     job: Job
     name: ClassVar[str] = "settings"
@@ -127,20 +127,20 @@ class ParamGroups:
         return [
             [
                 {name: value for name, value in group.items() if name != "params"}
-                for group in plan.optimizer.param_groups
+                for group in managed.optimizer.param_groups
             ]
-            for plan in self.job.served_steps()
+            for managed in self.job.served_optimizers()
         ]
 
     def load(self, saved: SavedPart) -> None:
-        """Put them into the groups."""
-        for plan, settings in zip(self.job.served_steps(), saved.own, strict=True):
-            for group, kept in zip(plan.optimizer.param_groups, settings, strict=True):
+        """Set them in the groups."""
+        for managed, settings in zip(self.job.served_optimizers(), saved.own, strict=True):
+            for group, kept in zip(managed.optimizer.param_groups, settings, strict=True):
                 group.update(kept)
 
 
 @dataclasses.dataclass
-class LearningRates:
+class SchedulerStates:
     """The attached learning-rate schedulers, of a job that resumes or is replayed."""
 
     job: Job
@@ -148,17 +148,17 @@ class LearningRates:
     purposes: ClassVar[Collection[Purpose]] = (Purpose.RESUME, Purpose.REPLAY)
 
     def save(self) -> Any:
-        """In the order in which they were attached."""
+        """In the order of `fleet.attach`."""
         optimizers = self._optimizers()
-        self.job.schedulers.warn_of_others(optimizers)
+        self.job.schedulers.warn_of_unattached(optimizers)
         return self.job.schedulers.states(optimizers)
 
     def load(self, saved: SavedPart) -> None:
-        """The script must have attached the same ones."""
+        """Load them into the schedulers of the same classes and order."""
         self.job.schedulers.load(saved.first or [], self._optimizers())
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [plan.optimizer for plan in self.job.optimizers]
+        return [managed.optimizer for managed in self.job.optimizers]
 
 
 @dataclasses.dataclass
@@ -170,11 +170,11 @@ class AttachedScalers:
     purposes: ClassVar[Collection[Purpose]] = (Purpose.RESUME, Purpose.REPLAY)
 
     def save(self) -> Any:
-        """In the order in which they were attached."""
+        """In the order of `fleet.attach`."""
         return [scaler.state_dict() for scaler in self.job.scalers] or None
 
     def load(self, saved: SavedPart) -> None:
-        """They are the same on all workers."""
+        """Load the scales of worker 0: they are equal on all workers."""
         for scaler, state in zip(self.job.scalers, saved.first or [], strict=False):
             if state:
                 scaler.load_state_dict(state)
@@ -182,27 +182,27 @@ class AttachedScalers:
 
 @dataclasses.dataclass
 class LocalTrainingState:
-    """What LocalSGD and DiLoCo keep between two averages; the same on all workers."""
+    """The state of LocalSGD and DiLoCo between two averages; equal on all workers."""
 
     job: Job
     name: ClassVar[str] = "averaging"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.CHECKPOINT, Purpose.RESUME)
 
     def save(self) -> Any:
-        """By optimizer, on worker 0: as large as the model."""
+        """By optimizer, on worker 0 only, since it is as large as the model."""
         if self.job.group.index:
             return None
         return local_training.saved_states(self.job, names_of(registered_model(self.job)))
 
     def load(self, saved: SavedPart) -> None:
-        """Behind the values of the model: what trains alone goes on from there."""
+        """Continue local training from it; the model has its values by now."""
         names = names_of(registered_model(self.job))
         local_training.load(self.job, saved.first or [], saved.step, names)
 
 
 @dataclasses.dataclass
-class Unsent:
-    """What a worker keeps of gradients that were not sent as they are."""
+class ErrorFeedbackState:
+    """The error feedback of compressed gradients."""
 
     job: Job
     name: ClassVar[str] = "compression"
@@ -210,33 +210,33 @@ class Unsent:
 
     def save(self) -> Any:
         """By number of the model and name of the parameter."""
-        return compression.unsent(self.job) or None
+        return compression.feedback_state(self.job) or None
 
     def load(self, saved: SavedPart) -> None:
-        """It is each worker's own, so the number of workers must be the same."""
-        compression.load_unsent(self.job, saved.own or {}, len(saved.each))
+        """Load this worker's own; a job with another number of workers drops it."""
+        compression.load_feedback(self.job, saved.own or {}, len(saved.each))
 
 
 @dataclasses.dataclass
 class JobStep:
-    """The steps of the job; a checkpoint has them in its manifest."""
+    """The step of the job, for a replay; a checkpoint has it in its manifest."""
 
     job: Job
     name: ClassVar[str] = "step"
     purposes: ClassVar[Collection[Purpose]] = (Purpose.REPLAY,)
 
     def save(self) -> Any:
-        """A number."""
+        """The number of steps."""
         return self.job.step
 
     def load(self, saved: SavedPart) -> None:
-        """Count from there."""
+        """Continue the count."""
         self.job.step = saved.own
 
 
 @dataclasses.dataclass
 class Saves:
-    """How many saves the job has made by itself, and at which step the last one."""
+    """The number of saves that the job has made by itself, and the step of the last one."""
 
     job: Job
     name: ClassVar[str] = "saves"
@@ -244,17 +244,17 @@ class Saves:
 
     def save(self) -> Any:
         """None where the job has no folder."""
-        return None if self.job.stopping is None else self.job.stopping.saves
+        return None if self.job.autosave is None else self.job.autosave.saves
 
     def load(self, saved: SavedPart) -> None:
-        """Count from there."""
-        if self.job.stopping is not None and saved.own is not None:
-            self.job.stopping.saves = saved.own
+        """Continue the count."""
+        if self.job.autosave is not None and saved.own is not None:
+            self.job.autosave.saves = saved.own
 
 
 @dataclasses.dataclass
-class StoppedBetween:
-    """Between two batches of which loader the job was when it saved; its resumption asks."""
+class SavePosition:
+    """The loader between whose batches the job saved, for `Resumption`."""
 
     job: Job
     name: ClassVar[str] = "between"
@@ -262,44 +262,44 @@ class StoppedBetween:
 
     def save(self) -> Any:
         """The number of the loader."""
-        return None if self.job.stopping is None else self.job.stopping.place_now
+        return None if self.job.autosave is None else self.job.autosave.loader_at_save
 
     def load(self, saved: SavedPart) -> None:
-        """Random numbers are put in place there, which `Resumption` does."""
+        """`Resumption` restores random numbers at that place."""
 
 
-#: in the order in which they are loaded; positions first, since they may refuse
+#: in the order of loading; positions come first, since they may refuse
 PARTS: tuple[Callable[[Job], Stateful], ...] = (
-    Loaders,
-    StandingLoaders,
+    SharedPositions,
+    WorkerPositions,
     LossScalers,
     StepCounts,
     ParamGroups,
-    LearningRates,
+    SchedulerStates,
     AttachedScalers,
     JobStep,
     Saves,
-    StoppedBetween,
+    SavePosition,
     LocalTrainingState,
-    Unsent,
+    ErrorFeedbackState,
 )
 
 
 def parts(job: Job, *purposes: Purpose) -> list[Stateful]:
-    """What is kept of a worker for one of these purposes."""
+    """The parts that are saved for one of these purposes."""
     made = [part(job) for part in PARTS]
     return [part for part in made if set(purposes) & set(part.purposes)]
 
 
 def saved_values(job: Job, *purposes: Purpose) -> dict[str, Any]:
-    """The values of a worker's record."""
+    """The values of a worker's record, by name of the part."""
     found = {part.name: part.save() for part in parts(job, *purposes)}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def worker_record(job: Job) -> WorkerState:
-    """What a checkpoint keeps of this worker."""
-    also = () if job.stopping is None else (Purpose.RESUME,)
+    """The record of this worker in a checkpoint."""
+    also = () if job.autosave is None else (Purpose.RESUME,)
     return WorkerState(
         rank=job.group.index,
         rng=checkpoint.rng_state(),
@@ -308,14 +308,14 @@ def worker_record(job: Job) -> WorkerState:
 
 
 def positions(job: Job) -> list[dict[str, Any]]:
-    """Of the loaders, for a checkpoint: those that worker 0 knows are those of all workers."""
+    """The positions of the loaders for a checkpoint; worker 0 has those of all workers."""
     if job.group.index == 0 and not job.replay.is_catching_up:
         return [loader.cursor.shared_state() for loader in job.loaders]
     return [loader.state_dict() for loader in job.loaders]
 
 
-def tell_positions(job: Job) -> None:
-    """Tell server 0 which records this worker has done; all its steps are with the servers."""
+def report_positions(job: Job) -> None:
+    """Report to server 0 which records this worker has trained on; its pushes have arrived."""
     if not job.replay.is_catching_up:
         for loader in job.loaders:
             loader.source.report()

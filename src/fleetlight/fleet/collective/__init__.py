@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of workers that reduce gradients among themselves."""
+"""The job of workers without servers, which reduce all gradients themselves."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which passes the strategy of a collective job asks for, in the order in which they are made."""
+"""The passes over a program that the strategy of a collective job asks for, in order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fleetlight.collective.group import Group
 from fleetlight.collective.routes.levels import Groups, levels_of
 from fleetlight.collective.routes.routing import takes_levels
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.training.local_training import may_train_alone
+from fleetlight.fleet.training.local_training import may_train_locally
 from fleetlight.fleet.training.model import reduction_of
 from fleetlight.static import passes
 from fleetlight.static.graph.form import Pass
 
 
 def passes_of(job: Job, model: nn.Module) -> tuple[Pass, ...]:
-    """What is done to a program of a job before it runs; `model` is the registered one."""
+    """The passes over a program before it runs; `model` is the registered one."""
     reduction: Reduction | None = None
     levels: tuple[Groups, ...] = ()
     group = job.dense_group
@@ -29,13 +29,13 @@ def passes_of(job: Job, model: nn.Module) -> tuple[Pass, ...]:
         model=model,
         reduction=reduction,
         levels=levels,
-        trains_alone=may_train_alone(job),
+        trains_alone=may_train_locally(job),
     )
     return passes.chosen(request)
 
 
 def _levels(group: Group, reduction: Reduction) -> tuple[Groups, ...]:
-    """Where workers share hosts; elsewhere all of them sum at once."""
+    """The levels of a hierarchical sum; none where all workers sum at once."""
     levels = [] if reduction.inner is None else levels_of(group.hellos, reduction.inner)
     taken = takes_levels(group, levels, coded=reduction.compression is not None)
     return tuple(levels) if taken else ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProgramReducer`: the reductions of a program in a job, and what workers tell each other."""
+"""`ProgramReducer`: reduces the gradients of programs, and compares the workers' positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetlight.collective.reduction.reducer import Reducer
 from fleetlight.collective.stamp import UNKNOWN, GradientStamp, Position, check_equally_far
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.consistency import terms_of
-from fleetlight.fleet.training.local_training import may_train_alone
+from fleetlight.fleet.training.local_training import may_train_locally
 from fleetlight.fleet.training.model import reduction_of
 from fleetlight.static.graph.form import Form
 from fleetlight.static.ops.reductions import GroupReductions, NoReductions, Parts, reducing
@@ -29,32 +29,32 @@ from fleetlight.static.rewriting.all_reduces import all_reduces_of, members_of
 
 
 class ProgramReducer:
-    """Takes means over the workers for the programs of a model: of gradients, and at meetings."""
+    """Averages gradients and parameters over the workers for the programs of a model."""
 
     def __init__(self, job: Job, group: Group, module: nn.Module) -> None:
         self._job, self._group, self._module = job, group, module
         self._reduction = reduction_of(job, module).within(group)
-        #: those that programs have asked for, by `inner`
+        #: by `inner` of the programs' reductions
         self._reducers: dict[int | None, Reducer] = {}
         self._compression = self._reduction.compression
         if self._compression is not None:
             self._compression.begin()
         self._reductions = GroupReductions(self._reducers, group, self._check, self._arrived)
-        #: whose gradients are in the buckets of programs that may travel in another form
+        #: by program: the parameters in each bucket whose gradients may be compressed
         self._parts: dict[int, Parts] = {}
         self._position, self._program = UNKNOWN, 0
 
     def open(self, form: Form, program: int) -> None:
-        """Make the reducers that a program asks for and no other has. A meeting of all workers.
+        """Make the reducers that a program needs; every worker calls it.
 
-        `program` is its number, the same on all workers.
+        `program` is its number, equal on all workers.
         """
         self._parts[program] = self._parts_of(form)
         asked = [reduction.inner for reduction in all_reduces_of(form.graph)]
         for inner in dict.fromkeys(asked or [None]):
             if inner not in self._reducers:
-                # in buckets of all workers at once, narrow types are the business of a pass
-                by_pass = inner is None and not may_train_alone(self._job)
+                # a pass narrows the buckets that all workers sum at once
+                by_pass = inner is None and not may_train_locally(self._job)
                 narrow = None if by_pass else self._reduction.narrow
                 reduction = dataclasses.replace(self._reduction, inner=inner, narrow=narrow)
                 self._reducers[inner] = reducer_of(self._group, reduction)
@@ -75,10 +75,10 @@ class ProgramReducer:
     def at(
         self, position: Position, program: int, *, alone: bool = False, counts: bool = True
     ) -> AbstractContextManager[None]:
-        """Inside the block a program reduces with the others, who are told where this worker is.
+        """Inside the block a program reduces with the others, and sends this worker's position.
 
-        A worker that trains `alone` reduces nothing. One whose batch does not count is no part of
-        the statistics of norms.
+        A worker that trains `alone` reduces nothing. A batch that does not count (`counts`) takes
+        no part in the statistics of norms.
         """
         self._position, self._program = position, program
         if alone:
@@ -94,7 +94,7 @@ class ProgramReducer:
 
     @torch.no_grad()
     def mean(self, named: Mapping[str, Tensor], operation: str) -> None:
-        """As in `Means`, by the reducer of the first program."""
+        """Average tensors by the reducer of the first program."""
         reducer = next(iter(self._reducers.values()))
         reducer.stamp = self._stamp()
 
@@ -126,7 +126,7 @@ class ProgramReducer:
         ]
 
     def close(self) -> None:
-        """Let go of what was opened for it, and of the process groups."""
+        """Close the reducers and the process groups."""
         for reducer in self._reducers.values():
             reducer.close()
         self._reducers.clear()

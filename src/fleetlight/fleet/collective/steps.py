@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ReducedSteps`: steps that every worker makes itself, with gradients that all have reduced."""
+"""`ReducedSteps`: every worker makes each step itself, with gradients that all have reduced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.compression import refuse_scaler
-from fleetlight.fleet.training.local_training import LocalTraining, alone_of
-from fleetlight.fleet.training.optimizer import StepPlan, closure_in
+from fleetlight.fleet.training.local_training import LocalTraining, local_training_of
+from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in
 
 if TYPE_CHECKING:
     from fleetlight.collective.local_training.engine import LocalTrainingEngine
@@ -21,44 +21,42 @@ if TYPE_CHECKING:
 
 
 class ProgramSteps(Protocol):
-    """How programs make the steps of an optimizer; the module `collective.programs`."""
+    """Steps made by programs; implemented by the module `collective.programs`."""
 
-    def takes(self, plan: StepPlan, program: Program) -> Collection[Part]:
-        """What of a program's training this process writes."""
+    def takes(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+        """The parts of a program's training that this process writes."""
 
-    def distribute(self, plan: StepPlan, steps: ReducedSteps, program: Program) -> None:
-        """Rewrite a program as the strategy says, and have its steps made by all workers."""
+    def distribute(self, managed: ManagedOptimizer, steps: ReducedSteps, program: Program) -> None:
+        """Rewrite a program as the strategy says, so that all workers make its steps."""
 
 
 class ReducedSteps:
-    """The policy of optimizers in collective jobs, which may also train alone for a while."""
+    """The policy of optimizers in collective jobs, with local training where asked."""
 
-    def __init__(self, plan: StepPlan, programs: Callable[[], ProgramSteps]) -> None:
+    def __init__(self, managed: ManagedOptimizer, programs: Callable[[], ProgramSteps]) -> None:
         self._programs = programs
-        self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
-        self._known: set[int] | None = None
-        #: how its steps are made alone, if they ever are
-        self.alone: LocalTraining | None = None
-        self._has_asked_alone = False
-        #: takes the engine of that to where a checkpoint was
-        self._go_on: Callable[[LocalTrainingEngine], None] | None = None
-        #: those that it steps, known at its first step
+        self.managed, self.optimizer, self.job = managed, managed.optimizer, managed.job
+        self._trained_ids: set[int] | None = None
+        #: set once training begins
+        self.local_steps: LocalTraining | None = None
+        self._has_begun = False
+        #: loads a checkpoint into the engine of local training, once there is one
+        self._pending_load: Callable[[LocalTrainingEngine], None] | None = None
+        #: the models that it steps; set at its first step
         self.models: list[RegisteredModel] = []
-        #: True when the workers are to agree anew on these when they meet
+        #: True when the replicas of the models must be rebuilt at the next average
         self._is_outdated = False
-        #: how many reductions of each model there had been at the last step
+        #: by model: the number of reductions at the last step
         self._used: dict[RegisteredModel, int] = {}
 
     def takes(self, program: Program) -> Collection[Part]:
-        """As in `StepPolicy`."""
-        return self._programs().takes(self.plan, program)
+        return self._programs().takes(self.managed, program)
 
     def distribute(self, program: Program) -> None:
-        """As in `StepPolicy`."""
-        self._programs().distribute(self.plan, self, program)
+        self._programs().distribute(self.managed, self, program)
 
     def release(self) -> None:
-        """The plan takes its hooks back."""
+        """Nothing of the optimizer was changed here."""
 
     @property
     def steps_on_servers(self) -> None:
@@ -69,100 +67,97 @@ class ReducedSteps:
 
     @property
     def by_program(self) -> bool:
-        """As in `AloneOrTogether`."""
-        return self.plan.program is not None
+        return self.managed.program is not None
 
     def before_program_step(self) -> None:
-        """A program is about to make a step."""
+        """Prepare the step of a program."""
         self.begin()
-        if self.alone is not None:
-            self._look_at_parameters()
-            self.alone.before_step()
+        if self.local_steps is not None:
+            self._update_trained()
+            self.local_steps.before_step()
 
     def count_step(self, loss: Tensor | None = None) -> None:
-        """A program has made a step; with the loss if `alone.wants_loss` was true before."""
+        """Count the step of a program; with its loss if `local_steps.wants_loss` was True."""
         if loss is not None and self.job.loss_probe is not None:
             self.job.loss_probe.see(loss)
         self.after()
 
     def begin(self) -> None:
-        """Find out whether it makes steps alone, when training begins; once."""
-        if self._has_asked_alone:
+        """Start local training, if the strategy asks for it, when training begins; once."""
+        if self._has_begun:
             return
-        self._has_asked_alone = True
-        self.alone = alone_of(self)
-        if self.alone is not None and self._go_on is not None:
-            self._go_on(self.alone.engine)
-            self._go_on = None
+        self._has_begun = True
+        self.local_steps = local_training_of(self)
+        if self.local_steps is not None and self._pending_load is not None:
+            self._pending_load(self.local_steps.engine)
+            self._pending_load = None
 
-    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
-        """Values of a checkpoint were loaded: what trains alone goes on from there."""
-        if self.alone is not None:
-            there(self.alone.engine)
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
+        if self.local_steps is not None:
+            load(self.local_steps.engine)
         else:
-            self._go_on = there
+            self._pending_load = load
 
     @property
-    def trains_alone(self) -> bool:
-        """True when the coming step is made without the other workers."""
-        return self.alone is not None and self.alone.now
+    def trains_locally(self) -> bool:
+        """True when the worker makes the next step alone."""
+        return self.local_steps is not None and self.local_steps.next_is_local
 
-    def trains_some_of(self, model: RegisteredModel) -> bool:
-        """Whether it steps a parameter of the model."""
-        if self._known is not None:
+    def steps_some_of(self, model: RegisteredModel) -> bool:
+        """True when it steps a parameter of the model."""
+        if self._trained_ids is not None:
             return model in self.models
         return model.has_any_of(p for group in self.optimizer.param_groups for p in group["params"])
 
     def before(self, args: Any, kwargs: Any) -> Any:
-        """As in `StepPolicy`."""
         self._refuse_beside_program()
-        # with a closure, those that are there were used before, and will be made anew
+        # a closure computes gradients again: those that exist now are from an earlier step
         self.make_ready(takes_assigned=closure_in(args, kwargs) is None)
         refuse_scaler(self.models)
         return self._with_common_loss(args, kwargs)
 
     def _refuse_beside_program(self) -> None:
-        if self.plan.program is not None and not self.job.group.alone:
+        if self.managed.program is not None and not self.job.group.alone:
             raise PlanError(
-                "optimizer.step was called, but the steps of this optimizer are made by a program, "
-                "whose gradients the workers reduce; run the program, or train eagerly with an "
-                "optimizer and a model of their own"
+                "optimizer.step was called, but a program makes the steps of this optimizer, and "
+                "the workers reduce its gradients; run the program, or train eagerly with another "
+                "optimizer and another model"
             )
 
     def make_ready(self, *, takes_assigned: bool = True) -> None:
-        """After this, the gradients are those of all workers and of all merged backwards."""
-        for plan in self.job.models:
-            plan.freeze()  # also when its own forward was never called
-            plan.begin()
-        self._look_at_parameters()
-        if self.plan.merge is not None:
-            self.plan.merge.complete()
-        if self.alone is not None:
-            self.alone.before_step()
-            if self.alone.now:
+        """Reduce the gradients of all workers and of all merged backwards."""
+        for model in self.job.models:
+            model.freeze()  # also when its own forward was never called
+            model.begin_training()
+        self._update_trained()
+        if self.managed.merge is not None:
+            self.managed.merge.complete()
+        if self.local_steps is not None:
+            self.local_steps.before_step()
+            if self.local_steps.next_is_local:
                 return
-        for plan in self.models:
-            if plan.replica is not None:
-                used = self._used.get(plan, 0) if takes_assigned else -1
-                plan.replica.ensure_reduced(expected=self.plan.merge is not None, used=used)
+        for model in self.models:
+            if model.replica is not None:
+                used = self._used.get(model, 0) if takes_assigned else -1
+                model.replica.ensure_reduced(expected=self.managed.merge is not None, used=used)
 
-    def notice_changes(self, model: RegisteredModel) -> None:
-        """Agree anew now, instead of at the step, if it has begun and trains others of the model.
+    def update_trained(self, model: RegisteredModel) -> None:
+        """Agree again now, not at the step, if other parameters of the model are trained.
 
         None of them for now, as where two models train against each other, is no change.
         """
-        if self._known is None:
+        if self._trained_ids is None:
             return
         theirs = {id(p) for p in model.module.parameters()}
         trainable = self._trainable()
         found = trainable.keys() & theirs
-        if found and found != self._known & theirs:
-            self._know(trainable)
+        if found and found != self._trained_ids & theirs:
+            self._set_trained(trainable)
 
-    def _look_at_parameters(self) -> None:
+    def _update_trained(self) -> None:
         trainable = self._trainable()
-        if trainable.keys() != self._known:
-            self._know(trainable)
+        if trainable.keys() != self._trained_ids:
+            self._set_trained(trainable)
 
     def _trainable(self) -> dict[int, Tensor]:
         return {
@@ -172,43 +167,43 @@ class ReducedSteps:
             if p.requires_grad
         }
 
-    def _know(self, trainable: dict[int, Tensor]) -> None:
-        """Find the models it steps; those whose parameters have changed agree anew."""
-        # to agree is to begin with equal values: workers that are apart would lose theirs
-        agreed = self._known is None or not self.trains_alone
-        if self._known is not None:
+    def _set_trained(self, trainable: dict[int, Tensor]) -> None:
+        """Find the models it steps; those whose parameters have changed are agreed on again."""
+        # agreement broadcasts the values of worker 0, and local training would lose the others'
+        agreed = self._trained_ids is None or not self.trains_locally
+        if self._trained_ids is not None:
             self._is_outdated = True
             if agreed:
-                self._agree_anew()
-        self._known = set(trainable)
-        self._check_parameters(self._known)
-        if self.alone is not None:
-            self.alone.engine.trains(trainable.values(), agreed=agreed)
+                self._rebuild_replicas()
+        self._trained_ids = set(trainable)
+        self._check_parameters(self._trained_ids)
+        if self.local_steps is not None:
+            self.local_steps.engine.trains(trainable.values(), agreed=agreed)
 
-    def _agree_anew(self) -> None:
+    def _rebuild_replicas(self) -> None:
         if self._is_outdated:
             self._is_outdated = False
-            for plan in self.models:
-                plan.replicate_again()
+            for model in self.models:
+                model.rebuild_replica()
 
     def meet_early(self) -> None:
-        """Let workers that train alone be equal now. All of them come here."""
-        if self.alone is not None and self.alone.meet_early():
-            self._agree_anew()
+        """Average the parameters of local training now; every worker calls it."""
+        if self.local_steps is not None and self.local_steps.meet_early():
+            self._rebuild_replicas()
 
     def _with_common_loss(self, args: Any, kwargs: Any) -> Any:
-        """Optimizers that decide by the loss of a closure must see the same loss everywhere."""
+        """Average the loss of a closure: optimizers that depend on it must see equal losses."""
         group = self.job.group
         closure = closure_in(args, kwargs)
-        if closure is None or group.alone or self.trains_alone:
+        if closure is None or group.alone or self.trains_locally:
             return None
 
         def common() -> Any:
             loss = closure()
-            for plan in self.models:
-                if plan.replica is not None:
-                    # of parts of the model, or of its own forward in eval mode
-                    plan.replica.ensure_reduced()
+            for model in self.models:
+                if model.replica is not None:
+                    # the closure may call parts of the model, or the model in eval mode
+                    model.replica.ensure_reduced()
             if not isinstance(loss, Tensor):
                 return loss
             return group.all_reduce(loss.detach().clone()) / group.size
@@ -216,35 +211,34 @@ class ReducedSteps:
         return (args[0], common), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def after(self) -> None:
-        """As in `StepPolicy`."""
         job = self.job
         job.step += 1
-        for plan in self.models:
-            if plan.replica is not None:
-                self._used[plan] = plan.stepped = plan.replica.reductions
-                plan.replica.stepped()
+        for model in self.models:
+            if model.replica is not None:
+                self._used[model] = model.reductions_at_step = model.replica.reductions
+                model.replica.stepped()
         job.group.tell_step(job.step)
-        if self.alone is not None and self.alone.step_made():
-            self._agree_anew()
+        if self.local_steps is not None and self.local_steps.step_made():
+            self._rebuild_replicas()
         if job.dense_group is not None:
-            # a meeting behind the step is a part of what it costs
+            # an average after the step counts as a part of it
             job.dense_group.account.count_step()
-        if job.stopping is not None:
-            job.stopping.step_made()
+        if job.autosave is not None:
+            job.autosave.step_made()
 
     def _check_parameters(self, mine: set[int]) -> None:
-        """A parameter outside every registered model would drift apart on the workers."""
+        """PlanError for parameters outside of all registered models: they would drift apart."""
         known: set[int] = set()
         self.models = []
-        for plan in self.job.models:
-            ids = {id(p) for p in plan.module.parameters()}
+        for model in self.job.models:
+            ids = {id(p) for p in model.module.parameters()}
             known |= ids
             if ids & mine:
-                self.models.append(plan)
-        strangers = 0 if self.job.group.alone else len(mine - known)
-        if strangers:
+                self.models.append(model)
+        unregistered = 0 if self.job.group.alone else len(mine - known)
+        if unregistered:
             raise PlanError(
-                f"{strangers} parameters of the optimizer belong to no distributed model, so they "
+                f"{unregistered} parameters of the optimizer are in no distributed model, so they "
                 "would differ between workers; add model = fleet.distributed_model(model) for each "
                 "model they come from"
             )

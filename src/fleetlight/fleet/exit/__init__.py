@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process ends, told to its launcher."""
+"""Reports the end of a process to its launcher."""

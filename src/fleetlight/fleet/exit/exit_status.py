@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process ends: an error or a non-zero `sys.exit` is told to the launcher and the others."""
+"""Reports errors and non-zero exits of a process to the launcher and to the other processes."""
 
 from __future__ import annotations
 
@@ -26,159 +26,155 @@ from fleetlight.observe import log
 from fleetlight.roles import Role
 from fleetlight.roles.environment import error_file
 
-#: how long threads of a script that failed may still run
+#: how long the threads of a failed script may still run
 _THREADS_S = 1.0
-#: ends the name of the file in which a process that a worker has started leaves its error
+#: suffix of the file in which a child process of a worker reports its error
 _OF_CHILD = ".child"
-#: what Python's exit code is after Ctrl-C, as a shell counts: 128 and the number of the signal
+#: the exit code after Ctrl-C, as shells count: 128 and the number of the signal
 _INTERRUPTED = 128 + signal.SIGINT
 
 
 class JobExit(SystemExit):
-    """What `sys.exit` and `exit` raise in a job: it notices when the interpreter ends for it.
+    """What `sys.exit` and `exit` raise in a job: it notices that the interpreter ends with it.
 
-    No hook is called for SystemExit, and most of them are caught or mean success. But before the
-    interpreter ends for one it asks for its `code`, and then no Python function is running.
+    Python calls no hook for SystemExit, and scripts may catch it. But the interpreter reads `code`
+    just before it ends, when no Python function is running.
     """
 
     @property
     def code(self) -> Any:  # type: ignore[override]
-        """As in SystemExit."""
         status = self.args[0] if self.args else None
-        if sys._getframe().f_back is None and status not in (None, 0) and _ending is not None:
+        if sys._getframe().f_back is None and status not in (None, 0) and _reporter is not None:
             if isinstance(status, int):
-                _ending.fail(f"exited with code {status}", code=status, consequence=False)
+                _reporter.fail(f"exited with code {status}", code=status, consequence=False)
             else:
-                _ending.fail(f"SystemExit: {status}", code=1, consequence=False)
+                _reporter.fail(f"SystemExit: {status}", code=1, consequence=False)
         return status
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SystemExit, self.args
 
 
-def watch_the_beginning() -> None:
-    """Before `watch_the_end`, when the role is not known yet: an error is told to the launcher.
+def install_startup_hook() -> None:
+    """Report errors before `fleet.init`, when the role is not known, to the launcher.
 
-    A wrong setting comes again and again. Nobody else waits for this process yet.
+    A wrong setting would fail after a restart, too. No other process waits for this one yet.
     """
     file, pid, before = error_file(), os.getpid(), sys.excepthook
     if not file:
         return
-    if is_started_reader():
-        # the file itself is that of the process that has started this one
+    if is_spawned_child():
+        # the file itself belongs to the parent process
         file += _OF_CHILD
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if _ending is None and os.getpid() == pid:
-            _write(file, ProcessStatus(error=_said(error), permanent=is_lasting(error)))
+        if _reporter is None and os.getpid() == pid:
+            _write(file, ProcessStatus(error=_text(error), permanent=is_lasting(error)))
 
     sys.excepthook = hook
 
 
-def watch_the_end(role: Role) -> None:
-    """From now on a bad end of this process is told, and ends it without waiting for anybody.
+def install_exit_hooks(role: Role) -> None:
+    """Report a failure of this process from now on, and end it without waiting for others.
 
-    A SystemExit that the script raises itself is like its end: the others are told that this
+    A SystemExit that the script raises itself counts as a normal end: the others learn that this
     worker left, and the launcher waits for the exit code.
     """
-    global _ending
-    if _ending is None:
-        _put(sys, "excepthook", _hook_before(sys.excepthook))
-        _put(sys, "exit", _exit_before(sys.exit))
+    global _reporter
+    if _reporter is None:
+        _replace(sys, "excepthook", _hook_around(sys.excepthook))
+        _replace(sys, "exit", _exit_around(sys.exit))
         for name in {"exit", "quit"} & set(vars(builtins)):
-            _put(builtins, name, _exit_before(getattr(builtins, name)))
-    _ending = _Ending(role)
+            _replace(builtins, name, _exit_around(getattr(builtins, name)))
+    _reporter = _FailureReporter(role)
 
 
-def watch_no_longer() -> None:
-    """Ends are Python's own again, unless a launcher is still to be told.
+def remove_exit_hooks() -> None:
+    """Restore Python's own functions, unless a launcher still needs the report.
 
-    What somebody has put in the place of ours since stays.
+    A function that the script has put in the place of ours stays.
     """
-    global _ending
-    if _ending is None or _ending.has_launcher:
+    global _reporter
+    if _reporter is None or _reporter.has_launcher:
         return
-    _ending = None
+    _reporter = None
     for owner, name, ours, before in _replaced:
         if getattr(owner, name, None) is ours:
             setattr(owner, name, before)
     _replaced.clear()
 
 
-#: where something of ours is in the place of Python's own: that, and what was there before
+#: by owner and name: our function, and the one that it replaced
 _replaced: list[tuple[Any, str, Any, Any]] = []
 
 
-def _put(owner: Any, name: str, ours: Any) -> None:
+def _replace(owner: Any, name: str, ours: Any) -> None:
     _replaced.append((owner, name, ours, getattr(owner, name)))
     setattr(owner, name, ours)
 
 
-def report_leaving(role: Role) -> None:
-    """Tell the launcher that the script is over, and only its exit code is still to come.
+def report_exiting(role: Role) -> None:
+    """Report that the script has ended and only its exit code is missing.
 
-    Others who miss this worker may be gone before it comes.
+    Other processes may notice the missing worker, and end, before the exit code arrives.
     """
-    _tell(role, exiting=True)
+    _report(role, exiting=True)
 
 
-def report_parting(role: Role) -> None:
-    """Tell the launcher that this worker is about to say goodbye to the servers."""
-    _tell(role, saying_goodbye=True)
+def report_saying_goodbye(role: Role) -> None:
+    """Report that this worker is about to leave the servers."""
+    _report(role, saying_goodbye=True)
 
 
-def report_left(role: Role) -> None:
-    """Tell the launcher that this process has no part in the job any more."""
-    _tell(role, left_job=True, restartable=False)
+def report_left_job(role: Role) -> None:
+    """Report that this process has left the job."""
+    _report(role, left_job=True, restartable=False)
 
 
-def report_over(role: Role) -> None:
-    """Tell the launcher that this server's part is over: all workers have said goodbye to it.
-
-    Another one in its place would find nothing to go on from.
-    """
-    _tell(role, left_job=True, exiting=True, restartable=False)
+def report_server_done(role: Role) -> None:
+    """Report that all workers have left this server: a restarted server would find no state."""
+    _report(role, left_job=True, exiting=True, restartable=False)
 
 
-def report_returning(role: Role, returns: bool = True) -> None:
-    """Tell the launcher whether this process may be started again alone, should it be killed."""
-    _tell(role, restartable=returns)
+def report_restartable(role: Role, restartable: bool = True) -> None:
+    """Report whether the launcher may restart this process alone after it was killed."""
+    _report(role, restartable=restartable)
 
 
-def report_dispensable(role: Role) -> None:
-    """Tell the launcher that the others go on without this process, whatever becomes of it."""
-    _tell(role, expendable=True)
+def report_expendable(role: Role) -> None:
+    """Report that the others continue without this process, however it ends."""
+    _report(role, expendable=True)
 
 
-def report_stops(role: Role) -> None:
-    """Tell the launcher that at SIGTERM this process saves, which may take a while."""
-    _tell(role, saves_at_sigterm=True)
+def report_saves_at_sigterm(role: Role) -> None:
+    """Report that this process saves at SIGTERM, which may take a while."""
+    _report(role, saves_at_sigterm=True)
 
 
 def report_stopped(role: Role, step: int, folder: str) -> None:
-    """Tell the launcher that the job was stopped and can go on; only the exit code is to come."""
-    _tell(role, exiting=True, restartable=False, stopped=Stop(step, folder))
+    """Report that the job has stopped and can resume; only the exit code is missing."""
+    _report(role, exiting=True, restartable=False, stopped=Stop(step, folder))
 
 
-def end_badly(error: Exception) -> NoReturn:
-    """At the end of the script, where raising would change nothing: as if it had raised `error`."""
+def exit_with_error(error: Exception) -> NoReturn:
+    """End as if the script had raised `error`, for use after the script has ended."""
     sys.excepthook(type(error), error, error.__traceback__)
     _end_at_once(1)
 
 
-def _said(error: BaseException) -> str:
-    """What it is, and its text if it has one."""
+def _text(error: BaseException) -> str:
+    """The class of an error, and its message if it has one."""
     return f"{type(error).__name__}: {error}".strip(": ")
 
 
-def _hook_before(before: Callable[..., Any]) -> Callable[..., None]:
+def _hook_around(before: Callable[..., Any]) -> Callable[..., None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if _ending is not None:
+        if _reporter is not None:
             code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
-            _ending.fail(
-                _said(error),
+            _reporter.fail(
+                _text(error),
                 code=code,
                 consequence=isinstance(error, PeerError),
                 lasting=is_lasting(error),
@@ -187,7 +183,7 @@ def _hook_before(before: Callable[..., Any]) -> Callable[..., None]:
     return hook
 
 
-def _exit_before(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+def _exit_around(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     @functools.wraps(before)
     def leave(status: Any = None, /) -> NoReturn:
         if threading.current_thread() is not threading.main_thread():
@@ -197,8 +193,8 @@ def _exit_before(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     return leave
 
 
-class _Ending:
-    """Tells of the bad end of the process that made it; children it forks end on their own."""
+class _FailureReporter:
+    """Reports the failure of the process that made it, not of children that it forks."""
 
     def __init__(self, role: Role) -> None:
         self._role = role
@@ -206,16 +202,16 @@ class _Ending:
 
     @property
     def has_launcher(self) -> bool:
-        """True where somebody reads how the process ended."""
+        """True where a launcher reads how the process ended."""
         return self._role.error_file is not None
 
     def fail(self, error: str, *, code: int, consequence: bool, lasting: bool = False) -> None:
-        """Tell the launcher and the other workers; a `lasting` error comes again and again."""
+        """Report to the launcher and the other workers; a restart does not help if `lasting`."""
         if os.getpid() != self._pid:
             return
         if (cause := _child_error(self._role)) is not None:
             error, consequence, lasting = cause, False, True
-        _tell(
+        _report(
             self._role,
             error=error,
             caused_by_peer=consequence,
@@ -229,47 +225,47 @@ class _Ending:
         set_current(None)
         job.fail(error, consequence=consequence)
         if not job.group.alone:
-            # threads of torch may wait in a collective that never finishes, and would be joined
+            # Python would join threads of torch that wait in a collective forever
             atexit.register(_end_at_once, code)
-            # so would threads of the script, and before that is called
+            # it joins threads of the script even before it calls that
             threading.Thread(target=_end_soon, args=(code,), daemon=True).start()
 
 
-_ending: _Ending | None = None
+_reporter: _FailureReporter | None = None
 
 
 def _child_error(role: Role) -> str | None:
-    """The permanent error of a process that this one has started: it only knows that one ended."""
+    """The permanent error of a child process; this process sees only that a child has ended."""
     told = read(f"{role.error_file}{_OF_CHILD}")
     return told.error if told.permanent else None
 
 
-#: all that the launcher has been told so far
-_told = UNKNOWN
+#: the last status sent to the launcher
+_last_status = UNKNOWN
 
 
-def _tell(role: Role, **changes: Any) -> None:
-    """Tell the launcher something more; what was told before stands."""
-    global _told
-    _told = msgspec.structs.replace(_told, **changes)
+def _report(role: Role, **changes: Any) -> None:
+    """Change some fields of the status that the launcher reads."""
+    global _last_status
+    _last_status = msgspec.structs.replace(_last_status, **changes)
     if role.error_file:
-        _write(role.error_file, _told)
+        _write(role.error_file, _last_status)
 
 
 def _write(path: str, status: ProcessStatus) -> None:
     try:
         write(path, status)
     except OSError as problem:
-        log.logger.warning("the launcher's error file %s cannot be written: %s", path, problem)
+        log.logger.warning("cannot write the launcher's error file %s: %s", path, problem)
 
 
 def _end_soon(code: int) -> None:
-    """The others of the job wait for what this process holds, and it only for its threads."""
+    """End although threads still run: other processes wait for this one to end."""
     time.sleep(_THREADS_S)
     main = threading.main_thread()
     names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
     if names:
-        log.logger.warning("failed, and ends without waiting for threads: %s", ", ".join(names))
+        log.logger.warning("after the failure, these threads are ended: %s", ", ".join(names))
     _end_at_once(code)
 
 
@@ -280,25 +276,25 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-# -- processes that a worker has started, and that read its script once more
+# -- child processes that import the script again
 #
-# So multiprocessing starts loading processes by spawn or forkserver: each runs all that stands at
-# the top of the script, with the environment of the worker, whose place in the job it would take.
+# Multiprocessing starts children by spawn or forkserver in this way. Each runs the top level of the
+# script with the environment of the worker, and `fleet.init` there would take the worker's place.
 
 
-def is_started_reader() -> bool:
-    """True in a process that only reads the script, to find what it was started for."""
-    # as multiprocessing asks itself whether a script lacks its guard
+def is_spawned_child() -> bool:
+    """True in a child process while it imports the script."""
+    # multiprocessing's own check for a script without its guard
     return bool(vars(multiprocessing.current_process()).get("_inheriting", False))
 
 
-def refuse_started_reader() -> None:
-    """ConfigError in a process that only reads the script."""
-    if is_started_reader():
+def refuse_spawned_child() -> None:
+    """ConfigError in a child process that imports the script."""
+    if is_spawned_child():
         raise ConfigError(
             "fleet.init was called in a process that a worker has started by spawn or forkserver: "
-            "such a process, as of a DataLoader with num_workers, runs the script again up to its "
-            "guard; expected fleet.init in the worker alone; put fleet.init and all that follows "
-            'it behind if __name__ == "__main__":, or give the DataLoader '
+            "such a process, as of a DataLoader with num_workers, imports the script again; "
+            "expected fleet.init in the worker alone; put fleet.init and all that follows it "
+            'under if __name__ == "__main__":, or give the DataLoader '
             'multiprocessing_context="fork"'
         )

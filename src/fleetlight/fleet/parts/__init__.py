@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job is made of, none of which knows the job."""
+"""Components of a job that do not depend on the job."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BackgroundSave`: a checkpoint written while training goes on; its failure is never lost."""
+"""`BackgroundSave`: writes a checkpoint during training; the next call raises its failure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from fleetlight.errors import CheckpointError, LostCheckpointError, PeerError
 from fleetlight.observe.log import logger
 
-_TELL_EVERY_S = 15.0
+_WARN_EVERY_S = 15.0
 
 
 class BackgroundSave:
-    """At most one write at a time, in a thread of its own."""
+    """At most one write at a time, in its own thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -22,24 +22,24 @@ class BackgroundSave:
         self._failure: Exception | None = None
 
     def start(self, write: Callable[[], None], what: str) -> None:
-        """Begin to write; `what` names it in errors. The write before must be finished."""
-        assert self._thread is None, "finish() comes before the next start()"
+        """Start a write, called `what` in errors; the previous write must be finished."""
+        assert self._thread is None, "start() before finish() of the previous write"
         self._what = what
-        # no daemon, so that a single process which fails still ends its write
+        # no daemon, so that a single process that fails still finishes its write
         self._thread = threading.Thread(target=self._run, args=(write,), name="fleet-save")
         self._thread.start()
 
     def finish(self, forgives: type[Exception] | None = None) -> None:
-        """Wait for the write, if there is one, and raise what failed in it, once.
+        """Wait for the write, if there is one, and raise its failure once.
 
-        A failure that `forgives` names is no loss: what follows takes its place.
+        A failure of the class `forgives` is not raised, since the next save replaces this one.
         """
         if self._thread is None:
             return
-        # a disk may take as long as it takes, but not silently
+        # there is no deadline for a slow disk, but a warning
         began = time.monotonic()
         while self._thread.is_alive():
-            self._thread.join(_TELL_EVERY_S)
+            self._thread.join(_WARN_EVERY_S)
             if self._thread.is_alive():
                 seconds = time.monotonic() - began
                 logger.warning("waiting for the %s for %.0f s", self._what, seconds)
@@ -53,4 +53,4 @@ class BackgroundSave:
             write()
         except Exception as error:
             self._failure = error
-            logger.error("the %s failed, the next call will raise it: %s", self._what, error)
+            logger.error("the %s failed; the next call raises the error: %s", self._what, error)

@@ -16,35 +16,35 @@ class LossProbe:
     """Keeps the loss of the last backward until it is closed."""
 
     def __init__(self) -> None:
-        #: the last loss, cut off from its graph
+        #: the last loss, detached
         self.value: Tensor | None = None
-        #: how many have been seen
+        #: the number of losses seen
         self.number = 0
         self._end = listen_to_backwards(self.see)
 
     def see(self, loss: Any) -> None:
-        """A backward begins here; what is not one number is no loss."""
+        """Note the tensor on which backward is called, if it is one number."""
         if isinstance(loss, Tensor) and loss.numel() == 1:
             self.value = loss.detach()
             self.number += 1
 
     def close(self) -> None:
-        """See no more."""
+        """Stop watching backwards."""
         self._end()
         self.value = None
 
 
 def scaler_at_work() -> torch.amp.GradScaler | None:
-    """The scaler among the callers, if one of them is stepping an optimizer.
+    """The GradScaler whose `step` is on the call stack, if there is one.
 
-    Only to refuse one, in the words of an error: a scaler gives an optimizer no more than copies of
-    what it has found, so there is no other way to notice one that is not attached.
+    It serves error messages only. A scaler passes no reference of itself to the optimizer, so the
+    stack is the only sign of a scaler that is not attached.
     """
     stepping = torch.amp.GradScaler.step.__code__
     frame = sys._getframe(1).f_back
     while frame is not None:
         if frame.f_code is stepping:
-            # a frame whose variables are read may keep them until it ends: no other's are
+            # reading the locals of a frame may keep them alive: read those of no other frame
             found = frame.f_locals["self"]
             assert isinstance(found, torch.amp.GradScaler)
             return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `fleet.attach` makes known: learning-rate schedulers and loss scalers of the script."""
+"""`Schedulers`: the learning-rate schedulers that the script gave to `fleet.attach`."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ States = Sequence[Mapping[str, Any]]
 
 
 class Schedulers:
-    """In the order in which they were attached, which is that of the script."""
+    """The attached schedulers, in the order of the script."""
 
     def __init__(self) -> None:
         self._attached: list[LRScheduler] = []
-        #: optimizers of which it was said that their scheduler is not attached
+        #: numbers of the optimizers with a warning
         self._warned: set[int] = set()
 
     def attach(self, scheduler: LRScheduler) -> None:
-        """It is saved and resumed with the job; twice is fine."""
+        """Save and resume a scheduler with the job; a second call does nothing."""
         if not any(scheduler is one for one in self._attached):
             self._attached.append(scheduler)
 
     def of(self, optimizers: Collection[torch.optim.Optimizer]) -> list[LRScheduler]:
-        """Those of some optimizers."""
+        """The attached schedulers of some optimizers."""
         known = {id(optimizer) for optimizer in optimizers}
         return [one for one in self._attached if id(getattr(one, "optimizer", None)) in known]
 
-    def warn_of_others(self, optimizers: Collection[torch.optim.Optimizer]) -> None:
-        """Of optimizers whose scheduler begins anew when the job resumes; once each."""
+    def warn_of_unattached(self, optimizers: Collection[torch.optim.Optimizer]) -> None:
+        """Warn once of each optimizer whose scheduler would restart when the job resumes."""
         for number in self._unattached(optimizers):
             if number not in self._warned:
                 self._warned.add(number)
@@ -55,17 +55,17 @@ class Schedulers:
         ]
 
     def states(self, optimizers: Collection[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-        """What each of them counts and remembers."""
+        """The class and the state of each scheduler."""
         return [
             {"class": type(one).__name__, "state": one.state_dict()} for one in self.of(optimizers)
         ]
 
     def load(self, states: States, optimizers: Collection[torch.optim.Optimizer]) -> None:
-        """Let them go on where those of a checkpoint stood."""
+        """Load the states of a checkpoint."""
         if left := self._unattached(optimizers):
             raise CheckpointError(
                 f"a learning-rate scheduler of optimizer {left[0]} is not attached, so it would "
-                "begin anew while the job resumes; call fleet.attach(scheduler=scheduler) after "
+                "restart while the job resumes; call fleet.attach(scheduler=scheduler) after "
                 "making it, before the first batch"
             )
         there = self.of(optimizers)
@@ -80,7 +80,7 @@ class Schedulers:
         for one, state in zip(there, states, strict=True):
             one.load_state_dict(_in_its_types(one, state["state"]))
         if there:
-            logger.debug("schedulers go on: %s", _listed(mine))
+            logger.debug("schedulers resume: %s", _listed(mine))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -88,7 +88,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _in_its_types(scheduler: LRScheduler, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint makes a plain dict of what counts milestones."""
+    """Restore Counters, such as milestones: a checkpoint stores them as plain dicts."""
     return {
         name: collections.Counter(value)
         if isinstance(getattr(scheduler, name, None), collections.Counter)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the servers of a job keep of the registered models: tables and dense parameters."""
+"""The plan of a job: which tables and dense parameters its servers store."""

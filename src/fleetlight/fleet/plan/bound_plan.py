@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the plan of a parameter-server job from what the script has registered."""
+"""Builds the plan of a job with servers from what the script has registered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError, StrategyError
 from fleetlight.fleet.plan.remote_embedding import is_movable, refuse_unmovable
-from fleetlight.fleet.plan.table_names import refuse_taken
+from fleetlight.fleet.plan.table_names import refuse_name_clash
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.ps.dtypes import NAMES
 from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
@@ -28,22 +28,22 @@ from fleetlight.ps.plan import (
 from fleetlight.ps.tables.optimizers import optimizer_plan, own_rule, rule_of
 from fleetlight.strategy import DistributedStrategy
 
-#: a parameter that no optimizer steps
-_NOWHERE = (-1, -1)
+#: the optimizer and group of a parameter that no optimizer steps
+_NO_OPTIMIZER = (-1, -1)
 
 
 @dataclasses.dataclass
 class BoundPlan:
-    """A plan, and the objects of this process that its numbers stand for."""
+    """A plan, and the objects of this process behind its numbers."""
 
     plan: Plan
-    #: the layers of each table, the one that gives it its name first
+    #: the layers of each table; the first gives it its name
     layers: list[list[nn.Module]]
     dense: list[nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
 
     def weights(self, table: int) -> list[nn.Parameter]:
-        """What stands for a table in the model."""
+        """The weights in the model that stand for a table."""
         return [layer.weight for layer in self.layers[table]]  # type: ignore[misc]
 
 
@@ -55,7 +55,7 @@ def build_plan(
     worker_num: int,
     server_num: int,
 ) -> BoundPlan:
-    """The plan of a model and its optimizers; the same in every process of the job."""
+    """Build the plan of a model and its optimizers; it is equal in every process of the job."""
     owners = _owners(optimizers)
     layers = _layers(model)
     ours = {id(layer.weight) for group in layers.values() for layer in group}
@@ -64,12 +64,12 @@ def build_plan(
         for name, parameter in model.named_parameters()
         if id(parameter) not in ours and id(parameter) in owners
     ]
-    _refuse_strangers(model, optimizers)
+    _refuse_unregistered(model, optimizers)
     configs, mode = strategy.a_sync_configs, mode_of(strategy)
     if mode == GEO and configs.dense != "servers":
         raise StrategyError(
             "a_sync_configs: got k_steps above 0 and dense='allreduce', but workers of GeoSGD "
-            "train by themselves between two exchanges; leave one of them out"
+            "train alone between two exchanges; leave one of them out"
         )
     plan = Plan(
         mode=mode,
@@ -89,35 +89,35 @@ def build_plan(
     return BoundPlan(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
 
 
-def _refuse_strangers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """A parameter outside every registered model would never be trained."""
+def _refuse_unregistered(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """PlanError for parameters outside of all registered models: no server would train them."""
     known = {id(parameter) for parameter in model.parameters()}
     stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-    strangers = sum(p.requires_grad and id(p) not in known for p in stepped)
-    if strangers:
+    unregistered = sum(p.requires_grad and id(p) not in known for p in stepped)
+    if unregistered:
         raise PlanError(
-            f"{strangers} parameters of the optimizer belong to no distributed model, so nobody "
+            f"{unregistered} parameters of the optimizer are in no distributed model, so no server "
             "would train them; add model = fleet.distributed_model(model) for each model they come "
             "from"
         )
 
 
 def mode_of(strategy: DistributedStrategy) -> str:
-    """The mode that the switches of a strategy mean."""
+    """The mode that a strategy's settings select."""
     if not strategy.a_sync:
         return SYNC
     return GEO if strategy.a_sync_configs.k_steps else ASYNC
 
 
 def _owners(optimizers: list[torch.optim.Optimizer]) -> dict[int, tuple[int, int]]:
-    """Which optimizer, and which of its groups, steps a parameter."""
+    """By id of a parameter: the numbers of its optimizer and of its param group."""
     owners: dict[int, tuple[int, int]] = {}
     for number, optimizer in enumerate(optimizers):
         for group, settings in enumerate(optimizer.param_groups):
             for parameter in settings["params"]:
                 if owners.setdefault(id(parameter), (number, group))[0] != number:
                     raise PlanError(
-                        "a parameter is in two distributed optimizers; each needs one that steps it"
+                        "a parameter is in two distributed optimizers; put it into one of them"
                     )
     return owners
 
@@ -131,9 +131,9 @@ def _layers(model: nn.Module) -> dict[str, list[Any]]:
         name = names.setdefault(id(layer.weight), name)
         found.setdefault(name, []).append(layer)
     for name, layers in found.items():
-        _check_alike(name, layers)
+        _check_same_settings(name, layers)
     refuse_tied(model, served=True)
-    refuse_taken(model, found)
+    refuse_name_clash(model, found)
     return found
 
 
@@ -146,7 +146,7 @@ def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _check_alike(name: str, layers: list[Any]) -> None:
+def _check_same_settings(name: str, layers: list[Any]) -> None:
     facts = [(_dim(layer), _initializer(layer), _entry(layer)) for layer in layers]
     if any(fact != facts[0] for fact in facts):
         raise PlanError(
@@ -160,7 +160,7 @@ def _dim(layer: Any) -> int:
 
 
 def _initializer(layer: Any) -> Any:
-    # worker 0 brings the rows of a moved layer; the initializer is for ids beyond, of which none is
+    # worker 0 sends all rows of a moved layer, so its initializer is never used
     return layer.initializer if isinstance(layer, TableLayer) else initializer_plan(DEFAULT)
 
 
@@ -174,11 +174,11 @@ def _table(
     optimizers: list[torch.optim.Optimizer],
     owners: dict[int, tuple[int, int]],
 ) -> TablePlan:
-    places = {owners.get(id(layer.weight), _NOWHERE) for layer in layers}
+    places = {owners.get(id(layer.weight), _NO_OPTIMIZER) for layer in layers}
     if len(places) > 1:
         raise PlanError(
             f"table {name!r} is shared by layers whose weights are in different param groups; put "
-            "them in one"
+            "them into one group"
         )
     number, group = places.pop()
     return TablePlan(
@@ -196,7 +196,7 @@ def _table(
 def _rule(
     name: str, layer: Any, optimizers: list[torch.optim.Optimizer], number: int, group: int
 ) -> RulePlan:
-    """The layer's own rule, or that of its param group; a table that nobody trains has one too."""
+    """The layer's own rule, or that of its param group; an untrained table has a rule, too."""
     own = layer.optimizer if isinstance(layer, TableLayer) else None
     if own is not None:
         return own_rule(own, name)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` onto tables.
+"""Moves the rows of `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` onto servers.
 
-The module and its Parameter object stay; the rows go to the servers, and the module's forward reads
-them from there.
+The module and its Parameter object stay, and the module's forward reads rows from the servers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def is_movable(module: nn.Module) -> bool:
 
 
 def refuse_unmovable(path: str, module: nn.Module) -> None:
-    """Some options of torch's layers need all rows at hand."""
+    """PlanError for options of torch's layers that need all rows in the worker."""
     assert isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     options = {
         "max_norm": module.max_norm is not None,
@@ -47,28 +46,28 @@ def refuse_unmovable(path: str, module: nn.Module) -> None:
 
 
 def rows_of(module: Movable) -> Floats:
-    """The rows a module holds before it is moved."""
+    """The rows of a module before they are moved."""
     rows: Floats = module.weight.detach().to("cpu", torch.float32).contiguous().numpy()
     return rows
 
 
 class RemoteEmbedding:
-    """Stands in for the forward of a moved layer."""
+    """Replaces the forward of a layer whose rows are on servers."""
 
     def __init__(self, module: Movable, handle: TableHandle) -> None:
         self._module = module
-        #: the way to the rows
+        #: reads the rows
         self.handle = handle
         stand_for(cast(nn.Parameter, module.weight), handle.plan.name)
         module.forward = self  # type: ignore[method-assign]
 
+    # the parameters have torch's names
     def __call__(
         self,
         input: Tensor,
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """The parameters are called as torch calls them."""
         module = self._module
         flat = ids_of(input, type(module).__name__)
         self.handle.reached(flat)
@@ -80,7 +79,7 @@ class RemoteEmbedding:
         return self._each(flat, input.shape)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """A row for each of ids of any shape, in a bag as well."""
+        """The row of each id, for ids of any shape, also of a bag layer."""
         flat = ids_of(ids, type(self._module).__name__)
         self.handle.reached(flat)
         refuse_outside(flat, self.handle.plan.name, self._module.num_embeddings)
@@ -107,7 +106,7 @@ class RemoteEmbedding:
         return self.handle.visit(flat, trains)
 
     def _trained(self, visit: Visit) -> Any:
-        """The row of padding is read like any other, but never changed."""
+        """The positions that get gradients: the row of padding is read, but never changed."""
         padding = self._module.padding_idx
         return None if padding is None else visit.wanted.ids != padding
 
@@ -123,7 +122,7 @@ def _mode(module: nn.EmbeddingBag) -> Mode:
 
 
 def plain_layer(layer: nn.Embedding | nn.EmbeddingBag, weight: Tensor) -> nn.Module:
-    """A layer of torch with its own forward and all of its rows."""
+    """A plain layer of torch, with its own forward and all rows."""
     weight = weight.to(layer.weight.device, layer.weight.dtype)
     kind: Any = nn.Embedding
     settings: dict[str, Any] = {"padding_idx": layer.padding_idx}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses a table whose rows would be saved under the name of another value of the model.
 
-`fleet.state_dict`, checkpoints and `fleetlight export` keep rows as `<table>.ids` and
-`<table>.weight`, next to parameters and buffers: one of the two values would be lost.
+`fleet.state_dict`, checkpoints and `fleetlight export` save rows as `<table>.ids` and
+`<table>.weight`, next to parameters and buffers: one of two values of a name would be lost.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fleetlight.errors import PlanError
 _PARTS = ("weight", "ids")
 
 
-def refuse_taken(model: nn.Module, tables: Mapping[str, list[Any]], prefix: str = "") -> None:
-    """Raise where a name of a table's rows is that of another value.
+def refuse_name_clash(model: nn.Module, tables: Mapping[str, list[Any]], prefix: str = "") -> None:
+    """PlanError where a name of a table's rows is that of another value.
 
-    The model may be one of several, whose names then have no prefix.
+    Of several models, each is checked under its own names, without its `prefix`.
     """
     inside = {id(module): path for path, module in model.named_modules()}
     values = dict(_values(model))
@@ -42,7 +42,7 @@ def _refusal(model: nn.Module, table: str, path: str, name: str) -> PlanError:
     owner = name.rpartition(".")[0]
     kind = type(model.get_submodule(owner)).__name__
     return PlanError(
-        f"table {table!r} of layer {path or 'the model itself'} is called like module {owner!r} "
+        f"table {table!r} of layer {path or 'the model itself'} has the name of module {owner!r} "
         f"({kind}): its rows and a value of that module would both be saved as {name!r}; give the "
         f"layer another name for its table, such as table={table + '_rows'!r}"
     )

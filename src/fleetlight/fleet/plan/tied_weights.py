@@ -13,10 +13,10 @@ from fleetlight.ps.layers.embedding import TableLayer
 
 
 def refuse_tied(model: nn.Module, *, served: bool) -> None:
-    """Raise where a module that wants a dense weight has that of a sparse embedding.
+    """PlanError where a module with a dense weight shares it with a sparse embedding.
 
-    With servers its rows move; without, backward finds a dense gradient where all workers expect a
-    sparse one.
+    With servers the rows move. Without servers, backward makes a dense gradient where all workers
+    expect a sparse one.
     """
     sparse = {id(layer.weight): path for path, layer in _named(model) if _is_sparse(layer)}
     for path, module in _named(model):
@@ -46,7 +46,7 @@ def _refusal(path: str, layer: nn.Module, other: str, name: str, served: bool) -
         return PlanError(
             f"{path}: the rows of {kind} are on the parameter servers, but {other} uses its weight "
             f"too, as {name}; compute with rows, such as hidden @ fleet.rows({path}, ids).T, or "
-            "use torch.nn.Embedding(sparse=False) for a weight that both have"
+            "use torch.nn.Embedding(sparse=False) for a shared weight"
         )
     why = (
         f"the rows of {kind}(sparse=True) move to the parameter servers"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations for scripts: on tensors, arrays and numbers alike."""
+"""Collective operations for scripts, on tensors, arrays and numbers."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import current
-from fleetlight.fleet.training.consistency import check_alike
+from fleetlight.fleet.training.consistency import check_same_shape
 from fleetlight.fleet.training.dgc import clipping_error, uses_dgc
 
 _Back = Callable[[Tensor], Any]
 
 
 def barrier_worker() -> None:
-    """Wait until every worker is here; afterwards all workers are equal.
+    """Wait until every worker is here; afterwards all workers have equal values.
 
-    Workers that train alone (LocalSGD, DiLoCo) meet in it, so call it before an evaluation.
+    Workers that train alone (LocalSGD, DiLoCo) average here, so call it before an evaluation.
     """
     job = current()
     job.barrier()
     for model in job.models:
-        model.share_buffers()
+        model.broadcast_buffers()
 
 
 def all_reduce(value: Any, op: str = "sum") -> Any:
-    """`value` (a tensor, an array, a number) reduced over all workers by sum, max or min.
+    """Reduce `value` (a tensor, an array, a number) over all workers by sum, max or min.
 
-    All must give the same dtype and shape. A sum of truths is their number.
+    All must give the same dtype and shape. A sum of booleans is an integer.
     """
     group = current().group
     if op == "sum" and isinstance(value, (bool, np.bool_)):
         value = int(value)
     tensor, back = _as_tensor(value)
-    check_alike(group, tensor, "all_reduce")
+    check_same_shape(group, tensor, "all_reduce")
     return back(group.all_reduce(tensor.clone(), op))
 
 
 def all_gather(value: Any) -> list[Any]:
-    """Everybody's `value`, in the order of the workers; dtypes and shapes must be alike."""
+    """The `value` of each worker, in their order; dtypes and shapes must be equal."""
     group = current().group
     tensor, back = _as_tensor(value)
-    check_alike(group, tensor, "all_gather")
+    check_same_shape(group, tensor, "all_gather")
     return [back(one) for one in group.all_gather(tensor)]
 
 
 def clip_grad_norm_(
     model: nn.Module | Iterable[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """Scale the gradients so that their global norm is at most `max_norm`; answers the norm.
+    """Scale the gradients so that their global norm is at most `max_norm`; returns the norm.
 
-    Call it between backward and step; the gradients of all workers are the same by then, where
-    they do not train alone. Of gradients still being merged, it only answers the norm.
+    Call it between backward and step. By then all workers have the same gradients, unless they
+    train alone. While gradients are still being merged, it only returns the norm.
     """
     job = current()
     if uses_dgc(job):
         raise clipping_error("fleet.clip_grad_norm_")
-    merges = [plan.merge for plan in job.optimizers if plan.merge is not None]
+    merges = [managed.merge for managed in job.optimizers if managed.merge is not None]
     if any(merge.is_between() for merge in merges):
         max_norm = float("inf")
     for merge in merges:
         merge.complete()
     parameters = list(model.parameters() if isinstance(model, nn.Module) else model)
-    for plan in job.models:
-        if plan.replica is not None and not plan.trains_alone:
-            used = plan.stepped if plan.has_any_of(parameters) else -1
-            plan.replica.ensure_reduced(expected=bool(job.no_sync_depth), used=used)
+    for managed in job.models:
+        if managed.replica is not None and not managed.trains_locally:
+            used = managed.reductions_at_step if managed.has_any_of(parameters) else -1
+            managed.replica.ensure_reduced(expected=bool(job.no_sync_depth), used=used)
     return job.clip(parameters, max_norm, norm_type)
 
 
 def _as_tensor(value: Any) -> tuple[Tensor, _Back]:
-    """The value as a tensor, and the way back to its own type."""
+    """The value as a tensor, and a function that converts a tensor back."""
     if isinstance(value, Tensor):
         return value.detach(), lambda tensor: tensor
     if isinstance(value, np.ndarray):
-        # a copy, since torch takes no array that must not be written
+        # a copy, since torch warns of read-only arrays
         return torch.from_numpy(np.array(value, order="C")), lambda tensor: tensor.numpy()
     if isinstance(value, (bool, np.bool_)):
         return torch.tensor(int(value)), lambda tensor: type(value)(tensor.item())
@@ -98,7 +98,7 @@ def _whole(value: int) -> Tensor:
 
 
 def _int_of(tensor: Tensor, kind: np.dtype[Any] | None) -> Any:
-    """A Python integer, or one of NumPy: of its own type as long as the result fits."""
+    """A Python integer, or a NumPy integer of the value's type if the result fits."""
     number = int(tensor)
     if kind is None:
         return number
@@ -107,6 +107,6 @@ def _int_of(tensor: Tensor, kind: np.dtype[Any] | None) -> Any:
 
 
 def _float_of(value: Any) -> _Back:
-    """NumPy's own types come back as themselves."""
+    """Converts a tensor to a float, or to the value's NumPy type."""
     kind = type(value) if isinstance(value, np.floating) else float
     return lambda tensor: kind(tensor.item())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this process is, and who the others are."""
+"""The role and number of this process, and the other processes of the job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def worker_num() -> int:
 
 
 def worker_endpoints() -> list[str]:
-    """`host:port` of each worker, where the launcher said so; else their hosts."""
+    """`host:port` of each worker, if the launcher gave them, else their hosts."""
     job = current()
     if job.role.worker_endpoints:
         return [endpoint_text(endpoint) for endpoint in job.role.worker_endpoints]
@@ -65,5 +65,5 @@ def node_num() -> int:
     return current().role.node_num or 1
 
 
-#: Fleet's other names for them
+#: Fleet's other names
 rank, nranks, world_size = worker_index, worker_num, worker_num

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for inference: what is exported runs alone, its tables' rows included."""
+"""Exports models for inference, with the rows of their tables, and loads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fleetlight import checkpoint
 from fleetlight.checkpoint import InferenceModel
 from fleetlight.errors import ConfigError, PlanError, names_arguments
-from fleetlight.fleet.job import Job, Rows, StandIn, current, current_or_none
+from fleetlight.fleet.job import Job, PlainLayer, Rows, current, current_or_none
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, plain_layer
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.model import as_plain_module
@@ -39,7 +39,7 @@ def save_inference_model(
     dynamic_batch: bool | list[str] = True,
     rows: Rows = "all",
 ) -> None:
-    """Of a model, with the rows of its tables."""
+    """Export a model, with the rows of its tables."""
 
 
 @overload
@@ -53,7 +53,7 @@ def save_inference_model(
     rows: Rows = "all",
     program: Program,
 ) -> None:
-    """Of a static program: feeds and fetches are variables or their names."""
+    """Export a static program; feeds and fetches are variables or their names."""
 
 
 @overload
@@ -66,7 +66,7 @@ def save_inference_model(
     rows: Rows = "all",
     program: Program,
 ) -> None:
-    """The same, by keywords."""
+    """Export a static program, by keywords."""
 
 
 @names_arguments
@@ -81,16 +81,16 @@ def save_inference_model(
     fetches: Any = None,
     program: Program | None = None,
 ) -> None:
-    """Export the model for inference; worker 0 writes, on the others it does nothing.
+    """Export the model for inference; worker 0 writes, and the other workers do nothing.
 
-    What is written runs with `load_inference_model` alone: no job, no servers, no class of the
-    model. The rows of tables are part of it: all, or those of some ids, `rows={"emb": ids}`. Other
-    ids read their first values. Workers that train alone (LocalSGD, DiLoCo) differ: let all call
+    `load_inference_model` alone runs the result, without a job, servers or the model's class. It
+    has the rows of all tables, or those of some ids with `rows={"emb": ids}`; other ids read their
+    first values. Workers that train alone (LocalSGD, DiLoCo) differ: let all call
     `fleet.barrier_worker()` before.
 
-    Of a static program, feeds and fetches follow in place of example inputs and model:
-    `save_inference_model(dirname, ["x"], ["output"], program=program)`. It answers one fetch as it
-    is, several as a tuple.
+    For a static program, give feeds and fetches in place of example inputs and model:
+    `save_inference_model(dirname, ["x"], ["output"], program=program)`. The exported model returns
+    one fetch as it is, and several as a tuple.
     """
     _refuse_old_form(dirname, example_inputs, model, *others)
     if program is not None:
@@ -100,7 +100,7 @@ def save_inference_model(
         return
     if feeds is not None or fetches is not None:
         raise ConfigError(
-            "save_inference_model: feeds and fetches are those of a static program; give it, too: "
+            "save_inference_model: got feeds and fetches without a static program; add "
             "program=fleet.main_program"
         )
     job = current()
@@ -117,14 +117,13 @@ def save_inference_model(
 
 
 def _refuse_old_form(dirname: Any, *others: Any) -> None:
-    """Fleet took an executor, the folder, the feeds and the fetches."""
+    """ConfigError for Fleet's old form: an executor, the folder, feeds and fetches."""
     if isinstance(dirname, (str, os.PathLike)) and len(others) == 2:
         return
     got = ", ".join(type(value).__name__ for value in (dirname, *others) if value is not None)
     raise ConfigError(
-        f"fleet.save_inference_model: got ({got}), expected a folder, feeds and fetches; there is "
-        "no executor to pass here: write fleet.save_inference_model(dirname, feeds, fetches, "
-        "program=program)"
+        f"fleet.save_inference_model: got ({got}), expected a folder, feeds and fetches; it takes "
+        "no executor: write fleet.save_inference_model(dirname, feeds, fetches, program=program)"
     )
 
 
@@ -136,7 +135,7 @@ def _save_program(
     dynamic: bool | list[str],
     rows: Rows,
 ) -> None:
-    """Export what a program computes of its feeds. Without tables it needs no `fleet.init`."""
+    """Export a program. Without tables it needs no `fleet.init`."""
     from fleetlight.static.inference import examples_of, has_tables, inference_module
 
     if feeds is None or fetches is None:
@@ -155,61 +154,63 @@ def _save_program(
     if dynamic is True:
         dynamic = batched or False
     with contextlib.ExitStack() as stack:
-        stand_in: StandIn | None = None
+        make_plain: PlainLayer | None = None
         if has_tables(program):
             if job is not None:
-                stand_in = stack.enter_context(job.stand_ins(rows))
-            stand_in = stand_in or _unserved
-        module = inference_module(program, feeds, fetches, stand_in)
+                make_plain = stack.enter_context(job.plain_layers(rows))
+            make_plain = make_plain or _unserved
+        module = inference_module(program, feeds, fetches, make_plain)
         checkpoint.save_inference(dirname, module, inputs, dynamic_batch=dynamic)
 
 
 def _unserved(layer: nn.Module) -> nn.Module:
-    """What stands in for a layer that has its rows itself."""
+    """A plain layer of torch from a layer without servers."""
     if isinstance(layer, TableLayer):
         raise PlanError(
             f"save_inference_model: the rows of a {type(layer).__name__} are in a table of a job "
-            "with parameter servers (or of fleet.init() in one process), and there is none here; "
-            "call it in the worker that trains"
+            "with parameter servers (or of fleet.init() in one process), but this process has no "
+            "such job; call it in the worker that trains"
         )
     assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
     return plain_layer(layer, layer.weight.detach())
 
 
 def load_inference_model(dirname: Directory, device: str | torch.device = "cpu") -> InferenceModel:
-    """A callable that computes what the exported model computes. Needs no `fleet.init`."""
+    """Load an exported model as a callable; this needs no `fleet.init`."""
     return checkpoint.load_inference(dirname, device)
 
 
 @contextlib.contextmanager
 def with_plain_layers(job: Job, module: nn.Module, rows: Rows) -> Iterator[nn.Module]:
-    """The module, with layers of torch alone in place of those whose rows are on servers."""
-    stands_in: dict[nn.Module, nn.Module] = {}
-    with job.stand_ins(rows) as stand_in:
-        if stand_in is not None:
-            stands_in = {layer: stand_in(layer) for layer in module.modules() if _has_rows(layer)}
-    with _replaced(module, stands_in):
-        yield stands_in.get(module, module)
+    """The module, with plain layers of torch in place of those whose rows are on servers."""
+    replacements: dict[nn.Module, nn.Module] = {}
+    with job.plain_layers(rows) as make_plain:
+        if make_plain is not None:
+            replacements = {
+                layer: make_plain(layer) for layer in module.modules() if _has_rows(layer)
+            }
+    with _replaced(module, replacements):
+        yield replacements.get(module, module)
 
 
 def _has_rows(layer: nn.Module) -> bool:
-    """Whether its rows are on the servers."""
+    """True when the rows of a layer are on servers."""
     moved = isinstance(layer.__dict__.get("forward"), RemoteEmbedding)
     return isinstance(layer, TableLayer) or moved
 
 
 @contextlib.contextmanager
-def _replaced(module: nn.Module, stands_in: Mapping[nn.Module, nn.Module]) -> Iterator[None]:
-    """Other modules in the places of some."""
+def _replaced(module: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> Iterator[None]:
+    """Replace some modules inside the block."""
     places = [
         (parent, name, child)
         for parent in list(module.modules())
         for name, child in children(parent).items()
-        if child in stands_in
+        if child in replacements
     ]
     for parent, name, child in places:
         assert child is not None
-        children(parent)[name] = stands_in[child]
+        children(parent)[name] = replacements[child]
     try:
         yield
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.nn`: layers whose rows live on the parameter servers."""
+"""`fleet.nn`: layers whose rows are stored on the parameter servers."""
 
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 

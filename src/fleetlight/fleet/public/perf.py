@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What communication costs: measured on purpose, and counted while training."""
+"""The cost of communication: measured by `collective_perf`, and counted during training."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fleetlight.fleet.job import current
 from fleetlight.observe.log import logger
 from fleetlight.torch_compat.c10d import reduce_scatter_single
 
-#: from what latency decides to what bandwidth does
+#: bytes: from a size where latency dominates to one where bandwidth does
 DEFAULT_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24)
-#: about how long one size may take, and how many rounds it gets whatever they take
+#: about how long one size may take, and its smallest number of rounds
 _BUDGET_S, _FEWEST = 5.0, 3
 
 Operation = Callable[[Group, Tensor], None]
 
 
 def account() -> CommunicationCost:
-    """What communication has cost this worker since its first step; see `CommunicationCost`."""
+    """The cost of communication in this worker since its first step; see `CommunicationCost`."""
     return _group("account").account.figures()
 
 
@@ -37,8 +37,9 @@ def collective_perf(
 ) -> dict[int, float]:
     """Measure `allreduce`, `broadcast`, `allgather` or `reduce_scatter` among all workers.
 
-    `size_and_time` has sizes in bytes and the seconds each may take; slower is a warning. Answers
-    {size: seconds}, the median of up to `round` rounds, the same on all workers, who all call it.
+    `size_and_time` maps sizes in bytes to the seconds that each may take; a slower one is a
+    warning. Every worker calls it. Returns {size: seconds}, the median of up to `round` rounds,
+    equal on all workers.
     """
     group = _group("collective_perf")
     if size_and_time is not None and not isinstance(size_and_time, Mapping):
@@ -52,7 +53,7 @@ def collective_perf(
     operation = _OPERATIONS[comm_type.replace("_", "")]
     measured = {size: _measure(group, operation, size, round) for size in expected}
     if group.index == 0:
-        _tell(comm_type, measured, expected)
+        _report(comm_type, measured, expected)
     return measured
 
 
@@ -61,8 +62,8 @@ def _group(name: str) -> Group:
     group = job.collective_group
     if group is None:
         raise ConfigError(
-            f"fleet.{name} is for collective jobs; a job with parameter servers tells at its end "
-            "what its workers have sent and waited for"
+            f"fleet.{name} is for collective jobs; a job with parameter servers logs at its end "
+            "what its workers have sent, and how long they have waited"
         )
     return group
 
@@ -80,10 +81,10 @@ def _all_gather(group: Group, values: Tensor) -> None:
 
 
 def _reduce_scatter(group: Group, values: Tensor) -> None:
-    (everybody,) = group.communicators(1)
+    (workers,) = group.communicators(1)
     part = torch.empty_like(values.chunk(group.size)[group.index])
     with group.named("reduce_scatter"):
-        reduce_scatter_single(part, values, everybody)
+        reduce_scatter_single(part, values, workers)
 
 
 _OPERATIONS: dict[str, Operation] = {
@@ -114,7 +115,7 @@ def _check(comm_type: object, rounds: object, expected: Mapping[int, float]) -> 
 
 
 def _check_same(group: Group, call: str) -> None:
-    """Workers that measure different things would wait for each other."""
+    """ConfigError unless all workers measure the same: they would wait for each other forever."""
     for index, other in enumerate(group.gather_bytes(call.encode(), "collective_perf")):
         if other.decode() != call:
             raise ConfigError(
@@ -124,10 +125,10 @@ def _check_same(group: Group, call: str) -> None:
 
 
 def _measure(group: Group, operation: Operation, size: int, rounds: int) -> float:
-    """The median of the rounds, of the worker for whom it is longest."""
+    """The median time of the rounds on the slowest worker."""
     if group.alone:
         return 0.0
-    # float32, and the same number for each worker
+    # float32 values, equally many for each worker
     each = -(-size // (4 * group.size))
     values = torch.zeros(each * group.size, device=group.device)
     first = max(_round(group, operation, values) for _ in range(2))
@@ -149,9 +150,9 @@ def _longest(group: Group, seconds: float) -> float:
     return float(group.all_reduce(torch.tensor(seconds, dtype=torch.float64), "max"))
 
 
-def _tell(comm_type: str, measured: Mapping[int, float], expected: Mapping[int, float]) -> None:
-    told = ", ".join(f"{_size(size)} {_time(taken)}" for size, taken in measured.items())
-    logger.info("collective_perf: %s: %s", comm_type, told)
+def _report(comm_type: str, measured: Mapping[int, float], expected: Mapping[int, float]) -> None:
+    times = ", ".join(f"{_size(size)} {_time(taken)}" for size, taken in measured.items())
+    logger.info("collective_perf: %s: %s", comm_type, times)
     for size, taken in measured.items():
         if taken > expected[size]:
             logger.warning(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.rows` and `fleet.shrink`: the rows of an embedding, wherever they are."""
+"""`fleet.rows` and `fleet.shrink`: rows of embeddings, also those on servers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fleetlight.ps.layers.embedding import TableLayer
 def rows(layer: nn.Module, ids: Tensor) -> Tensor:
     """The row of each id, of shape `[*ids.shape, dim]`; gradients flow back into them.
 
-    `layer` is an embedding or an embedding bag, of `fleet.nn` or of `torch.nn`. Its `weight` has no
-    elements once its rows are on parameter servers; this reads them in every mode. Under
-    `torch.no_grad()` unknown ids read their first values and get no row.
+    `layer` is an embedding or an embedding bag, of `fleet.nn` or of `torch.nn`. Once its rows are
+    on parameter servers, its `weight` has no elements, and this function reads the rows. Under
+    `torch.no_grad()`, unknown ids read their first values and get no row.
     """
     if not isinstance(layer, (TableLayer, nn.Embedding, nn.EmbeddingBag)):
         raise ConfigError(
@@ -48,11 +48,11 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
 def shrink(
     unseen_days: int = 0, score: float = 0.0, decay: float = 1.0, table: str | None = None
 ) -> dict[str, ShrunkTable]:
-    """End a day: forget rows of the tables that have an entry; every worker calls it.
+    """End a day: remove rows of the tables that have an entry; every worker calls it.
 
-    A row goes that was not used in training for more than `unseen_days` calls of this function (0:
-    however long), or whose 0.1 * (shows - clicks) + clicks, after both were multiplied by `decay`,
-    is below `score`. Answers what became of each table.
+    It removes a row that training has not used for more than `unseen_days` calls of this function
+    (0: however long). It also multiplies shows and clicks by `decay`, and removes a row whose
+    0.1 * (shows - clicks) + clicks is then below `score`. Returns the rows removed and left.
     """
     job = current()
     job.refuse_in_server("shrink")
@@ -63,7 +63,7 @@ def shrink(
 def _check(unseen_days: object, score: object, decay: object) -> None:
     if not isinstance(unseen_days, int) or isinstance(unseen_days, bool) or unseen_days < 0:
         raise ConfigError(
-            f"fleet.shrink: got unseen_days={unseen_days!r}, expected a number of calls from 0 on"
+            f"fleet.shrink: got unseen_days={unseen_days!r}, expected an integer of 0 or more"
         )
     if not isinstance(score, (int, float)) or not math.isfinite(score):
         raise ConfigError(f"fleet.shrink: got score={score!r}, expected a number")

@@ -17,7 +17,7 @@ from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.fleet.job import IdsOf, Job, current
 from fleetlight.fleet.protocols import BatchWeights
-from fleetlight.fleet.training.worker_seeds import make_distinct
+from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.observe.log import logger
 from fleetlight.observe.progress import Progress
 
@@ -77,8 +77,8 @@ def shard(
         observer=JobObserver(job, lookahead),
         queue=_queue(job, deal, range_batches),
     )
-    if job.stopping is not None:
-        job.stopping.place(sharded, len(job.loaders))
+    if job.autosave is not None:
+        job.autosave.position_loader(sharded, len(job.loaders))
     number = len(job.loaders)
     job.loaders.append(sharded)
     position = job.replay.position_of(number)
@@ -103,7 +103,7 @@ def _check_lookahead(lookahead: IdsOf | Literal[False] | None) -> None:
         )
 
 
-class Weights:
+class LoaderWeights:
     """Gives the models the weight of this worker's next gradients, and their batch's position.
 
     Without a share all workers have the same weight.
@@ -119,11 +119,11 @@ class Weights:
         before, self.now = self.now, share
         if share is None:
             # a loop starts: loading processes take their seeds from this process's generator
-            make_distinct(self._job)
+            derive_worker_seeds(self._job)
         if share is not None and not self._job.models:
             self._warn_once()
-        for plan in self._job.models:
-            plan.weigh(self._weight_of(share), _position_of(share))
+        for managed in self._job.models:
+            managed.set_batch_weight(self._weight_of(share), _position_of(share))
         return before
 
     def _weight_of(self, share: BatchShare | None) -> float:
@@ -149,32 +149,27 @@ class JobObserver:
         self._weights, self._replay = _weights(job), job.replay
         self._loaders, self._number = job.loaders, len(job.loaders)
         self._hints = None if lookahead is False else job.prefetch_hints(lookahead)
-        self._stopping = job.stopping
+        self._autosave = job.autosave
 
     def start_iteration(self) -> None:
-        """As in `LoaderObserver`."""
         self._replay.begins(self._number)
 
     def set_share(self, share: BatchShare | None) -> BatchShare | None:
-        """As in `LoaderObserver`."""
         return self._weights.set(share)
 
     def before_batch(self, position: Mapping[str, Any]) -> None:
-        """As in `LoaderObserver`."""
         self._replay.hands_out(self._number, position)
 
     def between_batches(self) -> None:
         """No step is in progress now; a thread that reads ahead does not know that."""
         is_here = threading.current_thread() is threading.main_thread()
-        if self._stopping is not None and is_here:
-            self._stopping.between(self._loaders[self._number])
+        if self._autosave is not None and is_here:
+            self._autosave.between(self._loaders[self._number])
 
     def wants_lookahead(self) -> bool:
-        """As in `LoaderObserver`."""
         return self._hints is not None and self._hints.wanted()
 
     def announce(self, batches: Sequence[Any]) -> None:
-        """As in `LoaderObserver`."""
         if self._hints is not None:
             self._hints.announce(batches)
 
@@ -192,9 +187,9 @@ def _position_of(share: BatchShare | None) -> Position:
 
 def _weights(job: Job) -> BatchWeights:
     """The weights, one for all loaders: the script trains on the batch handed out last."""
-    if job.weights is None:
-        job.weights = Weights(job)
-    return job.weights
+    if job.batch_weights is None:
+        job.batch_weights = LoaderWeights(job)
+    return job.batch_weights
 
 
 def progress(loader: Iterable[T], total: int | None = None) -> Progress[T]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.util`: what Fleet has under this name, with Fleet's signatures."""
+"""`fleet.util`: the functions of Fleet's `util`, with its signatures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.observe.log import logger
 
 __all__ = ["all_gather", "all_reduce", "barrier", "get_file_shard", "print_on_rank"]
 
-#: whom Fleet's operations may concern; here only workers talk to each other
+#: Fleet's values of `comm_world`; here only workers talk to each other
 _WORLDS = ("worker", "server", "all")
 
 
@@ -27,7 +27,7 @@ def all_reduce(input: Any, mode: str = "sum", comm_world: str = "worker") -> Any
 
 
 def all_gather(input: Any, comm_world: str = "worker") -> list[Any]:
-    """`fleet.all_gather` under Fleet's name: the value of each worker, in their order."""
+    """`fleet.all_gather` under Fleet's name; a list of numbers becomes an array."""
     _check_world("all_gather", comm_world)
     return collectives.all_gather(_as_array(input))
 
@@ -39,7 +39,7 @@ def barrier(comm_world: str = "worker") -> None:
 
 
 def print_on_rank(message: object, rank_id: int) -> None:
-    """Write a line to the standard output of one worker; the others write nothing."""
+    """Print a line in one worker."""
     group = current().group
     if not 0 <= rank_id < group.size:
         raise ConfigError(
@@ -50,7 +50,7 @@ def print_on_rank(message: object, rank_id: int) -> None:
 
 
 def get_file_shard(files: Sequence[str]) -> list[str]:
-    """This worker's files: neighbours stay together, and sizes differ by one at most."""
+    """This worker's files, a contiguous part of the list; the parts differ by one file at most."""
     if isinstance(files, str):
         raise ConfigError(f"get_file_shard: got the string {files!r}, expected a list of names")
     group = current().group
@@ -59,7 +59,10 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
     mine = list(files[start : start + share + (group.index < extra)])
     if not mine:
         logger.warning(
-            "worker %d of %d gets no file: there are only %d", group.index, group.size, len(files)
+            "worker %d of %d gets no file: the list has only %d",
+            group.index,
+            group.size,
+            len(files),
         )
     return mine
 
@@ -73,7 +76,7 @@ def _check_world(operation: str, comm_world: str) -> None:
         return
     if comm_world in _WORLDS:
         raise ConfigError(
-            f"{operation}: got comm_world={comm_world!r}, expected 'worker': servers only answer "
+            f"{operation}: got comm_world={comm_world!r}, expected 'worker': servers reply to "
             "workers and do not talk to each other"
         )
     raise ConfigError(
@@ -86,7 +89,7 @@ def __dir__() -> list[str]:
     return sorted({*own, *__all__})
 
 
-if not TYPE_CHECKING:  # mypy shall know the names above, and no others
+if not TYPE_CHECKING:  # mypy must see the names above only
 
     def __getattr__(name: str) -> Any:
         if name.startswith("__"):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of workers whose gradients go to parameter servers."""
+"""The job of workers that send gradients to parameter servers."""

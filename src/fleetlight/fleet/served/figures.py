@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job with parameter servers says of itself when it ends: sentences made of figures."""
+"""Sentences of figures that a job with parameter servers logs at its end."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from fleetlight.strategy import ASyncConfigs
 
 
 def of_worker(figures: Mapping[str, float]) -> str:
-    """What one worker has counted; a name that ends in " s" is a time."""
+    """The counts of one worker; a name that ends in " s" is a time."""
     return "done: " + ", ".join(_figure(name, value) for name, value in figures.items())
 
 
 def of_server(counted: ServerFigures) -> str:
-    """What one server says of itself."""
+    """The counts of one server."""
     pushes = f"all workers have left after {counted.pushes:,} pushes"
     return f"{pushes}; {_tables([counted])}"
 
 
 def of_servers(counted: Sequence[ServerFigures]) -> str:
-    """What the servers hold together, and how old the values were that gradients came from."""
+    """The counts of all servers, and the staleness of gradients."""
     pushes = max(one.pushes for one in counted)
     return f"servers: {pushes:,} pushes, {_staleness(counted)}; {_tables(counted)}"
 
 
-def too_late(counted: Sequence[ServerFigures], plan: Plan, configs: ASyncConfigs) -> str | None:
-    """A warning where what workers push comes later than one push under way each makes it.
+def staleness_warning(
+    counted: Sequence[ServerFigures], plan: Plan, configs: ASyncConfigs
+) -> str | None:
+    """A warning if pushes arrive later than with one push in flight per worker; else None.
 
-    That is so in async with dense parameters on servers. Between the reading of a value and the
-    arrival of what was made with it, each worker then makes about two changes. Rows alone have a
-    queue, and a staleness is a bound of its own.
+    Only for async mode with dense parameters on servers. Between reading a value and the arrival of
+    its gradient, each worker then makes about two changes. Rows without dense parameters have a
+    queue, and `staleness` is its own bound.
     """
     one_at_a_time = plan.mode == ASYNC and plan.workers_step_dense and bool(plan.dense)
     if not one_at_a_time or plan.staleness is not None:
@@ -43,7 +45,7 @@ def too_late(counted: Sequence[ServerFigures], plan: Plan, configs: ASyncConfigs
     mean, bound = max((_mean(one.staleness) for one in counted), default=0.0), 2 * plan.worker_num
     if mean <= bound:
         return None
-    # workers step dense parameters themselves: what comes late of these is no gradient
+    # workers step dense parameters themselves: they push changes of these, not gradients
     what = "gradients of rows" if plan.tables else "changes of dense parameters"
     return (
         f"{what} were {mean:.1f} changes late on average, expected {bound} at most with "
@@ -52,16 +54,16 @@ def too_late(counted: Sequence[ServerFigures], plan: Plan, configs: ASyncConfigs
 
 
 def _cause(configs: ASyncConfigs) -> str:
-    """Why, and what to do."""
+    """The cause, and what to do."""
     if not configs.has_queue:
         return (
-            "workers are unevenly fast; bound the delay by "
+            "workers differ in speed; bound the delay with "
             'strategy.a_sync_configs = {"staleness": 1}'
         )
     name = "send_queue_size" if configs.is_set("send_queue_size") else "max_merge"
     return (
         f"strategy.a_sync_configs.{name} = {configs[name]} lets pushes wait in the queue of a "
-        f"worker; leave {name} out"
+        f"worker; remove {name}"
     )
 
 
@@ -97,12 +99,12 @@ def _tables(counted: Sequence[ServerFigures]) -> str:
 
 
 def geo_warnings(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
-    """Of optimizers whose quality under GeoSGD is not known."""
+    """Warnings of optimizers whose quality under GeoSGD is not known."""
     for optimizer in optimizers:
         if _keeps_state(optimizer) and _has_dense(optimizer):
             yield (
-                f"GeoSGD: dense parameters learn by {type(optimizer).__name__}, whose state each "
-                "worker keeps for itself; its quality is known for plain SGD only"
+                f"GeoSGD: {type(optimizer).__name__} steps dense parameters, and each worker keeps "
+                "its own state of it; the quality is known for plain SGD only"
             )
 
 

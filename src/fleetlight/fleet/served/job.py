@@ -14,23 +14,23 @@ from fleetlight.checkpoint import Checkpoint
 from fleetlight.collective.group import Group
 from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import PeerError, PeerLostError, PlanError
-from fleetlight.fleet.checkpoints import stopping
-from fleetlight.fleet.exit.exit_status import report_left, report_parting
-from fleetlight.fleet.job import IdsOf, Job, Rows, ShrunkTable, StandIn
+from fleetlight.fleet.checkpoints import autosave
+from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
+from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.served.durable.replay import StepReplay
-from fleetlight.fleet.served.prefetch_hints import IdHints
+from fleetlight.fleet.served.prefetch_hints import IdLookahead
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.shard_queue import ShardQueueClient
 from fleetlight.fleet.served.steps import ServedPolicy, ServedSteps, served_programs
-from fleetlight.fleet.served.stop_calls import ServedCalls
+from fleetlight.fleet.served.stop_agreement import ServedAgreement
 from fleetlight.fleet.served.tables.frozen_tables import open_tables
 from fleetlight.fleet.served.tables.loading import ServedLoading
 from fleetlight.fleet.served.tables.server_checkpoint import ServerCheckpoint
 from fleetlight.fleet.served.tables.shrinking import shrink_tables
 from fleetlight.fleet.served.tables.values import ServedValues
-from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import StepPlan
+from fleetlight.fleet.training.model import ManagedModel
+from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.served_group import ServedGroup
@@ -38,77 +38,64 @@ from fleetlight.ps.worker.served_group import ServedGroup
 
 @dataclasses.dataclass(kw_only=True)
 class ServedJob(Job):
-    """Gradients go to the servers, and values come back."""
+    """A worker that sends gradients to the servers and receives values."""
 
-    #: this worker's part in the job
+    #: the connection to the servers
     session: ServerSession
     #: the optimizers whose steps the servers take part in
     steps: list[ServedSteps] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.session.replay.attach(self, lambda: self.session.drawn.dense)
-        self.closers.callback(self._drop_what_was_kept)
+        self.session.replay.attach(self, lambda: self.session.bound.dense)
+        self.closers.callback(self._delete_durable_state)
         self.closers.callback(self._say_goodbye)
         self.closers.callback(self.session.leave)
 
     @property
-    def _crew(self) -> ServedGroup:
+    def _peers(self) -> ServedGroup:
         assert isinstance(self.group, ServedGroup)
         return self.group
 
-    def plan_model(self, module: nn.Module) -> ModelPlan:
-        """As in `Job`."""
-        return ModelPlan(module, self, ServedPolicy())
+    def manage_model(self, module: nn.Module) -> ManagedModel:
+        return ManagedModel(module, self, ServedPolicy())
 
-    def plan_optimizer(self, optimizer: torch.optim.Optimizer) -> StepPlan:
-        """As in `Job`."""
-        return StepPlan(optimizer, self, self._stepping)
+    def manage_optimizer(self, optimizer: torch.optim.Optimizer) -> ManagedOptimizer:
+        return ManagedOptimizer(optimizer, self, self._served_steps)
 
-    def _stepping(self, plan: StepPlan) -> ServedSteps:
-        steps = ServedSteps(plan, self.session, served_programs)
+    def _served_steps(self, managed: ManagedOptimizer) -> ServedSteps:
+        steps = ServedSteps(managed, self.session, served_programs)
         self.steps.append(steps)
         return steps
 
     def check_model(self, module: nn.Module) -> None:
-        """As in `Job`."""
         refuse_tied(module, served=True)
 
-    def refuse_late(self, call: str) -> None:
-        """The plan is drawn once."""
+    def check_not_late(self, call: str) -> None:
         if not self.session.is_open:
             return
-        anew = (
+        again = (
             ", or, to train another model from here on, call fleet.reset() and then fleet.init()"
             if self.group.alone
             else ""
         )
         raise PlanError(
             f"{call} came after fleet.init_worker() or the first forward, when the servers had "
-            f"made their tables; call it before{anew}"
+            f"made their tables; call it before{again}"
         )
 
     @property
-    def averages(self) -> bool:
-        """Servers take means."""
-        return True
-
-    @property
     def dense_group(self) -> Group | None:
-        """As in `Job`; with `dense="allreduce"`, once the job is open."""
+        """With `dense="allreduce"` and once the job is open: all workers."""
         return self.session.dense_group
 
-    @property
-    def collective_group(self) -> None:
-        """Servers have a part in every step."""
-
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
-        """In sync mode only the servers know the gradients of all workers together."""
+        """In sync mode only the servers have the gradients of all workers."""
         for model in self.models:
             model.freeze()
         owners = self._owners({id(parameter) for parameter in parameters})
         updates = [steps.update() for steps in owners]
-        merges = [steps.plan.merge for steps in owners]
+        merges = [steps.managed.merge for steps in owners]
         if any(merge is not None and merge.is_between() for merge in merges):
             return torch.tensor(norm_of(updates, norm_type))
         norm = self.session.clip(updates, max_norm, norm_type)
@@ -131,46 +118,41 @@ class ServedJob(Job):
         return owners
 
     def open(self) -> None:
-        """As in `Job`."""
         self.session.open(self)
 
-    def once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
-        """As in `Job`."""
+    def run_once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
         return self.session.client.answers.once(call, action)
 
-    def cut(self, model: nn.Module, via: str) -> ServerCheckpoint:
-        """As in `Job`; the servers write one thing at a time."""
-        self.saving.finish()
+    def server_snapshot(self, model: nn.Module, via: str) -> ServerCheckpoint:
+        # the servers write one checkpoint at a time
+        self.background_save.finish()
         return ServerCheckpoint(self, self.session, model, via)
 
     def values_of(self, model: nn.Module) -> ServedValues:
-        """As in `Job`."""
         return ServedValues(self, self.session, model)
 
     def prepare(self) -> None:
-        """As in `Job`."""
         self.open()
         self.agree_on_models()
 
     def barrier(self) -> None:
-        """As in `Job`."""
         self.session.barrier(self)
 
     @contextlib.contextmanager
     def at_rest(self, *, everything: bool = False) -> Iterator[None]:
-        """Inside the block nothing of this worker is on its way to the servers.
+        """Inside the block nothing of this worker is in flight to the servers.
 
-        Under GeoSGD, or if `everything` is to be, workers and servers are equal after it.
+        Under GeoSGD, and with `everything`, workers and servers have equal values in it.
         """
         self.open()
         for model in self.models:
             model.freeze()
         communicator = self.session.communicator
         if self.session.replay.is_catching_up:
-            # an earlier life of this worker has done what follows
+            # an earlier incarnation of this worker has done what follows
             yield
             return
-        forced = everything or self.session.drawn.plan.mode == GEO
+        forced = everything or self.session.bound.plan.mode == GEO
         communicator.settle() if forced else communicator.flush()
         try:
             yield
@@ -184,14 +166,13 @@ class ServedJob(Job):
             communicator.resume()
 
     def watch_terminations(self) -> None:
-        """As in `Job`."""
-        crew = self._crew
-        stopping.watch_in_worker(self, ServedCalls(self, self.session, crew))
-        if self.stopping is not None:
-            crew.when_left_alone = self.stopping.left_alone
+        peers = self._peers
+        autosave.watch_in_worker(self, ServedAgreement(self, self.session, peers))
+        if self.autosave is not None:
+            peers.when_left_alone = self.autosave.peer_missing
 
     def finish(self) -> None:
-        """The last pushes; when they fail, the others are told, and no goodbye follows."""
+        """Send the last pushes; if that fails, the others get the error and no goodbye."""
         try:
             for loader in self.loaders:
                 loader.source.give_back()
@@ -203,71 +184,54 @@ class ServedJob(Job):
             raise
 
     def fail(self, error: str, *, consequence: bool) -> None:
-        """As in `Job`."""
         self.session.fail(error)
-        self.group.fail(error, consequence=consequence)
+        super().fail(error, consequence=consequence)
 
-    def forget(self) -> None:
-        """As in `Job`."""
-        self.session.let_go()
+    def release_layers(self) -> None:
+        self.session.release_layers()
         self.steps.clear()
 
-    def refuse_in_server(self, call: str) -> None:
-        """This is a worker."""
-
-    def prefetch_hints(self, ids_of_batch: IdsOf | None) -> IdHints:
-        """As in `Job`."""
-        return IdHints(self, self.session, ids_of_batch)
+    def prefetch_hints(self, ids_of_batch: IdsOf | None) -> IdLookahead:
+        return IdLookahead(self, self.session, ids_of_batch)
 
     def shard_queue(self, range_batches: int) -> QueueOptions:
-        """As in `Job`."""
         return QueueOptions(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
 
     @property
     def replay(self) -> StepReplay:
-        """As in `Job`."""
         return self.session.replay
 
     @property
-    def begins(self) -> bool:
-        """As in `Job`; a worker that was killed before its first step begins again."""
+    def is_untrained(self) -> bool:
         return self.session.client.begins
 
-    @property
-    def reads_tables(self) -> bool:
-        """Servers read them."""
-        return False
-
-    def finish_save(self) -> None:
-        """Where a server has died over the save before, the coming one takes its place."""
+    def finish_background_save(self) -> None:
+        # a server that comes back has lost the previous save, and takes part in the next one
         comes_back = self.session.client.waits_for_comebacks
-        self.saving.finish(forgives=PeerLostError if comes_back else None)
+        self.background_save.finish(forgives=PeerLostError if comes_back else None)
 
     def loading(self, saved: Checkpoint, via: str) -> ServedLoading:
-        """As in `Job`."""
         return ServedLoading(self, self.session, saved, via)
 
-    def stand_ins(self, rows: Rows) -> contextlib.AbstractContextManager[StandIn]:
-        """As in `Job`."""
+    def plain_layers(self, rows: Rows) -> contextlib.AbstractContextManager[PlainLayer]:
         return open_tables(self, self.session, rows)
 
     def shrink(
         self, unseen_days: int, score: float, decay: float, table: str | None
     ) -> dict[str, ShrunkTable]:
-        """As in `Job`."""
         return shrink_tables(self, self.session, unseen_days, score, decay, table)
 
     def _say_goodbye(self) -> None:
-        report_parting(self.role)
+        report_saying_goodbye(self.role)
         self.group.leave()
-        report_left(self.role)
+        report_left_job(self.role)
 
-    def _drop_what_was_kept(self) -> None:
-        """After the goodbye nobody asks for it any more, unless the job resumes.
+    def _delete_durable_state(self) -> None:
+        """After the goodbye no process needs it, unless the job resumes.
 
-        A worker that has left says so in its folder; one that stops is resumed from a checkpoint.
+        The folder of a worker that has left says so; one that stops resumes from a checkpoint.
         """
         if self.session.embedded is not None:
             self.session.embedded.close()
         if self.session.client.redo is not None:
-            self.session.client.redo.close(is_needed=False, ended=not self._crew.stopped)
+            self.session.client.redo.close(is_needed=False, ended=not self._peers.stopped)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses to train where no optimizer is registered: the servers would never hear of it.
+"""Refuses to train where no optimizer is registered: the servers would get no gradients.
 
-Torch's own optimizer would then step a private copy of the worker. A script that only evaluates
-needs no optimizer, so the first gradient of a parameter is what is refused.
+Torch's own optimizer would step the worker's copies only. A script that only evaluates needs no
+optimizer, so the check comes with the first gradient of a parameter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleetlight.fleet.job import Job
 
 
 class MissingOptimizer:
-    """Watches the parameters of a model for gradients that no registered optimizer takes."""
+    """Watches the parameters of a model for gradients that no registered optimizer applies."""
 
     def __init__(self, module: nn.Module, job: Job) -> None:
         self._job = job
@@ -28,17 +28,17 @@ class MissingOptimizer:
             ]
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _refuse(self, _: Tensor) -> None:
         if self._job.optimizers:
-            return  # registered too late, which its step says
+            return  # its step raises that it was registered too late
         raise PlanError(
             "backward made gradients, but no optimizer is registered, so the parameter servers "
             "would never get them; add optimizer = fleet.distributed_optimizer(optimizer) before "
-            "fleet.init_worker() and fleet.init_server() (evaluation needs none: leave backward "
-            "out)"
+            "fleet.init_worker() and fleet.init_server() (a script that only evaluates needs none, "
+            "but no backward either)"
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`IdHints`: tells a job with parameter servers which ids the coming batch of a loader has.
+"""`IdLookahead`: announces the ids of a loader's next batch, so that their rows are prefetched.
 
-The script says so by a function; or it is learned by looking which tensors of a batch come to a
-table just as they are.
+The script gives a function for them, or they are learned from the tensors of a batch that reach a
+table unchanged.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from fleetlight.ps.plan import GEO
 from fleetlight.ps.update import Ids
 from fleetlight.torch_compat.tensors import tree_flatten_with_path
 
-#: where the elements of a tensor are in memory: only views of all of them are in the same place
-_Place = tuple[int, int]
+#: address and number of the elements of a tensor, the same for views of all elements
+_Memory = tuple[int, int]
 
 
-class IdHints:
-    """One for each loader. It is told two batches at a time: that in hand, and the next."""
+class IdLookahead:
+    """The lookahead of one loader, which passes it two batches: the current and the next."""
 
     def __init__(self, job: Job, session: ServerSession, ids_of_batch: IdsOf | None) -> None:
         self._job, self._session = job, session
         self._ids_of_batch = ids_of_batch
-        #: the batch in hand, kept so that nothing else comes to be in the place of its tensors
+        #: the current batch, referenced so that no other tensor gets the memory of its tensors
         self._now: Any = None
-        self._paths: dict[_Place, Any] = {}
-        #: where in a batch the ids of each table are found
+        self._paths: dict[_Memory, Any] = {}
+        #: by table: the paths of its ids in a batch
         self._learned: dict[int, dict[Any, None]] = {}
 
     def wanted(self) -> bool:
-        """True when a batch is to be loaded ahead: in GeoSGD workers have rows of their own."""
+        """True when the loader reads one batch ahead; workers of GeoSGD have their own rows."""
         return mode_of(self._job.strategy) != GEO
 
     def announce(self, batches: Sequence[Any]) -> None:
-        """The batch handed out now, and the one after it, if there is one."""
+        """Prefetch the rows of the next batch; `batches` are the current and the next."""
         session = self._session
         self._now, coming = batches[0], batches[1:]
         if self._ids_of_batch is None:
@@ -58,18 +58,18 @@ class IdHints:
 
     def _watch(self, batch: Any) -> None:
         self._paths = {
-            _place(tensor.data_ptr(), tensor.numel()): path for path, tensor in _id_tensors(batch)
+            (tensor.data_ptr(), tensor.numel()): path for path, tensor in _id_tensors(batch)
         }
 
     def _reached(self, table: int, ids: Ids) -> None:
-        """A table has been asked for these ids: are they one of the batch's tensors?"""
-        path = self._paths.get(_place(ids.ctypes.data, len(ids)))
+        """Learn the path of ids that a table reads, if they are a tensor of the batch."""
+        path = self._paths.get((ids.ctypes.data, len(ids)))
         if path is not None:
             self._learned.setdefault(table, {})[path] = None
 
     def _ids(self, batch: Any) -> dict[int, Ids]:
         if self._ids_of_batch is not None:
-            return self._told(self._ids_of_batch(batch))
+            return self._numbered(self._ids_of_batch(batch))
         if not self._learned:
             return {}
         tensors = dict(_id_tensors(batch))
@@ -79,20 +79,21 @@ class IdHints:
         }
         return {table: _joined(parts) for table, parts in found.items() if parts}
 
-    def _told(self, told: Mapping[str, Tensor]) -> dict[int, Ids]:
+    def _numbered(self, given: Mapping[str, Tensor]) -> dict[int, Ids]:
+        """The ids that the script's function has returned, by number of the table."""
         session = self._session
-        numbers = {table.name: n for n, table in enumerate(session.drawn.plan.tables)}
-        unknown = [name for name in told if name not in numbers]
+        numbers = {table.name: n for n, table in enumerate(session.bound.plan.tables)}
+        unknown = [name for name in given if name not in numbers]
         if unknown:
             raise PlanError(
                 f"lookahead: the model has no table {unknown[0]!r}; "
                 f"{did_you_mean(unknown[0], numbers)}"
             )
-        return {numbers[name]: ids_of(ids, f"lookahead of {name}") for name, ids in told.items()}
+        return {numbers[name]: ids_of(ids, f"lookahead of {name}") for name, ids in given.items()}
 
 
 def _id_tensors(batch: Any) -> list[tuple[Any, Tensor]]:
-    """The tensors of a batch, however nested, that can come to a table as they are."""
+    """The tensors of a nested batch that can reach a table unchanged, with their paths."""
     return [
         (path, leaf)
         for path, leaf in tree_flatten_with_path(batch)[0]
@@ -102,10 +103,6 @@ def _id_tensors(batch: Any) -> list[tuple[Any, Tensor]]:
         and leaf.numel()
         and leaf.is_contiguous()
     ]
-
-
-def _place(address: int, count: int) -> _Place:
-    return address, count
 
 
 def _flat(tensor: Tensor) -> Ids:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static programs in a job with parameter servers: their steps are those of the live optimizer.
+"""Static programs in a job with parameter servers: the registered optimizer makes their steps.
 
-A program computes gradients from the rows that were pulled for it; whatever an eager step does with
-gradients, in any mode, is done with them too.
+A program computes gradients from the rows pulled for it. The optimizer uses them as it uses those
+of an eager step, in every mode.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
-from fleetlight.fleet.training.optimizer import StepPlan
+from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.fleet.training.programs import options_of, remember
 from fleetlight.fleet.training.registering import has_all_of, register_model
-from fleetlight.fleet.training.worker_seeds import make_distinct
+from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.static import passes
 from fleetlight.static.graph.form import Form
@@ -30,55 +30,55 @@ from fleetlight.static.writing.recorder import Part
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 
 
-def takes(plan: StepPlan, program: Program) -> Collection[Part]:
-    """Register the program's model; workers make gradients, servers nothing at all."""
-    job = plan.job
+def takes(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+    """Register the program's model, in workers and servers; workers write its gradients."""
+    job = managed.job
     assert program.model is not None
     if not any(has_all_of(model.module, program.model) for model in job.models):
         register_model(job, program.model)
         job.models[-1].of_program = True
         job.models[-1].former_names = program.former_names()
-    program.runner = ServedRunner(plan)
-    # scripts speak of it in servers, too, where nothing more is written
+    program.runner = ServedRunner(managed)
+    # scripts of servers use `fleet.main_program`, too
     remember(program)
     return _GRADIENTS
 
 
-def distribute(plan: StepPlan, program: Program) -> None:
+def distribute(managed: ManagedOptimizer, program: Program) -> None:
     """Rewrite a program as the strategy says, its lookups last."""
     assert program.model is not None
-    request = passes.PassRequest(plan.job.strategy, program.model, with_servers=True)
+    request = passes.PassRequest(managed.job.strategy, program.model, with_servers=True)
     program.passes = passes.chosen(request)
-    program.options = options_of(plan.job)
+    program.options = options_of(managed.job)
 
 
 class ServedRunner:
     """Makes the steps of a program with parameter servers."""
 
-    def __init__(self, plan: StepPlan) -> None:
-        self._plan = plan
+    def __init__(self, managed: ManagedOptimizer) -> None:
+        self._managed = managed
         self._known: _FormGradients | None = None
 
     def start(self, program: Program) -> None:
-        """The first values are brought by `fleet.init_worker()`, or before the first run."""
+        """`fleet.init_worker()` or the first run sends the first values."""
 
     def run(
         self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
-        """Pull, compute, and let the optimizer make its step of the gradients."""
-        job = self._plan.job
+        """Pull rows, compute gradients, and let the optimizer make a step."""
+        job = self._managed.job
         if job.role.is_server:
             raise PlanError(
-                "a program was run in a parameter server; servers do not train: call "
+                "a program was run in a parameter server, where nothing trains: call "
                 "fleet.init_server() and fleet.run_server() there, and run programs where "
                 "fleet.is_worker() is true"
             )
         for model in job.models:
             model.freeze()
-        make_distinct(job)
+        derive_worker_seeds(job)
         known = self._of(program)
         arrived = pull(known.form, feeds, insert=True)
-        known.weigh()
+        known.set_weights()
         found = run_parts(program, coder, feeds, [*wanted, *known.marks], _GRADIENTS)
         self._step(known, found[len(wanted) :], arrived)
         return found[: len(wanted)]
@@ -86,48 +86,48 @@ class ServedRunner:
     def _of(self, program: Program) -> _FormGradients:
         form = program.form
         if self._known is None or self._known.form is not form:
-            self._known = _FormGradients(form, self._model_of(program), self._plan)
+            self._known = _FormGradients(form, self._model_of(program), self._managed)
         return self._known
 
     def _model_of(self, program: Program) -> RegisteredModel:
         assert program.model is not None
-        for model in self._plan.job.models:
+        for model in self._managed.job.models:
             if has_all_of(model.module, program.model):
                 return model
-        raise AssertionError("the model of a program was registered when it was written")
+        raise AssertionError("`takes` has registered the model of the program")
 
     def _step(
         self, known: _FormGradients, found: Sequence[Tensor], arrived: Sequence[PulledRows]
     ) -> None:
-        """Let the optimizer see these gradients, and no others; nobody sees them afterwards."""
+        """Step with these gradients only, and restore the earlier ones afterwards."""
         before = [parameter.grad for parameter in known.trained]
         for parameter in known.trained:
             parameter.grad = None
         try:
-            known.put(found, arrived)
+            known.set_gradients(found, arrived)
             self._reduce()
-            self._plan.optimizer.step()
+            self._managed.optimizer.step()
         finally:
             for parameter, gradient in zip(known.trained, before, strict=True):
                 parameter.grad = gradient
 
     def _reduce(self) -> None:
-        """Where workers average dense gradients among themselves: now, since no backward did."""
-        if self._plan.merge is not None:
-            # once they are whole
+        """Reduce dense gradients among workers, where they do so: no backward hook has."""
+        if self._managed.merge is not None:
+            # the merge reduces the sum
             return
-        for model in self._plan.job.models:
+        for model in self._managed.job.models:
             if model.replica is not None:
                 model.replica.mark_unreduced()
                 model.replica.ensure_reduced(expected=True)
 
 
 class _FormGradients:
-    """What there is to know of a form: whose gradients it computes."""
+    """The parameters and tables whose gradients a form computes."""
 
-    def __init__(self, form: Form, model: RegisteredModel, plan: StepPlan) -> None:
+    def __init__(self, form: Form, model: RegisteredModel, managed: ManagedOptimizer) -> None:
         self.form = form
-        self.trained = [p for group in plan.optimizer.param_groups for p in group["params"]]
+        self.trained = [p for group in managed.optimizer.param_groups for p in group["params"]]
         self._model = model
         self._weights = [slot for slot in form.state if slot.kind == "weight"]
         split = form.split
@@ -141,20 +141,20 @@ class _FormGradients:
         pulls = () if split is None else split.pulls
         trained = [(n, one) for n, one in enumerate(pulls) if one.table in pushes]
         self._tables = [(n, _weight_of(form.lookups[p.wanted[0].number])) for n, p in trained]
-        #: nodes with gradients, those of tables last
+        #: names of the nodes with gradients, those of tables last
         self.marks = [*dense, *(pushes[one.table] for _, one in trained)]
 
-    def weigh(self) -> None:
-        """What the batch in hand counts for, in its short last block or after the data's end."""
+    def set_weights(self) -> None:
+        """Set the weight of the current batch, which may be short or repeat a record."""
         for slot in self._weights:
             slot.tensor.fill_(self._model.weight)
 
-    def put(self, found: Sequence[Tensor], arrived: Sequence[PulledRows]) -> None:
-        """Gradients where an optimizer looks for them."""
+    def set_gradients(self, found: Sequence[Tensor], arrived: Sequence[PulledRows]) -> None:
+        """Set the gradients of parameters and tables."""
         seen: set[int] = set()
         for parameter, gradient in zip(self._dense, found, strict=False):
             if gradient.data_ptr() in seen:
-                # one for two parameters: each is to have its own
+                # two parameters must not share a gradient
                 gradient = gradient.clone()
             seen.add(gradient.data_ptr())
             parameter.grad = laid_out(gradient, parameter)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ShardQueueClient`: server 0 deals out the records of a loader, range by range.
 
-Whoever trains faster asks more often. What a worker has in hand that is lost, or leaves, is dealt
-out to others.
+A faster worker asks more often. The unfinished range of a worker that is lost or leaves goes to
+other workers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.connections import CONTROL
 
-#: the server that deals out
+#: the server that deals out records
 _SERVER = 0
 
 
 class ShardQueueClient:
-    """For one loader, by its number: the same on all workers, who make the same calls."""
+    """The queue of one loader, identified by its number, which is equal on all workers."""
 
     def __init__(self, job: Job, session: ServerSession, loader: int) -> None:
-        self._job, self._opened, self._loader = job, session, loader
+        self._job, self._served_session, self._loader = job, session, loader
 
     def deal(self, request: RangeRequest) -> Interval | None:
-        """As in `QueueClient`."""
         message = m.LeaseRequest(
             self._loader,
             request.turn,
@@ -42,92 +41,86 @@ class ShardQueueClient:
             request.batches,
             request.waits,
         )
-        told = self._told(message)
-        return (told.start, told.stop) if isinstance(told, m.LeaseReply) else None
+        reply = self._ask(message)
+        return (reply.start, reply.stop) if isinstance(reply, m.LeaseReply) else None
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
-        """As in `QueueClient`."""
         if self._is_here():
-            self._told(m.LeaseProgress(self._loader, turn, position, gives_back))
+            self._ask(m.LeaseProgress(self._loader, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
-        """As in `QueueClient`."""
-        told = self._told(m.RemainingRequest(self._loader, turn))
-        assert isinstance(told, m.Remaining), told
-        return told.ranges
+        reply = self._ask(m.RemainingRequest(self._loader, turn))
+        assert isinstance(reply, m.Remaining), reply
+        return reply.ranges
 
     def steps(self) -> tuple[int, int]:
-        """As in `QueueClient`."""
-        session = self._opened
+        session = self._served_session
         if not session.is_open:
             return 0, 0
         return session.communicator.made, session.communicator.acknowledged
 
     def settle(self) -> None:
-        """As in `QueueClient`."""
         if self._is_here():
             self._session().communicator.settle()
 
     def resume(self) -> None:
-        """As in `QueueClient`."""
         if self._is_here():
             self._session().communicator.resume()
 
     def reopen(self) -> None:
-        """As in `QueueClient`."""
         if self._is_here():
             self._session().communicator.reopen()
 
     def _is_here(self) -> bool:
-        """False once this worker has left: a loop may end later than the job."""
-        return not (self._opened.is_over or self._opened.has_left)
+        """False once this worker has left the job: the loop of a loader may end later."""
+        return not (self._served_session.is_over or self._served_session.has_left)
 
-    def _told(self, message: m.Message) -> m.Message:
+    def _ask(self, message: m.Message) -> m.Message:
         return self._session().client.ask(CONTROL, {_SERVER: (message, ())})[_SERVER].message
 
     def _session(self) -> ServerSession:
-        self._opened.open(self._job)
-        _check_mode(self._opened)
-        return self._opened
+        self._served_session.open(self._job)
+        _check_mode(self._served_session)
+        return self._served_session
 
     def __reduce__(self) -> Any:
         # a loader sent to a loading process takes no part in the job there
-        return _nobody, ()
+        return _no_dealer, ()
 
 
 class NoDealer:
-    """The dealer of a loader in a parameter server, where no loop is to read it."""
+    """The dealer of a loader in a parameter server, where no script must read it."""
 
     def deal(self, request: RangeRequest) -> None:
-        """Refuse."""
         self._refuse()
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
-        """Nothing is done here."""
+        """There is nothing to report."""
 
     def remaining(self, turn: int) -> None:
-        """Refuse."""
         self._refuse()
 
     def steps(self) -> tuple[int, int]:
-        """As in `QueueClient`."""
         return 0, 0
 
     def settle(self) -> None:
-        """Nothing is on its way."""
+        """There is nothing in flight."""
 
     def resume(self) -> None:
-        """Nothing is on its way."""
+        """There is nothing in flight."""
 
     def reopen(self) -> None:
-        """Nothing is on its way."""
+        """There is nothing in flight."""
 
     def _refuse(self) -> None:
-        raise ConfigError("a loader with deal='queue' was read in a server; servers do not train")
+        raise ConfigError(
+            "a loader with deal='queue' was read in a parameter server, where nothing trains; read "
+            "it where fleet.is_worker() is true"
+        )
 
 
 def _check_mode(session: ServerSession) -> None:
-    plan = session.drawn.plan
+    plan = session.bound.plan
     if plan.mode == SYNC or not plan.serves_dense:
         how = "in sync mode" if plan.mode == SYNC else "with dense='allreduce'"
         raise ConfigError(
@@ -136,5 +129,5 @@ def _check_mode(session: ServerSession) -> None:
         )
 
 
-def _nobody() -> None:
+def _no_dealer() -> None:
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and optimizers of a job with parameter servers: gradients go there, values come back."""
+"""Policies of models and optimizers in a job with servers, which apply the gradients."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from fleetlight.collective.data_parallel.sink import weighed
 from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
-from fleetlight.fleet.collective.replicating import Replicating
+from fleetlight.fleet.collective.replica_policy import ReplicaPolicy
 from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.figures import geo_warnings
 from fleetlight.fleet.served.missing_optimizer import MissingOptimizer
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.training.compression import refuse_scaler
-from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import StepPlan
+from fleetlight.fleet.training.model import ManagedModel
+from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
@@ -42,52 +42,49 @@ if TYPE_CHECKING:
 
 
 class ServedPrograms(Protocol):
-    """How programs make gradients for an optimizer; the module `served.programs`."""
+    """Gradients made by programs; implemented by the module `served.programs`."""
 
-    def takes(self, plan: StepPlan, program: Program) -> Collection[Part]:
-        """What of a program's training this process writes."""
+    def takes(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+        """The parts of a program's training that this process writes."""
 
-    def distribute(self, plan: StepPlan, program: Program) -> None:
+    def distribute(self, managed: ManagedOptimizer, program: Program) -> None:
         """Rewrite a program as the strategy says, its lookups last."""
 
 
 class ServedPolicy:
-    """The policy of models whose values parameter servers keep."""
+    """The policy of models whose values are on parameter servers."""
 
     watches_calls: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        #: where workers reduce dense gradients among themselves
-        self._dense = Replicating()
+        #: runs the model where workers reduce dense gradients among themselves
+        self._dense = ReplicaPolicy()
         self._missing: MissingOptimizer | None = None
 
-    def agree(self, plan: ModelPlan) -> None:
-        """As in `ModelPolicy`."""
-        plan.job.open()
-        strategy, peers = plan.job.strategy, plan.job.group
+    def agree(self, model: ManagedModel) -> None:
+        model.job.open()
+        strategy, peers = model.job.strategy, model.job.group
         if mode_of(strategy) == GEO and peers.size > 1 and peers.index == 0:
-            for line in geo_warnings([one.optimizer for one in plan.job.optimizers]):
+            for line in geo_warnings([one.optimizer for one in model.job.optimizers]):
                 logger.warning("%s", line)
-        self._missing = self._missing or MissingOptimizer(plan.module, plan.job)
-        if plan.job.dense_group is not None:
-            plan.replicate()
+        self._missing = self._missing or MissingOptimizer(model.module, model.job)
+        if model.job.dense_group is not None:
+            model.replicate()
 
-    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward, its gradients weighed by the batch. Values change within a step only."""
-        if plan.replica is not None or not torch.is_grad_enabled():
-            return self._dense.run(plan, inner, args, kwargs)
-        return weighed(inner, args, kwargs, plan.batch_weight)
+    def run(self, model: ManagedModel, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a forward whose gradients the batch weighs; values change within a step only."""
+        if model.replica is not None or not torch.is_grad_enabled():
+            return self._dense.run(model, inner, args, kwargs)
+        return weighed(inner, args, kwargs, model.batch_weight)
 
-    def weight(self, plan: ModelPlan) -> float:
-        """As in `ModelPolicy`."""
-        return plan.batch_weight
+    def weight(self, model: ManagedModel) -> float:
+        return model.batch_weight
 
-    def means(self, plan: ModelPlan) -> Means | None:
-        """As in `ModelPolicy`."""
-        return plan.replica
+    def means(self, model: ManagedModel) -> Means | None:
+        return model.replica
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Stop watching the parameters."""
         if self._missing is not None:
             self._missing.close()
 
@@ -95,193 +92,191 @@ class ServedPolicy:
 class ServedSteps:
     """The policy of optimizers whose steps are made on the servers.
 
-    torch's own `step` still runs, so that schedulers and hooks see what they expect, but finds no
-    gradients: they are put aside while it runs. Under GeoSGD it steps the worker's own values.
+    Torch's own `step` still runs, for schedulers and hooks, but finds no gradients: they are hidden
+    while it runs. Under GeoSGD it steps the worker's own values.
     """
 
-    #: no step is made alone
-    alone: LocalSteps | None = None
+    #: there is no local training
+    local_steps: LocalSteps | None = None
 
     def __init__(
-        self, plan: StepPlan, session: ServerSession, programs: Callable[[], ServedPrograms]
+        self,
+        managed: ManagedOptimizer,
+        session: ServerSession,
+        programs: Callable[[], ServedPrograms],
     ) -> None:
         self._programs = programs
-        self.plan, self.optimizer, self.job = plan, plan.optimizer, plan.job
-        self._opened = session
-        self._aside: list[tuple[nn.Parameter, Tensor]] = []
+        self.managed, self.optimizer, self.job = managed, managed.optimizer, managed.job
+        self._session = session
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._steps = 0
-        #: False when the step was skipped by all
+        #: False when all workers dropped the step
         self._applied = True
-        #: the norm by which the gradients of the coming step were clipped, if they were
+        #: the norm by which the gradients of the next step were clipped, if they were
         self.norm: float | None = None
-        #: True where a step that is skipped has been skipped for an infinity
-        self._infinite = True
-        #: where the step in hand is made, should another life of this worker go on from there
+        #: True where an infinity is the reason for a dropped step
+        self._is_infinite = True
+        #: the resume point of the current step, for the next incarnation of this worker
         self._moment: ResumePoint | None = None
-        #: True when the step in hand is left out, since the servers have it
-        self._passes = False
-        #: whose infinities make steps a skip
+        #: True when this step is skipped in a replay, since the servers have it
+        self._skips = False
+        #: the scaler whose infinities drop steps
         self._scaling: torch.amp.GradScaler | None = None
-        # a loss scaler then leaves it to the step what to do about an infinity, since a step that
-        # one worker leaves out must be left out by all
-        self._take_scaling_back = leave_scaling_to_step(plan.optimizer)
+        # let the step, not the scaler, handle an infinity: all workers must drop the same steps
+        self._restore_scaling = leave_scaling_to_step(managed.optimizer)
 
     def release(self) -> None:
-        """As in `StepPolicy`."""
-        self._take_scaling_back()
+        self._restore_scaling()
 
     def begin(self) -> None:
         """The session opens at the first forward or step."""
 
-    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
-        """Nothing trains alone."""
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
+        """There is no local training."""
 
-    def notice_changes(self, model: RegisteredModel) -> None:
-        """The plan of a job with servers is drawn once."""
+    def update_trained(self, model: RegisteredModel) -> None:
+        """The plan of a job with servers does not change."""
 
     @property
     def steps_on_servers(self) -> int:
-        """As in `StepPolicy`."""
         return self._steps
 
     def count_on_servers(self, steps: int) -> None:
-        """As in `StepPolicy`."""
         self._steps = steps
 
     def takes(self, program: Program) -> Collection[Part]:
-        """A program is about to be written that makes gradients for this optimizer."""
-        return self._programs().takes(self.plan, program)
+        return self._programs().takes(self.managed, program)
 
     def distribute(self, program: Program) -> None:
-        """The program is written."""
-        self._programs().distribute(self.plan, program)
+        self._programs().distribute(self.managed, program)
 
     def before(self, args: Any, kwargs: Any) -> Any:
-        """As in `StepPolicy`."""
-        self._opened.one_trainer.begin()
+        self._session.trainer_guard.begin()
         try:
             return self._make_step(args, kwargs)
         except BaseException:
-            self._opened.one_trainer.end()
+            self._session.trainer_guard.end()
             raise
 
     def make_ready(self) -> None:
-        """As in `StepPolicy`; what servers reduce, they do in the step."""
-        for plan in self.job.models:
-            plan.freeze()
-            plan.begin()
+        """Reduce the gradients that workers reduce; servers reduce theirs in the step."""
+        for model in self.job.models:
+            model.freeze()
+            model.begin_training()
         self._reduce()
 
     def _reduce(self) -> None:
-        merge = self.plan.merge
+        merge = self.managed.merge
         if merge is not None:
             merge.complete()
-        for plan in self.job.models:
-            if plan.replica is not None:
-                plan.replica.ensure_reduced(expected=merge is not None)
+        for model in self.job.models:
+            if model.replica is not None:
+                model.replica.ensure_reduced(expected=merge is not None)
 
     def _make_step(self, args: Any, kwargs: Any) -> Any:
-        for plan in self.job.models:
-            plan.freeze()
-        session = self._session()
-        for plan in self.job.models:
-            plan.begin()
+        for model in self.job.models:
+            model.freeze()
+        session = self._open_session()
+        for model in self.job.models:
+            model.begin_training()
         changed = _closure_called(args, kwargs)
         self._reduce()
         refuse_scaler(self.job.models)
         skip = self._unscale()
-        # A norm is that of all who take part in a step: where it is a number, nobody had an
-        # infinity, and a skip means that somebody has cleared what was clipped.
+        # The norm is that of all workers in the step. If it is finite, no worker had an infinity,
+        # and a dropped step means that the script has cleared the clipped gradients.
         norm, self.norm = self.norm, None
-        self._infinite = skip or norm is None or not math.isfinite(norm)
+        self._is_infinite = skip or norm is None or not math.isfinite(norm)
         replay, number = session.replay, session.number_of(self.optimizer)
-        if replay.passes(number):
-            self._passes, self._applied = True, replay.has_applied
-            self._put_aside(everything=True)
+        if replay.skips(number):
+            self._skips, self._applied = True, replay.has_applied
+            self._hide_gradients(everything=True)
             return changed
-        self._moment = replay.moment(number)
+        self._moment = replay.resume_point(number)
         update = session.collect(self.optimizer, self._steps)
         update.skip = skip
-        if session.drawn.plan.workers_step_dense:
-            # before torch's own step, which would keep what is not finite
+        if session.bound.plan.workers_step_dense:
+            # checked before torch's own step, which would apply infinities
             update.skip = skip or session.skips(update)
-            self._put_aside(everything=update.skip)
+            self._hide_gradients(everything=update.skip)
             self._pending = update
         else:
             self._applied = session.step(update, self._moment)
-            self._put_aside(everything=session.drawn.plan.serves_dense or not self._applied)
+            self._hide_gradients(everything=session.bound.plan.serves_dense or not self._applied)
         return changed
 
     def after(self) -> None:
-        """As in `StepPolicy`."""
         try:
             self._end_step()
         finally:
-            self._opened.one_trainer.end()
+            self._session.trainer_guard.end()
 
     def _end_step(self) -> None:
-        for parameter, gradient in self._aside:
+        for parameter, gradient in self._hidden:
             parameter.grad = gradient
-        self._aside.clear()
-        session = self._session()
-        passes, self._passes = self._passes, False
-        if session.drawn.plan.workers_step_dense and not passes:
+        self._hidden.clear()
+        session = self._open_session()
+        skips, self._skips = self._skips, False
+        if session.bound.plan.workers_step_dense and not skips:
             self._applied = session.step(self._pending, self._moment)
-        if self._scaling is not None and not self._applied and self._infinite:
-            # it may have been another worker's infinity; the scales stay the same everywhere
+        if self._scaling is not None and not self._applied and self._is_infinite:
+            # maybe another worker's infinity; the scales stay equal on all workers
             tell_infinity(self._scaling, self.optimizer)
-        if passes:
-            session.replay.passed(session.number_of(self.optimizer))
-            self._tell_step()
+        if skips:
+            session.replay.after_skip(session.number_of(self.optimizer))
+            self._report_step()
             return
-        # here and nowhere else, as in one process: what forward read, backward finds unchanged
+        # only here, as in one process: backward must find the values that forward has read
         session.communicator.refresh()
-        # the bias correction of Adam counts the steps that were made
+        # the bias correction of Adam counts applied steps
         self._steps += self._applied
         self.job.step += self._applied
         self.job.group.tell_step(self.job.step)
-        self._tell_step()
+        self._report_step()
 
-    def _tell_step(self) -> None:
-        for plan in self.job.models:
-            if plan.replica is not None:
-                plan.replica.stepped()
-        if self.job.stopping is not None:
-            self.job.stopping.step_made()
+    def _report_step(self) -> None:
+        for model in self.job.models:
+            if model.replica is not None:
+                model.replica.stepped()
+        if self.job.autosave is not None:
+            self.job.autosave.step_made()
 
     def update(self) -> Any:
         """The gradients as they stand, before the step."""
-        return self._session().collect(self.optimizer, self._steps)
+        return self._open_session().collect(self.optimizer, self._steps)
 
-    def _session(self) -> ServerSession:
-        if self._opened.is_over:
-            raise PlanError("optimizer.step came after fleet.stop_worker: this worker has left")
-        self._opened.open(self.job)
-        return self._opened
+    def _open_session(self) -> ServerSession:
+        if self._session.is_over:
+            raise PlanError(
+                "optimizer.step was called after fleet.stop_worker, when this worker had left the "
+                "job; stop the worker after its last step"
+            )
+        self._session.open(self.job)
+        return self._session
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _put_aside(self, *, everything: bool) -> None:
-        """Hide the gradients that torch's own step must not see: those of tables, or all."""
+    def _hide_gradients(self, *, everything: bool) -> None:
+        """Hide gradients from torch's own step: those of tables, or all."""
         for parameter in self._parameters():
             gradient = parameter.grad
             if gradient is not None and (everything or isinstance(gradient, TableGradient)):
-                self._aside.append((parameter, gradient))
+                self._hidden.append((parameter, gradient))
                 parameter.grad = None
 
     def _attached_scaler(self) -> torch.amp.GradScaler:
-        """The scaler that steps the optimizer: all workers must leave the same steps out."""
-        for scaler in self.plan.scalers:
+        """The attached scaler that steps the optimizer: all workers must drop the same steps."""
+        for scaler in self.managed.scalers:
             if is_scaled_by(scaler, self.optimizer):
                 return scaler
         raise PlanError(
-            "a GradScaler steps the optimizer, and is not attached: an infinity of one worker must "
-            "lower its scale on all of them; call fleet.attach(scaler=scaler) after making it"
+            "a GradScaler steps the optimizer, and is not attached, but an infinity on one worker "
+            "must lower its scale on all workers; call fleet.attach(scaler=scaler) after making it"
         )
 
     def _unscale(self) -> bool:
-        """Undo a scaler's scale where it has not been; True when it found an infinity."""
+        """Undo a scaler's scale, unless it was undone; returns True when it found an infinity."""
         found = getattr(self.optimizer, "found_inf", None)
         scale = getattr(self.optimizer, "grad_scale", None)
         self._scaling = None
@@ -291,17 +286,17 @@ class ServedSteps:
         if scale is not None:
             grads = [p.grad for p in self._parameters() if p.grad is not None]
             foreach_unscale_(grads, found, 1.0 / scale)
-        dense_group = self._session().dense_group
+        dense_group = self._open_session().dense_group
         if dense_group is not None:
-            # their own steps must be left out together, too
+            # all workers must drop the steps of dense parameters, too
             dense_group.all_reduce(found, "max")
-        # torch's own step takes no notice of a scaler here; the scaler deletes them afterwards
+        # so torch's own step ignores the scaler, which deletes both afterwards
         self.optimizer.found_inf = self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         return bool(found.item())
 
 
 def _closure_called(args: Any, kwargs: Any) -> Any:
-    """Call a closure now, since torch's step would only after the gradients were needed."""
+    """Call a closure now: torch's own step would call it too late."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         return None
@@ -311,7 +306,7 @@ def _closure_called(args: Any, kwargs: Any) -> Any:
 
 
 def served_programs() -> ServedPrograms:
-    """How programs are made; most scripts write none, and need not wait for this import."""
+    """The module of programs, imported late, since most scripts write none."""
     from fleetlight.fleet.served import programs
 
     return programs

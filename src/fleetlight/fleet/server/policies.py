@@ -10,8 +10,8 @@ from fleetlight.collective.local_training.engine import LocalTrainingEngine
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.steps import ServedPrograms
-from fleetlight.fleet.training.model import ModelPlan
-from fleetlight.fleet.training.optimizer import StepPlan
+from fleetlight.fleet.training.model import ManagedModel
+from fleetlight.fleet.training.optimizer import ManagedOptimizer
 
 if TYPE_CHECKING:
     from fleetlight.static.program import Program
@@ -23,66 +23,68 @@ class IdlePolicy:
 
     watches_calls: ClassVar[bool] = True
 
-    def agree(self, plan: ModelPlan) -> None:
-        """A forward opens nothing."""
+    def agree(self, model: ManagedModel) -> None:
+        """There is no forward."""
 
-    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Refuse."""
-        raise PlanError("the model was called in a parameter server; servers do not train")
+    def run(self, model: ManagedModel, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        raise PlanError(
+            "the model was called in a parameter server, where nothing trains; call it where "
+            "fleet.is_worker() is true"
+        )
 
-    def weight(self, plan: ModelPlan) -> float:
-        """As in `ModelPolicy`."""
-        return plan.batch_weight
+    def weight(self, model: ManagedModel) -> float:
+        return model.batch_weight
 
-    def means(self, plan: ModelPlan) -> None:
-        """Nobody does."""
+    def means(self, model: ManagedModel) -> None:
+        """A server takes no part in averages."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
 
 class IdleSteps:
     """The policy of optimizers in a parameter server, which does not train."""
 
-    alone: LocalSteps | None = None
+    local_steps: LocalSteps | None = None
 
-    def __init__(self, plan: StepPlan, programs: Callable[[], ServedPrograms]) -> None:
-        self.plan, self._programs = plan, programs
+    def __init__(self, managed: ManagedOptimizer, programs: Callable[[], ServedPrograms]) -> None:
+        self.managed, self._programs = managed, programs
 
     @property
     def steps_on_servers(self) -> None:
-        """A server makes the steps of all workers, and counts none of its own."""
+        """A server makes the steps of all workers, and counts none here."""
 
     def count_on_servers(self, steps: int) -> None:
-        """As above."""
+        """A server counts no steps here."""
 
     def begin(self) -> None:
-        """A server learns the strategy with its plan."""
+        """The strategy is in the plan of the server."""
 
-    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
-        """Nothing trains alone."""
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
+        """There is no local training."""
 
-    def notice_changes(self, model: RegisteredModel) -> None:
-        """A server sees no forward."""
+    def update_trained(self, model: RegisteredModel) -> None:
+        """There is no forward."""
 
     def make_ready(self) -> None:
         """A server has no gradients."""
 
     def before(self, args: Any, kwargs: Any) -> Any:
-        """Refuse."""
-        raise PlanError("optimizer.step was called in a parameter server; servers do not train")
+        raise PlanError(
+            "optimizer.step was called in a parameter server, where nothing trains; call it where "
+            "fleet.is_worker() is true"
+        )
 
     def after(self) -> None:
-        """No step comes so far."""
+        """There is no step."""
 
     def takes(self, program: Program) -> Collection[Part]:
-        """The program's model belongs to the plan; nothing of its training is written."""
-        self._programs().takes(self.plan, program)
+        """The program's model is a part of the plan; no part of its training is written."""
+        self._programs().takes(self.managed, program)
         return ()
 
     def distribute(self, program: Program) -> None:
-        """As in `StepPolicy`."""
-        self._programs().distribute(self.plan, program)
+        self._programs().distribute(self.managed, program)
 
     def release(self) -> None:
         """Nothing was changed."""

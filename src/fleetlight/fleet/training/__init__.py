@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registered model, a registered optimizer, and what every kind of job does with them."""
+"""Registered models and optimizers, and their training features."""

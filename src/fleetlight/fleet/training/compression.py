@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which form the gradients of a model cross between hosts, and what this worker owes of them."""
+"""The compression of a model's gradients between hosts, and its error feedback."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fleetlight.strategy.features.reduction.compression import CODECS
 
 
 def compression_of(job: Job, module: nn.Module) -> Compression | None:
-    """What the strategy asks for. There is one of each model, however often workers agree anew."""
+    """The compression that the strategy asks for; it outlives the replica of the model."""
     strategy = job.strategy
-    # where there are servers, steps are not the optimizer's own: DGC has nothing to correct
+    # with servers the optimizer makes no steps whose momentum DGC could correct
     asked = strategy.compression in CODECS or (strategy.dgc and job.collective_group is not None)
     if job.group.alone or not asked:
         return None
     if module not in job.compressions:
         made = _made(job, module)
-        modules = [module, *(plan.module for plan in job.models)]
+        modules = [module, *(managed.module for managed in job.models)]
         made.check(name for one in modules for name, _ in one.named_parameters())
         job.compressions[module] = made
     return job.compressions[module]
@@ -47,27 +47,27 @@ def _made(job: Job, module: nn.Module) -> Compression:
 
 
 def refuse_scaler(models: Iterable[RegisteredModel]) -> None:
-    """Called within a step: what is owed was made with another loss scale."""
+    """PlanError in a step of a GradScaler: error feedback has the loss scale of an earlier step."""
     coded = any(p.replica is not None and p.replica.compression is not None for p in models)
     scaler = scaler_at_work() if coded else None
     if scaler is not None and scaler.is_enabled():
         raise PlanError(
-            "compression = 'int8' or 'topk', dgc: a GradScaler steps the optimizer, and what was "
-            "not sent is added to later gradients, whose loss scale is another; leave it out, and "
-            "compute in bfloat16, which needs none: torch.autocast(..., torch.bfloat16), or "
-            "strategy.amp"
+            "compression = 'int8' or 'topk', dgc: a GradScaler steps the optimizer, but values "
+            "that were not sent are added to later gradients, which may have another loss scale; "
+            "leave it out, and compute in bfloat16, which needs none: "
+            "torch.autocast(..., torch.bfloat16), or strategy.amp"
         )
 
 
-def tell_at_end(job: Job) -> None:
-    """What is to be said of it when a job ends well."""
+def warn_at_end(job: Job) -> None:
+    """Warn on worker 0 when a job ends well."""
     if job.group.index == 0:
         for compression in job.compressions.values():
             compression.warn_at_end()
 
 
-def unsent(job: Job) -> dict[str, Tensor]:
-    """What this worker keeps of gradients that were not sent as they are."""
+def feedback_state(job: Job) -> dict[str, Tensor]:
+    """The error feedback of this worker, by number of the model and name of the parameter."""
     return {
         f"{number}/{name}": tensor
         for number, compression in _compressions(job)
@@ -75,12 +75,12 @@ def unsent(job: Job) -> dict[str, Tensor]:
     }
 
 
-def load_unsent(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
-    """The way back, of a checkpoint of so many workers. It is each worker's own."""
+def load_feedback(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
+    """Load the error feedback of a checkpoint of so many workers; each worker has its own."""
     if workers != job.group.size:
         if kept and job.group.index == 0:
             logger.warning(
-                "what %d workers had still to send, of gradients or movements, is dropped: this "
+                "the error feedback of the checkpoint is dropped: it is of %d workers, and this "
                 "job has %d",
                 workers,
                 job.group.size,
@@ -88,8 +88,8 @@ def load_unsent(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
         kept = {}
     elif kept and not _sends(job):
         logger.warning(
-            "what this worker had still to send, of gradients or movements, is dropped: in this "
-            "job another one sends for it, see use_hierarchical_allreduce"
+            "the error feedback of this worker is dropped: in this job another worker sends its "
+            "gradients (use_hierarchical_allreduce)"
         )
         kept = {}
     for number, compression in _compressions(job):
@@ -99,7 +99,7 @@ def load_unsent(job: Job, kept: Mapping[str, Tensor], workers: int) -> None:
 
 
 def _sends(job: Job) -> bool:
-    """False where this worker leaves it to another one to meet those of other hosts."""
+    """False where another worker of the host exchanges gradients with other hosts."""
     group, strategy = job.dense_group, job.strategy
     if group is None:
         return True
@@ -109,7 +109,7 @@ def _sends(job: Job) -> bool:
 
 
 def _compressions(job: Job) -> Iterator[tuple[int, Compression]]:
-    for number, plan in enumerate(job.models):
-        compression = compression_of(job, plan.module)
+    for number, managed in enumerate(job.models):
+        compression = compression_of(job, managed.module)
         if compression is not None:
             yield number, compression

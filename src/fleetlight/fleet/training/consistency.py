@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terms on which a worker trains, which must be the same on all of them."""
+"""Settings that must be equal on all workers, and the comparison of tensors that scripts give."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import Peers
 
-#: settings that concern one worker only: how long it waits, where its files are
+#: settings that may differ between workers, such as how long one waits
 _OWN = {"deadline_s", "ssl", "checkpoint", "execution_strategy", "fetch_frequency"}
-#: entries of an optimizer's groups that change how, not what, it computes
+#: entries of param groups that change how an optimizer computes, not its result
 _HOW = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
 def settings_of(job: Job) -> Terms:
-    """What stays as it is when training begins: the strategy and the sharded loaders."""
+    """What does not change after training begins: the strategy and the sharded loaders."""
     settings = [item for item in job.strategy.items() if item[0] not in _OWN]
     loaders = [
         (f"sharded loader {number}", loader.settings()) for number, loader in enumerate(job.loaders)
@@ -29,10 +29,10 @@ def settings_of(job: Job) -> Terms:
 
 
 def terms_of(job: Job) -> Terms:
-    """What may change while training goes on: the steps made, and what optimizers work with."""
+    """What may change during training: the number of steps, and the param groups."""
     terms: list[tuple[str, object]] = [("the number of optimizer steps", job.step)]
-    for number, plan in enumerate(job.optimizers):
-        terms += _of_optimizer(plan.optimizer, number)
+    for number, managed in enumerate(job.optimizers):
+        terms += _of_optimizer(managed.optimizer, number)
     return terms
 
 
@@ -45,7 +45,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[s
 
 
 def _plain_values(group: dict[str, Any]) -> dict[str, object]:
-    """The numbers, words and truths of a group; who knows what else users keep there."""
+    """The numbers, strings and booleans of a group, which may hold other values, too."""
     values = {name: _plain(value) for name, value in group.items() if name not in _HOW}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -56,15 +56,15 @@ def _plain(value: Any) -> object:
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
         value = value.item()
     if isinstance(value, float):
-        # the last digits may differ between kinds of processors, and that does no harm
+        # the last digits may differ between kinds of processors
         return float(f"{value:.6g}")
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     return None
 
 
-def check_alike(group: Peers, tensor: Tensor, operation: str) -> None:
-    """Every worker must give the same type and shape."""
+def check_same_shape(group: Peers, tensor: Tensor, operation: str) -> None:
+    """ConfigError unless every worker gives a tensor of the same type and shape."""
     kinds = group.gather_bytes(f"{tensor.dtype} {list(tensor.shape)}".encode(), operation)
     for index, kind in enumerate(kinds):
         if kind != kinds[0]:

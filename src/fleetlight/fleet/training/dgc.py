@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`strategy.dgc`: which optimizers it goes with, when it begins, and what they get."""
+"""`strategy.dgc`: deep gradient compression of a model, with momentum correction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetlight.observe.log import logger
 
 
 class DeepCompression(Compression):
-    """The compression of one model. A step is the one that the optimizer is about to make."""
+    """The compression of one model, for the step that the optimizer is about to make."""
 
     def __init__(self, job: Job, module: nn.Module) -> None:
         configs = job.strategy.dgc_configs
@@ -31,32 +31,32 @@ class DeepCompression(Compression):
         super().__init__(self._dgc, min_size=configs.min_size, exclude=configs.exclude)
         self._job, self._module = job, module
         self._parameters = dict(module.named_parameters())
-        #: of each parameter, its optimizer and the number of its param group
+        #: by id of a parameter: its optimizer and the number of its param group
         self._owners: dict[int, tuple[torch.optim.Optimizer, int]] = {}
         self._sparsity = Sparsity(configs.rampup_begin_step, configs.rampup_step, configs.sparsity)
-        #: the number of reductions behind which there was a step when gradients arrived last
-        self._arrived_at = -1
+        #: `reductions_at_step` of the model when gradients arrived last
+        self._reduced_at = -1
 
     def prepare(self) -> bool:
-        """As in `Compression`: False while gradients are still dense.
+        """Set the step's sparsity in the codec; returns False while gradients are still dense.
 
-        The codec is told of the step: the thread that encodes only reads.
+        The thread that encodes only reads the codec's settings.
         """
         sparsity = self._sparsity.at(self._step)
         if sparsity is None:
             return False
         self._find_owners()
         self._dgc.sparsity = sparsity
-        # it begins, or goes on where a checkpoint had none: nothing has gathered yet
+        # at the first sparse step, or after a checkpoint without it, no momentum has accumulated
         self._dgc.is_first = not self.residuals.has(VELOCITY)
         return True
 
     def message_bytes(self, values: int) -> int:
-        """As in `Compression`: when it has become as sparse as it gets."""
+        """The bytes of a message at the final sparsity."""
         return bytes_at(self._sparsity.levels[-1], [Span("", 0, 0, values)])
 
     def warn_at_end(self) -> None:
-        """Say so if gradients were dense to the end."""
+        """Warn if gradients were dense to the end."""
         steps, begin = self._step, self._sparsity.begin
         if 0 < steps <= begin:
             logger.warning(
@@ -68,11 +68,10 @@ class DeepCompression(Compression):
 
     @property
     def _step(self) -> int:
-        """How many steps each optimizer has made: several are taken to take turns."""
+        """The number of steps of each optimizer; several are assumed to take turns."""
         return self._job.step // max(1, len(self._job.optimizers))
 
     def begin(self) -> None:
-        """As in `Compression`: the optimizers must be such that momentum can be corrected."""
         self._check_optimizers()
         group = self._job.dense_group
         assert group is not None
@@ -82,37 +81,36 @@ class DeepCompression(Compression):
         self._dgc.senders = len(senders(group, inner))
 
     def receive(self, means: Mapping[str, Tensor]) -> None:
-        """As in `Compression`: each reduction is to be that of one step."""
         self._refuse_second()
         self.correct(means)
 
     @torch.no_grad()
     def correct(self, means: Mapping[str, Tensor]) -> None:
-        """As in `Compression`: it is given what it turns into the movement that has arrived."""
+        """Turn each mean into the gradient that makes the optimizer move by it."""
         self._check_optimizers()
         self._check_owners(means)
         for name, mean in means.items():
             to_gradient(mean, self.momentum_of(name))
 
     def _refuse_second(self) -> None:
-        """Momentum that has gathered twice for one step would be wrong."""
-        stepped = next(p.stepped for p in self._job.models if p.module is self._module)
-        if stepped == self._arrived_at:
+        """PlanError for a second reduction in one step: momentum would accumulate twice."""
+        stepped = next(p.reductions_at_step for p in self._job.models if p.module is self._module)
+        if stepped == self._reduced_at:
             raise PlanError(
                 "dgc: the gradients of a model were reduced twice for one step of its optimizer, "
-                "but each reduction lets momentum gather. Make the other backwards of a step "
-                "inside fleet.no_sync(), or set gradient_merge; step behind every reduction: where "
-                "a step was skipped behind backward, decide before backward, on all workers; and "
-                "detach what only passes through the model"
+                "but each reduction accumulates momentum. Run the other backwards of a step inside "
+                "fleet.no_sync(), or set gradient_merge. Step after every reduction: to skip a "
+                "step, decide so before backward, on all workers. Detach tensors that only pass "
+                "through the model"
             )
-        self._arrived_at = stepped
+        self._reduced_at = stepped
 
     def momentum_of(self, name: str) -> Momentum:
-        """How the parameter is stepped."""
+        """The momentum with which the optimizer steps a parameter."""
         parameter = self._parameters[name]
         optimizer, number = self._owners.get(id(parameter), (None, 0))
         if optimizer is None:
-            return Momentum(parameter)  # nobody steps it
+            return Momentum(parameter)  # in no optimizer
         group = optimizer.param_groups[number]
         state = optimizer.state.get(parameter, {})
         return Momentum(
@@ -128,36 +126,36 @@ class DeepCompression(Compression):
         self._parameters = dict(self._module.named_parameters())
         self._owners = {
             id(parameter): (optimizer, number)
-            for optimizer, number, parameter in self._held()
+            for optimizer, number, parameter in self._stepped_parameters()
             if isinstance(optimizer, torch.optim.SGD)
         }
 
-    def _held(self) -> Iterator[tuple[torch.optim.Optimizer, int, Tensor]]:
-        """All that is stepped: by which optimizer, and in which of its groups."""
-        for plan in self._job.optimizers:
-            for number, group in enumerate(plan.optimizer.param_groups):
+    def _stepped_parameters(self) -> Iterator[tuple[torch.optim.Optimizer, int, Tensor]]:
+        """Each parameter of the optimizers, with its optimizer and the number of its group."""
+        for managed in self._job.optimizers:
+            for number, group in enumerate(managed.optimizer.param_groups):
                 for parameter in group["params"]:
-                    yield plan.optimizer, number, parameter
+                    yield managed.optimizer, number, parameter
 
     def _check_owners(self, names: Iterable[str]) -> None:
-        """What was encoded without momentum must not be stepped with it."""
-        held = {id(parameter) for _, _, parameter in self._held()}
+        """PlanError for a gradient that was encoded without the momentum of its optimizer."""
+        stepped = {id(parameter) for _, _, parameter in self._stepped_parameters()}
         for name in names:
             number = id(self._parameters[name])
-            if number in held and number not in self._owners:
+            if number in stepped and number not in self._owners:
                 raise PlanError(
-                    f"dgc: an optimizer got the parameter {name} while its gradient was on its "
-                    "way; add parameters before backward or behind the step"
+                    f"dgc: the parameter {name} was added to an optimizer while its gradient was "
+                    "being reduced; add parameters before backward or after the step"
                 )
 
     def _check_optimizers(self) -> None:
-        """Some may have been registered late, and a scheduler may have set momentum to zero."""
-        for plan in self._job.optimizers:
-            check_optimizer(plan.optimizer)
+        """Check at each step: the script may register late, or set momentum to zero."""
+        for managed in self._job.optimizers:
+            check_optimizer(managed.optimizer)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """DGC knows the momentum of one kind of optimizer."""
+    """PlanError unless the optimizer is SGD with momentum, which DGC corrects."""
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.SGD):
         raise PlanError(
@@ -183,7 +181,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def uses_dgc(job: Job) -> bool:
-    """Whether the gradients of the job are compressed by it."""
+    """True when the job compresses its gradients by DGC."""
     group = job.collective_group
     if not job.strategy.dgc or group is None or group.alone:
         return False
@@ -191,8 +189,8 @@ def uses_dgc(job: Job) -> bool:
 
 
 def clipping_error(got: str) -> PlanError:
-    """The gradients of a job with DGC are what lets the optimizer make a certain movement."""
+    """The error for a clip between backward and step, where gradients contain momentum."""
     return PlanError(
-        f"{got}: with strategy.dgc the gradients between backward and step are no longer those of "
-        "the loss; clip what each worker sends by strategy.dgc_configs.local_grad_clip_norm"
+        f"{got}: with strategy.dgc gradients contain momentum after backward, so they cannot be "
+        "clipped; set strategy.dgc_configs.local_grad_clip_norm, which clips what a worker sends"
     )

@@ -16,11 +16,11 @@ from fleetlight.fleet.parts.loss import scaler_at_work
 from fleetlight.torch_compat.optimizers import count_as_stepped
 
 
-class StepMerge:
-    """Lets k steps make one.
+class MergedGradients:
+    """Turns k steps into one.
 
-    Each step takes the gradients it finds as one part of k and puts them aside, where no
-    `zero_grad` reaches them. The last one gives all parts back, to be reduced as a whole.
+    Each step moves the gradients into a sum that `zero_grad` does not reach. The last one puts the
+    sum back, to be reduced as a whole.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, job: Job) -> None:
@@ -33,13 +33,13 @@ class StepMerge:
         self._done = 0
         self._is_whole = False
         self._takes_scaler = False
-        # no backward is reduced for itself
+        # no single backward reduces its gradients
         job.no_sync_depth += 1
 
     def step(self, step: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        """In place of the optimizer's own `step`, which is called when the k-th part is there."""
+        """Replaces the optimizer's own `step`, and calls it after the k-th backward."""
         self._refuse(args, kwargs)
-        # torch's schedulers warn when they come before the first step
+        # torch's schedulers warn when they step before the optimizer
         count_as_stepped(self._optimizer)
         if self.is_between():
             self._done += 1
@@ -51,11 +51,11 @@ class StepMerge:
         return result
 
     def is_between(self) -> bool:
-        """True when the backward just made is not the last of its k."""
+        """True when the last backward is not the last of its k."""
         return self._done < self._k - 1
 
     def complete(self) -> None:
-        """Make the gradients those of all k parts; once, and only behind the last backward."""
+        """Set the gradients to the sum of all k backwards; once, and only after the last one."""
         if self.is_between() or self._is_whole:
             return
         self._is_whole = True
@@ -63,13 +63,13 @@ class StepMerge:
         for parameter, gradient in self._parts.items():
             parameter.grad = gradient.mul_(1.0 / self._k) if self._average else gradient
         self._parts.clear()
-        for plan in self._job.models:
-            if plan.replica is not None:
-                plan.replica.mark_unreduced()
+        for managed in self._job.models:
+            if managed.replica is not None:
+                managed.replica.mark_unreduced()
 
     @contextlib.contextmanager
     def last_step(self) -> Iterator[None]:
-        """Around the step of a loss scaler that knows of the merge. It may skip the step."""
+        """Allow the step of a loss scaler inside the block; the scaler may skip it."""
         self._takes_scaler = True
         try:
             yield
@@ -78,7 +78,7 @@ class StepMerge:
             self.restart()
 
     def restart(self) -> None:
-        """Nothing has been merged yet."""
+        """Start with an empty sum."""
         self._parts.clear()
         self._done = 0
         self._is_whole = False
@@ -96,19 +96,18 @@ class StepMerge:
     def _refuse(self, args: Any, kwargs: Any) -> None:
         if args or kwargs:
             raise PlanError(
-                "gradient_merge: step was called with a closure, which makes its own backwards; "
-                "use one of the two"
+                "gradient_merge: step was called with a closure, which runs its own backwards; use "
+                "one of the two"
             )
         if not self._takes_scaler and scaler_at_work() is not None:
             raise PlanError(
-                "gradient_merge: a GradScaler would leave out parts of the gradient, and not the "
-                "same on all workers; use strategy.amp and optimizer.minimize(loss), or "
-                "fleet.no_sync()"
+                "gradient_merge: a GradScaler would skip some backwards, and not the same ones on "
+                "all workers; use strategy.amp and optimizer.minimize(loss), or fleet.no_sync()"
             )
 
 
 def _sum(part: Tensor, grad: Tensor) -> Tensor:
-    """Both added up, in place of one of them: a sparse one takes nothing dense."""
+    """Add one to the other, in place: torch cannot add dense values to a sparse tensor."""
     if part.is_sparse and not grad.is_sparse:
         part, grad = grad, part
     return part.add_(grad)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that train alone: LocalSGD, adaptive LocalSGD and DiLoCo, as the strategy says."""
+"""Local training: LocalSGD, adaptive LocalSGD and DiLoCo, as the strategy says."""
 
 from __future__ import annotations
 
@@ -29,110 +29,108 @@ from fleetlight.strategy import LOCAL_TRAINING, AveragingConfigs, DistributedStr
 Names: TypeAlias = Mapping[nn.Parameter, str]
 
 
-class AloneOrTogether(Protocol):
-    """Steps that a worker may make alone for a while; `collective.steps.ReducedSteps`."""
+class LocalStepper(Protocol):
+    """Steps that a worker may make alone for a while; see `collective.steps.ReducedSteps`."""
 
     job: Job
     optimizer: torch.optim.Optimizer
-    #: the models that it steps, known at its first step
+    #: the models that it steps; set at its first step
     models: list[RegisteredModel]
 
     @property
     def by_program(self) -> bool:
         """True when a program makes the steps."""
 
-    def trains_some_of(self, model: RegisteredModel) -> bool:
-        """Whether it steps a parameter of the model."""
+    def steps_some_of(self, model: RegisteredModel) -> bool:
+        """True when it steps a parameter of the model."""
 
     def meet_early(self) -> None:
-        """Let workers that train alone be equal now."""
+        """Average the parameters of the workers now."""
 
 
 class LocalTraining:
-    """What a registered optimizer does where its steps are made alone, and when the workers meet.
+    """The local steps of a registered optimizer, and the averages between them.
 
-    Between two meetings workers differ: before something is computed that should be the same on
-    all, such as an evaluation, `fleet.barrier_worker()` lets them meet.
+    Between two averages the parameters of the workers differ. A script calls
+    `fleet.barrier_worker()` before it computes what must be equal on all, such as an evaluation.
     """
 
-    def __init__(self, steps: AloneOrTogether, mode: str, engine: LocalTrainingEngine) -> None:
+    def __init__(self, steps: LocalStepper, mode: str, engine: LocalTrainingEngine) -> None:
         self.engine = engine
         self.steps, self._mode = steps, mode
-        #: how many losses had been seen at the last meeting
+        #: the number of losses seen at the last average
         self._seen = 0
-        self._is_told = False
+        self._is_reported = False
 
     @property
-    def now(self) -> bool:
-        """True when the coming step is made alone."""
+    def next_is_local(self) -> bool:
+        """True when the worker makes the next step alone."""
         return self.engine.alone
 
     @property
     def wants_loss(self) -> bool:
-        """True when the schedule will ask for the loss of the coming step."""
+        """True when the schedule needs the loss of the next step."""
         return self.engine.wants_loss
 
     def before_step(self) -> None:
-        """Called before each step, when it is known what the optimizer trains."""
-        scaler = scaler_at_work() if self.now else None
+        """Prepare a step; the optimizer's parameters are known by now."""
+        scaler = scaler_at_work() if self.next_is_local else None
         if scaler is not None and scaler.is_enabled():
             raise PlanError(
-                f"{self._mode}: a GradScaler steps the optimizer, and would leave out steps on one "
+                f"{self._mode}: a GradScaler steps the optimizer, and would skip steps on one "
                 "worker and not on another; leave it out, and compute in bfloat16, which needs "
                 "none: torch.autocast(..., torch.bfloat16), or strategy.amp"
             )
-        if self.now and not self._is_told:
-            self._tell()
+        if self.next_is_local and not self._is_reported:
+            self._report_start()
         self.engine.in_place = self.steps.by_program
         self.engine.before_step()
 
     def step_made(self) -> bool:
-        """Called behind each step; answers whether the workers have met."""
+        """Count a step, and average where it is due; returns whether the workers have averaged."""
         seen = self.steps.job.loss_probe
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
-        # what is called in parts only comes here unseen before its first step
+        # a model that is called in parts has no loss before its first step
         late = isinstance(schedule, AdaptiveInterval) and schedule.meets_next and schedule.step > 0
         if late and not new:
             raise PlanError(
-                f"{self._mode}: no loss was seen since the workers met last, and how often they "
-                "meet depends on it; call loss.backward() or optimizer.minimize(loss) with the "
+                f"{self._mode}: no loss was seen since the last average, and the number of local "
+                "steps depends on it; call loss.backward() or optimizer.minimize(loss) with the "
                 "loss as one number"
             )
         members = self._members() if self.engine.meets_next else []
         k = schedule.k
         met = self.engine.step_made(members, seen.value if seen and new else None)
         if schedule.k != k and self.steps.job.group.index == 0:
-            logger.info("%s: the workers meet every %d steps now", self._mode, schedule.k)
+            logger.info("%s: the workers average every %d steps now", self._mode, schedule.k)
         if met and seen is not None:
             self._seen = seen.number
         return met
 
-    def trains_some_of(self, model: RegisteredModel) -> bool:
-        """As in `LocalSteps`."""
-        return self.steps.trains_some_of(model)
+    def steps_some_of(self, model: RegisteredModel) -> bool:
+        return self.steps.steps_some_of(model)
 
-    def meet(self) -> None:
-        """As in `LocalSteps`."""
+    def average(self) -> None:
         self.steps.meet_early()
 
     def meet_early(self) -> bool:
-        """Let the workers be equal; returns whether they had to meet for it."""
+        """Average the parameters now; returns False where they are equal already."""
         return self.engine.meet_early(self._members())
 
-    def settle(self) -> None:
-        """Let the states of their optimizers be equal, too."""
+    def average_with_states(self) -> None:
+        """Average the states of the optimizers, too."""
         self.engine.settle(self._members())
 
-    def tell_at_end(self) -> None:
-        """Say so if the workers never trained alone, or still differ."""
+    def warn_at_end(self) -> None:
+        """Warn if the workers never trained alone, or still differ."""
         schedule = self.engine.schedule
         if schedule.apart:
             logger.warning(
-                "%s: the job ended %s, so each worker has parameters of its own; let all call "
-                "fleet.barrier_worker() behind the last step, before saving or evaluating",
+                "%s: the job ended %s, so each worker has parameters of its own; let all workers "
+                "call fleet.barrier_worker() after the last step, before saving or evaluating",
                 self._mode,
-                self.how_far_apart(),
+                self.describe_drift(),
             )
         elif 0 < schedule.step <= schedule.begin_step:
             logger.warning(
@@ -143,11 +141,11 @@ class LocalTraining:
                 schedule.begin_step,
             )
 
-    def how_far_apart(self) -> str:
-        """Since when each worker has trained for itself."""
+    def describe_drift(self) -> str:
+        """The number of steps since the last average."""
         schedule = self.engine.schedule
         steps = schedule.step - schedule.last
-        return f"{steps} {'step' if steps == 1 else 'steps'} behind the last meeting"
+        return f"{steps} {'step' if steps == 1 else 'steps'} after the last average"
 
     def _members(self) -> list[Member]:
         return [
@@ -160,12 +158,12 @@ class LocalTraining:
             if model.means is not None
         ]
 
-    def _tell(self) -> None:
-        self._is_told = True
+    def _report_start(self) -> None:
+        self._is_reported = True
         if self.steps.job.group.index == 0:
             schedule = self.engine.schedule
             logger.info(
-                "%s: from step %d on workers train alone, and meet every %d steps%s",
+                "%s: from step %d on workers train alone, and average every %d steps%s",
                 self._mode,
                 schedule.step + 1,
                 schedule.k,
@@ -173,8 +171,8 @@ class LocalTraining:
             )
 
 
-def alone_of(steps: AloneOrTogether) -> LocalTraining | None:
-    """How an optimizer steps alone, if the strategy says that it does and there are others."""
+def local_training_of(steps: LocalStepper) -> LocalTraining | None:
+    """The local training of an optimizer, if the strategy asks for it and there are others."""
     job = steps.job
     group = job.dense_group
     if group is None or group.alone:
@@ -199,7 +197,7 @@ def alone_of(steps: AloneOrTogether) -> LocalTraining | None:
 def chosen(
     strategy: DistributedStrategy,
 ) -> tuple[str, AveragingConfigs, FixedInterval, OuterOptimizer] | None:
-    """The setting by which workers train alone. To average at each step is to train together."""
+    """The setting of local training; an average at each step is none."""
     local, adaptive, diloco = (
         strategy.localsgd_configs,
         strategy.adaptive_localsgd_configs,
@@ -221,45 +219,45 @@ def chosen(
     return None
 
 
-def trains_alone(job: Job, model: RegisteredModel) -> bool:
-    """True while all optimizers that step the model make steps of their own."""
-    mine = [alone for alone in _all_of(job) if alone.trains_some_of(model)]
-    return bool(mine) and all(alone.now for alone in mine)
+def trains_locally(job: Job, model: RegisteredModel) -> bool:
+    """True while all optimizers that step the model make local steps."""
+    mine = [local for local in _all_of(job) if local.steps_some_of(model)]
+    return bool(mine) and all(local.next_is_local for local in mine)
 
 
 def _all_of(job: Job) -> list[LocalSteps]:
-    return [plan.alone for plan in job.optimizers if plan.alone is not None]
+    return [one.local_steps for one in job.optimizers if one.local_steps is not None]
 
 
-def meet(job: Job, operation: str) -> None:
-    """Let all workers be equal now. All of them come here."""
-    everybody = _all_of(job)
-    if not everybody:
+def average(job: Job, operation: str) -> None:
+    """Average all parameters now; every worker calls it."""
+    found = _all_of(job)
+    if not found:
         return
-    _check_equally_far(everybody, job, operation)
-    for alone in everybody:
-        alone.meet()
+    _check_same_steps(found, job, operation)
+    for local in found:
+        local.average()
 
 
-def settle(job: Job, operation: str) -> None:
-    """The same, and the states of optimizers: what one worker saves is then what all have."""
-    meet(job, operation)
-    for alone in _all_of(job):
-        alone.settle()
+def average_with_states(job: Job, operation: str) -> None:
+    """Average parameters and states of optimizers: worker 0 then saves what all workers have."""
+    average(job, operation)
+    for local in _all_of(job):
+        local.average_with_states()
 
 
-def _check_equally_far(mine_alone: Sequence[LocalSteps], job: Job, operation: str) -> None:
-    """Who has nothing to meet for would not be there when the others wait for it."""
-    mine = [alone.engine.schedule.step for alone in mine_alone]
-    everybody = job.group.gather_bytes(msgspec.json.encode(mine), operation)
-    for index, one in enumerate(everybody):
+def _check_same_steps(local: Sequence[LocalSteps], job: Job, operation: str) -> None:
+    """A worker that has nothing to average would keep the others waiting."""
+    mine = [one.engine.schedule.step for one in local]
+    gathered = job.group.gather_bytes(msgspec.json.encode(mine), operation)
+    for index, one in enumerate(gathered):
         steps = msgspec.json.decode(one, type=list[int])
-        if one != everybody[0]:
-            first = msgspec.json.decode(everybody[0], type=list[int])
+        if one != gathered[0]:
+            first = msgspec.json.decode(gathered[0], type=list[int])
             raise DivergedError(
                 f"{operation}: the workers have made different numbers of steps: {_counted(first)} "
                 f"on worker 0, but {_counted(steps)} on worker {index}; workers that train alone "
-                "meet in this call, so all must make it behind the same step"
+                "average in this call, so all must call it after the same step"
             )
 
 
@@ -267,26 +265,26 @@ def _counted(steps: Sequence[int]) -> str:
     return " and ".join(map(str, steps))
 
 
-def tell_at_end(job: Job) -> None:
-    """What is to be said of it when a job ends well."""
-    for alone in _all_of(job) if job.group.index == 0 else ():
-        alone.tell_at_end()
+def warn_at_end(job: Job) -> None:
+    """Warn on worker 0 when a job ends well."""
+    for local in _all_of(job) if job.group.index == 0 else ():
+        local.warn_at_end()
 
 
 def warn_if_apart(job: Job, operation: str) -> None:
-    """Of something that is made of this worker's parameters alone."""
-    for alone in _all_of(job):
-        if alone.engine.schedule.apart:
+    """Warn of an operation that uses the parameters of this worker alone."""
+    for local in _all_of(job):
+        if local.engine.schedule.apart:
             logger.warning(
-                "%s: it takes the parameters of this worker, which stand %s; let all workers "
-                "call fleet.barrier_worker() before",
+                "%s: it takes the parameters of this worker, %s; let all workers call "
+                "fleet.barrier_worker() before",
                 operation,
-                alone.how_far_apart(),
+                local.describe_drift(),
             )
 
 
 def close(job: Job) -> None:
-    """Losses are seen no longer."""
+    """Stop watching losses."""
     if job.loss_probe is not None:
         job.loss_probe.close()
         job.loss_probe = None
@@ -296,38 +294,38 @@ def close(job: Job) -> None:
 
 
 def saved_states(job: Job, names: Names) -> list[Any] | None:
-    """What worker 0 keeps of each optimizer; it is the same on all workers."""
-    alone = [plan.alone for plan in job.optimizers]
-    states = [one and one.engine.state(names) for one in alone]
+    """The state of each optimizer's local training; equal on all workers."""
+    local = [one.local_steps for one in job.optimizers]
+    states = [one and one.engine.state(names) for one in local]
     return states if any(states) else None
 
 
 def load(job: Job, states: Sequence[Any], step: int, names: Names) -> None:
-    """Let optimizers continue where those of a checkpoint at a step of the job stood."""
-    for number, plan in enumerate(job.optimizers):
+    """Let optimizers continue from the states of a checkpoint at a step of the job."""
+    for number, optimizer in enumerate(job.optimizers):
         state = states[number] if number < len(states) else None
         if state is not None:
-            plan.go_on(functools.partial(_load, state=state, names=names))
+            optimizer.resume_local(functools.partial(_load, state=state, names=names))
         else:
-            # how they shared the steps of the job is not known
+            # the checkpoint does not say how the optimizers shared the steps of the job
             own = step // len(job.optimizers)
-            plan.go_on(functools.partial(_begin_anew, step=own, names=names))
+            optimizer.resume_local(functools.partial(_restart, step=own, names=names))
 
 
-def begin_anew(job: Job, names: Names) -> None:
-    """Other values were given to all workers: those that train alone go on from them."""
-    for alone in _all_of(job):
-        alone.engine.restart_at(alone.engine.schedule.step, names)
+def restart(job: Job, names: Names) -> None:
+    """Let local training continue from other values, which all workers have."""
+    for local in _all_of(job):
+        local.engine.restart_at(local.engine.schedule.step, names)
 
 
 def _load(engine: LocalTrainingEngine, *, state: Mapping[str, Any], names: Names) -> None:
     engine.load(state, names)
 
 
-def _begin_anew(engine: LocalTrainingEngine, *, step: int, names: Names) -> None:
+def _restart(engine: LocalTrainingEngine, *, step: int, names: Names) -> None:
     engine.restart_at(step, names)
 
 
-def may_train_alone(job: Job) -> bool:
-    """Whether the strategy has workers train alone, if only later."""
+def may_train_locally(job: Job) -> bool:
+    """True when the strategy asks for local training, now or later."""
     return any(getattr(job.strategy, name) for name in LOCAL_TRAINING)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registered model; at its first forward the workers agree on it."""
+"""`ManagedModel`: a registered model, on which the workers agree at its first forward."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.compression import compression_of
 from fleetlight.fleet.training.consistency import settings_of, terms_of
-from fleetlight.fleet.training.start_notes import tell_of_batch_norm, tell_start
-from fleetlight.fleet.training.worker_seeds import Parts, make_distinct
+from fleetlight.fleet.training.start_notes import report_batch_norm, warn_at_start
+from fleetlight.fleet.training.worker_seeds import ForwardWatcher, derive_worker_seeds
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.variable import is_written
 from fleetlight.strategy import DistributedStrategy
@@ -36,7 +36,7 @@ from fleetlight.torch_compat.tensors import tree_map
 
 @contextlib.contextmanager
 def no_sync() -> Iterator[None]:
-    """Inside the block gradients stay local and add up; the next backward outside reduces them."""
+    """Keep gradients local inside the block; the next backward outside reduces their sum."""
     job = current()
     job.no_sync_depth += 1
     try:
@@ -47,7 +47,7 @@ def no_sync() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_plain_module(module: nn.Module) -> Iterator[None]:
-    """Inside the block the module has its own `forward`, as torch.export wants it."""
+    """Give the module its own `forward` inside the block, as torch.export needs it."""
     entry = module.__dict__.pop("forward", None)
     try:
         yield
@@ -57,83 +57,84 @@ def as_plain_module(module: nn.Module) -> Iterator[None]:
 
 
 class ModelPolicy(Protocol):
-    """How a registered model is trained: one for each model, chosen by its job."""
+    """How a registered model is trained; its job chooses the policy."""
 
-    #: True where calls of the module go by the plan; a program computes what its module does
+    #: False for a program, which replaces the calls of its module
     watches_calls: ClassVar[bool]
 
-    def agree(self, plan: ModelPlan) -> None:
-        """At the first forward: the workers agree on the model, and begin with the same values."""
+    def agree(self, model: ManagedModel) -> None:
+        """At the first forward: compare the model on all workers, and set equal values."""
 
-    def run(self, plan: ModelPlan, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward of the module, prepared for the backward that may follow."""
+    def run(self, model: ManagedModel, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a forward of the module, and prepare the backward that may follow."""
 
-    def weight(self, plan: ModelPlan) -> float:
-        """What the gradients of the coming batch weigh."""
+    def weight(self, model: ManagedModel) -> float:
+        """The weight of the next batch's gradients."""
 
-    def means(self, plan: ModelPlan) -> Means | None:
-        """Who takes means over the workers for the model, once they have agreed on it."""
+    def means(self, model: ManagedModel) -> Means | None:
+        """What averages the model's tensors over the workers, once they have agreed on it."""
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
 
 
-class ModelPlan:
+class ManagedModel:
     """A registered model, before and after the workers have agreed on it."""
 
     def __init__(self, module: nn.Module, job: Job, policy: ModelPolicy) -> None:
         self.module, self.job, self.policy = module, job, policy
-        #: reduces the gradients of the model among workers, where they do that themselves
+        #: reduces the gradients of the model among workers, where no server does
         self.replica: Replica | None = None
-        #: how many reductions there had been when an optimizer stepped last
-        self.stepped = 0
-        #: what the batch in hand weighs, and where it comes from
+        #: the number of reductions before the last optimizer step
+        self.reductions_at_step = 0
+        #: of the current batch
         self.batch_weight, self.position = 1.0, UNKNOWN
         self.frozen = False
         #: True from the first forward that trains, or the first step
         self._has_begun = False
-        #: True when a program has registered it, and no line of the script
+        #: True when a program has registered it, not the script
         self.of_program = False
-        #: what a program's parts were called in checkpoints of older versions, and are called now
+        #: the names of a program's parts in checkpoints of older versions: their names now
         self.former_names: dict[str, str] = {}
         self._recomputed: Replaced = []
-        #: who draws other random numbers where parts are called before the model itself
-        self._parts: Parts | None = None
+        #: derives the worker's seeds where a script calls parts before the model itself
+        self._watcher: ForwardWatcher | None = None
         self._forward = module.forward
         self._entry = ForwardEntry(self, self._forward)
-        self._stand_in()
+        self._install_entry()
 
-    def _stand_in(self) -> None:
+    def _install_entry(self) -> None:
         if not self.policy.watches_calls:
             return
         self.module.forward = self._entry
-        # worker 0 goes on with the seeds of the script
+        # worker 0 keeps the seeds of the script
         if self.job.group.index and not self._has_begun:
-            self._parts = Parts(self.module, functools.partial(make_distinct, self.job))
+            derive = functools.partial(derive_worker_seeds, self.job)
+            self._watcher = ForwardWatcher(self.module, derive)
 
-    def _step_aside(self) -> None:
+    def _remove_entry(self) -> None:
         if self.policy.watches_calls:
             self.module.__dict__.pop("forward", None)
-            self._look_at_no_parts()
+            self._close_watcher()
 
-    def become(self, policy: ModelPolicy) -> None:
-        """Be trained in another way from now on; what it has agreed on is forgotten."""
+    def set_policy(self, policy: ModelPolicy) -> None:
+        """Train by another policy from now on; the workers must agree again."""
         self.close()
         self.policy, self.frozen = policy, False
-        self._stand_in()
+        self._install_entry()
 
-    def _look_at_no_parts(self) -> None:
-        if self._parts is not None:
-            self._parts.close()
-            self._parts = None
+    def _close_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
 
-    def widen(self, module: nn.Module) -> None:
-        """Stand for a module that has all of the one so far."""
-        self._step_aside()
+    def replace_module(self, module: nn.Module) -> None:
+        """Manage a module that contains the one so far."""
+        self._remove_entry()
         self.module, self._forward = module, module.forward
         self._entry = ForwardEntry(self, self._forward)
         self.of_program = False
-        self._stand_in()
+        self._install_entry()
 
     def freeze(self) -> None:
         """Agree on the model with the other workers and apply the strategy; once."""
@@ -152,24 +153,24 @@ class ModelPlan:
                 _refuse_wrappers(wrappers_in(self.module))
             self.policy.agree(self)
         except Exception:
-            # the next forward says so again
+            # the next forward raises it again
             self.frozen = False
             raise
         if strategy.recompute:
             self._recomputed = _recompute(self.module, strategy.recompute_configs.checkpoints)
         self._renew_entry()
-        tell_start(self.module, self.job)
-        if self.job.stopping is not None:
-            self.job.stopping.take_up()
+        warn_at_start(self.module, self.job)
+        if self.job.autosave is not None:
+            self.job.autosave.resume()
 
     def warn_of_other_device(self) -> None:
-        """Of a model on the CPU beside a GPU that this worker has."""
+        """Warn of a model on the CPU where this worker has a GPU."""
         kinds = {parameter.device.type for parameter in self.module.parameters()}
         mine = self.job.group.device
         if mine.type == "cuda" and kinds == {"cpu"}:
             logger.warning(
                 "this worker has %s, but the model is on the CPU: move it with model.cuda() before "
-                "the optimizer is made",
+                "you make the optimizer",
                 mine,
             )
 
@@ -181,7 +182,7 @@ class ModelPlan:
         return group
 
     def replicate(self, late: Cause = Cause.UNCALLED) -> None:
-        """Let its gradients be reduced during backward from now on; all workers come here."""
+        """Reduce its gradients during backward from now on; every worker calls it."""
         strategy, group = self.job.strategy, self.dense_group
         self.replica = Replica(
             self.module,
@@ -191,17 +192,17 @@ class ModelPlan:
             terms=functools.partial(terms_of, self.job),
             broadcast_buffers=strategy.broadcast_buffers,
         )
-        # a part of it may have been trained before its own forward was called
+        # the script may have trained a part of it before its first forward
         self.replica.mark_unreduced(late)
-        self.weigh(self.batch_weight, self.position)
+        self.set_batch_weight(self.batch_weight, self.position)
         if strategy.sync_batch_norm:
-            # the whole model may be one batch norm, whose forward the entry stands in for
+            # the model itself may be a batch norm, whose forward the entry replaces
             with as_plain_module(self.module):
                 synchronise_batch_norm(self.module, group, self.replica.reducer)
                 self._forward = self.module.__dict__.get("forward", self._forward)
 
     def _renew_entry(self) -> None:
-        """The entry calls the forward as it is now, narrow if the strategy says so."""
+        """Let the entry call the present forward, under autocast if the strategy asks for it."""
         strategy, forward = self.job.strategy, self._forward
         if strategy.amp:
             dtype = getattr(torch, strategy.amp_configs.dtype)
@@ -209,38 +210,38 @@ class ModelPlan:
         self._entry.inner = forward
 
     def check_caller(self) -> None:
-        """Nobody else may reduce the gradients of the coming backward."""
+        """PlanError if another library reduces the gradients of the next backward."""
         if not self.job.group.alone:
             _refuse_wrappers(wrappers_of(self.module))
 
-    def draw_apart(self) -> None:
-        """A forward that trains draws other random numbers on each worker."""
+    def begin_forward(self) -> None:
+        """Prepare a forward; one that trains draws different random numbers on each worker."""
         if _trains(self.module):
-            self.begin()
+            self.begin_training()
 
-    def begin(self) -> None:
-        """A forward that trains, or a step, is about to be made; programs say so themselves."""
+    def begin_training(self) -> None:
+        """Prepare for the first forward that trains, or the first step; programs do it alone."""
         if not self.policy.watches_calls:
             return
-        make_distinct(self.job)
+        derive_worker_seeds(self.job)
         if self._has_begun or not _trains(self.module):
             return
         self._has_begun = True
-        self._look_at_no_parts()
-        tell_of_batch_norm(self.module, self.job)
+        self._close_watcher()
+        report_batch_norm(self.module, self.job)
 
-    def replicate_again(self) -> None:
-        """Parameters were added, frozen or unfrozen: agree anew. All workers come here alike."""
+    def rebuild_replica(self) -> None:
+        """Agree again after parameters were added, frozen or unfrozen; every worker calls it."""
         if self.replica is not None:
             done = self.replica.reductions
             self.replica.close()
             self.replicate(Cause.CHANGED)
-            # the count goes on, so that what was used before is not taken for used again
+            # the count continues, so that no earlier use counts as a new one
             self.replica.reductions = done + 1
             self._renew_entry()
 
-    def weigh(self, weight: float, position: Position = UNKNOWN) -> None:
-        """What the coming gradients of this worker weigh, 1 usually, and where they come from."""
+    def set_batch_weight(self, weight: float, position: Position = UNKNOWN) -> None:
+        """Set the weight of this worker's next gradients, usually 1, and their position."""
         self.batch_weight, self.position = weight, position
         if self.replica is not None:
             self.replica.reducer.weight = weight
@@ -248,22 +249,22 @@ class ModelPlan:
 
     @property
     def weight(self) -> float:
-        """What the gradients of the coming batch weigh."""
+        """The weight of the next batch's gradients."""
         return self.policy.weight(self)
 
     @property
     def reduces(self) -> bool:
-        """True when the coming backward is to be reduced."""
-        return not self.job.no_sync_depth and not self.trains_alone
+        """True when the next backward reduces its gradients."""
+        return not self.job.no_sync_depth and not self.trains_locally
 
     @property
-    def trains_alone(self) -> bool:
-        """True while this worker makes steps of its own with the model."""
-        return local_training.trains_alone(self.job, self)
+    def trains_locally(self) -> bool:
+        """True while this worker steps the model without the others."""
+        return local_training.trains_locally(self.job, self)
 
     @property
     def means(self) -> Means | None:
-        """Who takes means over the workers for it, once they have agreed on it."""
+        """What averages the model's tensors over the workers, once they have agreed on it."""
         return self.policy.means(self)
 
     def has_any_of(self, parameters: Iterable[Tensor]) -> bool:
@@ -271,16 +272,16 @@ class ModelPlan:
         mine = {id(p) for p in self.module.parameters()}
         return any(id(p) in mine for p in parameters)
 
-    def share_buffers(self) -> None:
-        """Give worker 0's buffers to everybody."""
+    def broadcast_buffers(self) -> None:
+        """Give all workers the buffers of worker 0."""
         if self.job.strategy.broadcast_buffers:
             self.job.group.broadcast(list(self.module.buffers()), "buffers of the model")
 
     def close(self) -> None:
-        """Let go of the module; its forward is its own again."""
-        self._step_aside()
+        """Give the module its own forward back."""
+        self._remove_entry()
         self.policy.close()
-        _keep_again(self._recomputed)
+        _undo_recompute(self._recomputed)
         self._recomputed = []
         if self.replica is not None:
             normalise_alone(self.module)
@@ -289,8 +290,8 @@ class ModelPlan:
 
 
 @contextlib.contextmanager
-def saying_who_meets(hint: str) -> Iterator[None]:
-    """Where somebody does not come in time, say when all are to come."""
+def explain_deadline(hint: str) -> Iterator[None]:
+    """Add a hint to the DeadlineError of a wait for all workers."""
     try:
         yield
     except DeadlineError as error:
@@ -298,30 +299,31 @@ def saying_who_meets(hint: str) -> Iterator[None]:
 
 
 class ForwardEntry:
-    """Stands in for the module's `forward`, so that calls of any kind pass by the plan.
+    """Replaces the module's `forward`, so that every call runs by the policy.
 
-    A deep copy or a pickle of the module, such as a moving average, gets its plain forward.
+    A deep copy or a pickle of the module, such as a moving average, has its plain forward.
     """
 
-    def __init__(self, plan: ModelPlan, forward: Any) -> None:
+    def __init__(self, model: ManagedModel, forward: Any) -> None:
         self.inner = forward
-        self._plan = plan
+        self._model = model
         functools.update_wrapper(self, self.inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_written(args, kwargs):
-            # a program takes down what the module itself computes
+            # a program captures what the module itself computes
             return self.inner(*args, **kwargs)
-        self._plan.check_caller()
-        self._plan.freeze()
-        self._plan.draw_apart()
-        return self._plan.policy.run(self._plan, self.inner, args, kwargs)
+        model = self._model
+        model.check_caller()
+        model.freeze()
+        model.begin_forward()
+        return model.policy.run(model, self.inner, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _plain_forward(memo[id(self._plan.module)])
+        return _plain_forward(memo[id(self._model.module)])
 
     def __reduce__(self) -> Any:
-        return _plain_forward, (self._plan.module,)
+        return _plain_forward, (self._model.module,)
 
 
 def _plain_forward(module: nn.Module) -> Any:
@@ -329,7 +331,7 @@ def _plain_forward(module: nn.Module) -> Any:
 
 
 def reduction_of(job: Job, module: nn.Module | None = None) -> Reduction:
-    """What the strategy says about the reduction of gradients, those of a model if one is given."""
+    """The strategy's settings for the reduction of gradients, those of a model if given."""
     strategy = job.strategy
     return Reduction(
         limits=BucketLimits.of(
@@ -353,24 +355,24 @@ def reduction_of(job: Job, module: nn.Module | None = None) -> Reduction:
 
 
 def _narrow(strategy: DistributedStrategy) -> torch.dtype | None:
-    """The type that values travel in, if a strategy asks for one."""
+    """The type in which values travel, if the strategy asks for one."""
     asked = narrow_type(strategy.fp16_allreduce) or narrow_type(strategy.compression)
-    # to float16, what a small learning rate moves parameters by is nothing
+    # float16 rounds the movements of a small learning rate to zero
     moves = asked is torch.float16 and local_training.chosen(strategy) is not None
     return torch.bfloat16 if moves else asked
 
 
 def _trains(module: nn.Module) -> bool:
-    """Not by the attribute: a program that is being written notes who looks at that."""
+    """Read the mode past the attribute: a program in the making notes each access to that."""
     return bool(vars(module)["training"])
 
 
-#: a module, the forward that was put on it before, if one was, and ours
+#: a module, the forward that an earlier call had set, or None, and ours
 Replaced = list[tuple[nn.Module, Any, Any]]
 
 
 def _recompute(module: nn.Module, names: list[str]) -> Replaced:
-    """The named modules compute their activations again in backward."""
+    """Let the named modules compute their activations again in backward."""
     from torch.utils.checkpoint import checkpoint
 
     given_back: Replaced = []
@@ -389,8 +391,8 @@ def _recompute(module: nn.Module, names: list[str]) -> Replaced:
     return given_back
 
 
-def _keep_again(replaced: Replaced) -> None:
-    """The modules keep their activations, where nobody else has changed them since."""
+def _undo_recompute(replaced: Replaced) -> None:
+    """Undo `_recompute`, except on modules whose forward was replaced since."""
     for child, before, ours in reversed(replaced):
         if child.__dict__.get("forward") is ours:
             del child.__dict__["forward"]
@@ -399,7 +401,7 @@ def _keep_again(replaced: Replaced) -> None:
 
 
 def _autocast(inner: Any, device: str, dtype: torch.dtype) -> Any:
-    """Autocast around a forward; what comes out is float32 again, for the loss."""
+    """Wrap a forward in autocast; its outputs are float32 again, for the loss."""
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -416,10 +418,10 @@ def _as_float(value: Any) -> Any:
 
 
 def _refuse_wrappers(found: Iterable[str]) -> None:
-    """Refuse a registered model that another library distributes too: gradients travel once.
+    """Refuse a registered model that another library distributes too.
 
-    Torch's DistributedDataParallel, and Accelerate, Lightning and the Trainer of transformers with
-    it, wrap a model when they find several processes.
+    Accelerate, Lightning and the Trainer of transformers wrap a model in torch's
+    DistributedDataParallel when they find several processes.
     """
     for name in found:
         raise PlanError(

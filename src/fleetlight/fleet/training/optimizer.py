@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registered optimizer: the same torch optimizer, whose steps the workers make together."""
+"""`ManagedOptimizer`: a registered torch optimizer, whose steps the workers make together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
-from fleetlight.fleet.training.gradient_merge import StepMerge
+from fleetlight.fleet.training.gradient_merge import MergedGradients
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.lazy_dynamo import late_step
 from fleetlight.torch_compat.tensors import version
@@ -37,108 +37,102 @@ if TYPE_CHECKING:
 
 
 class StepPolicy(Protocol):
-    """How the steps of a registered optimizer are made: one for each, chosen by its job."""
+    """How a registered optimizer steps; its job chooses the policy."""
 
     @property
-    def alone(self) -> LocalSteps | None:
-        """How its steps are made alone, if they ever are."""
+    def local_steps(self) -> LocalSteps | None:
+        """How a worker makes its steps alone, if it ever does."""
 
     @property
     def steps_on_servers(self) -> int | None:
-        """How many steps were made on the servers; None where workers step."""
+        """How many steps it has made on the servers; None where workers step."""
 
     def count_on_servers(self, steps: int) -> None:
-        """So many steps were made on the servers before."""
+        """Set how many steps it has made on the servers."""
 
-    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
-        """Values of a checkpoint were loaded: what trains alone goes on from there."""
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
+        """Let local training continue from the values of a checkpoint."""
 
-    def notice_changes(self, model: RegisteredModel) -> None:
-        """A forward of the model comes: agree anew now, where other parameters are trained."""
+    def update_trained(self, model: RegisteredModel) -> None:
+        """Before a forward of the model: agree again if other parameters are trained now."""
 
     def begin(self) -> None:
-        """Training begins, and the strategy is known; once."""
+        """Apply the strategy when training begins; once."""
 
     def make_ready(self) -> None:
-        """After this, the gradients are those of all workers and of all merged backwards."""
+        """Reduce the gradients of all workers and of all merged backwards."""
 
     def before(self, args: Any, kwargs: Any) -> Any:
-        """Called before torch's own step; may return other arguments for it."""
+        """Runs before torch's own step; may return other arguments for it."""
 
     def after(self) -> None:
-        """Called after torch's own step."""
+        """Runs after torch's own step."""
 
     def takes(self, program: Program) -> Collection[Part]:
-        """A program is about to be written: what of its training this process writes."""
+        """The parts of a program's training that this process writes."""
 
     def distribute(self, program: Program) -> None:
-        """The program is written."""
+        """Rewrite a finished program as the strategy says."""
 
     def release(self) -> None:
-        """Leave the optimizer as it was."""
+        """Restore the optimizer as it was."""
 
 
-class StepPlan:
-    """A registered optimizer: sees to it that its steps use reduced gradients.
+class ManagedOptimizer:
+    """A registered optimizer, whose steps use reduced gradients.
 
-    Hooks suffice for that. But `step` is stood in for, as torch's schedulers do: only the first
-    forward or step tells whether several steps are to make one.
+    Hooks suffice for that. But `step` is also wrapped, as torch's schedulers wrap it, since the
+    first forward or step decides whether several steps make one.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         job: Job,
-        policy: Callable[[StepPlan], StepPolicy],
+        policy: Callable[[ManagedOptimizer], StepPolicy],
     ) -> None:
         self.optimizer = optimizer
         self.job = job
         self._scaler: torch.amp.GradScaler | None = None
         self._frozen = False
-        self.merge: StepMerge | None = None
-        #: the program that makes its steps, if one does; the last one written
+        self.merge: MergedGradients | None = None
+        #: the last program that makes its steps, if one does
         self.program: Program | None = None
-        #: all of them that are still there
+        #: all such programs that still exist
         self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
-        #: how many nodes of graphs there had been on this thread when it stepped last
-        self._stepped_at = 0
-        #: and how many backwards
-        self._stepped_behind = 0
-        #: the first gradient of the last loss that was minimized, and what tells that it changed
+        #: the number of graph nodes on this thread, and of backwards, at its last step
+        self._nodes_at_step = 0
+        self._backwards_at_step = 0
+        #: the first gradient of the last minimized loss, and its version
         self._minimized: tuple[weakref.ref[Tensor], tuple[int, int]] | None = None
         watch_backwards()
         self._is_released = False
         self._step_before: Any = optimizer.__dict__.get("step")
-        self._stand_in_for_step()
+        self._wrap_step()
         self.policy = policy(self)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
         optimizer.minimize = self._minimize  # type: ignore[attr-defined]
-        # static programs ask for it
+        # static programs look for it
         optimizer.distributor = self  # type: ignore[attr-defined]
 
     @property
-    def alone(self) -> LocalSteps | None:
-        """As in `RegisteredOptimizer`."""
-        return self.policy.alone
+    def local_steps(self) -> LocalSteps | None:
+        return self.policy.local_steps
 
-    def go_on(self, there: Callable[[LocalTrainingEngine], None]) -> None:
-        """As in `RegisteredOptimizer`."""
-        self.policy.go_on(there)
+    def resume_local(self, load: Callable[[LocalTrainingEngine], None]) -> None:
+        self.policy.resume_local(load)
 
-    def notice_changes(self, model: RegisteredModel) -> None:
-        """As in `RegisteredOptimizer`."""
-        self.policy.notice_changes(model)
+    def update_trained(self, model: RegisteredModel) -> None:
+        self.policy.update_trained(model)
 
     @property
     def steps_on_servers(self) -> int | None:
-        """As in `RegisteredOptimizer`."""
         return self.policy.steps_on_servers
 
     def count_on_servers(self, steps: int) -> None:
-        """As in `RegisteredOptimizer`."""
         self.policy.count_on_servers(steps)
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
@@ -148,11 +142,11 @@ class StepPlan:
         self.policy.after()
 
     def takes(self, program: Program) -> Collection[Part]:
-        """A program is about to be written that makes this optimizer's steps."""
+        """The parts of a program's training that this process writes; see `StepPolicy`."""
         return self.policy.takes(program)
 
     def distribute(self, program: Program) -> None:
-        """The program is written."""
+        """Rewrite a finished program as the strategy says."""
         self.policy.distribute(program)
 
     def freeze(self) -> None:
@@ -162,15 +156,15 @@ class StepPlan:
         self._frozen = True
         strategy = self.job.strategy
         if strategy.gradient_merge and strategy.gradient_merge_configs.k_steps > 1:
-            self.merge = StepMerge(self.optimizer, self.job)
+            self.merge = MergedGradients(self.optimizer, self.job)
         self.policy.begin()
 
-    def _stand_in_for_step(self) -> None:
+    def _wrap_step(self) -> None:
         original = self.optimizer.step
         step = late_step(self.optimizer)
 
         @functools.wraps(getattr(original, "__func__", original))
-        def stand_in(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        def wrapped(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             if self._is_released:
                 return step(*args, **kwargs)
             if closure_in((self.optimizer, *args), kwargs) is None:
@@ -181,20 +175,20 @@ class StepPlan:
                     return step(*args, **kwargs)
                 return self.merge.step(step, args, kwargs)
             finally:
-                self._stepped_at, self._stepped_behind = nodes_so_far(), backwards_so_far()
+                self._nodes_at_step, self._backwards_at_step = nodes_so_far(), backwards_so_far()
 
         # torch's schedulers expect a bound method to wrap
-        self._step_ours = types.MethodType(stand_in, self.optimizer)
-        self.optimizer.step = self._step_ours  # type: ignore[method-assign]
+        self._wrapped_step = types.MethodType(wrapped, self.optimizer)
+        self.optimizer.step = self._wrapped_step  # type: ignore[method-assign]
 
     def release(self) -> None:
-        """Leave the optimizer as it was; a scheduler may have wrapped its step since."""
+        """Restore the optimizer as it was; a scheduler may have wrapped its step since."""
         self._is_released = True
         self.policy.release()
         for hook in self._hooks:
             hook.remove()
         own = self.optimizer.__dict__
-        if own.get("step") is self._step_ours:
+        if own.get("step") is self._wrapped_step:
             del own["step"]
             if self._step_before is not None:
                 own["step"] = self._step_before
@@ -203,11 +197,11 @@ class StepPlan:
 
     @property
     def scalers(self) -> list[torch.amp.GradScaler]:
-        """Those that may step it: its own, which `minimize` uses, and the attached ones."""
+        """The scalers that may step it: its own, which `minimize` uses, and the attached ones."""
         return [*([] if self._scaler is None else [self._scaler]), *self.job.scalers]
 
     def scaler_state(self) -> dict[str, Any] | None:
-        """The state of the loss scaler that `minimize` or a program uses, if one does."""
+        """The state of the loss scaler that `minimize` or a program uses, if there is one."""
         if self.program is not None:
             from fleetlight.static.graph import schedule
 
@@ -215,7 +209,7 @@ class StepPlan:
         return None if self._scaler is None else self._scaler.state_dict()
 
     def load_scaler_state(self, state: dict[str, Any] | None) -> None:
-        """Take up the loss scale where it was."""
+        """Restore the loss scale."""
         if self.program is not None:
             from fleetlight.static.graph import schedule
 
@@ -227,19 +221,18 @@ class StepPlan:
             scaler.load_state_dict(state)
 
     def restart_merge(self) -> None:
-        """Drop what was merged of a step that is not made: other values have been loaded."""
+        """Drop the merged gradients of an unfinished step, since other values were loaded."""
         if self.merge is not None:
             self.merge.restart()
         for program in self.programs:
             program.form.schedule.restart(program.state)
 
     def _minimize(self, loss: Tensor, *_: Any, **clip: float | None) -> None:
-        """Backward and step, in Fleet's word; `zero_grad` remains the caller's.
+        """Run backward and step, under Fleet's name; the caller still calls `zero_grad`.
 
-        Where the script has called `loss.backward()` itself, as Fleet's scripts do, only the step;
-        also where that has retained the graph.
-        Of a static program's loss, they are written into the program, with `clip_norm` or
-        `clip_value`.
+        Only the step where the script has called `loss.backward()` itself, as Fleet's scripts do,
+        also with a retained graph. Of a static program's loss, backward and step are written into
+        the program, with `clip_norm` or `clip_value`.
         """
         if is_variable(loss):
             from fleetlight import static
@@ -261,11 +254,11 @@ class StepPlan:
         self._step_by(loss, self._scaler_or_none())
         gradient = self._first_gradient()
         if gradient is not None:
-            # zero_grad frees it, and another may come to lie where it was
+            # by weakref: after zero_grad another tensor may have its address
             self._minimized = weakref.ref(gradient), self._writes(gradient)
 
     def _refuse_second_step(self) -> None:
-        """The gradients of a loss that was minimized have made their step."""
+        """PlanError for a step with gradients that `minimize` has applied already."""
         if self._minimized is None:
             return
         gradient, writes = self._minimized
@@ -273,12 +266,12 @@ class StepPlan:
         if now is not None and now is gradient() and self._writes(now) == writes:
             raise PlanError(
                 "optimizer.step was called after minimize(loss), which has made the step with "
-                "these gradients already: leave optimizer.step() out, and call zero_grad()"
+                "these gradients already: remove optimizer.step(), and call zero_grad()"
             )
 
     @staticmethod
     def _writes(gradient: Tensor) -> tuple[int, int]:
-        """What changes when a gradient does; rows that backward adds to one are no write to it."""
+        """A version of a gradient; adding rows in backward does not change the tensor's own."""
         return version(gradient), backwards_so_far()
 
     def _first_gradient(self) -> Tensor | None:
@@ -287,7 +280,7 @@ class StepPlan:
         return next((p.grad for p in parameters if p.grad is not None), None)
 
     def _step_by(self, loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
-        """Backward, unless the script has called it, and a step."""
+        """Run backward, unless the script has called it, and a step."""
         if has_gone_backward(loss) or is_used(loss):
             self._check_used(loss, scaler)
             self.optimizer.step()
@@ -298,7 +291,7 @@ class StepPlan:
             return
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self.merge is not None and self.merge.is_between():
-            self.optimizer.step()  # counts; the scaler's turn is at the last backward of k
+            self.optimizer.step()  # only counts; the scaler steps after the last backward of k
             return
         # all workers must find the same infinities
         self.policy.make_ready()
@@ -307,31 +300,31 @@ class StepPlan:
         scaler.update()
 
     def _check_used(self, loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
-        """The gradients of a loss that was used must be those of the coming step."""
+        """PlanError unless the gradients of a loss that was used belong to the next step."""
         if scaler is not None:
             raise PlanError(
-                "minimize: loss.backward() was called before, but with amp and float16 the loss is "
-                "to be scaled before its backward, which minimize does; leave loss.backward() out"
+                "minimize: loss.backward() was called before, but with amp and float16 minimize "
+                "scales the loss before its backward; remove loss.backward()"
             )
         if self._has_stepped_since(loss):
             raise PlanError(
-                "minimize: backward of this loss was done before, and this optimizer has stepped "
-                "since the loss was computed; compute the loss again, and call minimize(loss) once"
+                "minimize: backward of this loss ran before, and this optimizer has stepped since "
+                "the loss was computed; compute the loss again, and call minimize(loss) once"
             )
         if all(p.grad is None for group in self.optimizer.param_groups for p in group["params"]):
             raise PlanError(
-                "minimize: backward of this loss was done before, but no parameter of this "
-                "optimizer has a gradient; call zero_grad() before loss.backward(), not between it "
-                "and minimize(loss)"
+                "minimize: backward of this loss ran before, but no parameter of this optimizer "
+                "has a gradient; call zero_grad() before loss.backward(), not between it and "
+                "minimize(loss)"
             )
 
     def _has_stepped_since(self, loss: Tensor) -> bool:
-        """Whether the gradients of a loss were there at a step already."""
+        """True when the optimizer has stepped since the backward of a loss."""
         done = has_gone_backward(loss)
-        return done <= self._stepped_behind if done else is_older(loss, self._stepped_at)
+        return done <= self._backwards_at_step if done else is_older(loss, self._nodes_at_step)
 
     def _scaler_or_none(self) -> torch.amp.GradScaler | None:
-        """Float16 needs its loss scaled; bfloat16 has the range of float32."""
+        """The scaler of `minimize`: float16 needs one, bfloat16 has the range of float32."""
         strategy = self.job.strategy
         if not strategy.amp or strategy.amp_configs.dtype != "float16":
             return None
@@ -346,6 +339,6 @@ class StepPlan:
 
 
 def closure_in(args: Any, kwargs: Any) -> Any:
-    """The closure that a step was called with, if one was."""
-    # torch hands its hooks the optimizer itself as the first of the arguments
+    """The closure that a step was called with, if there was one."""
+    # torch passes the optimizer to its hooks as the first argument
     return kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said once when training starts, of what would else be noticed late or never."""
+"""Warnings and notes at the start of training."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from fleetlight.observe.log import logger
 from fleetlight.strategy import current_job
 from fleetlight.torch_compat.modules import BatchNorm
 
-#: how many names a line lists
+#: the number of names in a line
 _NAMED = 3
 
 
-def tell_start(module: nn.Module, job: Job) -> None:
-    """Say it on worker 0, where the model is alike on all of them."""
+def warn_at_start(module: nn.Module, job: Job) -> None:
+    """Warn on worker 0; the model is equal on all workers."""
     if job.group.index == 0:
         for line in _warnings(module, job):
             logger.warning("%s", line)
 
 
 def _warnings(module: nn.Module, job: Job) -> Iterator[str]:
-    optimizers = [plan.optimizer for plan in job.optimizers]
+    optimizers = [managed.optimizer for managed in job.optimizers]
     if idle := untrained(module, optimizers):
         yield (
-            f"{listed(idle)}: in no optimizer given to fleet.distributed_optimizer, so nothing "
-            "trains them; add them to one, or give them requires_grad_(False)"
+            f"{listed(idle)}: in no optimizer given to fleet.distributed_optimizer, so no step "
+            "trains them; add them to one, or call requires_grad_(False) on them"
         )
 
 
 def untrained(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
-    """Parameters that want a gradient and that no optimizer steps; none where there is none."""
+    """Parameters that require a gradient but are in no optimizer; none without optimizers."""
     stepped = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     if not optimizers:
         return []
@@ -43,15 +43,15 @@ def untrained(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) ->
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """The first names, and the number of the others."""
     shown = ", ".join(names[:_NAMED])
     return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
-def tell_of_batch_norm(module: nn.Module, job: Job) -> None:
-    """Whether batch norm sees the worker's own batch only, where that can be changed.
+def report_batch_norm(module: nn.Module, job: Job) -> None:
+    """Note on worker 0 that batch norm uses each worker's own batch, where a setting changes that.
 
-    Worker 0 says so, once the layers are in the mode that they train in.
+    Called at the first training forward, when the layers are in training mode.
     """
     strategy, facts = job.strategy, current_job()
     if job.group.index:
@@ -63,7 +63,7 @@ def tell_of_batch_norm(module: nn.Module, job: Job) -> None:
     local = [m for m in norms if not isinstance(m, nn.SyncBatchNorm)]
     if local:
         logger.info(
-            "batch norm: %d layers normalise by the batch of their own worker; "
-            "strategy.sync_batch_norm = True takes the batches of all workers",
+            "batch norm: %d layers use the statistics of their own worker's batch; "
+            "strategy.sync_batch_norm = True uses the batches of all workers",
             len(local),
         )

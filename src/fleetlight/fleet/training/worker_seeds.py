@@ -2,14 +2,14 @@
 """Torch's random numbers in training: each worker draws its own, so dropout masks differ.
 
 Scripts seed all workers alike, often after `fleet.init`. Initial values and the order of records
-rely on that. So nothing changes before training begins: at a training forward of a registered
-model, when a sharded loader begins, and at an optimizer's step, every worker but worker 0 replaces
-the seed of the script by one derived from it and the worker's index. Until then, parts of a model
-that may draw do the same at their training forward, for those who call the model in parts.
+rely on that, so nothing changes before training begins. Then every worker but worker 0 replaces the
+seed of the script by one derived from it and the worker's index: at a training forward of a
+registered model, when a sharded loader begins, and at an optimizer's step. Where a script calls the
+model in parts, the first training forward of a part that may use random numbers does the same.
 
 A derived seed carries a mark, and generators keep their seed in their state. So a state that comes
-from a checkpoint, or from `torch.utils.checkpoint` amid a backward, goes on as it is; and a script
-that seeds again gets numbers of its own again. No other record of what was done is needed.
+from a checkpoint, or from `torch.utils.checkpoint` during backward, stays as it is, and a new seed
+of the script is derived again. No other record is needed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from fleetlight.fleet.job import Job
 from fleetlight.static.graph.variable import is_written
 from fleetlight.torch_compat.modules import Dropout
 
-#: torch's generator on a CPU uses the lower 32 bits of a seed only; the mark is above them
+#: torch's CPU generator uses only the lower 32 bits of a seed; the mark is above them
 _LOW_BITS = 40
 _MARK = 0x464C54
 
 
-def make_distinct(job: Job) -> None:
-    """Derive this worker's seeds from those of the script, where the strategy asks for that."""
+def derive_worker_seeds(job: Job) -> None:
+    """Derive this worker's seeds from those of the script, where the strategy asks for it."""
     worker = job.group.index
     if worker == 0 or job.strategy.worker_seeds != "distinct":
         return
     seed = torch.initial_seed()
     if not _is_derived(seed):
-        torch.manual_seed(derived_seed(seed, worker))  # those of all devices
+        torch.manual_seed(derived_seed(seed, worker))  # on all devices
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         seed = torch.cuda.initial_seed()
         if not _is_derived(seed):
@@ -45,20 +45,20 @@ def make_distinct(job: Job) -> None:
 
 
 def derived_seed(seed: int, worker: int) -> int:
-    """The seed that takes the place of the script's on a worker: the same in every run."""
+    """The seed of a worker; it is the same in every run."""
     digest = hashlib.sha256(f"{seed}/{worker}".encode()).digest()
     return _MARK << _LOW_BITS | int.from_bytes(digest[: _LOW_BITS // 8], "little")
 
 
-#: modules of torch that draw; dropout of a transformer's layer is a part of it
-_DRAWING = (Dropout, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
+#: modules of torch that use random numbers; the dropout of a transformer layer is a module in it
+_RANDOM = (Dropout, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
 
 
-class Parts:
-    """Looks out for the first training forward of a part of a model that may draw.
+class ForwardWatcher:
+    """Watches for the first training forward of a part that may use random numbers.
 
-    Those are the modules of torch that do, and all that others have written. Modules are as they
-    were before once training has begun.
+    Those are some modules of torch, and all modules of other authors. The hooks are removed once
+    training begins.
     """
 
     def __init__(self, module: nn.Module, begin: Callable[[], None]) -> None:
@@ -66,50 +66,50 @@ class Parts:
         self._hooks = [
             part.register_forward_pre_hook(hook, with_kwargs=True)
             for part in module.modules()
-            # the forward of the module itself is watched by the plan
-            if part is not module and _may_draw(part)
+            # the model's entry watches the forward of the module itself
+            if part is not module and _may_be_random(part)
         ]
 
     def close(self) -> None:
-        """Look out no more."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
 
 class _Hook:
-    """Called before the forward of a part; a copy of the part gets one that does nothing."""
+    """Runs before the forward of a part; in a copy of the part it does nothing."""
 
-    def __init__(self, parts: Parts, begin: Callable[[], None]) -> None:
+    def __init__(self, parts: ForwardWatcher, begin: Callable[[], None]) -> None:
         self._parts, self._begin = parts, begin
 
     def __call__(self, part: nn.Module, args: Any, kwargs: Any) -> None:
-        # a compiler would take the change of seeds for a part of the model
+        # a compiler would make the change of seeds a part of the model
         is_traced = torch.compiler.is_compiling() or is_written(args, kwargs)
-        # not by the attribute: a program that is being written notes who looks at it
+        # past the attribute: a program in the making notes each access to it
         if not is_traced and vars(part).get("training", True):
             self._parts.close()
             self._begin()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _nothing
+        return _skip
 
     def __reduce__(self) -> Any:
-        return _of_a_copy, ()
+        return _no_hook, ()
 
 
-def _of_a_copy() -> Callable[..., None]:
-    return _nothing
+def _no_hook() -> Callable[..., None]:
+    return _skip
 
 
-def _nothing(part: nn.Module, args: Any, kwargs: Any) -> None:
+def _skip(part: nn.Module, args: Any, kwargs: Any) -> None:
     """The hook of a copied module."""
 
 
-def _may_draw(part: nn.Module) -> bool:
+def _may_be_random(part: nn.Module) -> bool:
     if isinstance(part, torch.jit.ScriptModule):
         return False  # takes no hooks
-    return isinstance(part, _DRAWING) or not type(part).__module__.startswith("torch.nn.")
+    return isinstance(part, _RANDOM) or not type(part).__module__.startswith("torch.nn.")
 
 
 def _is_derived(seed: int) -> bool:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per dialect, each complete on its own, with a `Dialect` named `DIALECT`."""
+"""The dialects, one file each, with a `Dialect` named `DIALECT`."""

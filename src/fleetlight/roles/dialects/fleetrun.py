@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fleetlight's own variables, `FLEET_*`, as fleetrun sets them."""
+"""Fleetlight's own variables, `FLEET_*`, which fleetrun sets."""
 
 from __future__ import annotations
 

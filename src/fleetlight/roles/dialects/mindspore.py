@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables of MindSpore's CPU cluster, `MS_*`: a scheduler hands out the ranks."""
+"""The variables of MindSpore's CPU cluster, `MS_*`, in which a scheduler assigns the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ _KINDS = {"MS_SCHED": Kind.SCHEDULER, "MS_WORKER": Kind.WORKER, "MS_PSERVER": Ki
 
 
 def _read(v: Variables) -> Role:
-    # the scheduler hands out the index later
     text = v.text("MS_ROLE")
     if text not in _KINDS:
         raise RoleError(f"{NAME}: MS_ROLE={text!r}, expected one of {', '.join(_KINDS)}")
@@ -21,6 +20,7 @@ def _read(v: Variables) -> Role:
     return Role(
         kind=kind,
         dialect=NAME,
+        # the scheduler assigns the index when the job forms
         index=0 if kind is Kind.SCHEDULER else None,
         worker_num=v.number("MS_WORKER_NUM"),
         server_num=v.number_or("MS_SERVER_NUM", 0) or 0,

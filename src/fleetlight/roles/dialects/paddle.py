@@ -106,7 +106,7 @@ DIALECT = Dialect(
     name=NAME,
     precedence=2,
     reader=_read,
-    # POD_IP and PADDLE_PORT are set by many Kubernetes pods that run no such job
+    # many Kubernetes pods of other jobs set POD_IP and PADDLE_PORT
     marks=(
         "PADDLE_TRAINER_ID",
         "PADDLE_TRAINERS_NUM",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's variables, read only inside an `srun` step of more than one task."""
+"""Slurm's variables, read only in an `srun` step of more than one task."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NAME = "SLURM_*"
 
 _FIRST_PORT, _PORTS = 15000, 15000
 
-#: from here on Slurm numbers what is no step of `srun`: batch scripts, shells of `salloc`
+#: step ids from here on are no steps of `srun`, but batch scripts and shells of `salloc`
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 def _is_step(v: Variables) -> bool:
-    """True inside a step of several tasks; a batch script or an interactive shell is no job."""
+    """True in a step of several tasks; a batch script or an interactive shell is no job."""
     try:
         step, tasks = v.number("SLURM_STEP_ID"), v.number("SLURM_STEP_NUM_TASKS")
     except RoleError:
@@ -28,7 +28,7 @@ def _is_step(v: Variables) -> bool:
 
 def _read(v: Variables) -> Role:
     nodes = v.get("SLURM_STEP_NODELIST") or v.text("SLURM_JOB_NODELIST")
-    # every task derives the same port, and two steps of one job get different ones
+    # all tasks derive the same port; two steps of one job derive different ones
     step = v.number("SLURM_JOB_ID") * 7 + v.number("SLURM_STEP_ID")
     node_rank = v.number("SLURM_NODEID")
     return Role(
@@ -47,12 +47,12 @@ def first_host(nodelist: str) -> str:
     """The first host of Slurm's compressed list, such as `node[03-05,9],login`."""
     first = re.match(r"([^,\[\]]|\[\d+[^\[\]]*\])+", nodelist)
     if first is None:
-        raise RoleError(f"{NAME}: got node list {nodelist!r}, expected such as node[1-3]")
+        raise RoleError(f"{NAME}: got node list {nodelist!r}, expected a list like node[1-3]")
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 
 
 def _tasks_on(v: Variables, node_rank: int) -> int | None:
-    """How many tasks run on one node, from a run-length list such as `2(x3),1`."""
+    """The number of tasks on one node, from a run-length list such as `2(x3),1`."""
     for part in (v.get("SLURM_STEP_TASKS_PER_NODE") or "").split(","):
         match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part)
         if match is None:

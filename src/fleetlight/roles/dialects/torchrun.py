@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables of `torchrun` and of everything that imitates it (Kubeflow, SageMaker ...)."""
+"""The variables of `torchrun` and of launchers that imitate it (Kubeflow, SageMaker, ...)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ NAME = "torchrun (RANK, WORLD_SIZE)"
 
 def _read(v: Variables) -> Role:
     worker_num = v.number("WORLD_SIZE")
-    # a lone worker meets nobody
+    # a single worker needs no master
     meets = worker_num > 1 or (v.any("MASTER_ADDR") and v.any("MASTER_PORT"))
-    # torchrun's agent keeps the store itself; its workers only connect to it
+    # torchrun's agent serves the store; its workers only connect to it
     has_agent = v.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Role(
         dialect=NAME,
@@ -33,7 +33,7 @@ DIALECT = Dialect(
     name=NAME,
     precedence=1,
     reader=_read,
-    # WORLD_SIZE alone is often exported by Slurm scripts
+    # Slurm scripts often export WORLD_SIZE alone
     marks=("RANK",),
     unstated=("server_num",),
     kept_from_children=(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How workers and parameter servers exchange: sync, async, bounded staleness, GeoSGD."""
+"""Training modes with parameter servers: sync, async, bounded staleness, GeoSGD."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _send_queue_size(strategy: ASyncFeature) -> Effect:
     if configs.has_queue or configs.dense == "allreduce":
         return True, f"pushes that may wait to be sent: {configs.send_queue_size}"
     return False, (
-        "not set: with dense parameters on servers a push waits for the answer to the one before; "
-        f"of rows alone {configs.send_queue_size} pushes may wait"
+        "not set: with dense parameters on servers, a push waits for the reply to the previous; "
+        f"up to {configs.send_queue_size} pushes of only rows may wait"
     )
 
 
@@ -73,14 +73,14 @@ def _dense(strategy: ASyncFeature, job: JobFacts) -> Effect:
         return False, "k_steps makes it GeoSGD, which exchanges dense parameters with the servers"
     if configs.dense == "allreduce":
         return True, "the workers all-reduce gradients of dense parameters"
-    return True, "the servers keep dense parameters"
+    return True, "the servers store the dense parameters"
 
 
 def _cache_rows(strategy: ASyncFeature, job: JobFacts) -> Effect:
     configs = strategy.a_sync_configs
     if not (strategy.a_sync and configs.k_steps):
-        return False, "only workers of GeoSGD (a_sync with k_steps above 0) keep rows"
-    return True, f"a worker keeps up to {configs.cache_rows:,} rows of a table"
+        return False, "only workers of GeoSGD (a_sync with k_steps above 0) cache rows"
+    return True, f"a worker caches up to {configs.cache_rows:,} rows of a table"
 
 
 def _mode(strategy: ASyncFeature, job: JobFacts) -> Effect:
@@ -91,7 +91,7 @@ def _mode(strategy: ASyncFeature, job: JobFacts) -> Effect:
         return True, "sync: a step waits for the gradients of all workers"
     if configs.k_steps:
         every = configs.k_steps
-        return True, f"GeoSGD: workers train by themselves and exchange every {every} steps"
+        return True, f"GeoSGD: workers train copies and exchange differences every {every} steps"
     if configs.staleness is None:
         return True, "async: a push is applied when it arrives"
     return True, f"async: no worker gets more than {configs.staleness} steps ahead of the slowest"
@@ -145,7 +145,7 @@ class ASyncConfigs(Settings):
 
     @property
     def has_queue(self) -> bool:
-        """True where the script asks for a queue of pushes, since they are merged only there."""
+        """True if the script asks for a queue of pushes, which merging needs too."""
         return self.is_set("send_queue_size") or self.max_merge > 1
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that a job saves by itself."""
+"""Automatic checkpoints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setti
 
 def _checkpoint(strategy: CheckpointFeature, job: JobFacts) -> Effect:
     if not strategy.checkpoint:
-        return True, "the job saves when the script does"
+        return True, "only the script saves"
     if job.deadline_s is not None and job.checkpoint != strategy.checkpoint:
         force = f"in force is {job.checkpoint!r}" if job.checkpoint else "the job does not save"
         return False, f"it takes effect only when given to fleet.init; {force}"
-    return True, f"the job saves by itself, and when it is stopped, into {strategy.checkpoint}"
+    return True, f"the job saves periodically, and when it is stopped, into {strategy.checkpoint}"
 
 
 def _via(strategy: CheckpointFeature, job: JobFacts) -> Effect:
@@ -28,7 +28,7 @@ def _via(strategy: CheckpointFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class CheckpointConfigs(Settings):
-    """When a job saves by itself, and what it does with what is there when it starts."""
+    """When a job saves automatically, and whether it resumes an earlier job."""
 
     every_s: float = setting(300.0, "seconds between two saves; 0: not by the clock", minimum=0)
     every_steps: int = setting(0, "optimizer steps between two saves; 0: not by steps", minimum=0)
@@ -38,19 +38,19 @@ class CheckpointConfigs(Settings):
     grace_s: float = setting(
         30.0, "how long a stop may take where no launcher watches over it", above=0, maximum=1e7
     )
-    resume: bool = setting(False, "go on with what an earlier job has saved")
+    resume: bool = setting(False, "resume from an earlier job's checkpoint")
 
 
 @settings_class
 class CheckpointFeature(Feature):
-    """Saving by itself, now and then and when the job is stopped."""
+    """Automatic checkpoints, periodically and when the job is stopped."""
 
     checkpoint: str = setting(
         "",
-        "folder that the job saves into by itself; '': it does not",
+        "folder for automatic checkpoints; '': none",
         effect=_checkpoint,
         variable="FLEET_CHECKPOINT",
     )
     checkpoint_configs: Nested[CheckpointConfigs, CheckpointConfigsDict] = nested(
-        CheckpointConfigs, "when it saves, and whether it goes on from there"
+        CheckpointConfigs, "when it saves, and whether it resumes"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What survives a lost process, and how long the others wait for it."""
+"""What survives the loss of a process, and how long the others wait for it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fleetlight.strategy.features.a_sync import NO_SERVERS
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
-#: of a deadline: a wait for a process that is away may have begun before
+#: the part of the deadline that a process may be away, since waits may have begun earlier
 _PATIENT = 2 / 3
 
 _KEPT = {
-    "none": "a server that dies takes its values with it",
-    "snapshot": "a server that dies goes on from its last snapshot; what came later is lost",
-    "log": "a server that dies goes on with all that it has acknowledged",
+    "none": "a server that dies loses its values",
+    "snapshot": "a server that dies resumes from its last snapshot and loses later updates",
+    "log": "a server that dies resumes with all updates that it has acknowledged",
 }
 
 
@@ -30,56 +30,56 @@ def _lost_worker(strategy: DurabilityFeature, job: JobFacts) -> Effect:
     if job.is_collective:
         return False, NO_SERVERS
     if job.worker_num == 1:
-        return False, "there is one worker, and no job without it"
+        return False, "the job has one worker and fails with it"
     if strategy.lost_worker == "fail":
-        return True, "the job fails with it, or starts again"
-    return True, "the others go on; the job fails with worker 0 only"
+        return True, "the job fails or restarts when a worker is lost"
+    return True, "the other workers continue; the job fails only with worker 0"
 
 
 def _check_away(strategy: DurabilityFeature, job: JobFacts) -> None:
-    """Refuse a process that is away for longer than the others wait for it."""
+    """Refuse an `away_s` that the deadline would cut short."""
     configs = strategy.durability_configs
     deadline_s = strategy["deadline_s"] if job.deadline_s is None else job.deadline_s
     if strategy.durability == "none" or configs.away_within(deadline_s) < deadline_s:
         return
     raise StrategyError(
-        f"strategy.durability_configs: away_s = {configs.away_s:g} is not less than deadline_s = "
-        f"{deadline_s:g}; whoever waits for a server or worker that is away gives up after "
-        "deadline_s, and the job fails before away_s is over: raise deadline_s or lower away_s"
+        f"strategy.durability_configs: away_s = {configs.away_s:g}, expected less than deadline_s "
+        f"= {deadline_s:g}: after deadline_s the others give up waiting for a process that is "
+        "away, and the job fails; raise deadline_s or lower away_s"
     )
 
 
 @settings_class
 class DurabilityConfigs(Settings):
-    """Where and how servers keep what outlives them."""
+    """Where and how servers store their state."""
 
-    folder: str = setting("durability", "where; each server has a folder of its own in it")
+    folder: str = setting("durability", "folder, in which each server has its own")
     sync: str = setting(
         "second",
-        "when the disk has what was acknowledged: before that, within a second, or some time",
+        "when acknowledged updates are on disk: before the reply, within a second, or at some time",
         choices=("commit", "second", "never"),
     )
     snapshot_s: float = setting(300.0, "seconds between two snapshots of all rows", above=0)
     snapshot_mb: float = setting(
-        1024.0, "a snapshot is taken sooner where so many MiB were written since", above=0
+        1024.0, "MiB in the log after which a snapshot is taken sooner", above=0
     )
     away_s: float = setting(120.0, "how long a server or worker may be away", above=0, maximum=1e7)
-    resume: bool = setting(False, "go on with what an earlier job has left")
+    resume: bool = setting(False, "resume from an earlier job's state")
 
     def away_within(self, deadline_s: float) -> float:
-        """`away_s`; where the script has not set it, less if the others give up sooner."""
+        """`away_s`, reduced to fit the deadline unless the script has set it."""
         return self.away_s if self.is_set("away_s") else min(self.away_s, deadline_s * _PATIENT)
 
 
 @settings_class
 class DurabilityFeature(Feature):
-    """What outlives a lost process of a job with parameter servers."""
+    """What survives the loss of a process in a job with parameter servers."""
 
     CONFLICTS: ClassVar[Conflicts] = (
         Conflict(
             Chosen("durability", ("snapshot",)),
             Chosen("a_sync_configs.staleness"),
-            "the steps that a server loses with its life would be waited for; durability = 'log' "
+            "workers would wait for the steps that a killed server loses; durability = 'log' "
             "loses none",
         ),
     )
@@ -87,16 +87,16 @@ class DurabilityFeature(Feature):
 
     durability: str = setting(
         "none",
-        "what a parameter server keeps across its death",
+        "what a parameter server restores after it was killed",
         effect=_durability,
         choices=tuple(_KEPT),
     )
     durability_configs: Nested[DurabilityConfigs, DurabilityConfigsDict] = nested(
-        DurabilityConfigs, "where and how it is kept"
+        DurabilityConfigs, "where and how servers store it"
     )
     lost_worker: str = setting(
         "fail",
-        "what a job with servers does without a worker other than 0",
+        "what a job with servers does when a worker other than 0 is lost",
         effect=_lost_worker,
         choices=("fail", "go_on"),
     )
@@ -116,8 +116,8 @@ def _deadline(strategy: DeadlineFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class DeadlineFeature(Feature):
-    """The deadline of every wait."""
+    """The deadline of all waits."""
 
     deadline_s: float = setting(
-        300.0, "how long anything may wait for a peer", effect=_deadline, above=0, maximum=1e7
+        300.0, "how long a process may wait for a peer", effect=_deadline, above=0, maximum=1e7
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient merge: several backwards make one optimizer step."""
+"""Gradient merge: several backward passes make one optimizer step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setti
 
 def _merge(strategy: GradientMergeFeature, job: JobFacts) -> Effect:
     if not strategy.gradient_merge:
-        return True, "off: every backward makes a step"
+        return True, "off: each backward makes a step"
     k = strategy.gradient_merge_configs.k_steps
     if k == 1:
         return False, "gradient_merge_configs.k_steps is 1: nothing to merge"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that train alone for several steps, then average: LocalSGD, adaptive LocalSGD, DiLoCo."""
+"""Local training for several steps before averaging: LocalSGD, adaptive LocalSGD, DiLoCo."""
 
 from __future__ import annotations
 
@@ -17,42 +17,40 @@ from fleetlight.strategy.features.reduction.data_parallel import SUM
 from fleetlight.strategy.job import JobFacts, counted
 from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setting, settings_class
 
-#: the settings by which workers train alone for several steps
+#: the settings that make workers train locally for several steps
 LOCAL_TRAINING = ("localsgd", "adaptive_localsgd", "diloco")
 
 _EXCLUDED = {
     Chosen("dgc"): (
-        "DGC compresses the gradients of each step, and workers that train alone send none"
+        "DGC compresses the gradients of each step, and workers that train locally send none"
     ),
-    Chosen("sync_batch_norm"): "batch norm over all workers is a meeting in every forward",
-    SUM: "workers that train alone have no gradients to sum",
-    FLOAT16: (
-        "its loss scaler leaves out steps on one worker and not on another; 'bfloat16' needs none"
-    ),
+    Chosen("sync_batch_norm"): "it communicates in each forward, and local training does not",
+    SUM: "workers that train locally have no gradients to sum",
+    FLOAT16: "its loss scaler skips steps on some workers only; 'bfloat16' needs none",
 }
 
 
 @settings_class
 class AveragingConfigs(Settings):
-    """What happens to state beside the parameters when workers that train alone meet."""
+    """What happens to other state when workers average their parameters."""
 
-    begin_step: int = setting(1, "up to this step the workers meet at every step", minimum=0)
+    begin_step: int = setting(1, "workers average at each step up to this one", minimum=0)
     optimizer_state: str = setting(
         "keep",
-        "what becomes of momenta and the like when parameters are averaged",
+        "what happens to momenta and other optimizer state at an averaging",
         choices=("keep", "average", "reset"),
     )
     buffers: str = setting(
-        "average", "whose statistics batch norm goes on with", choices=("average", "rank0")
+        "average", "the batch norm statistics after an averaging", choices=("average", "rank0")
     )
 
 
 def _conflicts_of(name: str) -> tuple[Conflict, ...]:
-    """The conflicts of one of `LOCAL_TRAINING`, those with the ones before it left out."""
+    """The conflicts of one of `LOCAL_TRAINING`, except with earlier ones."""
     later = LOCAL_TRAINING[LOCAL_TRAINING.index(name) + 1 :]
     return (
         *(
-            Conflict(Chosen(name), Chosen(other), "each says when workers that train alone meet")
+            Conflict(Chosen(name), Chosen(other), "each decides when workers average")
             for other in later
         ),
         *(Conflict(Chosen(name), other, why) for other, why in _EXCLUDED.items()),
@@ -60,18 +58,18 @@ def _conflicts_of(name: str) -> tuple[Conflict, ...]:
 
 
 def _local_training(on: bool, k: int, begin_step: int, sentence: str, job: JobFacts) -> Effect:
-    """The effect of a setting by which workers train alone for up to k steps."""
+    """The effect of a setting that makes workers train locally for up to k steps."""
     if not on:
-        return True, "off: the workers meet at every step"
+        return True, "off: workers synchronize at each step"
     if not job.is_collective:
         return False, (
-            "it is for collective jobs; with parameter servers, a_sync_configs.k_steps (GeoSGD) "
-            "lets workers train by themselves"
+            "it is for collective jobs; with parameter servers, use a_sync_configs.k_steps "
+            "(GeoSGD) for local training"
         )
     if job.worker_num == 1:
-        return False, "one worker has nobody to meet"
+        return False, "the job has one worker"
     if k == 1:
-        return False, "to average after every step is to train synchronously, which is what is done"
+        return False, "averaging after each step is synchronous training, which the job does anyway"
     return True, sentence + (f", from step {begin_step + 1} on" if begin_step > 1 else "")
 
 
@@ -83,14 +81,14 @@ def _localsgd(strategy: LocalSGDFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class LocalSGDConfigs(AveragingConfigs):
-    """When the workers of LocalSGD average their parameters."""
+    """When workers of LocalSGD average their parameters."""
 
     k_steps: int = setting(1, "steps between two averagings", minimum=1)
 
 
 @settings_class
 class LocalSGDFeature(Feature):
-    """LocalSGD, with the names that Fleet gave it in fluid's time."""
+    """LocalSGD, also under the names of Fleet in fluid."""
 
     ALIASES: ClassVar = {
         "use_local_sgd": "localsgd",
@@ -126,13 +124,13 @@ def _check_bounds(strategy: AdaptiveLocalSGDFeature, job: JobFacts) -> None:
     if strategy.adaptive_localsgd and configs.init_k_steps > configs.max_k_steps:
         raise StrategyError(
             f"strategy.adaptive_localsgd_configs: init_k_steps = {configs.init_k_steps} is more "
-            f"than max_k_steps = {configs.max_k_steps}; raise max_k_steps or start with less"
+            f"than max_k_steps = {configs.max_k_steps}; raise max_k_steps or lower init_k_steps"
         )
 
 
 @settings_class
 class AdaptiveLocalSGDConfigs(AveragingConfigs):
-    """Where adaptive LocalSGD starts from, and how far it goes."""
+    """The first and the largest number of local steps."""
 
     init_k_steps: int = setting(1, "steps between the first averagings", minimum=1)
     max_k_steps: int = setting(16, "most steps between two averagings", minimum=1)
@@ -154,7 +152,7 @@ class AdaptiveLocalSGDFeature(Feature):
 def _diloco(strategy: DiLoCoFeature, job: JobFacts) -> Effect:
     configs = strategy.diloco_configs
     sentence = f"an outer step every {counted(configs.k_steps, 'step')}"
-    # an outer step has an effect after every inner step, too
+    # unlike averaging, an outer step has an effect with k = 1, too
     return _local_training(
         strategy.diloco, max(2, configs.k_steps), configs.begin_step, sentence, job
     )

@@ -15,9 +15,7 @@ def _fetch(strategy: ProgramsFeature, job: JobFacts) -> Effect:
     if job.has_programs:
         every = strategy.fetch_frequency
         return True, f"a program computes what is fetched on every {every}. run"
-    return False, (
-        "it is for static programs; an eager loop decides itself when it calls loss.item()"
-    )
+    return False, "it is for static programs; an eager loop calls loss.item() when it needs it"
 
 
 def _execution(strategy: ProgramsFeature, job: JobFacts) -> Effect:
@@ -25,7 +23,7 @@ def _execution(strategy: ProgramsFeature, job: JobFacts) -> Effect:
         return True, "how programs run"
     return False, (
         "it is for static programs; for an eager loop OMP_NUM_THREADS or torch.set_num_threads "
-        "set the threads of an operator, and memory is freed at once by reference counts"
+        "set the threads of an operator, and reference counts free memory at once"
     )
 
 
@@ -35,12 +33,12 @@ def _threads(strategy: ProgramsFeature, job: JobFacts) -> Effect:
 
 
 def _drop_scope(strategy: ProgramsFeature, job: JobFacts) -> Effect:
-    return False, "memory is freed at once by reference counts, so there is no scope to drop"
+    return False, "reference counts free memory at once, so there is no scope to drop"
 
 
 @settings_class
 class ExecutionStrategy(Settings):
-    """How static programs run; `explain()` says what each setting means here."""
+    """How static programs run; `explain()` describes each setting."""
 
     num_threads: int = setting(1, "threads that run operators", effect=_threads, minimum=1)
     num_iteration_per_drop_scope: int = setting(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recompute: modules that compute their activations again in backward."""
+"""Recompute: backward computes activations of chosen modules again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setti
 def _recompute(strategy: RecomputeFeature, job: JobFacts) -> Effect:
     if strategy.recompute and not strategy.recompute_configs.checkpoints:
         return False, "recompute_configs.checkpoints names no module"
-    return True, "the named modules keep no activations" if strategy.recompute else "off"
+    return True, "the named modules store no activations" if strategy.recompute else "off"
 
 
 @settings_class
 class RecomputeConfigs(Settings):
-    """Which modules compute their activations again in backward instead of keeping them."""
+    """The modules whose activations backward computes again."""
 
     checkpoints: list[str] = setting([], "names of modules, such as ['layer1', 'layer2']")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds: of tables and records, and of what each worker draws."""
+"""Seeds of tables and records, and of each worker's random numbers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fleetlight.strategy.settings import Effect, setting, settings_class
 
 def _worker_seeds(strategy: SeedsFeature, job: JobFacts) -> Effect:
     if job.worker_num == 1:
-        return False, "one worker draws what its script has seeded"
+        return False, "the job has one worker, which uses the script's seeds"
     if strategy.worker_seeds == "same":
-        return True, "the workers draw what their scripts have seeded: dropout masks may be equal"
-    return True, "once training begins, each worker draws its own: dropout masks differ"
+        return True, "workers use the seeds of their scripts: dropout masks may be equal"
+    return True, "when training begins, each worker gets its own seed: dropout masks differ"
 
 
 @settings_class
@@ -25,13 +25,13 @@ class SeedsFeature(Feature):
         0,
         "seed of tables and of the order of records",
         effect=always(
-            "order of records and first values of rows; torch's own generators are not touched"
+            "order of records and initial values of rows; torch's generators are not affected"
         ),
         minimum=0,
     )
     worker_seeds: str = setting(
         "distinct",
-        "whether the workers draw different random numbers in training, as for dropout",
+        "whether workers use different random numbers in training, as for dropout",
         effect=_worker_seeds,
         choices=("distinct", "same"),
     )

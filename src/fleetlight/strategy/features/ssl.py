@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS for every port of the job."""
+"""TLS for all ports of the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setti
 
 
 def _check_encrypted(strategy: SslFeature, job: JobFacts) -> None:
-    """Raise where going on would silently send in the clear what was to be encrypted."""
+    """Refuse a job that would silently send unencrypted data in spite of `ssl`."""
     reduces = all_reduces(strategy, job) and job.backend == "nccl"
     if strategy.ssl and reduces and job.worker_num > 1 and job.node_num > 1:
         raise StrategyError(
@@ -27,8 +27,8 @@ def _check_encrypted(strategy: SslFeature, job: JobFacts) -> None:
         )
     if strategy.ssl and job.deadline_s is not None and job.ssl is None and job.node_num > 1:
         raise StrategyError(
-            f"strategy.ssl = {strategy.ssl!r} came after fleet.init, and the connections of this "
-            f"job on {job.node_num} hosts are open and not encrypted; give the strategy to "
+            f"strategy.ssl = {strategy.ssl!r} was set after fleet.init, when the connections "
+            f"between {job.node_num} hosts were open and not encrypted; give the strategy to "
             "fleet.init(strategy=...), or start the job with fleetrun --ssl"
         )
 
@@ -51,34 +51,34 @@ def _ssl_configs(strategy: SslFeature, job: JobFacts) -> Effect:
         return False, "ssl is off"
     if job.deadline_s is not None and job.ssl is None:
         return False, "it takes effect only when given to fleet.init"
-    # certificates are looked at also where nothing leaves the host
-    return True, "of the certificates in ssl"
+    # certificates are checked even if no data leaves the host
+    return True, "settings for the certificates in ssl"
 
 
 def _ciphers(strategy: SslFeature, job: JobFacts) -> Effect:
     if job.is_collective and job.node_num == 1:
         return False, _ON_THIS_HOST
     if not strategy.ssl_configs.ciphers:
-        return True, "the suites of TLS 1.3 that OpenSSL chooses"
+        return True, "the TLS 1.3 cipher suites that OpenSSL chooses"
     return True, f"one of {strategy.ssl_configs.ciphers}"
 
 
-_ON_THIS_HOST = "what a collective job sends stays on this host, and is not encrypted"
+_ON_THIS_HOST = "the workers are on one host, where connections are not encrypted"
 
 
 @settings_class
 class SslConfigs(Settings):
-    """What is asked of TLS beside the certificates."""
+    """Further settings of TLS."""
 
     ciphers: str = setting(
         "",
-        "the suites of TLS 1.3 to choose from, as 'A:B', the preferred first; '': OpenSSL's",
+        "TLS 1.3 cipher suites to choose from, as 'A:B', preferred first; '': OpenSSL's choice",
         effect=_ciphers,
         variable="FLEET_SSL_CIPHERS",
     )
     expiry_warning_days: int = setting(
         30,
-        "days before its end that a certificate is warned about",
+        "how many days before its expiry to warn about a certificate",
         variable="FLEET_SSL_EXPIRY_WARNING_DAYS",
         minimum=0,
         maximum=36500,
@@ -87,20 +87,20 @@ class SslConfigs(Settings):
 
 @settings_class
 class SslFeature(Feature):
-    """Certificates, and what is asked of TLS beside them."""
+    """Certificates and further settings of TLS."""
 
     CHECKS: ClassVar[Checks] = (_check_encrypted,)
 
     ssl: str | None = setting(
         None,
-        "folder of certificates for every port",
+        "folder of certificates for all ports",
         effect=_ssl,
         variable="FLEET_SSL",
         kind=str,
         optional=True,
     )
     ssl_configs: Nested[SslConfigs, SslConfigsDict] = nested(
-        SslConfigs, "suites of TLS, and when an end is warned about", effect=_ssl_configs
+        SslConfigs, "cipher suites, and when to warn of expiry", effect=_ssl_configs
     )
 
 

@@ -11,7 +11,7 @@ from tests.ps.serving import plan
 
 from fleetlight.collective.group import Group
 from fleetlight.errors import JournalError
-from fleetlight.fleet.served.durable.durability_dir import durable_of, redo_of, remains_of
+from fleetlight.fleet.served.durable.durability_dir import durable_of, remains_of, worker_journal_of
 from fleetlight.fleet.server.job import ServerJob
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder, FolderIdentity
@@ -32,7 +32,7 @@ def test_a_script_may_change_directory(tmp_path: Path, monkeypatch: pytest.Monke
         strategy=strategy,
         process=SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type]
     )
-    redo = redo_of(Role(server_num=1, job="a job", max_restarts=1), strategy, 0, 5)
+    redo = worker_journal_of(Role(server_num=1, job="a job", max_restarts=1), strategy, 0, 5)
     assert redo is not None
     monkeypatch.chdir(tmp_path / "elsewhere")
     durable = durable_of(context)
@@ -64,7 +64,7 @@ def test_a_worker_keeps_its_place_for_a_launch_that_resumes(tmp_path: Path) -> N
     configs = {"folder": str(tmp_path)}
     strategy = DistributedStrategy(durability="log", durability_configs=configs)
     for role in (Role(server_num=1), Role(server_num=1, job="a job", max_restarts=0)):
-        redo = redo_of(role, strategy, 0, 5)
+        redo = worker_journal_of(role, strategy, 0, 5)
         assert redo is not None
         redo.close(is_needed=False)
-    assert redo_of(role, DistributedStrategy(), 0, 5) is None
+    assert worker_journal_of(role, DistributedStrategy(), 0, 5) is None

@@ -84,7 +84,7 @@ class Lives(Job):
         set_current(member.context)
         try:
             replay = WorkerReplay(redo, self.returns.append)
-            replay.attach(member.context, lambda: member.session.drawn.dense)
+            replay.attach(member.context, lambda: member.session.bound.dense)
             member.session.replay = replay
             found = script(member)
             member.session.stop()
@@ -323,10 +323,10 @@ def draws(script: Script) -> None:
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        (skips, r"comes to a step with .* sample 12 of epoch 0 .* was made with .* sample 8 of"),
+        (skips, r"makes a step with .* sample 12 of epoch 0 .*, not with .* sample 8 of"),
         (never_steps, "has ended its loop without it"),
-        (inside_each_other, "comes to a step with the batch of loader 0"),
-        (draws, r"comes to a step with .* sample 8 of epoch 0 \(records \w+\), where"),
+        (inside_each_other, "makes a step with the batch of loader 0"),
+        (draws, r"makes a step with .* sample 8 of epoch 0 \(records \w+\), not"),
     ],
 )
 def test_a_step_on_another_batch_is_not_left_out(
@@ -371,7 +371,7 @@ def test_one_that_cannot_go_on_says_why_in_place_of_going_back(
     at: Callable[..., Lives], script: Callable[[Script], None], why: str, mode: str
 ) -> None:
     job = at(mode)
-    told = rf"started again alone, but cannot go on where its life before was: .*{why}"
+    told = rf"restarted alone, but cannot resume where it died: .*{why}"
     with pytest.raises(ConfigError, match=told):
         played(job, script, dies=3)
     assert job.returns == [True, False]
@@ -382,7 +382,7 @@ def test_one_that_could_not_may_be_able_to_later(at: Callable[..., Lives]) -> No
         loader = sharded()
         for number, (ids,) in enumerate(loader):
             if not number and script.life == 1:
-                script.member.session.replay.lose()  # type: ignore[union-attr]
+                script.member.session.replay.forget_position()  # type: ignore[union-attr]
             script.step(ids)
 
     job = at()
@@ -405,7 +405,7 @@ def test_amid_the_load_of_a_checkpoint_nobody_goes_on(
     def dies(*_: Any) -> None:
         raise Died
 
-    with pytest.raises(ConfigError, match="it was about to load a checkpoint"):
+    with pytest.raises(ConfigError, match="it was loading a checkpoint"):
         played(at("async"), script, dies=9)
 
 

@@ -74,7 +74,7 @@ def state(member: Member) -> list[Any]:
     """Everything that a step changes, on the servers and here."""
     member.barrier()
     for plan in member.context.models:
-        plan.share_buffers()
+        plan.broadcast_buffers()
     tables = [member.rows(ALL, number) for number in range(2)]
     values = member.model.state_dict().values()
     return tables + [value.numpy().copy() for value in values if value.numel()]
@@ -101,7 +101,7 @@ def saved_job(path: Path, strategy: dict[str, Any] = SYNC, build: Any = adam, **
         save(member, path, **how)
         train(member, range(4, 8))
         # as stop_worker does
-        member.context.saving.finish()
+        member.context.background_save.finish()
         return state(member)
 
     return Job(build, strategy, workers=2, servers=2).run(work)
@@ -284,7 +284,7 @@ def test_another_rule_takes_the_weights(tmp_path: Path, caplog: Any) -> None:
     same, kept = loaded_by(tmp_path, lambda: adam(optimizer="adagrad"))
     assert text == same == "loaded"
     equal(after, kept, atol=0)
-    told = [r.getMessage() for r in caplog.records if "begins anew" in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if "is reset" in r.getMessage()]
     assert ["table open: it was saved with adagrad" in text for text in told] == [True]
 
 
@@ -331,8 +331,8 @@ def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
     for server in job.servers:
         model, optimizers = job.built()
         strategy = DistributedStrategy()
-        drawn = build_plan(model, optimizers, strategy, worker_num=2, server_num=3)
-        open_loaded(server, drawn, tmp_path)
+        bound = build_plan(model, optimizers, strategy, worker_num=2, server_num=3)
+        open_loaded(server, bound, tmp_path)
 
     def work(member: Member) -> Any:
         first, epoch = state(member), member.session.client.epoch
@@ -352,11 +352,11 @@ def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path
     saved_job(tmp_path / "saved")
     durable = Durable(tmp_path / "kept", job="a job")
     model, optimizers = adam()
-    drawn = build_plan(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
+    bound = build_plan(model, optimizers, DistributedStrategy(), worker_num=2, server_num=1)
     rows = []
     for _ in range(2):
         server = Server(0, 1, 2, version="test", deadline_s=20.0)
-        open_loaded(server, drawn, tmp_path / "saved", durable)
+        open_loaded(server, bound, tmp_path / "saved", durable)
         rows.append(server.figures().rows)
         server.close()
         shutil.rmtree(tmp_path / "saved", ignore_errors=True)
@@ -369,10 +369,10 @@ def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:
     saved_job(tmp_path)
     strategy = DistributedStrategy(a_sync_configs={"dense": "allreduce"})
     model, optimizers = adam()
-    drawn = build_plan(model, optimizers, strategy, worker_num=2, server_num=1)
+    bound = build_plan(model, optimizers, strategy, worker_num=2, server_num=1)
     server = Server(0, 1, 2, version="test", deadline_s=20.0)
     with pytest.raises(ConfigError, match=r"'allreduce' .* fleet\.load_persistables\(dirname\)"):
-        open_loaded(server, drawn, tmp_path)
+        open_loaded(server, bound, tmp_path)
     assert not server.is_open
 
 
@@ -430,8 +430,8 @@ def test_servers_that_began_with_different_checkpoints_are_told(tmp_path: Path) 
     job = Job(adam, SYNC, workers=1, servers=2)
     job.servers[1] = Server(1, 2, 1, version="test", deadline_s=20.0)
     model, optimizers = job.built()
-    drawn = build_plan(model, optimizers, DistributedStrategy(), worker_num=1, server_num=2)
-    open_loaded(job.servers[1], drawn, tmp_path)
+    bound = build_plan(model, optimizers, DistributedStrategy(), worker_num=1, server_num=2)
+    open_loaded(job.servers[1], bound, tmp_path)
     with pytest.raises(PlanError, match=r"server 0 is in epoch 0, server 1 in epoch 1: .*init_se"):
         job.run(state)
 

@@ -113,9 +113,9 @@ def test_a_worker_that_dies_over_it_ends_the_day_once(
         tell(files, message, nbytes)
         raise Died
 
-    tell, job = TableFiles.everywhere, Lives(tmp_path, build=build)
+    tell, job = TableFiles.ask_all, Lives(tmp_path, build=build)
     with monkeypatch.context() as patch:
-        patch.setattr(TableFiles, "everywhere", dies)
+        patch.setattr(TableFiles, "ask_all", dies)
         assert isinstance(job.life(script), Died)
     # another day would leave none of them
     assert job.life(script) == [{"ads": ShrunkTable(0, 2 * BATCH)}]

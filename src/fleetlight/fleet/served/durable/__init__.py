@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker and its servers outlive their processes."""
+"""Durability: restarted workers and servers resume where they were killed."""

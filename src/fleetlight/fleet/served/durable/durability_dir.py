@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the strategy says of how servers and workers outlive their process."""
+"""The durable state of servers and workers, as the strategy configures it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.strategy import DistributedStrategy
 
 
 def durable_of(job: Job) -> Durable | None:
-    """How this process keeps the values of its server; None: it does not."""
+    """The durability of this process's server; None: it has none."""
     strategy, role = job.strategy, job.role
     if strategy.durability == "none":
         return None
@@ -27,7 +27,7 @@ def durable_of(job: Job) -> Durable | None:
         job=role.job,
         start=role.restart,
         resume=asks_to_resume(role, strategy),
-        # a job that saves has its checkpoint to go on from
+        # a job that saves can resume from its checkpoint instead
         must_exist=role.resume and not strategy.checkpoint,
         policy=Policy(configs.sync, patience_s=strategy.deadline_s),
         away_s=configs.away_within(strategy.deadline_s),
@@ -37,7 +37,7 @@ def durable_of(job: Job) -> Durable | None:
 
 
 def remains_of(role: Role, strategy: DistributedStrategy) -> Remains | None:
-    """What an earlier launch has left of this server; None where no whole job resumes."""
+    """The state of this server from an earlier launch; None where no whole job resumes."""
     if strategy.durability == "none" or not asks_to_resume(role, strategy):
         return None
     path = _server_folder(role, strategy)
@@ -48,7 +48,7 @@ def remains_of(role: Role, strategy: DistributedStrategy) -> Remains | None:
 
 
 def asks_to_resume(role: Role, strategy: DistributedStrategy) -> bool:
-    """Whether what an earlier launch has left is to be taken up."""
+    """True when the job resumes from the durable state of an earlier launch."""
     return role.resume or strategy.durability_configs.resume
 
 
@@ -57,12 +57,12 @@ def _server_folder(role: Role, strategy: DistributedStrategy) -> Path:
     return durability_dir(strategy) / f"server-{index}-of-{max(1, role.server_num)}"
 
 
-def redo_of(
+def worker_journal_of(
     role: Role, strategy: DistributedStrategy, index: int, incarnation: int
 ) -> WorkerJournal | None:
-    """What a worker keeps of itself; None where no later life resumes where it is.
+    """The journal of a worker; None where no later incarnation resumes from it.
 
-    Workers that average dense gradients among themselves can only be started again together.
+    Workers that average dense gradients among themselves can only be restarted together.
     """
     if strategy.durability == "none" or strategy.a_sync_configs.dense != "servers":
         return None

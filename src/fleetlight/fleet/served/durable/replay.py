@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerReplay`: how a worker that was started again comes to where it was when it died.
+"""`WorkerReplay`: returns a restarted worker to the step at which it died.
 
-The script runs from its beginning. The loader that it trains on hands out the batch of the last
-step once more; that step is passed over, since the servers have it, and then everything is as it
-was behind it: what comes after a step in the loop is done again, and all else goes on.
+The script runs from its beginning. The loader that it trains on returns the batch of the last step
+again. That step is skipped, since the servers have applied it, and then the worker's state is
+restored. The script continues with what follows a step in its loop.
 """
 
 from __future__ import annotations
@@ -35,34 +35,30 @@ from fleetlight.torch_compat.tensors import assign, version
 
 Position = Mapping[str, Any]
 
-#: bytes of a tensor that is written down only when it has changed
+#: a tensor of so many bytes is saved only after it has changed
 _LARGE = 1 << 16
-#: elements of it that are looked at, since `.data` and NumPy change it behind torch's back
+#: elements that are compared, since writes by `.data` and NumPy do not change torch's version
 _SAMPLED = 1 << 10
 
-_ELSEWHERE = (
-    "this worker was started again, and the step that its life before made last, which the servers "
-    "have, is to be left out; but the script {step}. It must be the same script with the same data "
-    "in each life, and what it decides must not depend on anything that is another one in a later "
-    "life, such as the time, or random numbers that decide which batches are trained on: start all "
-    "processes again, with --resume only if all is as it was"
+_DIFFERENT = (
+    "this worker was restarted, and must skip the last step of its earlier incarnation, which the "
+    "servers have; but the script {step}. Script and data must not change between incarnations, "
+    "and the choice of batches must not depend on the time or on unseeded random numbers. Restart "
+    "all processes; add --resume only if script and data are unchanged"
 )
 _LOST = (
-    "this worker was started again alone, but cannot go on where its life before was: {why}; start "
-    "all processes again, as fleetrun does with --max_restarts"
+    "this worker was restarted alone, but cannot resume where it died: {why}; restart all "
+    "processes, as fleetrun does with --max_restarts"
 )
-_NO_BATCH = (
-    "its last step was made with a batch that no loader of fleet.shard has handed out to the "
-    "thread that trains"
-)
-_ANOTHER = "comes to a step with {now}, where it was made with {before}"
+_NO_BATCH = "its last step used a batch that no loader of fleet.shard gave to the training thread"
+_ANOTHER_BATCH = "makes a step with {now}, not with {before}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _BatchMark:
-    """Where the first batch since the last step was handed out."""
+    """The first batch since the last step."""
 
-    #: number of the loader, and where all of them were
+    #: number of its loader, and the positions of all loaders
     loader: int
     positions: list[Position]
     answers: int
@@ -70,36 +66,36 @@ class _BatchMark:
 
 
 class StepReplay(Replay, Protocol):
-    """What sessions and steps tell the replay of their worker."""
+    """The replay of a worker, as sessions and steps use it."""
 
-    #: False when the last of the steps passed over was skipped by all for an infinity
+    #: False when all workers had dropped the last skipped step for an infinity
     has_applied: bool
 
     @property
-    def is_passing(self) -> bool:
-        """True as long as steps are passed over."""
+    def is_skipping(self) -> bool:
+        """True while steps are skipped."""
 
     def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
-        """From now on it is that of a job; `served` are the tensors that its servers keep."""
+        """Use a job; `served` returns the tensors that its servers store."""
 
     def begin(self) -> None:
-        """Nothing is pushed yet: another life may begin anew."""
+        """Report that the worker may be restarted: it has pushed nothing yet."""
 
-    def passes(self, optimizer: int) -> bool:
-        """True for a step that the servers have already: to be left out."""
+    def skips(self, optimizer: int) -> bool:
+        """True for a step that the servers have applied already."""
 
-    def passed(self, optimizer: int) -> None:
-        """After a step that was left out."""
+    def after_skip(self, optimizer: int) -> None:
+        """Restore the state of the worker after the last skipped step."""
 
-    def moment(self, optimizer: int) -> ResumePoint | None:
-        """Where this worker is, in the middle of a step."""
+    def resume_point(self, optimizer: int) -> ResumePoint | None:
+        """The state of this worker in the middle of a step."""
 
 
 class NoStepReplay(NoReplay):
-    """The replay of a worker that keeps nothing of itself."""
+    """The replay of a worker that keeps no state."""
 
     has_applied = True
-    is_passing = False
+    is_skipping = False
 
     def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
         """Nothing is kept."""
@@ -107,57 +103,57 @@ class NoStepReplay(NoReplay):
     def begin(self) -> None:
         """Nothing is kept."""
 
-    def passes(self, optimizer: int) -> bool:
-        """No step is passed over."""
+    def skips(self, optimizer: int) -> bool:
+        """No step is skipped."""
         return False
 
-    def passed(self, optimizer: int) -> None:
-        """No step is passed over."""
+    def after_skip(self, optimizer: int) -> None:
+        """No step is skipped."""
 
-    def moment(self, optimizer: int) -> None:
+    def resume_point(self, optimizer: int) -> None:
         """Nothing is kept."""
 
 
 class WorkerReplay:
-    """Used by the thread that trains."""
+    """The replay of a worker with a journal, for the thread that trains."""
 
-    def __init__(self, redo: WorkerJournal, tell: Callable[[bool], None]) -> None:
-        """`tell` is told whether this worker may be started again alone, when that changes."""
+    def __init__(self, redo: WorkerJournal, on_change: Callable[[bool], None]) -> None:
+        """Calls `on_change` when it changes whether this worker may be restarted alone."""
         self._redo, self._answers = redo, redo.answers
-        self._tell = tell
+        self._on_change = on_change
         self._job: Job | None = None
         self._served: Callable[[], Sequence[Tensor]] = lambda: ()
-        self._returns = False
+        self._is_restartable = False
         self._rng = RngStateCache()
-        self._own = UnservedTensors()
+        self._unserved = UnservedTensors()
         self._mark: _BatchMark | None = None
-        #: a step was made since the mark
+        #: True after a step since the mark
         self._is_stale = True
-        #: by loader: calls made before its first batch
-        self._preludes: dict[int, int] = {}
-        #: by loader: which records its last batch since the mark has, as a checksum
-        self._hand: dict[int, int] = {}
-        #: by name: the signs of a large tensor, and what it is called on the shelf
-        self._known: dict[str, tuple[object, str]] = {}
+        #: by loader: the number of calls before its first batch
+        self._calls_before: dict[int, int] = {}
+        #: by loader: checksum of the records in its last batch since the mark
+        self._records: dict[int, int] = {}
+        #: by name of a large tensor: its fingerprint, and its key in the blob store
+        self._shelved: dict[str, tuple[object, str]] = {}
         #: steps of each optimizer since the mark
         self._made: Counter[int] = Counter()
         last = redo.last
         self._moment = None if last is None else last.commit.moment
         if self._moment is not None and self._moment.why_not:
             raise ComebackError(_LOST.format(why=self._moment.why_not))
-        self._there = None if self._moment is None else WorkerState.from_bytes(self._moment.script)
-        #: steps of each optimizer that the servers have
-        self._passing = Counter({} if self._there is None else self._there.values["made"])
-        #: False when the last of them was skipped by all for an infinity
+        #: the state to return to; None in a first incarnation, and after the return
+        self._target = None if self._moment is None else WorkerState.from_bytes(self._moment.script)
+        #: steps of each optimizer that the servers have applied
+        self._skipping = Counter({} if self._target is None else self._target.values["made"])
+        #: False when all workers had dropped the last of them for an infinity
         self.has_applied = True
-        #: False once the script has come to the loop in which the life before it was
-        self.is_catching_up = self._there is not None
+        #: False once the script reaches the loop in which the earlier incarnation was
+        self.is_catching_up = self._target is not None
 
-    #: a later life of this worker resumes where this one stops
+    #: the next incarnation of this worker resumes where this one stops
     keeps = True
 
     def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
-        """As in `StepReplay`."""
         self._job, self._served = job, served
 
     @property
@@ -167,49 +163,47 @@ class WorkerReplay:
         return self._job
 
     @property
-    def is_passing(self) -> bool:
-        """True as long as steps are passed over."""
-        return bool(self._passing)
+    def is_skipping(self) -> bool:
+        """True while steps are skipped."""
+        return bool(self._skipping)
 
     def position_of(self, loader: int) -> Position | None:
-        """Where a loader is to begin; None: at its beginning."""
-        if self._there is None:
+        """The position at which a loader begins; None: at its first record."""
+        if self._target is None:
             return None
-        positions = self._there.values["before"]
+        positions = self._target.values["before"]
         return positions[loader] if loader < len(positions) else None
 
     def is_trained_on(self, loader: int) -> bool:
-        """True for the loader whose batches the life before made its steps with."""
-        return self._there is not None and bool(self._there.values["loader"] == loader)
+        """True for the loader whose batches the earlier incarnation trained on."""
+        return self._target is not None and bool(self._target.values["loader"] == loader)
 
     def begins(self, loader: int) -> None:
         """The script begins to iterate a loader."""
-        if self._passing and not self.is_catching_up and self.is_trained_on(loader):
-            raise ComebackError(_ELSEWHERE.format(step="has ended its loop without it"))
-        if self.is_catching_up and self._there is not None and self._moment is not None:
-            if loader != self._there.values["loader"]:
-                self._preludes.setdefault(loader, self._answers.made)
+        if self._skipping and not self.is_catching_up and self.is_trained_on(loader):
+            raise ComebackError(_DIFFERENT.format(step="has ended its loop without it"))
+        if self.is_catching_up and self._target is not None and self._moment is not None:
+            if loader != self._target.values["loader"]:
+                self._calls_before.setdefault(loader, self._answers.made)
                 return
-            # what the life before has called for that came before its first step
+            # the earlier incarnation had opened the job before its first step
             self.job.open()
             self.is_catching_up, self._is_stale = False, True
             self._answers.go_on(self._moment.answers, self._moment.meetings)
-            self._preludes[loader] = self._moment.prelude
+            self._calls_before[loader] = self._moment.prelude
             epoch, consumed = self.job.loaders[loader].epoch, self.job.loaders[loader].consumed
-            logger.warning(
-                "started again; goes on in epoch %d, %d samples into it", epoch, consumed
-            )
-        self._preludes.setdefault(loader, self._answers.made)
+            logger.warning("restarted: resuming in epoch %d after %d samples", epoch, consumed)
+        self._calls_before.setdefault(loader, self._answers.made)
         if self._mark is not None and self._mark.loader == loader:
             self._is_stale = True
 
     def hands_out(self, loader: int, before: Position) -> None:
-        """A loader that was there is about to hand out a batch."""
+        """A loader at position `before` is about to return a batch."""
         if threading.current_thread() is not threading.main_thread():
-            # it is read ahead of the training
+            # another thread reads ahead of the training
             self._mark = None
             return
-        # an evaluation since the last step, which is read no more, is behind the worker
+        # an evaluation since the last step may have ended
         has_ended = self._mark and not self.job.loaders[self._mark.loader].cursor.is_being_read
         if self._is_stale or has_ended:
             positions: list[Position] = [one.cursor.resume_state() for one in self.job.loaders]
@@ -217,58 +211,58 @@ class WorkerReplay:
             self._mark = _BatchMark(loader, positions, self._answers.made, self._answers.meetings)
             self._is_stale = False
             self._made.clear()
-            self._hand.clear()
-        self._hand[loader] = _checksum(self.job.loaders[loader].source.records_after(before))
+            self._records.clear()
+        self._records[loader] = _checksum(self.job.loaders[loader].source.records_after(before))
 
-    def passes(self, optimizer: int) -> bool:
-        """True for a step that the servers have already: to be left out."""
-        if not self._passing[optimizer]:
+    def skips(self, optimizer: int) -> bool:
+        """True for a step that the servers have applied already."""
+        if not self._skipping[optimizer]:
             return False
         self._check_batch()
-        self._passing[optimizer] -= 1
-        self._passing += Counter()  # without those that are zero
+        self._skipping[optimizer] -= 1
+        self._skipping += Counter()  # drops zeros
         self._made[optimizer] += 1
-        if not self._passing:
+        if not self._skipping:
             self._is_stale = True
         return True
 
     def _check_batch(self) -> None:
-        """What is left out must be the step that the servers have, and not another one."""
-        assert self._there is not None
-        values = self._there.values
+        """ComebackError unless the skipped step has the batch of the step on the servers."""
+        assert self._target is not None
+        values = self._target.values
         before = {n: _place(values["loaders"][n], records) for n, records in values["hand"].items()}
-        hand = self._in_hand()
+        hand = self._current_records()
         now = {
             n: _place(self.job.loaders[n].cursor.resume_state(), records)
             for n, records in hand.items()
         }
         if now != before:
-            told = _ANOTHER.format(now=_told(now), before=_told(before))
-            raise ComebackError(_ELSEWHERE.format(step=told))
+            step = _ANOTHER_BATCH.format(now=_described(now), before=_described(before))
+            raise ComebackError(_DIFFERENT.format(step=step))
 
-    def _in_hand(self) -> dict[int, int]:
-        """By loader that is being read, or was since the mark: which records its batch has."""
+    def _current_records(self) -> dict[int, int]:
+        """By loader that was read since the mark: checksum of the records in its batch."""
         return {
-            number: self._hand.get(number, 0)
+            number: self._records.get(number, 0)
             for number, loader in enumerate(self.job.loaders)
-            if number in self._hand or loader.cursor.is_being_read
+            if number in self._records or loader.cursor.is_being_read
         }
 
-    def passed(self, optimizer: int) -> None:
-        """Behind a step that was left out: behind the last one, all is as it was."""
-        if not self._passing and self._there is not None:
-            there, self._there = self._there, None
-            self._put(there)
+    def after_skip(self, optimizer: int) -> None:
+        """Restore the state of the worker after the last skipped step."""
+        if not self._skipping and self._target is not None:
+            target, self._target = self._target, None
+            self._restore(target)
             self._count(optimizer)
 
     def _count(self, optimizer: int) -> None:
-        plan = self.job.served_steps()[optimizer]
-        plan.count_on_servers((plan.steps_on_servers or 0) + self.has_applied)
+        managed = self.job.served_optimizers()[optimizer]
+        managed.count_on_servers((managed.steps_on_servers or 0) + self.has_applied)
         self.job.step += self.has_applied
 
-    def _put(self, there: WorkerState) -> None:
-        """All as it was when the step was made."""
-        values = there.values
+    def _restore(self, target: WorkerState) -> None:
+        """Restore the state at the step."""
+        values = target.values
         for part in parts(self.job, Purpose.REPLAY):
             value = values.get(part.name)
             part.load(
@@ -281,33 +275,35 @@ class WorkerReplay:
                 )
             )
         with torch.no_grad():
-            for name, tensor in self._own_tensors().items():
+            for name, tensor in self._unserved_tensors().items():
                 if (kept := values["kept"].get(name)) is None:
-                    assign(tensor, there.tensors[name])
+                    assign(tensor, target.tensors[name])
                 else:
-                    assign(tensor, _like(tensor, self._redo.shelf.get(kept)))
-        if there.rng is not None:
-            checkpoint.set_rng_state(there.rng)
+                    assign(tensor, _from_bytes(tensor, self._redo.shelf.get(kept)))
+        if target.rng is not None:
+            checkpoint.set_rng_state(target.rng)
 
-    def _own_tensors(self) -> dict[str, Tensor]:
-        return self._own.tensors([plan.module for plan in self.job.models], self._served())
+    def _unserved_tensors(self) -> dict[str, Tensor]:
+        return self._unserved.tensors(
+            [managed.module for managed in self.job.models], self._served()
+        )
 
-    def moment(self, optimizer: int) -> ResumePoint:
-        """Where this worker is, in the middle of a step, or why nothing tells."""
+    def resume_point(self, optimizer: int) -> ResumePoint:
+        """The state of this worker in the middle of a step, or why there is none."""
         mark = self._mark
         self._is_stale = True
         self._made[optimizer] += 1
         try:
-            found = _none(_NO_BATCH) if mark is None else self._moment_at(mark)
+            found = _no_moment(_NO_BATCH) if mark is None else self._moment_at(mark)
         except CheckpointError as error:
-            # of a scheduler, or of param groups, that hold something of the script's own
-            logger.debug("this worker could not go on alone: %s", error)
-            found = _none(str(error))
-        self._say(not found.why_not)
+            # the state of a scheduler or of param groups may contain objects of the script
+            logger.debug("a restart of this worker alone could not resume: %s", error)
+            found = _no_moment(str(error))
+        self._report(not found.why_not)
         return found
 
     def _moment_at(self, mark: _BatchMark) -> ResumePoint:
-        number, own = self._redo.shelf.next_moment(), self._own_tensors()
+        number, own = self._redo.shelf.next_moment(), self._unserved_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
             rank=self.job.group.index,
@@ -316,7 +312,7 @@ class WorkerReplay:
                 "loader": mark.loader,
                 "before": mark.positions,
                 "made": dict(self._made),
-                "hand": self._in_hand(),
+                "hand": self._current_records(),
                 "kept": kept,
                 **saved_values(self.job, Purpose.REPLAY),
             },
@@ -325,52 +321,52 @@ class WorkerReplay:
         return ResumePoint(
             mark.answers,
             mark.meetings,
-            self._preludes[mark.loader],
+            self._calls_before[mark.loader],
             state.to_bytes(),
             number=number,
             kept=list(kept.values()),
         )
 
     def _kept(self, name: str, tensor: Tensor) -> str:
-        """What a large tensor is called on the shelf."""
-        signs, shelf = _signs(tensor), self._redo.shelf
-        known = self._known.get(name)
-        if known is None or known[0] != signs or not shelf.keep(known[1]):
-            known = self._known[name] = signs, shelf.put(_bytes(tensor))
+        """The key of a large tensor in the blob store."""
+        fingerprint, shelf = _fingerprint(tensor), self._redo.shelf
+        known = self._shelved.get(name)
+        if known is None or known[0] != fingerprint or not shelf.keep(known[1]):
+            known = self._shelved[name] = fingerprint, shelf.put(_bytes(tensor))
         return known[1]
 
     def begin(self) -> None:
-        """Nothing is pushed yet: another life may begin anew."""
-        # a script may leave it to the first forward to agree on the model, amid its loop
+        """Report that the worker may be restarted: it has pushed nothing yet."""
+        # the first forward, inside the loop, may be the place where workers agree on the model
         made, meetings = self._answers.made, self._answers.meetings
-        self._preludes = dict.fromkeys(self._preludes, made)
+        self._calls_before = dict.fromkeys(self._calls_before, made)
         if self._mark is not None:
             self._mark = dataclasses.replace(self._mark, answers=made, meetings=meetings)
-        self._say(True)
+        self._report(True)
 
-    def lose(self) -> None:
-        """Where the worker is from now on, only its next step tells."""
+    def forget_position(self) -> None:
+        """Report no position until the next step."""
         self._mark, self._is_stale = None, True
-        self._say(False)
+        self._report(False)
 
-    def give_up(self, why: str) -> None:
-        """The same, where nothing is on its way any more; a life that has made no step is none."""
-        self.lose()
+    def disable(self, why: str) -> None:
+        """Let no incarnation resume from the last step, after everything has arrived."""
+        self.forget_position()
         if self._redo.has_committed:
             self._redo.give_up(why)
 
-    def _say(self, returns: bool) -> None:
-        if returns != self._returns:
-            self._returns = returns
-            self._tell(returns)
+    def _report(self, restartable: bool) -> None:
+        if restartable != self._is_restartable:
+            self._is_restartable = restartable
+            self._on_change(restartable)
 
 
-def _none(why: str) -> ResumePoint:
+def _no_moment(why: str) -> ResumePoint:
     return ResumePoint(0, 0, 0, b"", why_not=why)
 
 
 def _checksum(records: Sequence[Any] | None) -> int:
-    """Alike for the same records; nothing is known of those of a stream."""
+    """A checksum of records; zero for those of a stream."""
     return 0 if records is None else zlib.crc32(repr(list(records)).encode())
 
 
@@ -378,7 +374,7 @@ def _place(position: Position, records: int) -> tuple[int, int, int]:
     return int(position["epoch"]), int(position["consumed"]), records
 
 
-def _told(places: Mapping[int, tuple[int, int, int]]) -> str:
+def _described(places: Mapping[int, tuple[int, int, int]]) -> str:
     return " and ".join(
         f"the batch of loader {number} before sample {consumed} of epoch {epoch} "
         f"(records {records:08x})"
@@ -386,20 +382,20 @@ def _told(places: Mapping[int, tuple[int, int, int]]) -> str:
     )
 
 
-def _signs(tensor: Tensor) -> object:
-    """Alike for a tensor that has not changed, at little cost however large it is."""
-    # an odd step comes by all columns
+def _fingerprint(tensor: Tensor) -> object:
+    """Equal for a tensor that has not changed; cheap for a tensor of any size."""
+    # an odd stride reaches all columns
     some = tensor.reshape(-1)[:: tensor.numel() // _SAMPLED | 1]
     return tensor.data_ptr(), version(tensor), _bytes(some).tobytes()
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """All of a tensor as it lies in memory, in order."""
+    """The bytes of a tensor, in order."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     found: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return found
 
 
-def _like(tensor: Tensor, data: bytes) -> Tensor:
-    """The way back."""
+def _from_bytes(tensor: Tensor, data: bytes) -> Tensor:
+    """A tensor of the type and shape of another, from bytes."""
     return torch.frombuffer(bytearray(data), dtype=tensor.dtype).view(tensor.shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`UnservedTensors`: buffers and frozen parameters of registered models, which no server keeps."""
+"""`UnservedTensors`: buffers and frozen parameters of registered models, which no server stores."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fleetlight.torch_compat.modules import buffers, children, parameters
 
 
 class UnservedTensors:
-    """Asked at every step: models are walked through only when something in them is another."""
+    """Finds them at every step; walks through the models only after something in them changed."""
 
     def __init__(self) -> None:
-        #: the modules walked through, and all that was in them
+        #: the modules of the last walk, and their parameters, buffers and children
         self._modules: list[nn.Module] = []
         self._inside: list[object] = []
         self._own: list[tuple[str, Tensor]] = []
 
     def tensors(self, models: Sequence[nn.Module], kept: Sequence[Tensor]) -> dict[str, Tensor]:
-        """By the number of the model and the name in it; `kept` are those the servers keep."""
+        """By number of the model and name in it; `kept` are the tensors on servers."""
         inside = [*models, *kept, *self._look()]
         is_same = len(inside) == len(self._inside)
         if not is_same or not all(map(operator.is_, inside, self._inside)):
             self._walk(models, {id(tensor) for tensor in kept})
             self._inside = [*models, *kept, *self._look()]
-        # of a layer whose rows are in a table there is nothing here
+        # the weight of a layer with a table has no elements
         return {name: tensor.detach() for name, tensor in self._own if tensor.numel()}
 
     def _walk(self, models: Sequence[nn.Module], kept: set[int]) -> None:

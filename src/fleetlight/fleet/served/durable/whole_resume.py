@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that was killed as a whole resumes: its workers report, and all processes decide alike."""
+"""Resumes a job that was killed as a whole: workers report, and all processes decide alike."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.errors import ComebackError, JournalError
-from fleetlight.fleet.exit.exit_status import report_left
+from fleetlight.fleet.exit.exit_status import report_left_job
 from fleetlight.fleet.served.durable.durability_dir import asks_to_resume
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
@@ -32,13 +32,13 @@ from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
-_KEEPS_NOTHING = "with dense='allreduce' no server has the dense values, and no worker keeps them"
+_NOTHING_KEPT = "with dense='allreduce' neither servers nor workers keep the dense values"
 
 
 def resume_with_all(
     client: Client, role: Role, strategy: DistributedStrategy, *, waits: bool
 ) -> None:
-    """Where the whole job is started again: agree with all on how, and have the folder say so.
+    """When the whole job restarts: decide with all workers how, and write it into the folder.
 
     `waits` until the servers have their values again. A worker that had left the job leaves again,
     and its process ends here.
@@ -49,13 +49,12 @@ def resume_with_all(
         return
     channels = client.open_lane(CONTROL)
     welcomes = [None if one.welcome is None else one.welcome.message for one in channels]
-    told = [one.remains for one in welcomes if isinstance(one, m.Welcome)]
-    servers = [one for one in told if one is not None]
+    remains = [one.remains for one in welcomes if isinstance(one, m.Welcome)]
+    servers = [one for one in remains if one is not None]
     if len(servers) < client.server_num:
-        # one that was started again alone is among workers that all resumed before
+        # this worker was restarted alone, after all others had resumed
         raise ComebackError(
-            "this worker was started again, but the servers have resumed already; start all "
-            "processes again"
+            "this worker was restarted after the servers had resumed; restart all processes"
         )
     resumed = _asked(client, _report(redo, role, strategy, servers), waits=waits)
     was = Remains() if redo is None else redo.remains
@@ -63,7 +62,7 @@ def resume_with_all(
     decision = next(iter(resumed.values())).decision
     if decision.kind == REFUSED:
         raise JournalError(f"durability: {decision.why}")
-    _tell(decision, role, strategy)
+    _log_decision(decision, role, strategy)
     if redo is not None:
         redo.decide(decision)
     if not decision.keeps_workers:
@@ -76,12 +75,12 @@ def resume_with_all(
 
 
 def _asked(client: Client, report: Report, *, waits: bool) -> dict[int, m.Resumed]:
-    """What each server says; all have decided alike."""
+    """The reply of each server; all have made the same decision."""
     found: dict[int, m.Resumed] = {}
     while missing := [n for n in range(client.server_num) if n not in found]:
-        answers = client.ask(CONTROL, dict.fromkeys(missing, (m.Resume(report, waits), ())))
-        told = {n: answer.message for n, answer in answers.items()}
-        found |= {n: one for n, one in told.items() if isinstance(one, m.Resumed)}
+        replies = client.ask(CONTROL, dict.fromkeys(missing, (m.Resume(report, waits), ())))
+        messages = {n: reply.message for n, reply in replies.items()}
+        found |= {n: one for n, one in messages.items() if isinstance(one, m.Resumed)}
     return found
 
 
@@ -89,7 +88,7 @@ def _report(
     redo: WorkerJournal | None, role: Role, strategy: DistributedStrategy, servers: list[Remains]
 ) -> Report:
     if redo is None:
-        remains, why, step = Remains(UNABLE), _KEEPS_NOTHING, 0
+        remains, why, step = Remains(UNABLE), _NOTHING_KEPT, 0
     else:
         moment = None if redo.last is None else redo.last.commit.moment
         remains, why = redo.remains, "" if moment is None else moment.why_not
@@ -106,37 +105,35 @@ def _checkpoint(strategy: DistributedStrategy) -> int | None:
     return checkpoint.read(folder).manifest.step
 
 
-def _tell(decision: Decision, role: Role, strategy: DistributedStrategy) -> None:
+def _log_decision(decision: Decision, role: Role, strategy: DistributedStrategy) -> None:
     if role.index:
         return
     if decision.kind == POSITIONS:
         beside = f", which is newer than {strategy.checkpoint}" if strategy.checkpoint else ""
         logger.info(
-            "resuming where each worker was, from the log in %s%s", _where(strategy), beside
+            "resuming where each worker was, from the log in %s%s",
+            strategy.durability_configs.folder,
+            beside,
         )
     elif decision.kind == FINISHED:
-        logger.info("the job had ended, but for the exits of its processes: nothing to resume")
+        logger.info("the job had ended before: nothing to resume")
     elif decision.kind == BEGINNING:
-        logger.info("resuming at the beginning of the script: %s", decision.why)
+        logger.info("restarting the script from its beginning: %s", decision.why)
     elif not strategy.checkpoint:
         logger.warning(
-            "%s: the script begins at its beginning, with the values that the servers have kept; "
-            "what had been trained on is trained on once more",
+            "%s: the script restarts from its beginning with the values of the servers, so it "
+            "trains on the same records again",
             decision.why,
         )
     elif decision.why:
         logger.warning("resuming from %s: %s", strategy.checkpoint, decision.why)
 
 
-def _where(strategy: DistributedStrategy) -> str:
-    return strategy.durability_configs.folder
-
-
 def _leave_again(client: Client, role: Role) -> None:
-    """This worker has no part in the job any more: the servers hear it once more."""
-    logger.info("this worker had left the job before: it ends")
+    """Leave the servers again, and end the process."""
+    logger.info("this worker had left the job before: exiting")
     client.leave()
-    report_left(role)
+    report_left_job(role)
     if client.redo is not None:
         client.redo.close(is_needed=False, ended=True)
     raise SystemExit
@@ -148,7 +145,7 @@ def _check_marks(
     last: Committed,
     resumed: dict[int, m.Resumed],
 ) -> None:
-    """Servers have what they acknowledged, and nothing that this worker does not know of."""
+    """JournalError unless servers have exactly the pushes that this worker has sent."""
     commit = last.commit
     if strategy.durability != "log":
         return
@@ -158,6 +155,6 @@ def _check_marks(
         if wrong:
             raise JournalError(
                 f"durability: server {server} and worker {client.worker} cannot resume together: "
-                f"{wrong}; restore both folders as they were at one time, or resume from a "
+                f"{wrong}; restore both folders to the same point in time, or resume from a "
                 "checkpoint"
             )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in checkpoints, in exported models and in what a worker asks of servers."""
+"""The tables of servers in checkpoints, exports and state dicts."""

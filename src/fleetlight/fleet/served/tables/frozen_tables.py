@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of torch alone in place of those whose rows are on servers, for inference."""
+"""Replaces layers whose rows are on servers by plain layers of torch, for inference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
-from fleetlight.fleet.job import Job, Rows, StandIn
+from fleetlight.fleet.job import Job, PlainLayer, Rows
 from fleetlight.fleet.plan.remote_embedding import plain_layer
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.table_files import TableFiles
@@ -26,34 +26,34 @@ from fleetlight.ps.layers.frozen import FrozenRows, frozen
 from fleetlight.ps.plan import ASYNC, TablePlan
 from fleetlight.ps.tables.table_file import WEIGHTS, Column, TableReader
 
-#: ids, ascending, and their rows
+#: ascending ids, and their rows
 _Table = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @contextlib.contextmanager
-def open_tables(job: Job, session: ServerSession, rows: Rows) -> Iterator[StandIn]:
-    """Inside the block, a function that gives layers of torch alone for layers with tables."""
+def open_tables(job: Job, session: ServerSession, rows: Rows) -> Iterator[PlainLayer]:
+    """Inside the block: a function that makes a plain layer of torch from a layer with a table."""
     if session.is_open or job.group.alone:
         session.open(job)
     else:
         raise PlanError(
-            "save_inference_model came before the tables were open; call fleet.init_worker() on "
-            "every worker before"
+            "save_inference_model was called before the tables were open; call "
+            "fleet.init_worker() on every worker before"
         )
     _check_rows(session, rows)
     session.communicator.flush()
-    if session.drawn.plan.mode == ASYNC:
-        # what this worker has may be older than the rows
+    if session.bound.plan.mode == ASYNC:
+        # the values of this worker may be older than the rows
         session.communicator.take_dense()
     with _Tables(job, session, rows) as tables:
-        yield tables.stand_in
+        yield tables.plain
 
 
 class _Tables(contextlib.AbstractContextManager["_Tables"]):
-    """The rows of all tables, in files of this process while the model is exported."""
+    """The rows of all tables, in temporary files during the export."""
 
     def __init__(self, job: Job, session: ServerSession, rows: Rows) -> None:
-        self._drawn = session.drawn
+        self._bound = session.bound
         self._rows = rows
         self._files = TableFiles(session.client, job.group.deadline_s)
         self._job = job
@@ -62,8 +62,8 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
         self._by_table: dict[int, list[Path]] = {}
 
     def __enter__(self) -> _Tables:
-        # the servers write one thing at a time
-        self._job.saving.finish()
+        # the servers write one checkpoint at a time
+        self._job.background_save.finish()
         try:
             folder = Path(self._folder.name)
             saved, _ = self._files.save(folder, WORKER0, self._job.step)
@@ -77,39 +77,39 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
-    def stand_in(self, layer: nn.Module) -> nn.Module:
-        """A layer of torch alone."""
+    def plain(self, layer: nn.Module) -> nn.Module:
+        """A plain layer of torch with all rows."""
         if isinstance(layer, TableLayer):
             return self.frozen(layer).to(layer.weight.device)
         assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
         return plain_layer(layer, self.dense(layer))
 
     def frozen(self, layer: TableLayer) -> nn.Module:
-        """What stands in for a layer; layers that share a table share its rows."""
+        """A plain layer for a layer of `fleet.nn`; layers that share a table share its rows."""
         number = self._number(layer)
         if number not in self._frozen:
-            plan = self._drawn.plan.tables[number]
+            plan = self._bound.plan.tables[number]
             ids, rows = self._chosen(number, plan)
             how = plan.initializer
             self._frozen[number] = FrozenRows(
                 _as_tensor(ids),
                 _as_tensor(rows),
-                table_seed(self._drawn.plan.seed, plan.name),
-                Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it looks itself
+                table_seed(self._bound.plan.seed, plan.name),
+                Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it checks the kind
             )
         return frozen(layer, self._frozen[number])
 
     def dense(self, layer: nn.Module) -> Tensor:
-        """The whole weight of a layer of torch that was moved onto a table."""
+        """The whole weight of a layer of torch whose rows are on servers."""
         return torch.from_numpy(self._read(self._number(layer))[1])
 
     def _number(self, layer: nn.Module) -> int:
-        for number, layers in enumerate(self._drawn.layers):
+        for number, layers in enumerate(self._bound.layers):
             if any(layer is other for other in layers):
                 return number
         raise PlanError(
-            f"save_inference_model: a {type(layer).__name__} of the model belongs to no table of "
-            "this job; export the registered model, or a part of it"
+            f"save_inference_model: a {type(layer).__name__} of the model has no table in this "
+            "job; export the registered model, or a part of it"
         )
 
     def _chosen(self, number: int, plan: TablePlan) -> _Table:
@@ -120,7 +120,7 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
         return ids[kept], rows[kept]
 
     def _read(self, number: int) -> _Table:
-        dim = self._drawn.plan.tables[number].dim
+        dim = self._bound.plan.tables[number].dim
         blank, column = np.zeros(dim, np.float32), Column(WEIGHTS, 0, dim)
         readers = [TableReader(path) for path in self._by_table[number]]
         pieces = [
@@ -135,7 +135,7 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
 
 
 def _as_tensor(array: NDArray[Any]) -> Tensor:
-    """Without a copy, but torch cannot export a tensor of no elements over NumPy's memory."""
+    """A tensor over the array; torch cannot export an empty one over NumPy's memory."""
     tensor = torch.from_numpy(array)
     return tensor if array.size else tensor.clone()
 
@@ -148,7 +148,7 @@ def _check_rows(session: ServerSession, rows: Rows) -> None:
                 'each table by its name, such as rows={"emb": ids}'
             )
         return
-    names = [table.name for table in session.drawn.plan.tables]
+    names = [table.name for table in session.bound.plan.tables]
     for name in rows:
         if name not in names:
             raise ConfigError(

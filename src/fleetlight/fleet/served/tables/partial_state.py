@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`model.state_dict()` and pickles once rows are on servers: says that they are not whole.
+"""Warns of `model.state_dict()` and pickles without the rows that are on servers.
 
-A state with entries of tables is refused.
-
-The hooks are torch's own. They are functions of a module, so that models can be pickled with them.
+`load_state_dict` refuses a state with entries of tables. The hooks are torch's own, and functions
+of this module, so that models can be pickled with them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _has_warned = False
 _has_warned_of_pickle = False
 
 
-def answer_without_tables(models: Sequence[nn.Module], layers: Sequence[nn.Module]) -> None:
-    """Watch what is taken from and given to models whose tables are on servers from now on."""
+def watch_state_dicts(models: Sequence[nn.Module], layers: Sequence[nn.Module]) -> None:
+    """Watch `state_dict` and `load_state_dict` of models whose tables are on servers."""
     global _has_warned, _has_warned_of_pickle
     _has_warned = _has_warned_of_pickle = False
     warn_again()
@@ -34,7 +33,7 @@ def answer_without_tables(models: Sequence[nn.Module], layers: Sequence[nn.Modul
 
 
 def _warn(module: nn.Module, state: Mapping[str, Any], prefix: str, _: Any) -> None:
-    """Of a layer's part of a state, once; the live weight itself is no copy of it."""
+    """Warn once, unless the state has the live weight itself."""
     global _has_warned
     if _has_warned or state.get(f"{prefix}weight") is module.weight:
         return
@@ -42,13 +41,13 @@ def _warn(module: nn.Module, state: Mapping[str, Any], prefix: str, _: Any) -> N
     logger.warning(
         "state_dict() has no rows of table %s, nor of any other: they are on the parameter "
         "servers; let all workers call fleet.state_dict(model) for all values, or "
-        "fleet.save_persistables(dirname), of which fleetlight export makes one file",
+        "fleet.save_persistables(dirname), whose files fleetlight export merges into one",
         _name(module),
     )
 
 
 def warn_of_pickle(table: str) -> None:
-    """Of a model that is pickled with a layer of the table, once."""
+    """Warn once of a model that is pickled with a layer of the table."""
     global _has_warned_of_pickle
     if _has_warned_of_pickle:
         return
@@ -56,16 +55,16 @@ def warn_of_pickle(table: str) -> None:
     logger.warning(
         "a pickled model, such as that of torch.save(model), has no rows of table %s, nor of any "
         "other: they are on the parameter servers; let all workers call fleet.state_dict(model) "
-        "for all values, or fleet.save_persistables(dirname), of which fleetlight export makes "
-        "one file",
+        "for all values, or fleet.save_persistables(dirname), whose files fleetlight export merges "
+        "into one",
         table,
     )
 
 
 def _refuse(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Refuse a state with entries of tables, before this module and those in it are changed.
+    """Refuse a state with entries of tables before any module changes.
 
-    Torch asks no hook of modules inside a module that is not registered before it loads others.
+    For a module that is not registered, torch may load other modules before it runs this hook.
     """
     for path, layer in module.named_modules():
         weight = getattr(layer, "weight", None)
@@ -73,8 +72,8 @@ def _refuse(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -
         if isinstance(weight, TableWeight) and entry is not None and entry is not weight:
             raise PlanError(
                 f"load_state_dict has an entry for table {_name(layer)}, but its rows are on the "
-                "parameter servers, which do not see it: let all workers call "
-                "fleet.load_state_dict(model, state) with what fleet.state_dict(model) gave, or "
+                "parameter servers, which do not get it: let all workers call "
+                "fleet.load_state_dict(model, state) with a state of fleet.state_dict(model), or "
                 "fleet.load_persistables(dirname)"
             )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint takes from parameter servers: tables, dense values, state of the optimizers."""
+"""`ServerCheckpoint`: the servers' part of a checkpoint: tables, dense values, optimizer state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import (
     HighWaterEntry,
@@ -34,23 +34,23 @@ from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, 
 
 
 class ServerCheckpoint:
-    """What all servers held at one moment; for worker 0, while the others wait."""
+    """The values of all servers at one moment; worker 0 makes it while the others wait."""
 
     def __init__(self, job: Job, session: ServerSession, model: nn.Module, via: str) -> None:
-        self._drawn = session.drawn
+        self._bound = session.bound
         self._client = session.client
         self._names = names_of(model)
         self._via = via
         self._step = job.step
         self._files = TableFiles(session.client, job.group.deadline_s)
-        self._lives: list[int] = []
+        self._incarnations: list[int] = []
         self._dense = WholeState({}, {})
 
-    def completed(self, snapshot: JobSnapshot) -> JobSnapshot:
-        """Make the cut; a worker's snapshot with what the servers have."""
-        self._files.everywhere(m.SnapshotRequest(), self._files.table_bytes())
-        self._lives = self._client.lives(LANE)
-        self._dense = self._fetched()
+    def complete(self, snapshot: JobSnapshot) -> JobSnapshot:
+        """Freeze the values of the servers, and add them to a worker's snapshot."""
+        self._files.ask_all(m.SnapshotRequest(), self._files.table_bytes())
+        self._incarnations = self._client.lives(LANE)
+        self._dense = self._fetch()
         return dataclasses.replace(
             snapshot,
             model=self._model(snapshot.model),
@@ -61,27 +61,27 @@ class ServerCheckpoint:
         )
 
     @property
-    def may_be_made_again(self) -> bool:
-        """Whether a server that is lost comes back, for another cut."""
+    def can_retry(self) -> bool:
+        """True when a lost server comes back, so that a second attempt may succeed."""
         return self._client.waits_for_comebacks
 
     @contextlib.contextmanager
     def _lost_with_its_server(self) -> Iterator[None]:
-        """A server that was started again knows nothing of a cut, nor of files for worker 0."""
+        """PeerLostError where an error comes from a restarted server, which has lost the save."""
         try:
             yield
         except CheckpointError as error:
-            if self._client.lives(LANE) == self._lives:
+            if self._client.lives(LANE) == self._incarnations:
                 raise
-            raise PeerLostError(f"a server was started again amid a save: {error}") from error
+            raise PeerLostError(f"a server was restarted during a save: {error}") from error
 
     def drop(self) -> None:
-        """Let go of what was not saved."""
+        """Free what was not saved."""
         self._files.drop()
 
     def _model(self, state: ModelState) -> ModelState:
-        """A worker's model with the servers' values in it."""
-        plan = self._drawn.plan
+        """A worker's model, with the servers' values."""
+        plan = self._bound.plan
         values = {
             plan.dense[number].name: tensor_of(array).view(plan.dense[number].shape)
             for number, array in self._dense.values.items()
@@ -89,10 +89,10 @@ class ServerCheckpoint:
         return dataclasses.replace(state, tensors={**state.tensors, **values})
 
     def _optimizer(self, number: int) -> OptimizerState:
-        """An optimizer of a worker with the servers' state in it; that of tables is theirs."""
-        drawn, plan = self._drawn, self._drawn.plan
-        optimizer = drawn.optimizers[number]
-        others = {id(parameter) for parameter in elsewhere(drawn)}
+        """An optimizer of a worker, with the servers' state of dense parameters."""
+        bound, plan = self._bound, self._bound.plan
+        optimizer = bound.optimizers[number]
+        others = {id(parameter) for parameter in elsewhere(bound)}
         state: dict[Tensor, Mapping[str, Any]] = {
             parameter: values
             for parameter, values in optimizer.state.items()
@@ -100,11 +100,11 @@ class ServerCheckpoint:
         }
         for index, piece in self._dense.state.items():
             if plan.dense[index].optimizer == number and (piece.tensors or piece.scalars):
-                state[drawn.dense[index]] = piece.live(plan.dense[index].shape)
+                state[bound.dense[index]] = piece.live(plan.dense[index].shape)
         return checkpoint.optimizer_state(optimizer, self._names, state)
 
     def _save_tables(self, folder: Path) -> SavedTables:
-        """Have the servers write their tables."""
+        """Let the servers write their tables."""
         with self._lost_with_its_server():
             saved, files = self._files.save(folder, self._via, self._step)
         marks = [
@@ -112,21 +112,21 @@ class ServerCheckpoint:
             for server, one in saved.items()
             for worker, incarnation, sequence in one.marks
         ]
-        tables = [self._entry(n, table, saved) for n, table in enumerate(self._drawn.plan.tables)]
+        tables = [self._entry(n, table, saved) for n, table in enumerate(self._bound.plan.tables)]
         return SavedTables(tables, files, marks)
 
-    def _fetched(self) -> WholeState:
+    def _fetch(self) -> WholeState:
         placement = self._client.placement
-        answers = self._client.everywhere(m.FetchDense())
+        replies = self._client.everywhere(m.FetchDense())
         states = []
         for server in range(self._client.server_num):
-            message, arrays = answers[server].message, answers[server].arrays
+            message, arrays = replies[server].message, replies[server].arrays
             assert isinstance(message, m.FetchedDense), message
             blocks = len(placement.blocks_of(server))
             states.append(
                 DenseState(arrays[:blocks], message.state, message.scalars, arrays[blocks:])
             )
-        return whole(self._drawn.plan, placement, states)
+        return whole(self._bound.plan, placement, states)
 
     def _entry(self, number: int, table: TablePlan, saved: Saved) -> TableEntry:
         files = [
@@ -139,22 +139,22 @@ class ServerCheckpoint:
             name=table.name,
             dim=table.dim,
             rows=sum(file.rows for file in files),
-            rule="add" if self._drawn.plan.mode == GEO else table.rule.name,
+            rule="add" if self._bound.plan.mode == GEO else table.rule.name,
             options=dict(table.rule.options),
             initializer=(table.initializer.kind, table.initializer.a, table.initializer.b),
             entry=None if entry is None else (entry.kind, entry.value),
             ids=table.rows,
-            weights=list(dict.fromkeys(self._names[w] for w in self._drawn.weights(number))),
+            weights=list(dict.fromkeys(self._names[w] for w in self._bound.weights(number))),
             files=files,
         )
 
 
-def elsewhere(drawn: BoundPlan) -> list[nn.Parameter]:
+def elsewhere(bound: BoundPlan) -> list[nn.Parameter]:
     """The parameters whose optimizer state is not in this worker's optimizers."""
-    plan = drawn.plan
-    return table_weights(drawn) + (drawn.dense if plan.mode == SYNC and plan.serves_dense else [])
+    plan = bound.plan
+    return table_weights(bound) + (bound.dense if plan.mode == SYNC and plan.serves_dense else [])
 
 
-def table_weights(drawn: BoundPlan) -> list[nn.Parameter]:
-    """What stands for tables in the model."""
-    return [weight for number in range(len(drawn.layers)) for weight in drawn.weights(number)]
+def table_weights(bound: BoundPlan) -> list[nn.Parameter]:
+    """The weights in the model that stand for tables."""
+    return [weight for number in range(len(bound.layers)) for weight in bound.weights(number)]

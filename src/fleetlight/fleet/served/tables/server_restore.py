@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Restoration`: what parameter servers are to be told so that they hold a checkpoint's values.
+"""`RestorePlan`: the requests by which parameter servers load a checkpoint.
 
-Everything is compared first. Tables and parameters are found by name; how many servers saved them
-does not matter.
+Everything is compared first. Tables and parameters are found by name; the number of servers that
+saved them does not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, OptimizerState, TableEntry
 from fleetlight.checkpoint.formats.values import unpack
@@ -27,20 +27,20 @@ from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import GEO, TablePlan
 from fleetlight.ps.tables.dense_state import PieceState, WholeState, part
 
-Words = tuple[m.Message, Sequence[NDArray[Any]]]
+ServerRequest = tuple[m.Message, Sequence[NDArray[Any]]]
 
 
-class Restoration:
-    """A checkpoint, and the plan of the job that is to go on from it."""
+class RestorePlan:
+    """A checkpoint, compared with the plan of the job that loads it."""
 
-    def __init__(self, drawn: BoundPlan, saved: Checkpoint, epoch: int) -> None:
-        self._drawn, self._plan, self._saved, self._epoch = drawn, drawn.plan, saved, epoch
+    def __init__(self, bound: BoundPlan, saved: Checkpoint, epoch: int) -> None:
+        self._bound, self._plan, self._saved, self._epoch = bound, bound.plan, saved, epoch
         self._entries = {entry.name: entry for entry in saved.manifest.tables}
         self._tensors: dict[str, Any] = saved.model().state_dict()
         refuse = checkpoint.refuse_differences
         refuse("tables", list(self._table_differences()))
         refuse("model", list(self._dense_differences()))
-        #: weights of layers that the saved job had not moved onto tables
+        #: by number of the table: weights that the saved job had not moved onto tables
         self._dense_tables = {
             number: self._tensors[f"{table.name}.weight"]
             for number, table in enumerate(self._plan.tables)
@@ -49,7 +49,7 @@ class Restoration:
 
     @property
     def files(self) -> list[tuple[int, str]]:
-        """The files of each table by its number in the plan."""
+        """The files of tables, each with the number of its table in the plan."""
         return [
             (number, file.name)
             for number, table in enumerate(self._plan.tables)
@@ -59,15 +59,15 @@ class Restoration:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those files."""
-        return sum(size for size, _ in self._sums().values())
+        """The size of all files of tables."""
+        return sum(size for size, _ in self._checksums().values())
 
-    def look(self, names: Sequence[str] | None = None) -> m.Load:
-        """Have a server look at the files: those in the folder, or those that were brought."""
+    def check_request(self, names: Sequence[str] | None = None) -> m.Load:
+        """Let a server check its files: those in the folder, or those that it was sent."""
         return self._load(names, dry=True)
 
-    def words(self, server: int, names: Sequence[str] | None = None) -> Iterator[Words]:
-        """What to tell a server, one after another."""
+    def requests(self, server: int, names: Sequence[str] | None = None) -> Iterator[ServerRequest]:
+        """The requests to a server, in order."""
         yield self._load(names, dry=False), ()
         placement = Placement(self._plan)
         dense = part(self._plan, placement, server, self._whole())
@@ -79,28 +79,28 @@ class Restoration:
             yield m.Fill([number], False, loaded=True), [mine, rows]
 
     def warnings(self) -> Iterator[str]:
-        """What is not as it was, though it can be loaded."""
+        """Differences from the saved job that do not prevent a load."""
         for table in self._plan.tables:
             entry = self._entries.get(table.name)
             rule = "no rule" if entry is None else entry.rule
             if self._plan.mode != GEO and table.rule.name not in (rule, "sgd"):
                 yield (
                     f"table {table.name}: it was saved with {rule} and is now trained with "
-                    f"{table.rule.name}; its weights are loaded, its optimizer state begins anew"
+                    f"{table.rule.name}; its weights are loaded, its optimizer state is reset"
                 )
         seed = self._saved.manifest.seed
         if self._entries and seed != self._plan.seed:
             yield (
                 f"the checkpoint was saved with seed {seed}, this job has {self._plan.seed}: ids "
-                "that it does not know begin with other first values than they would have then"
+                "that are not in it get other first values than in the saved job"
             )
 
     def _load(self, names: Sequence[str] | None, dry: bool) -> m.Load:
         files = [(n, name) for n, name in self.files if names is None or name in names]
         folder = "" if names is not None else str(self._saved.folder.absolute())
-        return m.Load(folder, files, self._epoch, self._sums(), dry)
+        return m.Load(folder, files, self._epoch, self._checksums(), dry)
 
-    def _sums(self) -> dict[str, tuple[int, str]]:
+    def _checksums(self) -> dict[str, tuple[int, str]]:
         names = {name for _, name in self.files}
         files = self._saved.manifest.files
         return {file.name: (file.bytes, file.sha256) for file in files if file.name in names}
@@ -131,7 +131,7 @@ class Restoration:
                 yield f"table {name!r} (dim {entry.dim}) of the checkpoint does not exist here"
 
     def _has_weight(self, table: TablePlan) -> bool:
-        """A layer of torch may have been saved by a job that did not move it onto a table."""
+        """True if the saved job had not moved this layer of torch onto a table."""
         weight = self._tensors.get(f"{table.name}.weight")
         return (
             table.rows > 0
@@ -171,22 +171,22 @@ def _state_of(optimizer: OptimizerState, name: str) -> Mapping[str, Any]:
     return {key: unpack(value, optimizer.tensors) for key, value in packed.items()}
 
 
-def check_optimizers(drawn: BoundPlan, saved: Checkpoint) -> None:
-    """A server steps with the classes of its own script: they must be those of the checkpoint."""
+def check_optimizers(bound: BoundPlan, saved: Checkpoint) -> None:
+    """CheckpointError unless the optimizers of the script have the classes of the saved ones."""
     entries = saved.manifest.optimizers
-    if len(entries) != len(drawn.optimizers):
+    if len(entries) != len(bound.optimizers):
         raise CheckpointError(
             f"{saved.directory} holds {len(entries)} optimizers, but this job has "
-            f"{len(drawn.optimizers)}; register the same ones before loading"
+            f"{len(bound.optimizers)}; register the same ones before loading"
         )
     differences = [
         f"it is {checkpoint.class_name(mine)} here, but {entry.class_name} in the checkpoint"
-        for number, (mine, entry) in enumerate(zip(drawn.optimizers, entries, strict=True))
-        if checkpoint.class_name(mine) != entry.class_name and steps_dense(drawn, number)
+        for number, (mine, entry) in enumerate(zip(bound.optimizers, entries, strict=True))
+        if checkpoint.class_name(mine) != entry.class_name and steps_dense(bound, number)
     ]
     checkpoint.refuse_differences("optimizer", differences)
 
 
-def steps_dense(drawn: BoundPlan, optimizer: int) -> bool:
-    """False for an optimizer whose parameters all stand for tables: it has no state of its own."""
-    return any(dense.optimizer == optimizer for dense in drawn.plan.dense)
+def steps_dense(bound: BoundPlan, optimizer: int) -> bool:
+    """False for an optimizer of tables only, which has no state of its own."""
+    return any(dense.optimizer == optimizer for dense in bound.plan.dense)

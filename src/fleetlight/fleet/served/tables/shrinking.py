@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables forget ids that no worker has seen for long, or that are worth little."""
+"""Removes rows of tables whose ids were not used for long, or have a low score."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ def shrink_tables(
     decay: float,
     table: str | None,
 ) -> dict[str, ShrunkTable]:
-    """What `fleet.shrink` does in a worker."""
+    """Shrink tables, in a worker."""
     with job.at_rest():
-        plan = session.drawn.plan
+        plan = session.bound.plan
         numbers = _chosen(plan.tables, table)
         files = TableFiles(session.client, job.group.deadline_s)
         answers, group = session.client.answers, job.group
         group.assemble("shrink")
         found: dict[str, ShrunkTable] = {}
 
-        def tell() -> None:
-            # another life of this worker, which has made as many calls by now, says the same
+        def ask() -> None:
+            # the next incarnation of this worker repeats the call under the same number
             call = answers.made + 1
             for number in numbers:
                 message = m.Shrink(number, unseen_days, score, decay, call)
-                shrunk = files.everywhere(message, files.table_bytes()).values()
+                shrunk = files.ask_all(message, files.table_bytes()).values()
                 removed, left = (
                     sum(getattr(s, key) for s in shrunk) for key in ShrunkTable._fields
                 )
                 found[plan.tables[number].name] = ShrunkTable(removed, left)
 
         def alone() -> Sequence[bytes]:
-            tell()
+            ask()
             return [msgspec.json.encode(found)]
 
         if group.alone:
-            # nobody is met, which would count as a call
-            [told] = answers.once("shrink", alone)
+            # there is no barrier that would count as a call
+            [result] = answers.once("shrink", alone)
         else:
-            group.together(tell if group.index == 0 else None, "shrink")
-            told = group.broadcast_bytes(msgspec.json.encode(found), "shrink")
-    return msgspec.json.decode(told, type=dict[str, ShrunkTable])
+            group.together(ask if group.index == 0 else None, "shrink")
+            result = group.broadcast_bytes(msgspec.json.encode(found), "shrink")
+    return msgspec.json.decode(result, type=dict[str, ShrunkTable])
 
 
 def _chosen(tables: Sequence[TablePlan], name: str | None) -> list[int]:
-    """The numbers of the tables to shrink: the named one, or all that count something."""
+    """The numbers of the tables to shrink: the named one, or all with an entry."""
     names = [table.name for table in tables]
     if name is not None and name not in names:
         known = did_you_mean(name, names) if names else "this model has no tables"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the servers write and read the files of tables: in a folder that all see, or by worker 0.
+"""Lets servers write and read the files of tables, in a shared folder or through worker 0.
 
-Worker 0 speaks for all workers here, on a lane of its own, so that training can go on meanwhile.
+Only worker 0 sends these requests, on a lane of their own, so that training continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, FileEntry
 from fleetlight.errors import CorruptCheckpointError, PeerError
@@ -26,69 +26,69 @@ from fleetlight.ps.tables.table_file import TableReader, of_table
 from fleetlight.ps.worker.client import Client
 
 LANE = "checkpoint"
-#: of a file in one message
+#: bytes of a file in one message
 _PIECE_BYTES = 8 << 20
-#: bytes a second of the slowest disk that is waited for
+#: bytes per second of the slowest disk: the deadline of a request allows for it
 _SLOWEST = 4 << 20
 
 Saved = Mapping[int, m.Saved]
 
 
 class TableFiles:
-    """Worker 0's way to the servers' files."""
+    """The files of tables on all servers, for worker 0."""
 
     def __init__(self, client: Client, deadline_s: float) -> None:
         self._client = client
         self._deadline_s = deadline_s
 
-    def everywhere(self, message: m.Message, nbytes: int = 0) -> Mapping[int, Any]:
-        """Tell every server; what goes through so many bytes may take its time."""
+    def ask_all(self, message: m.Message, nbytes: int = 0) -> Mapping[int, Any]:
+        """Send a request to every server; the deadline allows for so many bytes."""
         requests = dict.fromkeys(range(self._client.server_num), (message, ()))
         return self.ask(requests, nbytes)
 
     def ask(self, requests: Mapping[int, Any], nbytes: int = 0) -> Mapping[int, Any]:
-        """Tell some servers, each something else; their answers' messages."""
+        """Send a request to each of some servers; returns the messages of their replies."""
         limit_s = self._deadline_s + nbytes / _SLOWEST
-        answers = self._client.ask(LANE, requests, limit_s)
-        return {server: answer.message for server, answer in answers.items()}
+        replies = self._client.ask(LANE, requests, limit_s)
+        return {server: reply.message for server, reply in replies.items()}
 
     def drop(self) -> None:
-        """Let the servers forget what nobody will save or load any more, if they can be reached."""
+        """Let the servers, if they can be reached, free files of a finished save or load."""
         with contextlib.suppress(PeerError):
-            self.everywhere(m.DropSnapshot())
+            self.ask_all(m.DropSnapshot())
 
     def table_bytes(self) -> int:
-        """What the largest server has in its tables."""
+        """The bytes of tables on the largest server."""
         return max(sum(counted.nbytes.values()) for counted in self._client.figures())
 
     def save(self, folder: Path, via: str, step: int) -> tuple[Saved, list[FileEntry]]:
-        """Have all tables written into a folder; what each server says, and the files."""
+        """Write all tables into a folder; returns the reply of each server, and the files."""
         if via == WORKER0:
-            saved = self.everywhere(m.Save("", "", step), self.table_bytes())
-            return saved, [self._take(server, f, folder) for server, f in files_of(saved)]
+            saved = self.ask_all(m.Save("", "", step), self.table_bytes())
+            return saved, [self._receive_file(server, f, folder) for server, f in files_of(saved)]
         token = f"token-{secrets.token_hex(8)}"
         (folder / token).touch()
         try:
             message = m.Save(str(folder.absolute()), token, step)
-            saved = self.everywhere(message, self.table_bytes())
+            saved = self.ask_all(message, self.table_bytes())
         finally:
             (folder / token).unlink()
         return saved, [FileEntry(f.name, f.bytes, f.sha256) for _, f in files_of(saved)]
 
-    def put(self, saved: Checkpoint, files: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
-        """Bring every server the files with rows of its own; which those are."""
-        brought: dict[int, list[str]] = {n: [] for n in range(self._client.server_num)}
+    def send(self, saved: Checkpoint, files: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
+        """Send every server the files with rows of its own; returns their names by server."""
+        sent: dict[int, list[str]] = {n: [] for n in range(self._client.server_num)}
         for name, number in {name: number for number, name in files}.items():
             with of_table(self._client.plan.tables[number].name):
                 reader = TableReader(saved.folder / name)
-            for server, names in brought.items():
+            for server, names in sent.items():
                 first, stop = reader.span(buckets_of(server, self._client.server_num))
                 if first < stop:
-                    self._put(server, reader.path)
+                    self._send_file(server, reader.path)
                     names.append(name)
-        return brought
+        return sent
 
-    def _put(self, server: int, path: Path) -> None:
+    def _send_file(self, server: int, path: Path) -> None:
         with path.open("rb") as file:
             for offset in itertools.count(0, _PIECE_BYTES):
                 data = np.frombuffer(file.read(_PIECE_BYTES), np.uint8)
@@ -96,16 +96,16 @@ class TableFiles:
                     return
                 self._client.ask(LANE, {server: (m.WriteFile(path.name, offset), [data])})
 
-    def _take(self, server: int, file: m.TableFile, folder: Path) -> FileEntry:
+    def _receive_file(self, server: int, file: m.TableFile, folder: Path) -> FileEntry:
         with checkpoint.Sink(folder / file.name) as sink:
             for piece in self._pieces(server, file):
                 sink.write(piece)
             entry = sink.flush()
         if entry.sha256 != file.sha256:
             raise CorruptCheckpointError(
-                f"{file.name} was changed on its way from server {server} to {folder}: got "
-                f"{entry.bytes} bytes with sha256 {entry.sha256}, expected {file.bytes} with "
-                f"{file.sha256}; save again"
+                f"{file.name} changed on its way from server {server} to {folder}: got "
+                f"{entry.bytes} bytes with sha256 {entry.sha256}, expected {file.bytes} bytes with "
+                f"sha256 {file.sha256}; save again"
             )
         return entry
 
@@ -121,5 +121,5 @@ class TableFiles:
 
 
 def files_of(saved: Saved) -> list[tuple[int, m.TableFile]]:
-    """Server and file, for all files."""
+    """All files, each with its server."""
     return [(server, file) for server, one in saved.items() for file in one.files]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# not `from fleetlight import`, which asks for the API, and that may be being imported
+# not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import JobSnapshot
 from fleetlight.errors import CheckpointError
@@ -21,7 +21,7 @@ from fleetlight.fleet.checkpoints.model_values import (
     ModelNames,
     State,
     copied,
-    fitted_values,
+    prepare_values,
     tensors_of,
 )
 from fleetlight.fleet.job import Job
@@ -30,35 +30,33 @@ from fleetlight.fleet.served.tables.server_checkpoint import ServerCheckpoint, t
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.client import Client
 
-#: of rows in one message to a server
+#: bytes of rows in one message to a server
 _PIECE_BYTES = 32 << 20
 
 
 class ServedValues:
-    """Servers have the rows of tables and, mostly, the dense values."""
+    """The values of a model whose rows, and mostly dense values, are on servers."""
 
     def __init__(self, job: Job, session: ServerSession, model: nn.Module) -> None:
         self._names, self._model = ModelNames(job, model), model
         self._job, self._session = job, session
         inside = {id(module) for module in model.modules()}
-        layers = enumerate(session.drawn.layers)
+        layers = enumerate(session.bound.layers)
         #: the numbers of its tables in the plan
         self._tables = [n for n, some in layers if any(id(one) in inside for one in some)]
 
     def row_bytes(self) -> int:
-        """As in `ModelValues`."""
-        plans = [self._session.drawn.plan.tables[number] for number in self._tables]
+        plans = [self._session.bound.plan.tables[number] for number in self._tables]
         counted = self._session.client.figures()
         return sum(one.rows[t.name] * (8 + 4 * t.dim) for one in counted for t in plans)
 
-    def gathered(self) -> dict[str, Any]:
-        """As in `ModelValues`."""
+    def gather(self) -> dict[str, Any]:
         state = checkpoint.model_state(self._names.whole)
-        # the servers write one thing at a time
-        self._job.saving.finish()
+        # the servers write one checkpoint at a time
+        self._job.background_save.finish()
         cut = ServerCheckpoint(self._job, self._session, self._names.whole, WORKER0)
         try:
-            made = cut.completed(JobSnapshot(model=state))
+            made = cut.complete(JobSnapshot(model=state))
             with tempfile.TemporaryDirectory(prefix="fleet-state-") as folder:
                 assert made.save_tables is not None
                 saved = made.save_tables(Path(folder))
@@ -71,47 +69,45 @@ class ServedValues:
         return {**self._names.local({**dense, **tied}), **self._names.named(rows)}
 
     def _without_tables(self, values: State) -> dict[str, Any]:
-        """Without what stands for tables, which has no elements."""
-        weights = {id(weight) for weight in table_weights(self._session.drawn)}
+        """Without the weights that stand for tables, which have no elements."""
+        weights = {id(weight) for weight in table_weights(self._session.bound)}
         live = self._names.whole.state_dict(keep_vars=True)
         return {name: v for name, v in values.items() if id(live[name]) not in weights}
 
-    def fitted(self, state: State) -> Iterator[Callable[[], None]]:
-        """As in `ModelValues`."""
+    def prepare(self, state: State) -> Iterator[Callable[[], None]]:
         session, values = self._session, dict(state)
-        weights = {id(weight) for weight in table_weights(session.drawn)}
+        weights = {id(weight) for weight in table_weights(session.bound)}
         live = self._model.state_dict(keep_vars=True)
         tables = {number: self._rows_of(number, values) for number in self._tables}
         values |= {name: weight for name, weight in live.items() if id(weight) in weights}
-        # the servers' values may be newer than those here
+        # the values of the servers may be newer than those of this worker
         yield session.communicator.take_dense
-        yield fitted_values(self._model, values)
+        yield prepare_values(self._model, values)
         for number, (ids, rows) in tables.items():
             yield functools.partial(_refill, session.client, number, ids, rows)
-        if session.drawn.plan.serves_dense:
-            yield functools.partial(session.client.refill_dense, session.live)
+        if session.bound.plan.serves_dense:
+            yield functools.partial(session.client.refill_dense, session.local_parameters)
 
-    def held_here(self) -> list[Tensor]:
-        """As in `ModelValues`."""
-        drawn = self._session.drawn
-        kept = drawn.dense if drawn.plan.serves_dense else []
-        return tensors_of(self._model, {id(t) for t in (*table_weights(drawn), *kept)})
+    def local_tensors(self) -> list[Tensor]:
+        bound = self._session.bound
+        kept = bound.dense if bound.plan.serves_dense else []
+        return tensors_of(self._model, {id(t) for t in (*table_weights(bound), *kept)})
 
-    def taken(self, operation: str) -> None:
-        """Nobody pushes before all have taken the values: they would not be the same."""
-        if self._session.drawn.plan.mode != SYNC:
+    def wait_until_applied(self, operation: str) -> None:
+        # a push before all workers have the values would make them differ
+        if self._session.bound.plan.mode != SYNC:
             self._job.group.barrier(operation)
 
     def _rows_of(self, number: int, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Ids and rows of a table, taken out of a state."""
-        plan = self._session.drawn.plan.tables[number]
+        plan = self._session.bound.plan.tables[number]
         name = self._names.table(plan.name)
         rows = values.pop(f"{name}.weight", None)
         ids = torch.arange(plan.rows) if plan.rows else values.pop(f"{name}.ids", None)
         if not isinstance(ids, Tensor) or not isinstance(rows, Tensor):
             raise CheckpointError(
                 f"fleet.load_state_dict: the state has no rows of table {name!r}; a model's own "
-                "state_dict() has none: take it by fleet.state_dict(model)"
+                "state_dict() has none: make the state with fleet.state_dict(model)"
             )
         if ids.dtype != torch.int64 or tuple(rows.shape) != (len(ids), plan.dim):
             raise CheckpointError(
@@ -126,7 +122,7 @@ class ServedValues:
 
 
 def _refill(client: Client, number: int, ids: Tensor, rows: Tensor) -> None:
-    """Rows in pieces; with the first, all others go back to their first values."""
+    """Send rows in pieces; the first one resets all other rows to their first values."""
     size = max(1, _PIECE_BYTES // (8 + 4 * rows.shape[1]))
     for start in range(0, max(1, len(ids)), size):
         piece = slice(start, start + size)

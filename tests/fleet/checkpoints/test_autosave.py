@@ -25,9 +25,9 @@ from fleetlight import checkpoint
 from fleetlight.checkpoint.storage import generations
 from fleetlight.checkpoint.storage.manifest import VERSION, encode
 from fleetlight.errors import MembershipError, StoppedError
-from fleetlight.fleet.checkpoints.stopping import RESUME_CODE, Stopped, Stopping
+from fleetlight.fleet.checkpoints.autosave import RESUME_CODE, JobAutosave, Stopped
 from fleetlight.fleet.job import current
-from fleetlight.fleet.served.stop_calls import ServedCalls
+from fleetlight.fleet.served.stop_agreement import ServedAgreement
 from fleetlight.ps.messages.base import ControlSignal
 
 pytestmark = pytest.mark.multiprocess
@@ -56,8 +56,8 @@ class Job:
         self.optimizer = fleet.distributed_optimizer(adam)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 4, 0.5)
         fleet.attach(scheduler=self.scheduler)
-        drawn = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(9)).double()
-        data = TensorDataset(torch.arange(RECORDS), drawn)
+        bound = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(9)).double()
+        data = TensorDataset(torch.arange(RECORDS), bound)
         batch = 6 // fleet.worker_num()
         self.loader = fleet.shard(DataLoader(data, batch_size=batch, shuffle=True))
         self.valid = fleet.shard(DataLoader(data, batch_size=batch))
@@ -219,7 +219,7 @@ def save_now_and_then(dirname: str, configs: dict[str, Any]) -> Any:
     job, saved = Job(dirname, **configs), []
 
     def behind(_: int) -> None:
-        current().saving.finish()
+        current().background_save.finish()
         with contextlib.suppress(fleet.errors.CheckpointError):
             saved.append(checkpoint.read(dirname).manifest.step)
 
@@ -262,7 +262,7 @@ def end_early(dirname: str) -> None:
 
     def behind(steps: int) -> None:
         if steps == 5:
-            current().saving.finish()
+            current().background_save.finish()
             generations.sync_folder_if_supported = lambda path: os._exit(9)
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -296,7 +296,7 @@ def test_a_checkpoint_is_not_replaced_by_a_job_that_did_not_see_it(tmp_path: Pat
 def test_there_must_be_something_to_go_on_from(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     for _ in range(2):
-        with pytest.raises(WorkerFailedError, match=r"ckpt: there is no checkpoint to go on from"):
+        with pytest.raises(WorkerFailedError, match=r"ckpt: there is no checkpoint to resume from"):
             run(go_on, 2, str(path))
         # what a first save that was cut short leaves
         path.mkdir(exist_ok=True)
@@ -417,15 +417,15 @@ def waited_for(grace_s: float, *told: int | None) -> Any:
 
     client: Any = SimpleNamespace(beat=beat, here=None)
     plan = SimpleNamespace(mode="async", serves_dense=True)
-    session: Any = SimpleNamespace(is_open=True, drawn=SimpleNamespace(plan=plan))
+    session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
     context: Any = SimpleNamespace(step=7)
     crew: Any = SimpleNamespace(index=0, client=client)
-    ServedCalls(context, session, crew).stopping(grace_s)
+    ServedAgreement(context, session, crew).prepare_stop(grace_s)
     return client.here
 
 
 @pytest.mark.parametrize(
-    ("here", "others"), [(1, None), (3, "2"), (None, "server 0 does not tell how many")]
+    ("here", "others"), [(1, None), (3, "2"), (None, "server 0 does not say how many")]
 )
 def test_who_does_not_leave_in_time_is_told_of(
     here: int | None, others: str | None, caplog: pytest.LogCaptureFixture
@@ -434,7 +434,10 @@ def test_who_does_not_leave_in_time_is_told_of(
     waited_for(0.01, here)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (others is not None)
-    assert all(text.startswith(f"other workers still there: {others}; what") for text in told)
+    assert all(
+        text.startswith(f"saving while other workers still train ({others}): their")
+        for text in told
+    )
 
 
 class Left:
@@ -442,13 +445,13 @@ class Left:
 
     def __init__(self, *, lockstep: bool = False, heard: bool = False, stepped: bool = True):
         self.done: list[str] = []
-        one: Any = object.__new__(Stopping)
+        one: Any = object.__new__(JobAutosave)
         plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
         client = SimpleNamespace(heard=ControlSignal(stop=heard))
-        session: Any = SimpleNamespace(is_open=True, drawn=SimpleNamespace(plan=plan))
+        session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
         crew: Any = SimpleNamespace(client=client)
-        one._calls = ServedCalls(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
-        one.seen, one.is_over, one._has_stepped = False, False, stepped
+        one._agreement = ServedAgreement(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
+        one.seen, one.has_stopped, one._has_stepped = False, False, stepped
         one._trained = [
             SimpleNamespace(
                 cursor=SimpleNamespace(is_being_read=True, put_back=self.note("put back"))
@@ -461,7 +464,7 @@ class Left:
         return lambda: self.done.append(what)
 
     def waits(self, error: type[MembershipError] = StoppedError) -> list[str]:
-        self.stopping.left_alone(error("worker 1 has left"))
+        self.stopping.peer_missing(error("worker 1 has left"))
         return self.done
 
 
@@ -478,7 +481,7 @@ def test_who_waits_for_one_that_stops_does_so_too() -> None:
 
 def test_who_has_stopped_does_not_save_again() -> None:
     left = Left()
-    left.stopping.is_over = True
+    left.stopping.has_stopped = True
     with pytest.raises(Stopped):
         left.waits()
     assert left.done == []

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServedAgreement`: the workers of a job with servers agree to save or stop."""
+
+from __future__ import annotations
+
+import time
+
+from fleetlight.errors import MembershipError, PeerError, StoppedError
+from fleetlight.fleet.checkpoints.stop_agreement import PolledAgreement
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.served.session import ServerSession
+from fleetlight.observe.log import logger
+from fleetlight.ps.messages.base import ControlSignal
+from fleetlight.ps.plan import SYNC
+from fleetlight.ps.worker.served_group import ServedGroup
+
+#: how long worker 0 waits for the last pushes of the others before its last save
+_LAST_S = 10.0
+_ASK_EVERY_S = 0.1
+
+
+class ServedAgreement:
+    """Servers pass requests on, in their replies to steps and to heartbeats."""
+
+    def __init__(self, job: Job, session: ServerSession, peers: ServedGroup) -> None:
+        self._job, self._session, self._peers = job, session, peers
+        self._polled = PolledAgreement(peers)
+
+    @property
+    def in_lockstep(self) -> bool:
+        return self._is_sync or not self._session.bound.plan.serves_dense
+
+    @property
+    def _is_sync(self) -> bool:
+        return self._session.bound.plan.mode == SYNC
+
+    def agree(self, request: ControlSignal) -> ControlSignal:
+        if self._peers.alone:
+            return request
+        self._send(request)
+        if self._is_sync:
+            # it came with the reply to the last common step
+            return self._peers.client.called
+        if not self.in_lockstep:
+            # each worker stops by itself, and worker 0 saves the values of the servers
+            return request | ControlSignal(stop=self._peers.client.heard.stop)
+        return self._polled.agree(request)
+
+    def _send(self, request: ControlSignal) -> None:
+        """Send this worker's request with its heartbeats; a stop goes at once."""
+        client = self._peers.client
+        is_urgent = request.stop and not client.wish.stop
+        client.wish = request
+        if is_urgent:
+            client.beat(self._job.step)
+
+    def stops_with_peers(self, error: MembershipError, *, was_asked: bool) -> bool:
+        if not self._session.is_open or self.in_lockstep:
+            return False
+        # a restarted server does not know why the others have left
+        return isinstance(error, StoppedError) or was_asked or self._peers.client.heard.stop
+
+    def prepare_stop(self, grace_s: float) -> None:
+        if self.in_lockstep:
+            return
+        # workers that wait for this one in a barrier stop, too
+        self._peers.client.stops = True
+        if self._peers.index == 0:
+            self._await_the_others(grace_s)
+
+    def note_stopped(self) -> None:
+        self._peers.stopped = True
+
+    def _await_the_others(self, grace_s: float) -> None:
+        """Wait until the other workers have left, when all their pushes have arrived."""
+        client, step = self._peers.client, self._job.step
+        end = time.monotonic() + min(_LAST_S, grace_s / 2)
+        try:
+            client.beat(step)
+            # `here` is None in a worker that was just restarted
+            while client.here != 1 and time.monotonic() < end:
+                time.sleep(_ASK_EVERY_S)
+                client.beat(step)
+        except PeerError as error:
+            logger.warning("saving without the last pushes of the other workers: %s", error)
+            return
+        if client.here != 1:
+            logger.warning(
+                "saving while other workers still train (%s): their later pushes are not saved, "
+                "and with deal='queue' their last records may be dealt out again",
+                "server 0 does not say how many" if client.here is None else client.here - 1,
+            )
