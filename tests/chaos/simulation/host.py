@@ -219,7 +219,7 @@ class Host:
         """What it holds."""
         assert self.server is not None
         assert self.server._service is not None
-        return self.server._service.holdings
+        return self.server._service.state
 
     def hung_up(self, link: Link) -> None:
         """An event: a connection has ended, perhaps while a request is carried out."""

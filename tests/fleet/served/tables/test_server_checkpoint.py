@@ -235,7 +235,7 @@ def test_a_failed_save_leaves_the_one_before_and_no_cut(tmp_path: Path, monkeypa
     saved = checkpoint.read(tmp_path)
     saved.verify()
     assert saved.manifest.step == 2
-    assert [t._cut for s in job.servers for t in s._service.holdings.tables] == [None] * 4
+    assert [t._cut for s in job.servers for t in s._service.state.tables] == [None] * 4
     assert [path.name for path in tmp_path.glob("generation-*")] == ["generation-000001"]
 
 

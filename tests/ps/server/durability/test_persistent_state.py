@@ -57,7 +57,7 @@ def test_a_day_that_two_lives_of_a_worker_end_is_one_day(tmp_path: Path, is_cut:
     again = closed_server(1)
     open_up(again, counting, Durable(tmp_path, job="another", resume=True))
     assert again._service is not None
-    assert again._service.holdings.shrunk() == []
+    assert again._service.state.shrunk() == []
     again.close()
 
 

@@ -170,7 +170,7 @@ def test_a_snapshot_that_fails_takes_no_room(lives: Any, monkeypatch: pytest.Mon
     one = lives(plan("async"))
     one.workers[0].push(0, {0: ([1], [1])})
     assert one.durability.snapshot()
-    table = one.server._service.holdings.tables[1]
+    table = one.server._service.state.tables[1]
 
     def full(*_: object) -> None:
         assert len(list(one.folder.glob("rows-*/*.safetensors"))) == 3
@@ -192,7 +192,7 @@ def test_a_snapshot_that_a_life_needs_waits_for_room(
 ) -> None:
     one = lives(plan("async"))
     one.workers[0].push(0, {0: ([1], [1])})
-    table, refused = one.server._service.holdings.tables[1], list[int]()
+    table, refused = one.server._service.state.tables[1], list[int]()
     save = table.save
 
     def full(*arguments: Any) -> Any:
