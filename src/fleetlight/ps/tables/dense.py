@@ -33,7 +33,7 @@ _TIED = frozenset({"step", "zero_grad", "minimize"})
 
 
 @dataclasses.dataclass
-class _LocalBlock:
+class _ServedBlock:
     """A block, its values, and the Parameters that lie in them, in the order of its pieces."""
 
     block: Block
@@ -58,7 +58,7 @@ class _Stepper:
     """An optimizer over the pieces of its blocks here."""
 
     optimizer: torch.optim.Optimizer
-    held: list[_LocalBlock]
+    held: list[_ServedBlock]
     #: numbers of the user's groups that have a piece here
     groups: list[int]
 
@@ -84,7 +84,7 @@ class DenseBlocks:
     """Its methods may be called from any thread."""
 
     def __init__(
-        self, held: list[_LocalBlock], steppers: dict[int, _Stepper], names: Sequence[str]
+        self, held: list[_ServedBlock], steppers: dict[int, _Stepper], names: Sequence[str]
     ) -> None:
         self.lock = threading.RLock()
         self._names = names
@@ -193,7 +193,7 @@ class DenseBlocks:
         return self._names[piece.parameter]
 
 
-def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _LocalBlock:
+def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _ServedBlock:
     """A block with the values that the parameters have in this process."""
     values = torch.empty(block.size, dtype=getattr(torch, block.dtype))
     pieces = []
@@ -204,12 +204,12 @@ def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _LocalBlock
         # a rule that is not element by element may go by the shape
         whole = piece.size == parameter.numel()
         pieces.append(nn.Parameter(mine.view(parameter.shape) if whole else mine))
-    return _LocalBlock(block, values, pieces)
+    return _ServedBlock(block, values, pieces)
 
 
 def _stepper(
     plan: Plan,
-    held: list[_LocalBlock],
+    held: list[_ServedBlock],
     original: torch.optim.Optimizer,
     parameters: Sequence[Tensor],
 ) -> _Stepper:
@@ -265,7 +265,7 @@ def _part(value: Any, shape: torch.Size, piece: ParameterSlice) -> Any:
     return value.clone()
 
 
-def _refuse_sparse(kind: type, plan: Plan, held: list[_LocalBlock]) -> None:
+def _refuse_sparse(kind: type, plan: Plan, held: list[_ServedBlock]) -> None:
     if kind is torch.optim.SparseAdam:
         name = plan.dense[held[0].block.pieces[0].parameter].name
         raise PlanError(

@@ -19,7 +19,7 @@ Reply = tuple[Message, Sequence[NDArray[Any]]]
 
 
 @dataclasses.dataclass
-class _Request:
+class _PushRecord:
     incarnation: int
     sequence: int
     reply: Reply | None = None
@@ -36,7 +36,7 @@ class RequestDedup:
     def __init__(self, presence: PresenceMonitor, marks: HighWaterMarks) -> None:
         self._presence = presence
         self._marks = marks
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _PushRecord] = {}
 
     def once(
         self,
@@ -50,7 +50,7 @@ class RequestDedup:
 
         Its argument says whether this is the worker's last push, whose reply it may wait for.
         """
-        ticket = _Request(peer.incarnation, message.sequence)
+        ticket = _PushRecord(peer.incarnation, message.sequence)
         with self._presence.news:
             # of an epoch that is over not even the answer is told again
             new = self._marks.is_new(peer.worker, peer.incarnation, message.epoch, message.sequence)
@@ -77,7 +77,7 @@ class RequestDedup:
                     del self._requests[peer.worker]
                 self._presence.news.notify_all()
 
-    def _carry_out(self, ticket: _Request, carry_out: Callable[[], Reply]) -> Reply:
+    def _carry_out(self, ticket: _PushRecord, carry_out: Callable[[], Reply]) -> Reply:
         try:
             ticket.reply = carry_out()
         except Exception as error:
@@ -85,7 +85,7 @@ class RequestDedup:
             raise
         return ticket.reply
 
-    def _first_reply(self, ticket: _Request, peer: Peer) -> Reply:
+    def _first_reply(self, ticket: _PushRecord, peer: Peer) -> Reply:
         operation = f"push {ticket.sequence} of {peer}, sent again,"
         self._presence.wait(operation, lambda: ticket.done, list)
         if ticket.error is not None:
@@ -94,9 +94,9 @@ class RequestDedup:
         return ticket.reply
 
 
-def _same(one: _Request, other: _Request) -> bool:
+def _same(one: _PushRecord, other: _PushRecord) -> bool:
     return _number(one) == _number(other)
 
 
-def _number(ticket: _Request) -> tuple[int, int]:
+def _number(ticket: _PushRecord) -> tuple[int, int]:
     return ticket.incarnation, ticket.sequence
