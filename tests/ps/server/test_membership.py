@@ -339,7 +339,7 @@ def test_but_not_for_ever(speaks: bool, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_launcher_waits_longer_than_a_server_does() -> None:
     """One that is ended before keeps what it has; or a worker is started again for nothing."""
     longest = attendance._LINGER_S + attendance._LOOK_EVERY_S
-    assert longest + 1.0 < min(watch.LEAVE_S, watch.HEARD_S)
+    assert longest + 1.0 < min(watch.LEAVE_S, watch.GOODBYE_S)
 
 
 def test_the_server_names_who_never_came() -> None:
