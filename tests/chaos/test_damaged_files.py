@@ -29,7 +29,7 @@ from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.records import framed
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import EndPhase, Message
-from fleetlight.ps.server.durability import CODEC
+from fleetlight.ps.server.durability.durability import CODEC
 from fleetlight.ps.tables.table_file import TableReader, columns_of
 from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.roles.environment import from_environment

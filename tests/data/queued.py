@@ -15,7 +15,7 @@ from tests.data.simulated import numbers_in, plain
 from fleetlight.data import ShardLoader
 from fleetlight.data.queue.client import QueueOptions, RangePosition, RangeRequest
 from fleetlight.ps.messages import LeaseProgress, LeaseRequest
-from fleetlight.ps.server.work import Interval, Work
+from fleetlight.ps.server.shard_queue.shard_queue import Interval, ShardQueue
 
 
 class WaitsError(Exception):
@@ -26,7 +26,7 @@ class WaitsError(Exception):
 class Desk:
     """The shard queue as one worker sees it; counts the steps of that worker."""
 
-    work: Work
+    work: ShardQueue
     worker: int
     made: int = 0
     acknowledged: int = 0
@@ -68,7 +68,7 @@ class Worker:
     """Reads a loader; each batch is a step by default."""
 
     def __init__(
-        self, work: Work, index: int, workers: int, make: Any = plain, **more: Any
+        self, work: ShardQueue, index: int, workers: int, make: Any = plain, **more: Any
     ) -> None:
         _all.add(self)
         self.desk = Desk(work, index)
@@ -148,7 +148,7 @@ def continue_epochs(
 
 
 def workers_of(number: int, make: Any = plain, **more: Any) -> list[Worker]:
-    work = Work(number)
+    work = ShardQueue(number)
     return [Worker(work, index, number, make, **more) for index in range(number)]
 
 

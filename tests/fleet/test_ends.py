@@ -22,7 +22,7 @@ from fleetlight.launch.processes.failure import ProcessExit
 from fleetlight.launch.status import UNKNOWN, read
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder
-from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Kind, Role

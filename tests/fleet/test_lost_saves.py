@@ -65,7 +65,7 @@ def test_a_save_that_a_server_dies_over_begins_anew(
     checkpoint.read(tmp_path).verify()
     assert len(list(tmp_path.glob("generation-*"))) == 1
     assert not list(tmp_path.rglob("half-a-table"))
-    assert [t._cut for s in job.servers for t in s._service.holdings.tables] == [None] * 4
+    assert [t._cut for s in job.servers for t in s._service.state.tables] == [None] * 4
 
 
 @pytest.mark.parametrize("error", LOST)

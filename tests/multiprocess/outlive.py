@@ -17,7 +17,7 @@ import fleetlight as fleet
 from fleetlight.fleet.job import current
 from fleetlight.ps.messages import Apply
 from fleetlight.ps.messages.base import ControlSignal
-from fleetlight.ps.server.keeping import Keeping
+from fleetlight.ps.server.checkpoints.checkpoint_handler import CheckpointHandler
 from fleetlight.ps.worker.client import Client
 
 parser = argparse.ArgumentParser()
@@ -59,9 +59,9 @@ def call_for_a_save(number: int) -> None:
 
 def die_over_a_save() -> None:
     """Kill it half way through; once."""
-    save = Keeping.save
+    save = CheckpointHandler.save
 
-    def saved(keeping: Keeping, message: Any) -> Any:
+    def saved(keeping: CheckpointHandler, message: Any) -> Any:
         mark = pathlib.Path("died.saving")
         if not mark.exists():
             mark.touch()
@@ -69,7 +69,7 @@ def die_over_a_save() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return save(keeping, message)
 
-    Keeping.save = saved  # type: ignore[method-assign]
+    CheckpointHandler.save = saved  # type: ignore[method-assign]
 
 
 def client_here() -> Client:

@@ -252,7 +252,7 @@ def stops_serving() -> str:
         assert service is not None
         server: Any = service.server
         with server._news:
-            server._news.wait_for(lambda: server._service.pushes.ledger.versions.version > 3, 20)
+            server._news.wait_for(lambda: server._service.pushes.progress.versions.version > 3, 20)
         os._exit(9)
     try:
         fleet.run_server()

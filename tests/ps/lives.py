@@ -18,7 +18,7 @@ from tests.ps.serving import (
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.plan import Plan
-from fleetlight.ps.server.durability import Durability, Durable
+from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 
 IDS = list(range(-3, 5))

@@ -20,7 +20,7 @@ from fleetlight.ps.plan import (
     RulePlan,
     TablePlan,
 )
-from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import Connection
 

@@ -26,10 +26,15 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.journal import journal
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.messages.base import failure_of
-from fleetlight.ps.server import attendance, chronicle, durability, gate, keeping, server
-from fleetlight.ps.server.durability import Durability, Durable
+from fleetlight.ps.server import server
+from fleetlight.ps.server import shared_exclusive_lock as gate
+from fleetlight.ps.server import write_ahead_log as chronicle
+from fleetlight.ps.server.checkpoints import checkpoint_handler as keeping
+from fleetlight.ps.server.durability.durability import Durability, Durable, durability
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.tables import snapshot, sweep
+from fleetlight.ps.server.workers import presence as attendance
+from fleetlight.ps.tables import ordered_snapshot as snapshot
+from fleetlight.ps.tables import unordered_snapshot as sweep
 from fleetlight.ps.transport.interface import Connection
 
 #: later than all events
@@ -214,7 +219,7 @@ class Host:
         """Its rows."""
         assert self.server is not None
         assert self.server._service is not None
-        return self.server._service.holdings
+        return self.server._service.state
 
     def hung_up(self, link: Link) -> None:
         """An event: a connection has ended, perhaps during a request."""

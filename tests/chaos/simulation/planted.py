@@ -15,22 +15,22 @@ from tests.chaos.simulation.worker import Worker
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.ps import messages as m
 from fleetlight.ps.high_water_marks import HighWaterMarks
-from fleetlight.ps.server import server, tickets
-from fleetlight.ps.server.ahead_lists import AheadLists
-from fleetlight.ps.server.chronicle import Chronicle
-from fleetlight.ps.server.company import Company
-from fleetlight.ps.server.kept import Kept
-from fleetlight.ps.server.ledger import Ledger
-from fleetlight.ps.server.meetings import Meetings
-from fleetlight.ps.server.staleness import Clocks
-from fleetlight.ps.server.steps import StepGroups
+from fleetlight.ps.server import server
+from fleetlight.ps.server.durability.persistent_state import PersistentState
+from fleetlight.ps.server.membership import WorkerMembership
+from fleetlight.ps.server.steps.prefetched_ids import PrefetchedIds
+from fleetlight.ps.server.steps.progress import Clocks, TrainingProgress
+from fleetlight.ps.server.steps.step_groups import StepGroups
+from fleetlight.ps.server.steps.step_groups import request_dedup as tickets
+from fleetlight.ps.server.workers.barriers import Barriers
+from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 
 Patch = tuple[Any, str, Any]
 
 
 def _redo_unmarked(real: Callable[..., None]) -> Callable[..., None]:
-    def redo(kept: Kept, change: Any, arrays: Sequence[Any]) -> None:
-        marks = kept.pushes.ledger.marks
+    def redo(kept: PersistentState, change: Any, arrays: Sequence[Any]) -> None:
+        marks = kept.pushes.progress.marks
         before = marks.marks()
         real(kept, change, arrays)
         marks.restore(marks.epoch, before)
@@ -54,7 +54,7 @@ def _first_waits_for_none(real: Callable[..., list[int]]) -> Callable[..., list[
 
 
 def _backwards(real: Callable[..., Any]) -> Callable[..., Any]:
-    def result(meetings: Meetings[Any], meeting: int) -> Any:
+    def result(meetings: Barriers[Any], meeting: int) -> Any:
         found = real(meetings, meeting)
         return found if found is None or len(found) < 3 else found[::-1]
 
@@ -65,9 +65,9 @@ def _without_marks(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ledger: msgspec.structs.replace(real(ledger), marks=[])
 
 
-def _put_first(self: Chronicle, change: Any, arrays: Sequence[Any], act: Callable[[], Any]) -> Any:
+def _put_first(self: WriteAheadLog, change: Any, arrays: Sequence[Any], act: Callable[[], Any]) -> Any:
     """Apply the change before it is in the log."""
-    if self._journal is None or not self.keeps_values:
+    if self._journal is None or not self.logs_values:
         return act()
     result = act()
     self._journal.framed(change, arrays)
@@ -84,7 +84,7 @@ def _under_new_numbers(real: Callable[..., Any]) -> Callable[..., Any]:
     return send_again
 
 
-def _settle_late(self: Chronicle) -> None:
+def _settle_late(self: WriteAheadLog) -> None:
     """Commit with the next reply."""
     if self._journal is not None:
         self._journal.commit(self._journal.next - 2)
@@ -95,11 +95,13 @@ _UNSETTLED = (*server._UNSETTLED, m.Pull)
 PLANTED: dict[str, Sequence[Patch]] = {
     "a mark is not booked": [(HighWaterMarks, "applied", lambda *_: None)],
     "a push in progress is not known": [(tickets, "_same", lambda *_: False)],
-    "the reply leaves before the commit": [(Chronicle, "settle", _settle_late)],
-    "a change is made and never put": [(Chronicle, "make", _put_first)],
-    "a change that is made again is not booked": [(Kept, "redo", _redo_unmarked(Kept.redo))],
+    "the reply leaves before the commit": [(WriteAheadLog, "settle", _settle_late)],
+    "a change is made and never put": [(WriteAheadLog, "make", _put_first)],
+    "a change that is made again is not booked": [(PersistentState, "redo", _redo_unmarked(PersistentState.redo))],
     "what is not committed is told to readers": [(server, "_UNSETTLED", _UNSETTLED)],
-    "a snapshot forgets which pushes came": [(Ledger, "state", _without_marks(Ledger.state))],
+    "a snapshot forgets which pushes came": [
+        (TrainingProgress, "state", _without_marks(TrainingProgress.state))
+    ],
     "staleness is off by one": [(Clocks, "behind", _one_too_few(Clocks.behind))],
     "an earlier incarnation is accepted": [(HighWaterMarks, "is_new", _any_life)],
     "a worker that returns sends under new numbers": [
@@ -111,10 +113,10 @@ PLANTED: dict[str, Sequence[Patch]] = {
     ],
     "a worker's end completes no step": [(StepGroups, "end", lambda *_: [])],
     "the end of one connection is taken for that of its worker": [
-        (Company, "_lose_unconnected", lambda self, *of: self._attendance.lose(*of))
+        (WorkerMembership, "_lose_unconnected", lambda self, *of: self._presence.lose(*of))
     ],
-    "rows pulled ahead stay old": [(AheadLists, "take", lambda *_: [])],
-    "a meeting is told backwards": [(Meetings, "result", _backwards(Meetings.result))],
+    "rows pulled ahead stay old": [(PrefetchedIds, "take", lambda *_: [])],
+    "a meeting is told backwards": [(Barriers, "result", _backwards(Barriers.result))],
     "a process that ignores SIGTERM is not killed": [(Watch, "_end", lambda *_: None)],
     "the last member gets the first index": [
         (forming, "assign_indices", lambda hellos: [0] * len(hellos))

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader
 
 from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import CheckpointError, ConfigError
-from fleetlight.ps.server.work import Work
+from fleetlight.ps.server.shard_queue.shard_queue import ShardQueue
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ def test_records_of_unacknowledged_pushes_are_not_done() -> None:
 def test_a_restarted_worker_resumes_in_its_own_ranges(merged: int, announce: Any) -> None:
     """At each batch, also where one step has several."""
     for died in range(1, 13):
-        work = Work(2)
+        work = ShardQueue(2)
         worker, other = (
             Worker(work, index, 2, lambda: plain(length=60), announce=announce)
             for index in range(2)
@@ -156,7 +156,7 @@ def test_a_restarted_worker_resumes_in_its_own_ranges(merged: int, announce: Any
 
 
 def test_a_worker_that_died_between_two_epochs_gets_its_last_batches_again() -> None:
-    work = Work(2)
+    work = ShardQueue(2)
     one, other = (Worker(work, n, 2, lambda: plain(length=16)) for n in range(2))
     run([one, other])
     begun = [one.epoch(), other.epoch()]
@@ -191,7 +191,7 @@ def test_the_next_incarnation_does_not_read_what_was_given_back(
     batches: int, processes: dict[str, Any]
 ) -> None:
     """A worker leaves its loop and is killed before its next step: its saved position is old."""
-    work = Work(2)
+    work = ShardQueue(2)
     one, other = (
         Worker(work, n, 2, lambda: plain(length=60, **processes), range_batches=4) for n in range(2)
     )
@@ -394,7 +394,7 @@ def test_loaders_that_a_queue_cannot_deal_out_are_refused(make: Any, facts: Any,
 
 def test_a_queue_refuses_a_tail() -> None:
     with pytest.raises(ConfigError, match="got deal='queue' and tail='pad', but there is no block"):
-        single(plain(), tail="pad", queue=QueueOptions(Desk(Work(1), 0), 4))
+        single(plain(), tail="pad", queue=QueueOptions(Desk(ShardQueue(1), 0), 4))
 
 
 def test_a_sampler_with_a_new_order_each_time_is_logged(caplog: Any) -> None:

@@ -23,7 +23,7 @@ from fleetlight.fleet.checkpoints import loading, persistables
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.job import set_current
 from fleetlight.fleet.served.shard_queue import NoDealer, ShardQueueClient
-from fleetlight.ps.server import dealing
+from fleetlight.ps.server.shard_queue import handler as dealing
 from fleetlight.roles import Role
 
 SSP = {"a_sync": True, "a_sync_configs": {"staleness": 2}}
@@ -151,7 +151,7 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
     def ended() -> int:
         with server._news:
             assert server._service is not None
-            _, phases = server._service.pushes.ledger.clocks.state()
+            _, phases = server._service.pushes.progress.clocks.state()
             return phases[0]
 
     def work(member: Member) -> Any:
@@ -166,8 +166,8 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
                 has_begun.set()
                 # worker 0 does the rest, and then waits for this one, which is told to nobody
                 with server._news:
-                    while not server._company.dealing.work.waits_for(0):
-                        server._attendance.check()
+                    while not server._membership.shard_queue.queue.waits_for(0):
+                        server._presence.check()
                         server._news.wait(0.01)
                 assert ended() == 0
                 step(member, batch)
@@ -203,7 +203,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others(caplog: pytest.LogCaptureF
             if member.index == 0 and len(batches) == 6:
                 server = job.servers[0]
                 with server._news:
-                    server._company.dealing.lose(0)
+                    server._membership.shard_queue.lose(0)
                 has_begun.set()
                 assert is_lost.wait(20)
                 break

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleetlight.ps.changes import BarrierPassed
 from fleetlight.ps.journal.records import MAGIC, Gap, LogRecord, Reader, framed
 from fleetlight.ps.messages import EndPhase, FiguresRequest, Fill, Message
-from fleetlight.ps.server import durability
+from fleetlight.ps.server.durability import durability
 from fleetlight.ps.transport.protocol import HEADER_LIMIT, Array, MessageCodec
 
 CODEC: MessageCodec[Message] = MessageCodec(Message)

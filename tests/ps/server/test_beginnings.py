@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ps.server.test_durability import Lives
+from tests.ps.server.durability.test_durability import Lives
 from tests.ps.serving import Worker, closed_server, ids_of, open_up, plan, rows_of
 
 from fleetlight.errors import CheckpointError, JournalError
 from fleetlight.ps import messages as m
-from fleetlight.ps.server.durability import Durability, Durable
+from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 
 PLAN = plan("async", workers=1)

@@ -69,7 +69,7 @@ def test_strangers_and_the_hasty_are_refused() -> None:
     worker = Worker(server, 0, 1)
     with pytest.raises(PlanError, match="Join comes before"):
         worker.pull(0, [1])
-    with pytest.raises(ProtocolError, match="sent Done, which servers only answer"):
+    with pytest.raises(ProtocolError, match="sent Done, which servers only send"):
         worker.say(m.Done())
 
 
@@ -77,10 +77,15 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
     server = opened(plan(workers=1))
     worker = Worker(server, 0, 1)
     settled: list[m.Message] = []
-    kinds = list(server._handlers)
+    kinds = {
+        *(m.Barrier, m.Heartbeat, m.Leave, m.GoodbyeAck, m.FiguresRequest, m.Resume, m.Join),
+        *(m.LeaseRequest, m.LeaseProgress, m.RemainingRequest, m.Pull, m.Push, m.Apply),
+        *(m.GeoExchange, m.EndPhase, m.Fill, m.Shrink, m.SnapshotRequest, m.Save, m.ReadFile),
+        *(m.WriteFile, m.DropSnapshot, m.FetchDense, m.Load, m.RestoreDense),
+    }
+    monkeypatch.setattr(server, "_handle", lambda *_: (m.Done(), []))
     for kind in kinds:
-        server._handlers[kind] = lambda *_: (m.Done(), [])
-        monkeypatch.setattr(server._chronicle, "settle", lambda kind=kind: settled.append(kind))
+        monkeypatch.setattr(server._log, "settle", lambda kind=kind: settled.append(kind))
         worker.say(any_value(random.Random(1), kind))
     told_nothing = {
         m.GoodbyeAck,
@@ -94,7 +99,7 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
         m.DropSnapshot,
     }
     # a goodbye has seen to it itself
-    assert set(kinds) - set(settled) == told_nothing | {m.Leave}
+    assert kinds - set(settled) == told_nothing | {m.Leave}
 
 
 def test_rows_and_dense_values_come_together() -> None:
@@ -109,9 +114,9 @@ def test_a_pull_without_insert_leaves_no_row() -> None:
     server = opened(plan(workers=1))
     worker = Worker(server, 0, 1)
     assert worker.pull(0, [1, 2, 3], insert=False) == [0, 0, 0]
-    assert server.counted().rows == {"users": 0, "items": 0}
+    assert server.figures().rows == {"users": 0, "items": 0}
     worker.pull(0, [1, 2, 1])
-    assert server.counted().rows == {"users": 2, "items": 0}
+    assert server.figures().rows == {"users": 2, "items": 0}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,7 @@ def test_a_later_life_is_told_again_how_large_held_gradients_are() -> None:
     worker = Worker(server, 0, 1)
     first, _ = worker.push(0, {0: ([7], [-3.0])}, hold=True)
     # another optimizer's step has taken the place of the answer
-    server._serving().pushes._tickets._tickets.clear()
+    server._serving().pushes._requests._requests.clear()
     worker.sequence -= 1
     again, _ = worker.push(0, {0: ([7], [-3.0])}, hold=True)
     assert (again.square, first.square) == (18.0, 18.0)

@@ -31,13 +31,13 @@ from fleetlight.errors import CheckpointError, CorruptCheckpointError, PlanError
 from fleetlight.kernels import BUCKETS, buckets, first_values, servers_of, table_seed
 from fleetlight.kernels.rows.first_values import Initializer
 from fleetlight.ps.plan import EntryPlan, RulePlan
-from fleetlight.ps.tables import snapshot as snapshot_module
+from fleetlight.ps.tables import ordered_snapshot as snapshot_module
 from fleetlight.ps.tables import table as table_module
 from fleetlight.ps.tables.optimizers import own_rule, push_options, rule_of
-from fleetlight.ps.tables.snapshot import Snapshot
-from fleetlight.ps.tables.sweep import Sweep
+from fleetlight.ps.tables.ordered_snapshot import OrderedSnapshot
 from fleetlight.ps.tables.table import Table
 from fleetlight.ps.tables.table_file import TableReader
+from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Ids
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -233,15 +233,15 @@ def test_saving_beside_training(
     born = iter(some_ids(10_000, seed=1).reshape(-1, 10))
     random = np.random.default_rng(0)
     steps = 0
-    honest, honest_list = Snapshot.read, Snapshot._list
-    honest_pieces = Sweep.pieces
+    honest, honest_list = OrderedSnapshot.read, OrderedSnapshot._list
+    honest_pieces = UnorderedSnapshot.pieces
 
-    def read_and_train(snapshot: Snapshot, start: int, stop: int) -> Any:
+    def read_and_train(snapshot: OrderedSnapshot, start: int, stop: int) -> Any:
         rows = honest(snapshot, start, stop)
         train()
         return rows
 
-    def list_and_train(snapshot: Snapshot, start: int, stop: int) -> Any:
+    def list_and_train(snapshot: OrderedSnapshot, start: int, stop: int) -> Any:
         listed = honest_list(snapshot, start, stop)
         train()
         return listed
@@ -256,15 +256,15 @@ def test_saving_beside_training(
         if steps % 5 == 0:
             table.shrink(1, 0.0, 0.5)
 
-    monkeypatch.setattr(Snapshot, "read", read_and_train)
+    monkeypatch.setattr(OrderedSnapshot, "read", read_and_train)
 
-    def sweep_and_train(sweep: Sweep, lock: Any) -> Any:
+    def sweep_and_train(sweep: UnorderedSnapshot, lock: Any) -> Any:
         for piece in honest_pieces(sweep, lock):
             train()
             yield piece
 
-    monkeypatch.setattr(Snapshot, "_list", list_and_train)
-    monkeypatch.setattr(Sweep, "pieces", sweep_and_train)
+    monkeypatch.setattr(OrderedSnapshot, "_list", list_and_train)
+    monkeypatch.setattr(UnorderedSnapshot, "pieces", sweep_and_train)
     snapshot = table.cut(ordered=ordered)
     table.push(ids[:50], ones(50), LR, 5)
     table.save(snapshot, 4, tmp_path / "still", "moving.safetensors")
@@ -390,16 +390,16 @@ def test_one_cut_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     table.cut()
     with pytest.raises(CheckpointError, match="'emb' was cut anew or loaded before"):
         table.save(old, 0, tmp_path, "t.safetensors")
-    honest = Snapshot.read
+    honest = OrderedSnapshot.read
 
-    def meanwhile(snapshot: Snapshot, start: int, stop: int) -> Any:
+    def meanwhile(snapshot: OrderedSnapshot, start: int, stop: int) -> Any:
         with pytest.raises(CheckpointError, match="cannot be cut again while it is being saved"):
             table.cut()
         with pytest.raises(CheckpointError, match="cannot be loaded while it is being saved"):
             table.load([], ALL)
         return honest(snapshot, start, stop)
 
-    monkeypatch.setattr(Snapshot, "read", meanwhile)
+    monkeypatch.setattr(OrderedSnapshot, "read", meanwhile)
     saved(table, tmp_path)
 
 

@@ -450,7 +450,7 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     team.client.push(parcel(0), phase=0)
     assert team.client.step_signals == ControlSignal(saves=1)
     # a server that was started again knows nothing of what it had told
-    team.servers[0]._attendance._called = NO_SIGNAL
+    team.servers[0]._presence._called = NO_SIGNAL
     call_for(1, ControlSignal(stop=True))
     last = parcel(1)
     team.client.push(last, phase=0, hold=True)

@@ -176,7 +176,7 @@ def test_signs_of_life_go_on_while_a_meeting_waits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fleetlight.ps.worker.served_group._HEARTBEAT_S", 0.001)
     server, [zero, one] = crews(2)
     heard, meets = threading.Event(), threading.Event()
-    enter, at_step = server._company.meetings.enter, server._attendance.at_step
+    enter, at_step = server._membership.barriers.enter, server._presence.at_step
 
     def note(*of: Any) -> None:
         meets.set()
@@ -187,8 +187,8 @@ def test_signs_of_life_go_on_while_a_meeting_waits(monkeypatch: pytest.MonkeyPat
         if worker == 0 and meets.is_set():
             heard.set()
 
-    monkeypatch.setattr(server._company.meetings, "enter", note)
-    monkeypatch.setattr(server._attendance, "at_step", listen)
+    monkeypatch.setattr(server._membership.barriers, "enter", note)
+    monkeypatch.setattr(server._presence, "at_step", listen)
     waits = threading.Thread(target=zero.barrier)
     waits.start()
     assert meets.wait(20)
@@ -204,14 +204,14 @@ def test_signs_of_life_carry_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetlight.ps.worker.served_group._HEARTBEAT_S", 0.001)
     server, [crew] = crews(1)
     heard = threading.Event()
-    at_step = server._attendance.at_step
+    at_step = server._presence.at_step
 
     def listen(worker: int, step: int) -> None:
         at_step(worker, step)
         if step == 5:
             heard.set()
 
-    monkeypatch.setattr(server._attendance, "at_step", listen)
+    monkeypatch.setattr(server._presence, "at_step", listen)
     crew.step = 5
     assert heard.wait(20)
     crew.leave()

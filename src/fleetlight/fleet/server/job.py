@@ -94,7 +94,7 @@ class ServerJob(Job):
             )
         try:
             process.server.wait()
-            logger.info("%s", figures.of_server(process.server.counted()))
+            logger.info("%s", figures.of_server(process.server.figures()))
         except BaseException:
             process.stop()
             raise

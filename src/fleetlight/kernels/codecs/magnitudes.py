@@ -25,20 +25,20 @@ _INFINITY = 0x7F800000
 
 
 def largest(values: Values, places: Int32s) -> None:
-    """Write where the largest are, as many as there is room for, in ascending order.
+    """Write the places of the `len(places)` largest magnitudes, in ascending order.
 
-    Of equals, the first ones count. A NaN is larger than infinity.
+    Of equal values the first count. A NaN is larger than infinity.
     """
     _largest(values.view(np.int32), places)
 
 
 def take_out(values: Floats, places: Positions, taken: Floats) -> None:
-    """Put the values at some places into another array, and zeros where they were."""
+    """Move the values at `places` to `taken`, and leave zeros."""
     _take_out(values, places, taken)
 
 
 def add_at(places: Positions, values: Values, total: Floats) -> None:
-    """Add values at places. They have come from elsewhere: one outside of the total is an error."""
+    """Add received values; a place outside of the total is an error."""
     added = _add_at(places, values, total)
     if added < len(places):
         raise DivergedError(
@@ -91,7 +91,7 @@ def _largest(bits: Positions, places: Int32s) -> None:
 
 @part
 def _digit(counts: Int64s, wanted: int) -> tuple[int, int]:
-    """The digit of the last that is wanted, and how many are wanted that have it."""
+    """The digit of the smallest wanted value, and how many values with it are wanted."""
     digit = len(counts) - 1
     while digit > 0 and counts[digit] < wanted:
         wanted -= counts[digit]
@@ -124,7 +124,7 @@ def _take_out(values: Floats, places: Positions, taken: Floats) -> None:
 
 @kernel
 def _add_at(places: Positions, values: Values, total: Floats) -> int:
-    """Answers how many it has added before it met one that is outside."""
+    """Return how many values were added before the first place outside of the total."""
     for i in range(len(places)):
         if not 0 <= places[i] < len(total):
             return i

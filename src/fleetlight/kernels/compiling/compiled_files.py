@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where compiled kernels are kept, so that only the first process of a machine compiles.
+"""The folder of compiled kernels, so that only the first process of a machine compiles.
 
-numba's own choice of a folder is for all functions of a program and is made by environment
-variables; this one is ours alone. The folder's name says what it was compiled from.
+numba's own folder serves all functions of a program and is set by environment variables; this
+folder has only our kernels. Its name is a digest of their sources.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def place() -> Path | None:
 
 def _candidates() -> Iterator[Path]:
     yield _BESIDE
-    with contextlib.suppress(OSError, RuntimeError):  # nobody knows a home
+    with contextlib.suppress(OSError, RuntimeError):  # no home directory is known
         yield _own(_users_cache() / "fleetlight")
     with contextlib.suppress(OSError):
         yield _own(Path(tempfile.gettempdir()) / f"fleetlight-{os.getuid()}")
@@ -165,7 +165,7 @@ def _users_cache() -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """A folder that nobody else can write to, made where there is none: code is loaded from it."""
+    """Return a folder that no other user can write to, because code is loaded from it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022

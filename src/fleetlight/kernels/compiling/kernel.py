@@ -2,7 +2,7 @@
 """Compiles kernels with numba, each when it is first called.
 
 numba has no types and takes half a second to import: both stay inside this package. A kernel's
-signature is that of its annotations, so nothing is compiled for arguments that nobody meant.
+signature is that of its annotations, so numba compiles nothing else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads compiled kernels without waking the compiler.
+"""Loads compiled kernels without starting the compiler.
 
 Before numba reads code from a file it makes its whole compiler ready: 50 MiB and a third of a
-second in every process. Finished code needs nothing of that but the addresses of the functions it
-calls. LLVM ends a process in which it misses one, so each object is looked through first.
+second in every process. Finished code needs only the addresses of the functions it calls. LLVM
+ends the process when an address is missing, so each object is checked first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_ready(kept: Any) -> bool:
         _tell_runtime()
         return not list(_missing(data[0]))
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, struct.error):
-        # another numba: it shall do this in its own way
+        # another version of numba: it loads the code in its own way
         return False
 
 
@@ -44,7 +44,7 @@ def _tell_runtime() -> None:
 
 
 def _missing(code: bytes) -> Iterator[str]:
-    """The names an object refers to and nobody has."""
+    """The names that an object refers to and the process lacks."""
     from llvmlite import binding
 
     return (name for name in undefined(code) if not binding.address_of_symbol(name))

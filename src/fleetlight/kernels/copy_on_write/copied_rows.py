@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as they were at one moment: who is about to change some copies them first."""
+"""Copy-on-write: a writer copies rows first, so that a reader finds them unchanged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fleetlight.kernels.rows.row_access import ahead, ask
 
 
 def lay_aside(places: Int32s, rows: Matrix, aside: Matrix, used: int, numbers: Ids) -> Int64s:
-    """Copy rows whose place is 0 behind the `used` ones that lie aside; answers which of `numbers`.
+    """Copy rows without a place after the `used` copies; return their positions in `numbers`.
 
-    Their places are counted from 1. Numbers may repeat, and may be of no row, or of a later one.
+    Places count from 1. Numbers may repeat, be -1, or belong to rows that came later.
     """
     fresh = np.empty(len(numbers), np.int64)
     width = rows.shape[1]
@@ -25,7 +25,7 @@ def lay_aside(places: Int32s, rows: Matrix, aside: Matrix, used: int, numbers: I
 def read_as_they_were(
     places: Int32s, rows: Matrix, aside: Matrix, numbers: Int32s, done: int
 ) -> Matrix:
-    """Rows, from where they lie aside or as they are; each is read once, and gets place `done`."""
+    """Read each row once, from its copy if there is one, and set its place to `done`."""
     width = rows.shape[1]
     out = np.empty((len(numbers), width), np.float32)
     _read(places, rows.reshape(-1), aside.reshape(-1), width, numbers, done, out.reshape(-1))

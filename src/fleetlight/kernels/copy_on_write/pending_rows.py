@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as they were at one moment, each once and in any order: who changes one takes it before.
+"""Copy-on-write in any order: a writer takes a row before it changes it, a reader takes the rest.
 
-One bit for each row says that it was taken; those of a table of millions fit a core's cache.
+One bit for each row marks it as taken; the bits of millions of rows fit a core's cache.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Batch:
 
 
 class PendingRows:
-    """Which of a table's first rows nobody has taken yet."""
+    """The rows of a snapshot that were not taken yet."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -54,7 +54,7 @@ class PendingRows:
         self._taken: Uint32s = np.zeros(-(-rows // 32), np.uint32)
 
     def __len__(self) -> int:
-        """How many rows it is about."""
+        """How many rows the snapshot has."""
         return self._rows
 
     @property
@@ -63,9 +63,9 @@ class PendingRows:
         return self._taken.nbytes
 
     def take(self, rows: Matrix, numbers: Ids, ids: Ids, start: int, batch: Batch) -> int:
-        """Copy the wanted rows into a batch; answers how far it came before that was full.
+        """Copy pending rows into a batch until it is full; return the position reached.
 
-        Numbers may repeat, and may be of no row, or of a later one.
+        Numbers may repeat, be -1, or belong to rows that came later.
         """
         reached = np.array([start, batch.used])
         _take(
@@ -86,7 +86,7 @@ class PendingRows:
         return int(reached[0])
 
     def take_between(self, start: int, stop: int) -> Int64s:
-        """The numbers from start to stop that were there still."""
+        """Take the pending rows from start to stop."""
         numbers = np.empty(stop - start, np.int64)
         count = _take_between(self._taken, start, stop, numbers)
         self.left -= count
@@ -105,7 +105,7 @@ def _mark(taken: Uint32s, number: np.uint64) -> None:
 
 @part
 def _find_fresh(taken: Uint32s, top: int, numbers: Ids, start: int, fresh: Int64s) -> int:
-    """Where those stand that were not taken yet; one that comes twice stands there twice."""
+    """Positions of rows that are pending; repeated numbers appear repeatedly."""
     count = 0
     for i in range(start, len(numbers)):
         # -1 is a large number then

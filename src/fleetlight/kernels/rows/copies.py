@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are trained here and kept elsewhere: each has by its side a copy of what is there.
+"""Rows that a worker trains locally, each beside a copy of the weights on the server.
 
-Such a row is [weights | state | copy | last]: `copy` is what the keeper is believed to hold of the
-weights, `last` the window of its last use, 0 in a row that has just been made.
+A row is [weights | state | copy | last]: `copy` is the last known value on the server, `last` the
+window of the last use, 0 in a new row.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ _NO_WINDOW = 0
 
 
 def read(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Int64s:
-    """Read the weights of rows by number; answers the positions that have to be fetched.
+    """Read the weights of rows by number; return the positions that must be fetched.
 
-    Those are where there is no row (-1), or its last use was before the window `oldest`.
+    These have no row (-1), or one last used before the window `oldest`.
     """
     return _read_and_mark(rows, numbers, oldest, _NO_WINDOW, out)[0]
 
 
 def visit(rows: Matrix, numbers: Ids, oldest: int, window: int, out: Matrix) -> tuple[Int64s, Ids]:
-    """Both `read` and `mark`; what has to be fetched is not marked."""
+    """`read` and `mark` in one pass; rows that must be fetched are not marked."""
     return _read_and_mark(rows, numbers, oldest, window, out)
 
 
 def mark(rows: Matrix, numbers: Ids, window: int) -> Int64s:
-    """Say that this window has used rows; answers the numbers of those it had not used before."""
+    """Mark rows as used in this window; return the numbers of newly marked rows."""
     fresh = np.empty(len(numbers), np.int64)
     return fresh[: _mark(rows.reshape(-1), rows.shape[1], numbers, float(window), fresh)]
 
 
 def renew(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
-    """Take what the keeper holds now; what was learned here and not yet told stays on top of it.
+    """Take the values of the server, and keep local progress that was not sent yet.
 
-    Where a row has gone meanwhile (-1) nothing happens.
+    Rows that are gone (-1) are skipped.
     """
     _renew(rows.reshape(-1), rows.shape[1], numbers, arrived)
 
 
 def share(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
-    """What was learned here and not yet told, divided; taken for told from now on."""
+    """Return local progress that was not sent, divided by `among`, and count it as sent."""
     out = np.empty((len(numbers), dim), np.float32)
     _share(rows.reshape(-1), rows.shape[1], numbers, float(among), out)
     return out

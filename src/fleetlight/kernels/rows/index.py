@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory in which ids are found, and how it grows.
 
-Growing moves no row and stops nobody: the larger index takes new ids at once, every operation moves
-some lines of the old one, and a search that fails in the new one goes on in the old one.
+Growing moves no row and stops no thread: new ids enter the larger index at once, every operation
+moves some lines of the old index, and a search that fails in the new index continues in the old.
 
 The system clears memory when it is first touched, and the first ids of a new index would touch all
 of it at once. So the next index is made ready bit by bit before the present one is full.
@@ -73,7 +73,7 @@ class Index:
         self._ready = until
 
     def grow(self) -> None:
-        """Go on with an index of twice the size; operations move what the old one holds."""
+        """Double the index; later operations move the entries of the old one."""
         self._move(len(self.old))
         if not len(self._next):
             self._next = memory.zeros(2 * len(self.slots), np.int64)

@@ -49,10 +49,10 @@ def worth_reserving() -> int:
 
 
 def populate(array: NDArray[Any]) -> None:
-    """Have the pages of reserved memory there before somebody waits for them.
+    """Allocate the pages of reserved memory in advance.
 
-    What is written in them meanwhile stays. Others run while this does; a system that cannot do it
-    gives each page when it is touched.
+    Concurrent writes stay, and other threads run meanwhile. A system without this call allocates
+    each page at its first use.
     """
     first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     _madvise()(first, array.ctypes.data + array.nbytes - first, _POPULATE_WRITE)

@@ -159,7 +159,7 @@ def insert(
 ) -> int:
     """Rows for the ids that are missing; which of them have new ones stands in `fresh`.
 
-    Answers how many it got through: fewer than all when the index or the slab is full.
+    Returns how many were handled: fewer than all when the index or the slab is full.
     """
     counters[FRESH] = 0
     for k in range(len(missing)):
@@ -195,7 +195,7 @@ def migrate(old: Int64s, start: int, stop: int, slots: Int64s) -> None:
 
 @kernel
 def ids_of(numbers: Ids, slots: Int64s, old: Int64s, homes: Uint32s, top: int, ids: Int64s) -> int:
-    """The id of each row; answers how many were read before one that is not in use."""
+    """Read the id of each row; return how many were read before an unused row."""
     for i in range(len(numbers)):
         if i + _AHEAD < len(numbers) and 0 <= numbers[i + _AHEAD] < top:
             prefetch(slots, line_of(slots, np.uint64(homes[np.uint64(numbers[i + _AHEAD])])))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the workers' messages: the deciding parts are pure, one place waits."""
+"""Handles the messages of workers: pure state machines decide, and one place waits."""

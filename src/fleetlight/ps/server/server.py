@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Server`: answers the workers' messages out of its tables and dense parameters.
+"""`Server`: handles the messages of workers with its tables and dense parameters.
 
-Each connection has a thread that calls the server. It is there before it knows what is trained: the
-workers can meet from then on, and `open` gives it the plan.
+Each connection has a thread that calls the server. Workers can
+connect and use barriers before `open` gives the server its plan.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ from fleetlight.ps.journal.folder import FolderIdentity
 from fleetlight.ps.messages.base import operation_of
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import FINISHED, KEPT, REFUSED, check_beginning
-from fleetlight.ps.server.ahead_lists import AheadList
-from fleetlight.ps.server.attendance import Attendance
-from fleetlight.ps.server.chronicle import Chronicle
-from fleetlight.ps.server.company import Company
-from fleetlight.ps.server.durability import Durability, Durable
-from fleetlight.ps.server.gate import Gate
-from fleetlight.ps.server.keeping import Keeping
-from fleetlight.ps.server.kept import Kept
-from fleetlight.ps.server.ledger import Peer
-from fleetlight.ps.server.pushes import Pushes
-from fleetlight.ps.server.reading import pulled
-from fleetlight.ps.server.resuming import Resuming
-from fleetlight.ps.server.roster import Roster
-from fleetlight.ps.server.tickets import Reply
-from fleetlight.ps.tables.holdings import Holdings
+from fleetlight.ps.server.checkpoints.checkpoint_handler import CheckpointHandler
+from fleetlight.ps.server.durability.durability import Durability, Durable
+from fleetlight.ps.server.durability.persistent_state import PersistentState
+from fleetlight.ps.server.membership import WorkerMembership
+from fleetlight.ps.server.pulls import pulled
+from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
+from fleetlight.ps.server.steps.prefetched_ids import PrefetchedBatch
+from fleetlight.ps.server.steps.pushes import PushHandler
+from fleetlight.ps.server.steps.request_dedup import Reply
+from fleetlight.ps.server.workers.presence import PresenceMonitor, ResumeReports
+from fleetlight.ps.server.workers.roster import Peer, Roster
+from fleetlight.ps.server.write_ahead_log import WriteAheadLog
+from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.ps.transport.interface import Connection
 
 Array = NDArray[Any]
@@ -72,23 +70,23 @@ class _Service:
     """What an open server works with."""
 
     plan: Plan
-    holdings: Holdings
-    pushes: Pushes
-    keeping: Keeping
+    state: ServerState
+    pushes: PushHandler
+    checkpoints: CheckpointHandler
 
     def take(self, message: m.Message, arrays: Arrays) -> None:
-        """Values of a checkpoint, before anybody has joined."""
+        """Values of a checkpoint, before the first worker joins."""
         if isinstance(message, m.Load):
-            self.keeping.load(message)
+            self.checkpoints.load(message)
         elif isinstance(message, m.RestoreDense):
-            self.keeping.restore(message, arrays)
+            self.checkpoints.restore(message, arrays)
         else:
             assert isinstance(message, m.Fill), message
-            self.holdings.fill(message, arrays)
+            self.state.fill(message, arrays)
 
 
 class Server:
-    """One of `server_num` servers, for `worker_num` workers.
+    """Server `index` of `server_num`, for `worker_num` workers.
 
     It is called as a handler of `transport`: `server(connection, message, arrays)`.
     """
@@ -108,19 +106,18 @@ class Server:
         self._durability: Durability | None = None
         #: as in `Welcome`, also once what is kept was closed
         self._life = 0
-        self._chronicle = Chronicle()
+        self._log = WriteAheadLog()
         self._worker_num = worker_num
         self._roster = Roster(index, server_num, worker_num, version)
-        self._attendance = Attendance(self._roster, worker_num, deadline_s, clock)
-        self._news = self._attendance.news
-        self._company = Company(self._attendance, self._chronicle, worker_num)
-        self._gate = Gate(deadline_s)
+        self._presence = PresenceMonitor(self._roster, worker_num, deadline_s, clock)
+        self._news = self._presence.news
+        self._membership = WorkerMembership(self._presence, self._log, worker_num)
+        self._gate = SharedExclusiveLock(deadline_s)
         #: how the whole job resumes, where it does
-        self.resuming = Resuming(self._attendance, worker_num)
+        self.resuming = ResumeReports(self._presence, worker_num)
         self._service: _Service | None = None
         #: the plan is known, and a checkpoint is being read
         self._is_loading = False
-        self._handlers = self._all_handlers()
 
     def open(
         self,
@@ -132,13 +129,13 @@ class Server:
     ) -> None:
         """Make the tables and dense blocks; workers may join once all that is `loaded` is in.
 
-        What an earlier life of this server has written down counts more: then nothing is loaded.
+        If the server recovers its own values, nothing is loaded.
         """
-        holdings = Holdings(plan, self.index, optimizers, parameters)
-        deadline_s = self._attendance.deadline_s
-        pushes = Pushes(holdings, self._attendance, self._gate, self._chronicle, self._worker_num)
-        keeping = Keeping(self.index, holdings, pushes, self._gate, deadline_s)
-        service = _Service(plan, holdings, pushes, keeping)
+        state = ServerState(plan, self.index, optimizers, parameters)
+        deadline_s = self._presence.deadline_s
+        pushes = PushHandler(state, self._presence, self._gate, self._log, self._worker_num)
+        checkpoints = CheckpointHandler(self.index, state, pushes, self._gate, deadline_s)
+        service = _Service(plan, state, pushes, checkpoints)
         durable = self._decided(durable)
         self._is_loading = True
         is_loaded = loaded is not None
@@ -146,17 +143,17 @@ class Server:
         if loaded is not None and (durability is None or durability.is_new):
             self._take(service, loaded, durability)
         if durability is not None:
-            durability.begin(self._kept(service), self._chronicle)
+            durability.begin(self._kept(service), self._log)
             self._durability = durability
             if durable is not None and durable.decision is not None:
-                check_beginning(durable.decision, pushes.ledger.versions.version)
-        self._company.begin(pushes, goes_on=plan.lost_worker == "go_on")
+                check_beginning(durable.decision, pushes.progress.versions.version)
+        self._membership.begin(pushes, tolerates_loss=plan.lost_worker == "go_on")
         with self._news:
             self._life = 1 if durability is None else durability.life
             self._service = service
             if durable is not None:
                 resumes = durable.decision is not None
-                self._attendance.expect(durable.away_s, stays=resumes)
+                self._presence.expect(durable.away_s, stays=resumes)
             self._news.notify_all()
 
     def _decided(self, durable: Durable | None) -> Durable | None:
@@ -188,16 +185,16 @@ class Server:
                 durability.close(is_needed=False)
             raise
 
-    def _kept(self, service: _Service) -> Kept:
-        return Kept(
-            service.holdings,
+    def _kept(self, service: _Service) -> PersistentState:
+        return PersistentState(
+            service.state,
             service.pushes,
-            service.keeping,
-            self._company.meetings,
-            self._company.dealing.work,
-            self._attendance,
+            service.checkpoints,
+            self._membership.barriers,
+            self._membership.shard_queue.queue,
+            self._presence,
             self._gate,
-            self._chronicle,
+            self._log,
         )
 
     def __call__(self, connection: Connection, message: m.Message, arrays: Arrays) -> Reply:
@@ -209,18 +206,15 @@ class Server:
             raise ProtocolError(
                 f"{connection.peer} began with {type(message).__name__}, expected Greeting"
             )
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise ProtocolError(f"{peer} sent {type(message).__name__}, which servers only answer")
         self._roster.check_life(peer.worker, peer.life)
-        with self._attendance.during(peer.worker, _operation(message)):
-            self._company.hear(peer)
-            reply = handler(peer, message, arrays)
+        with self._presence.during(peer.worker, _operation(message)):
+            self._membership.hear(peer)
+            reply = self._handle(peer, message, arrays)
             if self._durability is not None and self._replaces(message):
                 self._durability.snapshot_now()
             elif not isinstance(message, _UNSETTLED):
                 # what is acknowledged or was seen is not lost any more
-                self._chronicle.settle()
+                self._log.settle()
             return reply
 
     def _replaces(self, message: m.Message) -> bool:
@@ -228,26 +222,26 @@ class Server:
         if isinstance(message, m.Load):
             return not message.dry
         # first values are brought once; a log has them
-        brings = isinstance(message, m.Fill) and not self._chronicle.keeps_values
+        brings = isinstance(message, m.Fill) and not self._log.logs_values
         return brings or isinstance(message, m.RestoreDense)
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""
-        self._company.gone(connection, error)
+        self._membership.gone(connection, error)
 
     def wait(self) -> None:
         """Until every worker has left; raises when one has failed or was lost."""
-        self._company.until_all_left()
+        self._membership.until_all_left()
 
     def refuse(self, why: str = "") -> None:
         """Serve no more: whoever waits or calls is told why."""
-        self._attendance.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
+        self._presence.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
 
     def close(self, why: str = "") -> None:
         """The same, and let go of what is kept; once its part is over that is removed."""
         self.refuse(why)
         if self._service is not None:
-            self._service.keeping.drop()
+            self._service.checkpoints.drop()
         if self._durability is not None:
             ended = self.is_over and not self.stopped
             self._durability.close(is_needed=not self.is_over, ended=ended)
@@ -255,7 +249,7 @@ class Server:
 
     def call_stop(self) -> None:
         """Have all workers told that the job is to stop; safe in a signal's handler."""
-        self._attendance.call_stop()
+        self._presence.call_stop()
 
     @property
     def is_open(self) -> bool:
@@ -264,27 +258,27 @@ class Server:
 
     @property
     def is_over(self) -> bool:
-        """True once everybody has left, and nobody in anger: it has done its duty."""
+        """True once every worker has left without a failure."""
         return self._roster.is_over
 
     @property
     def stopped(self) -> bool:
         """True once a worker has left because the job was asked to stop."""
-        return self._company.stopped
+        return self._membership.stopped
 
     @property
     def closed(self) -> bool:
         """True once it serves no more."""
-        return self._attendance.closed
+        return self._presence.closed
 
-    def counted(self) -> m.ServerFigures:
+    def figures(self) -> m.ServerFigures:
         """What there is to say in figures."""
         service = self._service
         if service is None:
             return m.ServerFigures(0, {}, {}, {})
-        tables = service.holdings.tables
+        tables = service.state.tables
         with self._news:
-            versions = service.pushes.ledger.versions
+            versions = service.pushes.progress.versions
             pushes, staleness = versions.version, dict(versions.staleness)
         return m.ServerFigures(
             pushes,
@@ -293,40 +287,77 @@ class Server:
             staleness,
         )
 
-    def _all_handlers(self) -> dict[type, Callable[[Peer, Any, Arrays], Reply]]:
-        """By class of the message. Those that work on the holdings need the plan."""
-        dealing = self._company.dealing
-        return {
-            m.Barrier: self._company.meet,
-            m.Heartbeat: lambda peer, message, a: self._company.beat(peer, message),
-            m.Leave: lambda peer, message, a: self._company.leave(peer, message),
-            m.GoodbyeAck: lambda peer, message, a: self._company.confirm(peer),
-            m.FiguresRequest: lambda peer, message, arrays: (self.counted(), []),
-            m.LeaseRequest: lambda peer, message, a: dealing.deal(peer, message),
-            m.LeaseProgress: lambda peer, message, a: dealing.reach(peer, message),
-            m.RemainingRequest: lambda peer, message, a: dealing.remain(message),
-            m.Resume: self._resume,
-            m.Join: self._join,
-            m.Pull: self._pull,
-            m.EndPhase: self._end_phase,
-            m.Push: lambda p, message, a: self._serving().pushes.push(p, message, a),
-            m.Apply: lambda p, message, a: self._serving().pushes.apply(p, message),
-            m.GeoExchange: lambda p, message, a: self._serving().pushes.exchange(p, message, a),
-            m.Fill: self._fill,
-            m.Shrink: self._shrink,
-            m.SnapshotRequest: lambda p, message, a: self._serving().keeping.cut(),
-            m.Save: lambda p, message, a: self._serving().keeping.save(message),
-            m.ReadFile: lambda p, message, a: self._serving().keeping.take(message),
-            m.WriteFile: lambda p, message, a: self._serving().keeping.put(message, a),
-            m.DropSnapshot: lambda p, message, a: self._serving().keeping.drop(),
-            m.FetchDense: lambda p, message, a: self._serving().keeping.fetch(),
-            m.Load: lambda p, message, a: self._serving().keeping.load(message),
-            m.RestoreDense: lambda p, message, a: self._serving().keeping.restore(message, a),
-        }
+    def _handle(self, peer: Peer, message: m.Message, arrays: Arrays) -> Reply:
+        match message:
+            case m.Barrier():
+                return self._membership.barrier(peer, message, arrays)
+            case m.Heartbeat():
+                return self._membership.heartbeat(peer, message)
+            case m.Leave():
+                return self._membership.leave(peer, message)
+            case m.GoodbyeAck():
+                return self._membership.confirm(peer)
+            case m.LeaseRequest():
+                return self._membership.shard_queue.lease(peer, message)
+            case m.LeaseProgress():
+                return self._membership.shard_queue.progress(peer, message)
+            case m.RemainingRequest():
+                return self._membership.shard_queue.remaining(message)
+            case m.FiguresRequest():
+                return self.figures(), []
+            case m.Resume():
+                return self._resume(peer, message)
+            case m.Join():
+                return self._join(peer, message)
+            case _:
+                return self._train(peer, message, arrays)
+
+    def _train(self, peer: Peer, message: m.Message, arrays: Arrays) -> Reply:
+        """Handle a message that needs the tables and dense parameters."""
+        match message:
+            case m.Pull():
+                return self._pull(peer, message, arrays)
+            case m.Push():
+                return self._serving().pushes.push(peer, message, arrays)
+            case m.Apply():
+                return self._serving().pushes.apply(peer, message)
+            case m.GeoExchange():
+                return self._serving().pushes.exchange(peer, message, arrays)
+            case m.EndPhase():
+                return self._end_phase(peer, message)
+            case m.Fill():
+                return self._fill(peer, message, arrays)
+            case m.Shrink():
+                return self._shrink(message)
+            case _:
+                return self._checkpoint(peer, message, arrays)
+
+    def _checkpoint(self, peer: Peer, message: m.Message, arrays: Arrays) -> Reply:
+        match message:
+            case m.SnapshotRequest():
+                return self._serving().checkpoints.cut()
+            case m.Save():
+                return self._serving().checkpoints.save(message)
+            case m.ReadFile():
+                return self._serving().checkpoints.read_file(message)
+            case m.WriteFile():
+                return self._serving().checkpoints.write_file(message, arrays)
+            case m.DropSnapshot():
+                return self._serving().checkpoints.drop()
+            case m.FetchDense():
+                return self._serving().checkpoints.fetch()
+            case m.Load():
+                return self._serving().checkpoints.load(message)
+            case m.RestoreDense():
+                return self._serving().checkpoints.restore(message, arrays)
+            case _:
+                raise ProtocolError(
+                    f"{peer} sent {type(message).__name__}, which servers only send"
+                )
 
     def _serving(self) -> _Service:
         """What the server works with; an error where the job is over or has not begun."""
-        self._attendance.check()
+        self._presence.check()
         return self._open_service()
 
     def _open_service(self) -> _Service:
@@ -346,38 +377,38 @@ class Server:
                 self._service.pushes.check_has(
                     message.worker, message.incarnation, message.acknowledged
                 )
-            is_news = self._company.greet(connection, message)
+            is_news = self._membership.greet(connection, message)
         if is_news:
-            self._chronicle.settle()
+            self._log.settle()
             if message.worker == 0 and self._service is not None:
-                # what an earlier life was to save, this one saves anew or not at all
-                self._service.keeping.drop()
-        with self._attendance.during(message.worker, "hello"):
+                # worker 0 restarted: it repeats a save that was in progress, or drops it
+                self._service.checkpoints.drop()
+        with self._presence.during(message.worker, "hello"):
             return self._welcome()
 
     def _welcome(self) -> Reply:
-        epoch = 0 if self._service is None else self._service.pushes.ledger.marks.epoch
+        epoch = 0 if self._service is None else self._service.pushes.progress.marks.epoch
         return m.Welcome(self.index, epoch, self._life, self.resuming.remains), []
 
-    def _resume(self, peer: Peer, message: m.Resume, arrays: Arrays) -> Reply:
+    def _resume(self, peer: Peer, message: m.Resume) -> Reply:
         decision = self.resuming.report(peer.worker, message.report)
         if not decision.keeps_workers or not message.waits:
             return m.Resumed(decision), []
         with self._news:
-            self._attendance.check()
+            self._presence.check()
             if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
                 return m.Done(), []
             known = self._open_service().pushes.known_of(peer.worker, peer.incarnation)
             return m.Resumed(decision, *known, self._roster.is_lost(peer.worker)), []
 
-    def _join(self, peer: Peer, message: m.Join, arrays: Arrays) -> Reply:
+    def _join(self, peer: Peer, message: m.Join) -> Reply:
         with self._news:
-            self._attendance.check()
-            self._attendance.wait(
+            self._presence.check()
+            self._presence.wait(
                 "joining",
                 lambda: self.is_open or self._is_loading,
                 list,
-                nobody=f"server {self.index}, which has not called fleet.init_server() yet",
+                otherwise=f"server {self.index}, which has not called fleet.init_server() yet",
             )
             if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
                 # to be asked again: a large checkpoint takes longer than any deadline
@@ -392,37 +423,37 @@ class Server:
 
     def _pull(self, peer: Peer, message: m.Pull, arrays: Arrays) -> Reply:
         service = self._serving()
-        ids = service.holdings.pulled_ids(message, arrays, str(peer))
+        ids = service.state.pulled_ids(message, arrays, str(peer))
         if message.ahead:
             for wanted, its in zip(message.tables, ids, strict=True):
-                service.pushes.remember(peer, AheadList(wanted.table, message.batch, its))
-        ledger, phase = service.pushes.ledger, message.phase
+                service.pushes.remember(peer, PrefetchedBatch(wanted.table, message.batch, its))
+        ledger, phase = service.pushes.progress, message.phase
         with self._news:
-            self._attendance.wait(
+            self._presence.wait(
                 f"a pull after {message.at_least} steps of every worker",
                 lambda: ledger.clocks.may(phase, message.at_least),
                 lambda: ledger.clocks.behind(phase, message.at_least),
             )
             version, slowest = ledger.versions.version, ledger.clocks.slowest(phase)
-        return m.Pulled(version, slowest), pulled(service.holdings, self._chronicle, message, ids)
+        return m.Pulled(version, slowest), pulled(service.state, self._log, message, ids)
 
-    def _end_phase(self, peer: Peer, message: m.EndPhase, arrays: Arrays) -> Reply:
+    def _end_phase(self, peer: Peer, message: m.EndPhase) -> Reply:
         self._serving().pushes.end(peer.worker, message.phase)
         return m.Done(), []
 
     def _fill(self, peer: Peer, message: m.Fill, arrays: Arrays) -> Reply:
         if peer.worker != 0:
             raise ProtocolError(f"{peer} brought first values, expected those of worker 0")
-        holdings = self._serving().holdings
+        state = self._serving().state
         with self._gate.passing():
-            if holdings.wants(message):
-                self._chronicle.make(message, arrays, lambda: holdings.fill(message, arrays))
+            if state.wants(message):
+                self._log.make(message, arrays, lambda: state.fill(message, arrays))
         return m.Done(), []
 
-    def _shrink(self, peer: Peer, message: m.Shrink, arrays: Arrays) -> Reply:
-        holdings = self._serving().holdings
+    def _shrink(self, message: m.Shrink) -> Reply:
+        state = self._serving().state
         with self._gate.passing():
-            removed, left = self._chronicle.make(message, [], lambda: holdings.shrink(message))
+            removed, left = self._log.make(message, [], lambda: state.shrink(message))
         return m.Shrunk(removed, left), []
 
 

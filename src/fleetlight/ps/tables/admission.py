@@ -126,7 +126,7 @@ def note_push(table: RowTable, ids: Ids, shows: Floats | None, clicks: Floats | 
 def pass_day(
     table: RowTable, numbers: Numbers, unseen_days: int, score: float, decay: float
 ) -> Mask:
-    """A day is over for these rows; answers which of them are to be forgotten."""
+    """End a day for these rows; return which of them to forget."""
     meta = meta_of(table)[numbers]
     meta[:, UNSEEN_DAYS] += 1
     meta[:, [SEEN, CLICKS]] *= np.float32(decay)

@@ -33,7 +33,7 @@ _TIED = frozenset({"step", "zero_grad", "minimize"})
 
 
 @dataclasses.dataclass
-class _Held:
+class _ServedBlock:
     """A block, its values, and the Parameters that lie in them, in the order of its pieces."""
 
     block: Block
@@ -58,7 +58,7 @@ class _Stepper:
     """An optimizer over the pieces of its blocks here."""
 
     optimizer: torch.optim.Optimizer
-    held: list[_Held]
+    held: list[_ServedBlock]
     #: numbers of the user's groups that have a piece here
     groups: list[int]
 
@@ -84,7 +84,7 @@ class DenseBlocks:
     """Its methods may be called from any thread."""
 
     def __init__(
-        self, held: list[_Held], steppers: dict[int, _Stepper], names: Sequence[str]
+        self, held: list[_ServedBlock], steppers: dict[int, _Stepper], names: Sequence[str]
     ) -> None:
         self.lock = threading.RLock()
         self._names = names
@@ -111,7 +111,7 @@ class DenseBlocks:
         return cls(held, steppers, [dense.name for dense in plan.dense])
 
     def values(self) -> list[Array]:
-        """The values of all blocks, as they are now; read-only, and nobody changes them later."""
+        """The present values of all blocks, in read-only arrays that never change."""
         with self.lock:
             if self._copies is None:
                 # one copy serves all who ask until the next step
@@ -193,7 +193,7 @@ class DenseBlocks:
         return self._names[piece.parameter]
 
 
-def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _Held:
+def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _ServedBlock:
     """A block with the values that the parameters have in this process."""
     values = torch.empty(block.size, dtype=getattr(torch, block.dtype))
     pieces = []
@@ -204,11 +204,14 @@ def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _Held:
         # a rule that is not element by element may go by the shape
         whole = piece.size == parameter.numel()
         pieces.append(nn.Parameter(mine.view(parameter.shape) if whole else mine))
-    return _Held(block, values, pieces)
+    return _ServedBlock(block, values, pieces)
 
 
 def _stepper(
-    plan: Plan, held: list[_Held], original: torch.optim.Optimizer, parameters: Sequence[Tensor]
+    plan: Plan,
+    held: list[_ServedBlock],
+    original: torch.optim.Optimizer,
+    parameters: Sequence[Tensor],
 ) -> _Stepper:
     """An optimizer like `original` over the pieces, with what it knows of their parameters."""
     kind = user_class(original)
@@ -223,7 +226,7 @@ def _stepper(
                 shape = parameters[piece.parameter].shape
                 state[mine] = {key: _part(value, shape, piece) for key, value in known.items()}
     groups = sorted(members)
-    # not by its constructor, which may want arguments that nobody knows any more
+    # not by its constructor, whose arguments are unknown
     optimizer = kind.__new__(kind)
     kept = {k: v for k, v in vars(original).items() if k not in _TIED and "_hooks" not in k}
     optimizer.__setstate__({
@@ -262,7 +265,7 @@ def _part(value: Any, shape: torch.Size, piece: ParameterSlice) -> Any:
     return value.clone()
 
 
-def _refuse_sparse(kind: type, plan: Plan, held: list[_Held]) -> None:
+def _refuse_sparse(kind: type, plan: Plan, held: list[_ServedBlock]) -> None:
     if kind is torch.optim.SparseAdam:
         name = plan.dense[held[0].block.pieces[0].parameter].name
         raise PlanError(

@@ -2,7 +2,7 @@
 """The state of dense parameters between optimizers, servers and checkpoints. Pure.
 
 A server knows the pieces it keeps; a checkpoint knows whole parameters, so that any number of
-servers can go on from it. `whole` puts the pieces of all servers together, `part` cuts for one.
+servers can load it. `whole` puts the pieces of all servers together, `part` cuts for one.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _put(into: dict[Any, Array], key: Any, piece: ParameterSlice, size: int, val
 
 
 def _join(found: PieceState, piece: ParameterSlice, size: int, state: PieceState) -> None:
-    """Take up the state of a piece; numbers are the same for all pieces of a parameter."""
+    """Add the state of a piece; numbers are equal for all pieces of a parameter."""
     flat = {name: array for name, (_, array) in found.tensors.items()}
     for name, (kind, array) in state.tensors.items():
         if kind == ELEMENTS:

@@ -89,7 +89,7 @@ def push_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PushOptions:
-    """The same of one param group, made anew only when something in the group has changed."""
+    """`push_options` of one param group, cached until the group changes."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}

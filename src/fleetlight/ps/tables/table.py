@@ -26,18 +26,19 @@ from fleetlight.ps.messages import TableFile
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables import admission
 from fleetlight.ps.tables.optimizers import rule_options
-from fleetlight.ps.tables.pace import Between, at_once
-from fleetlight.ps.tables.snapshot import Lock, Snapshot
-from fleetlight.ps.tables.sweep import Sweep
+from fleetlight.ps.tables.ordered_snapshot import Lock, OrderedSnapshot
 from fleetlight.ps.tables.table_file import (
     META,
     WEIGHTS,
     Column,
+    Pause,
     TableReader,
     columns_of,
+    no_pause,
     of_table,
     write_table,
 )
+from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Floats, Ids
 
 #: how many bytes of rows are written, read or looked through while others wait for the lock
@@ -46,8 +47,8 @@ CHUNK_BYTES = 1 << 20
 UPKEEP_S = 600.0
 
 
-class Cut(Protocol):
-    """The rows of a table as they were at one moment: a `Snapshot`, or a `Sweep` in no order."""
+class TableSnapshot(Protocol):
+    """The rows of a table at one moment: an `OrderedSnapshot` or an `UnorderedSnapshot`."""
 
     @property
     def starts(self) -> NDArray[np.int64] | None:
@@ -66,7 +67,7 @@ class Cut(Protocol):
     def make_room(self) -> None:
         """Have memory there for rows that will change."""
 
-    def prepare(self, lock: Lock, between: Between = at_once) -> None:
+    def prepare(self, lock: Lock, pause: Pause = no_pause) -> None:
         """Find out what has to be known before rows are read."""
 
     def pieces(self, lock: Lock) -> Iterator[tuple[Ids, Floats]]:
@@ -90,7 +91,7 @@ class Table:
         meta = 0 if plan.entry is None else admission.META_WIDTH
         self._columns = columns_of(plan.dim, self._rule, meta)
         self._rows = self._empty()
-        self._cut: Cut | None = None
+        self._cut: TableSnapshot | None = None
         self._saving = False
         self._upkeep_lock = threading.Lock()
 
@@ -128,9 +129,9 @@ class Table:
             self._learn(ids, gradients, hyper, shows, clicks)
 
     def exchange(self, ids: Ids, differences: Floats, wants: bool) -> Floats | None:
-        """Add differences; answers the rows as they are then, if they are wanted.
+        """Add differences; return the new rows if `wants`.
 
-        The answer lies in the memory of the differences where that may be written.
+        The result reuses the memory of the differences where that is writable.
         """
         with self.lock:
             self._learn(ids, differences, self._rule.hyper({}))
@@ -148,7 +149,7 @@ class Table:
                 self._keep(numbers, its)
                 self._rows.rows[numbers, : self.plan.dim] = rows[start : start + size]
                 if self._admission is not None:
-                    # rows that nobody counted here were trained nevertheless
+                    # rows without counts were trained nevertheless
                     admission.meta_of(self._rows)[numbers[~known], admission.LET_IN] = 1
 
     def reset(self) -> None:
@@ -194,32 +195,32 @@ class Table:
                     removed += self._rows.remove(piece[out])
             return removed, len(self)
 
-    def cut(self, *, ordered: bool = True) -> Cut:
-        """Hold on to the rows as they are now, until they are saved or cut anew.
+    def cut(self, *, ordered: bool = True) -> TableSnapshot:
+        """Cut the rows: keep their present values until a save or the next cut.
 
         Those of a checkpoint are ordered; without that it is less work.
         """
         with self.lock:
             self._refuse_while_saving("cut again")
-            kind = Snapshot if ordered else Sweep
+            kind = OrderedSnapshot if ordered else UnorderedSnapshot
             self._cut = kind(self._rows, self._piece())
             return self._cut
 
     def drop_cut(self) -> None:
-        """Nobody will save what was cut."""
+        """Drop a cut that will not be saved."""
         with self.lock:
             if not self._saving:
                 self._cut = None
 
     def save(
         self,
-        cut: Cut,
+        cut: TableSnapshot,
         number: int,
         folder: Path,
         name: str,
-        between: Between = at_once,
+        pause: Pause = no_pause,
     ) -> TableFile:
-        """Write what was cut, while training goes on; `number` is the table's in the plan."""
+        """Write the cut during training; `number` is the table's in the plan."""
         with self.lock:
             self._refuse_while_saving("saved again")
             if cut is not self._cut:
@@ -229,16 +230,16 @@ class Table:
             self._saving = True
         about = {"table": self.plan.name, "rule": self._rule.name}
 
-        def pause() -> None:
+        def pause_with_room() -> None:
             cut.make_room()
-            between()
+            pause()
 
         try:
             cut.make_room()
-            cut.prepare(self.lock, pause)
+            cut.prepare(self.lock, pause_with_room)
             pieces = cut.pieces(self.lock)
             size, digest = write_table(
-                folder / name, self._columns, len(cut), pieces, about, pause, cut.starts
+                folder / name, self._columns, len(cut), pieces, about, pause_with_room, cut.starts
             )
         finally:
             with self.lock:
@@ -329,7 +330,7 @@ class Table:
                 )
 
     def _shared_columns(self, reader: TableReader) -> list[Column]:
-        """What can be taken from a file: under another rule the state begins anew."""
+        """Columns to load from a file; the state of another rule is not loaded."""
         if reader.about.get("rule") == self._rule.name:
             return self._columns
         return [column for column in self._columns if column.name in (WEIGHTS, META)]
@@ -338,7 +339,7 @@ class Table:
         blank = np.zeros(self._rows.width, np.float32)
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
         if self._admission is not None:
-            # rows that nobody counted were trained nevertheless
+            # rows without counts were trained nevertheless
             blank[-admission.META_WIDTH :][admission.LET_IN] = 1
         columns = self._shared_columns(reader)
         for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.kernels import BUCKETS, Rule
-from fleetlight.ps.tables.pace import Between, at_once
 from fleetlight.ps.update import Floats, Ids
 
+#: called between two pieces of work, to rest or to end it by an error
+Pause = Callable[[], None]
 WEIGHTS, META = "weights", "meta"
 _IDS, _BUCKETS = "ids", "buckets"
 _CODES: Mapping[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
@@ -54,16 +55,20 @@ def columns_of(dim: int, rule: Rule, meta_width: int) -> list[Column]:
     return columns
 
 
+def no_pause() -> None:
+    """Continue without a rest."""
+
+
 def write_table(
     path: Path,
     columns: Iterable[Column],
     rows: int,
     pieces: Iterable[tuple[Ids, Floats]],
     about: Mapping[str, str],
-    between: Between = at_once,
+    pause: Pause = no_pause,
     starts: NDArray[np.int64] | None = None,
 ) -> tuple[int, str]:
-    """Write rows that come piece by piece; answers the size and the checksum of the file.
+    """Write rows piece by piece; return the size and the checksum of the file.
 
     `starts`: they come in bucket order, and there each bucket begins.
     """
@@ -85,11 +90,11 @@ def write_table(
                 part = np.ascontiguousarray(values[:, column.start : column.stop])
                 _write_at(fd, offsets[column.name] + 4 * done * part.shape[1], part)
             done += len(ids)
-            between()
+            pause()
         if done != rows:
             raise CheckpointError(f"{path}: {done} rows came of {rows}, so the file is given up")
         os.fsync(fd)
-        return size, _checksum(fd, between)
+        return size, _checksum(fd, pause)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -205,14 +210,14 @@ def _write_at(fd: int, offset: int, array: NDArray[Any]) -> None:
         view = view[done:]
 
 
-def _checksum(fd: int, between: Between = at_once) -> str:
+def _checksum(fd: int, pause: Pause = no_pause) -> str:
     """Of the whole file; made at the end, because its tensors grew side by side."""
     digest, offset = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_READ_BYTES))
     while size := os.preadv(fd, [buffer], offset):
         digest.update(buffer[:size])
         offset += size
-        between()
+        pause()
     return digest.hexdigest()
 
 

@@ -27,9 +27,9 @@ from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
-from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.tables.holdings import Holdings
+from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.strategy import DistributedStrategy
 
 IDS, TARGETS = batches(8, 2)
@@ -189,13 +189,13 @@ def test_other_modes(tmp_path: Path, strategy: dict[str, Any]) -> None:
 
 def test_a_save_in_the_background_is_that_of_the_call(tmp_path: Path, monkeypatch: Any) -> None:
     go = threading.Event()
-    write = Holdings.save
+    write = ServerState.save
 
-    def held_back(self: Holdings, *args: Any) -> Any:
+    def held_back(self: ServerState, *args: Any) -> Any:
         assert go.wait(30), "training did not go on"
         return write(self, *args)
 
-    monkeypatch.setattr(Holdings, "save", held_back)
+    monkeypatch.setattr(ServerState, "save", held_back)
 
     def work(member: Member) -> Any:
         train(member, range(4))
@@ -212,9 +212,9 @@ def test_a_save_in_the_background_is_that_of_the_call(tmp_path: Path, monkeypatc
 
 
 def test_a_failed_save_leaves_the_one_before_and_no_cut(tmp_path: Path, monkeypatch: Any) -> None:
-    write = Holdings.save
+    write = ServerState.save
 
-    def full(self: Holdings, *args: Any) -> Any:
+    def full(self: ServerState, *args: Any) -> Any:
         if self._server == 1:
             raise CheckpointError("the disk of server 1 is full")
         return write(self, *args)
@@ -223,7 +223,7 @@ def test_a_failed_save_leaves_the_one_before_and_no_cut(tmp_path: Path, monkeypa
         train(member, range(2))
         save(member, tmp_path)
         member.barrier()
-        monkeypatch.setattr(Holdings, "save", full)
+        monkeypatch.setattr(ServerState, "save", full)
         train(member, range(2, 4))
         with pytest.raises(CheckpointError, match="the disk of server 1 is full"):
             save(member, tmp_path)
@@ -235,7 +235,7 @@ def test_a_failed_save_leaves_the_one_before_and_no_cut(tmp_path: Path, monkeypa
     saved = checkpoint.read(tmp_path)
     saved.verify()
     assert saved.manifest.step == 2
-    assert [t._cut for s in job.servers for t in s._service.holdings.tables] == [None] * 4
+    assert [t._cut for s in job.servers for t in s._service.state.tables] == [None] * 4
     assert [path.name for path in tmp_path.glob("generation-*")] == ["generation-000001"]
 
 
@@ -357,7 +357,7 @@ def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path
     for _ in range(2):
         server = Server(0, 1, 2, version="test", deadline_s=20.0)
         open_loaded(server, bound, tmp_path / "saved", durable)
-        rows.append(server.counted().rows)
+        rows.append(server.figures().rows)
         server.close()
         shutil.rmtree(tmp_path / "saved", ignore_errors=True)
     assert rows[0] == rows[1]

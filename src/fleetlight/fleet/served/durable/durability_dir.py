@@ -9,7 +9,7 @@ from fleetlight.fleet.job import Job, durability_dir
 from fleetlight.ps.journal.folder import is_of_launch, launch_of, refuse_another_size, remains
 from fleetlight.ps.journal.journal import Policy
 from fleetlight.ps.resume import Remains
-from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 from fleetlight.roles import Role

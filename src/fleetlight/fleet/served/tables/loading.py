@@ -26,7 +26,7 @@ from fleetlight.fleet.served.tables.server_restore import (
 from fleetlight.fleet.served.tables.table_files import TableFiles
 from fleetlight.fleet.training.registering import names_of
 from fleetlight.observe.log import logger
-from fleetlight.ps.server.durability import Durable
+from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.server.server import Server
 
 

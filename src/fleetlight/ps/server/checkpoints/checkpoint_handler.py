@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CheckpointHandler`: a server's part in saving and loading a checkpoint during training."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.errors import CheckpointError
+from fleetlight.ps.high_water_marks import Mark
+from fleetlight.ps.messages import (
+    Done,
+    FetchedDense,
+    FileChunk,
+    Load,
+    ReadFile,
+    RestoreDense,
+    Save,
+    Saved,
+    TableFile,
+    WriteFile,
+)
+from fleetlight.ps.server.checkpoints.file_transfer import FileTransfer
+from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
+from fleetlight.ps.server.steps.pushes import PushHandler
+from fleetlight.ps.server.steps.request_dedup import Reply
+from fleetlight.ps.tables import ordered_snapshot as snapshot
+from fleetlight.ps.tables import unordered_snapshot as sweep
+from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.server_state import ServerState, StateSnapshot, is_file
+from fleetlight.ps.tables.table_file import Pause
+from fleetlight.ps.tables.unpacking import Unpacking
+
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _CheckpointCut:
+    state: StateSnapshot
+    #: the pushes that are part of it
+    marks: list[Mark]
+
+
+@dataclasses.dataclass
+class _ServerSnapshotJob:
+    """Rows for a snapshot, beside the cuts of checkpoints."""
+
+    state: ServerState
+    done: Callable[[], None]
+    is_awaited: Callable[[], bool]
+    rows: StateSnapshot | None = None
+
+    def cut(self) -> None:
+        """As in `Rows`."""
+        self.rows = self.state.cut(ordered=False)
+
+    def write(self, folder: Path, pause: Pause) -> list[TableFile]:
+        """As in `Rows`."""
+        assert self.rows is not None, "nothing was cut"
+        return self.state.save(self.rows, folder, pause)
+
+    def close(self) -> None:
+        """As in `Rows`."""
+        self.state.drop_cuts()
+        self.done()
+
+
+class CheckpointHandler:
+    """A cut lies between two pushes; the next save or fetch returns its values."""
+
+    def __init__(
+        self,
+        server: int,
+        state: ServerState,
+        pushes: PushHandler,
+        gate: SharedExclusiveLock,
+        deadline_s: float,
+    ) -> None:
+        self._server = server
+        self._deadline_s = deadline_s
+        self._state = state
+        self._pushes = pushes
+        self._gate = gate
+        self._handover = FileTransfer(server)
+        self._lock = threading.Condition()
+        self._last: _CheckpointCut | None = None
+        self._is_writing = False
+        self._waiting = 0
+
+    def cut(self) -> Reply:
+        """Cut the state: keep its present values for a save."""
+        with self._lock:
+            self._until_idle()
+            self._last = self._cut()
+        return Done(), []
+
+    def save(self, message: Save) -> Reply:
+        """Write the tables, as they were cut or as they are now."""
+        folder = self._folder_for(message)
+        with self._lock:
+            self._until_idle()
+            made, self._last = self._last or self._cut(), None
+            self._is_writing = True
+        try:
+            return Saved(self._state.save(made.state, folder), made.marks), []
+        finally:
+            self._written()
+
+    def aside(self) -> _ServerSnapshotJob | None:
+        """The tables, for a snapshot; None while a checkpoint has the cut of them."""
+        with self._lock:
+            if self._is_writing or self._last is not None:
+                return None
+            self._is_writing = True
+        sweep.get_ready()
+        return _ServerSnapshotJob(self._state, self._written, lambda: self._waiting > 0)
+
+    def _written(self) -> None:
+        with self._lock:
+            self._is_writing = False
+            self._lock.notify_all()
+
+    def read_file(self, message: ReadFile) -> Reply:
+        """A piece of what was saved without a folder."""
+        return FileChunk(), [self._handover.take(message.name, message.offset, message.size)]
+
+    def write_file(self, message: WriteFile, arrays: Sequence[Array]) -> Reply:
+        """A piece of what is to be loaded without a folder."""
+        for array in arrays:
+            self._handover.put(message.name, message.offset, array)
+        return Done(), []
+
+    def drop(self) -> Reply:
+        """Drop an unsaved cut and the temporary folder."""
+        with self._lock:
+            self._last = None
+            if not self._is_writing:
+                self._state.drop_cuts()
+                self._handover.clear()
+        return Done(), []
+
+    def fetch(self) -> Reply:
+        """Dense values and state, as they were cut or as they are now."""
+        with self._lock:
+            made = self._last
+        state = self._state.dense.state() if made is None else made.state.dense
+        return FetchedDense(state.state, state.scalars), [*state.values, *state.arrays]
+
+    def load(self, message: Load) -> Reply:
+        """Load the rows of a checkpoint; pushes for the former rows are refused from now on."""
+        folder = Path(message.folder) if message.folder else self._handover.folder
+        if message.dry:
+            self._state.check(message, folder)
+            return Done(), []
+        with self._lock:
+            self._until_idle()
+            self._is_writing = True
+        try:
+            with self._gate.alone():
+                self._pushes.begin(message.epoch)
+                self._state.load(message, folder)
+        finally:
+            self._written()
+        return Done(), []
+
+    def restore(self, message: RestoreDense, arrays: Sequence[Array]) -> Reply:
+        """Load dense values and state."""
+        unpacking = Unpacking(arrays, "dense state")
+        values = unpacking.blocks(self._state.blocks())
+        state = DenseState(values, message.state, message.scalars, unpacking.rest())
+        with self._gate.alone():
+            self._state.restore(state)
+        return Done(), []
+
+    def _folder_for(self, message: Save) -> Path:
+        """Where to save: a folder that is worker 0's, too, or the temporary one."""
+        if not message.folder:
+            self._handover.clear()
+            return self._handover.folder
+        folder = Path(message.folder)
+        if not is_file(folder / message.token):
+            raise CheckpointError(
+                f"server {self._server} does not see what worker 0 wrote into {folder}; the folder "
+                "of a checkpoint must be the same for all processes, use a shared file system or "
+                'via="worker0"'
+            )
+        return folder
+
+    def _until_idle(self) -> None:
+        """A table holds on to one cut at a time; a snapshot is over by itself."""
+        self._waiting += 1
+        try:
+            is_idle = self._lock.wait_for(lambda: not self._is_writing, self._deadline_s)
+        finally:
+            self._waiting -= 1
+        if not is_idle:
+            raise CheckpointError(
+                f"server {self._server} still writes the checkpoint or snapshot before, after "
+                f"{self._deadline_s:g} s; wait for it to end, and look at its disk"
+            )
+
+    def _cut(self) -> _CheckpointCut:
+        snapshot.get_ready()
+        with self._gate.alone():
+            return _CheckpointCut(self._state.cut(), self._pushes.progress.marks.marks())

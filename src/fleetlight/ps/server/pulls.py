@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pull reads, and what it leaves behind: rows of ids that were not known, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetlight.ps.changes import RowsSeen
+from fleetlight.ps.messages import Pull, TablePull
+from fleetlight.ps.server.write_ahead_log import WriteAheadLog
+from fleetlight.ps.tables.server_state import ServerState
+from fleetlight.ps.update import Floats, Ids
+
+Array = NDArray[Any]
+
+
+def pulled(
+    state: ServerState, log: WriteAheadLog, message: Pull, ids: Sequence[Array]
+) -> list[Array]:
+    """Rows of each table asked for, and dense values."""
+    if not log.logs_values:
+        return state.pull(message, ids)
+    found: list[Array] = [
+        _rows(state, log, wanted, its, message.step)
+        for wanted, its in zip(message.tables, ids, strict=True)
+    ]
+    return found + state.dense.values() if message.dense else found
+
+
+def _rows(state: ServerState, log: WriteAheadLog, wanted: TablePull, ids: Ids, step: int) -> Floats:
+    table = state.table(wanted.table)
+    change = RowsSeen(wanted.table, step)
+    if not wanted.insert:
+        return table.pull(ids, False, step)
+    if table.plan.entry is not None:
+        # what is counted lets ids in, or not yet: before or after a push is not the same
+        return log.make(change, [ids], lambda: table.pull(ids, True, step))
+    before = len(table)
+    rows = table.pull(ids, True, step)
+    if len(table) != before:
+        # a row's first value is the same whenever it comes; but a snapshot that does not have the
+        # row must find it written down behind it
+        with log.turn:
+            log.note(change, [ids])
+    return rows

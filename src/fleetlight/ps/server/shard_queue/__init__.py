@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server 0 hands out the records of loaders on demand."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushes: how they become steps, are applied once and counted."""

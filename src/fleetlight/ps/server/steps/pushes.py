@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PushHandler`: what changes the state in training, and what the workers are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import GradientError, PlanError
+from fleetlight.kernels import member
+from fleetlight.ps.changes import (
+    Baseline,
+    DifferencesAdded,
+    HeldStepApplied,
+    LedgerState,
+    PhaseEnded,
+    StepApplied,
+    StepHeld,
+    StepsState,
+    WorkerPart,
+)
+from fleetlight.ps.gradients import Gradients, described, not_finite, refusal
+from fleetlight.ps.messages import Apply, GeoExchange, GeoExchangeReply, Push, Pushed
+from fleetlight.ps.plan import GEO, SYNC
+from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
+from fleetlight.ps.server.steps.prefetched_ids import PrefetchedBatch, PrefetchedIds
+from fleetlight.ps.server.steps.progress import TrainingProgress
+from fleetlight.ps.server.steps.request_dedup import Reply, RequestDedup
+from fleetlight.ps.server.steps.sync_steps import Outcome, SyncStepCoordinator
+from fleetlight.ps.server.workers.presence import PresenceMonitor
+from fleetlight.ps.server.workers.roster import Peer
+from fleetlight.ps.server.write_ahead_log import WriteAheadLog
+from fleetlight.ps.tables.server_state import ServerState
+
+Array = NDArray[Any]
+
+
+class PushHandler:
+    """In sync mode the pushes of all workers make one step, else each push is applied alone."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        presence: PresenceMonitor,
+        gate: SharedExclusiveLock,
+        log: WriteAheadLog,
+        worker_num: int,
+    ) -> None:
+        self._state = state
+        self._log = log
+        self._plan = state.plan
+        self._presence = presence
+        self._news = presence.news
+        self._gate = gate
+        self.progress = TrainingProgress(worker_num)
+        self._coordinator = SyncStepCoordinator(
+            state, presence, gate, self.progress, log, worker_num
+        )
+        self._requests = RequestDedup(presence, self.progress.marks)
+        self._ahead = PrefetchedIds()
+
+    def push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Reply:
+        """Gradients of one step of one worker."""
+        return self._requests.once(
+            peer,
+            message,
+            lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
+            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
+        )
+
+    def apply(self, peer: Peer, message: Apply) -> Reply:
+        """The factor for gradients that are held."""
+        return self._requests.once(
+            peer,
+            message,
+            lambda: self._pushed(peer, message, self._coordinator.apply(peer, message)),
+            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
+        )
+
+    def exchange(self, peer: Peer, message: GeoExchange, arrays: Sequence[Array]) -> Reply:
+        """Differences of one worker, in geo mode."""
+        if self._plan.mode != GEO:
+            raise PlanError(f"{peer} exchanges differences, but the mode is {self._plan.mode!r}")
+        differences = self._state.differences(message, arrays, str(peer))
+        return self._requests.once(
+            peer,
+            message,
+            lambda: self._exchanged(self._exchange(peer, message, differences)),
+            lambda _: self._exchanged(self._reread(message, differences)),
+            # many rows, which can as well be read again
+            keep=False,
+        )
+
+    def remember(self, peer: Peer, pulled: PrefetchedBatch) -> None:
+        """Ids that a worker reads for a step to come; to be called before they are read."""
+        if self._plan.mode == SYNC:
+            with self._news:
+                self._ahead.remember(peer.worker, pulled)
+
+    def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
+        """Refuse a worker that was told of more than this server has; `news` is held."""
+        self.progress.marks.check_has(worker, incarnation, acknowledged)
+
+    def forget_ahead(self, worker: int) -> None:
+        """The worker restarted and has prefetched nothing; called with `news` held."""
+        self._ahead.forget(worker)
+
+    def end(self, worker: int, phase: int) -> None:
+        """The worker makes no more step in this phase: others may wait for just that."""
+        with self._news:
+            self.progress.clocks.end(worker, phase)
+            self._log.note(PhaseEnded(worker, phase))
+            carry_out = self._coordinator.end(worker, phase)
+            self._news.notify_all()
+        carry_out()
+
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        return self._coordinator.awaited_by(worker)
+
+    def leave(self, worker: int) -> None:
+        """The worker makes no more step at all."""
+        with self._news:
+            self.progress.clocks.leave(worker)
+            self._news.notify_all()
+        self._coordinator.leave(worker)
+
+    def begin(self, epoch: int) -> None:
+        """A checkpoint was loaded: what was made for the values before is forgotten."""
+        with self._news:
+            self.progress.marks.begin(epoch)
+            self._coordinator.clear()
+            self._ahead.clear()
+
+    def _push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Outcome:
+        self._presence.roster.check_trains(peer.worker)
+        gradients = self._state.gradients(message, arrays, str(peer))
+        self._presence.at_step(peer.worker, message.step)
+        refused = self._refusal_of(peer, message, gradients)
+        if self._plan.mode == SYNC:
+            return self._coordinator.push(peer, message, gradients, refused)
+        if message.hold:
+            raise PlanError(f"{peer} clips by the norm over all servers, which only sync mode does")
+        if refused is not None and self._plan.on_nonfinite == "refuse":
+            raise refused
+        return self._push_alone(peer, message, gradients, message.skip or refused is not None)
+
+    def _push_alone(self, peer: Peer, message: Push, gradients: Gradients, skip: bool) -> Outcome:
+        tables, dense, absent, arrays = described(None if skip else gradients)
+        entry = WorkerPart(
+            worker=peer.worker,
+            incarnation=peer.incarnation,
+            sequence=message.sequence,
+            phase=message.phase,
+            merged=message.merged,
+            seen=message.seen,
+            step=message.step,
+        )
+        change = StepApplied(
+            message.optimizer,
+            message.step,
+            message.options,
+            [entry],
+            tables,
+            dense,
+            absent,
+            skipped=skip,
+        )
+        with self._gate.passing():
+            self._log.make(change, arrays, lambda: self._stepped(change, gradients))
+        return Outcome(applied=not skip)
+
+    def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
+        """Apply the change; recovery calls it, too."""
+        if gradients is not None and not change.skipped:
+            self._state.step(change.optimizer, change.options, change.step, gradients)
+        self._book(change.entries, applied=not change.skipped)
+
+    def _exchange(self, peer: Peer, message: GeoExchange, differences: Gradients) -> list[Array]:
+        self._presence.roster.check_trains(peer.worker)
+        refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
+        self._presence.at_step(peer.worker, message.step)
+        if refused is not None:
+            raise refused
+        # what comes in pieces is one change
+        steps = 0 if message.more else 1
+        entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, merged=steps)
+        change = DifferencesAdded(entry, message.step, message.tables, message.dense, message.more)
+        _, _, _, arrays = described(differences)
+        with self._gate.passing():
+            return self._log.make(
+                change, arrays, lambda: self._differed(change, differences, message.wants)
+            )
+
+    def _differed(
+        self, change: DifferencesAdded, differences: Gradients, wants: bool
+    ) -> list[Array]:
+        """Apply the change; recovery calls it, too."""
+        found = self._state.exchange(differences, wants)
+        self._book([change.entry], applied=not change.more)
+        return found
+
+    def redo(
+        self,
+        change: StepApplied | StepHeld | HeldStepApplied | DifferencesAdded,
+        arrays: Sequence[Array],
+    ) -> None:
+        """Replay a logged change."""
+        if isinstance(change, DifferencesAdded):
+            self._differed(change, self._state.differences(change, arrays, "a journal"), False)
+            return
+        gradients = None
+        if not isinstance(change, HeldStepApplied) and not change.skipped:
+            gradients = self._state.unpacked(change, arrays, "a change in the journal")
+        if self._plan.mode == SYNC:
+            self._coordinator.redo(change, gradients)
+        else:
+            assert isinstance(change, StepApplied), change
+            self._stepped(change, gradients)
+
+    def standing(self) -> tuple[LedgerState, StepsState, StepsState]:
+        """The progress of all workers; called with `news` held."""
+        return self.progress.state(), *self._coordinator.standing()
+
+    def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
+        """The steps that wait for a factor; called with `news` held."""
+        return self._coordinator.held_now()
+
+    def known_of(self, worker: int, incarnation: int) -> tuple[int, int]:
+        """The last push of a worker, and how many wait for a factor; called with `news` held."""
+        return self.progress.marks.last(worker, incarnation), self._coordinator.held_of(worker)
+
+    def restore(self, state: Baseline, *, is_last: bool) -> None:
+        """Restore `standing`, before the first push.
+
+        `is_last`: what came later is lost, and whatever the workers bring next is taken.
+        """
+        self.progress.restore(state.ledger)
+        self._coordinator.restore(state.steps, state.releases, is_last)
+
+    def forget_workers(self) -> None:
+        """Forget the workers, but keep the values."""
+        self.progress.forget_workers()
+        self._coordinator.forget_workers()
+
+    def _became(self, peer: Peer, message: Push | Apply) -> Outcome:
+        """The outcome of a worker's last push, which it sends again."""
+        with self._news:
+            held = self._coordinator.held(peer, message)
+            if held is not None:
+                return held
+            return Outcome(peer.worker not in self.progress.skipped, call=self.progress.call)
+
+    def _reread(self, message: GeoExchange, differences: Gradients) -> list[Array]:
+        return self._state.reread(differences, message.step) if message.wants else []
+
+    def _book(self, entries: Sequence[WorkerPart], applied: bool) -> None:
+        with self._news:
+            self.progress.book(entries, applied)
+            self._news.notify_all()
+
+    def _refusal_of(self, peer: Peer, message: Push, gradients: Gradients) -> GradientError | None:
+        if message.skip:
+            return None
+        if message.refusal:
+            return GradientError(message.refusal)
+        # workers look first: they see all of a step, a server only its part
+        return self._refusal(f"{peer} pushed a gradient (step {message.step})", gradients)
+
+    def _refusal(self, what: str, gradients: Gradients) -> GradientError | None:
+        """Why values that are not finite will not be applied; None where all is well."""
+        if self._plan.on_nonfinite == "apply":
+            return None
+        where = not_finite(gradients, self._plan)
+        return None if where is None else GradientError(refusal(what, where, "on this server"))
+
+    def _pushed(
+        self, peer: Peer, message: Push | Apply, outcome: Outcome, is_last: bool = True
+    ) -> Reply:
+        arrays: list[Array] = self._state.dense.values() if message.wants_dense else []
+        changed: list[PrefetchedBatch] = []
+        # what was pulled ahead behind it is of the answer to a later one
+        if is_last and not (isinstance(message, Push) and message.hold):
+            for pulled in self._taken_ahead(peer, message.optimizer):
+                rows = self._changed_rows(pulled, outcome, message.step)
+                if rows:
+                    changed.append(pulled)
+                    arrays.extend(rows)
+        with self._news:
+            version, slowest = (
+                self.progress.versions.version,
+                self.progress.clocks.slowest(message.phase),
+            )
+            call = outcome.call if self._plan.mode == SYNC else self._presence.call
+        return Pushed(
+            version,
+            slowest,
+            outcome.applied,
+            outcome.square,
+            [pulled.table for pulled in changed],
+            [pulled.batch for pulled in changed],
+            call,
+        ), arrays
+
+    def _taken_ahead(self, peer: Peer, optimizer: int) -> list[PrefetchedBatch]:
+        """The lists that this step may have made old: no other step changes those tables."""
+        mine = {n for n, table in enumerate(self._plan.tables) if table.optimizer == optimizer}
+        with self._news:
+            return self._ahead.take(peer.worker, mine)
+
+    def _changed_rows(self, pulled: PrefetchedBatch, outcome: Outcome, step: int) -> list[Array]:
+        """Positions and rows of what the step has changed, or nothing."""
+        touched = outcome.touched.get(pulled.table)
+        if touched is None or not len(touched):
+            return []
+        positions = np.flatnonzero(member(pulled.ids, touched))
+        if not len(positions):
+            return []
+        table = self._state.table(pulled.table)
+        return [positions, table.pull(pulled.ids[positions], False, step)]
+
+    def _exchanged(self, arrays: list[Array]) -> Reply:
+        with self._news:
+            version, slowest = self.progress.versions.version, self.progress.clocks.slowest(0)
+            call = self._presence.call
+        return GeoExchangeReply(version, slowest, call), arrays

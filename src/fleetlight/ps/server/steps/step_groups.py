@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StepGroups`: the pushes of all workers that make one step together. Pure.
+
+Steps are matched by their order within a phase (what lies between two barriers), not by the
+workers' own step counters, which differ once a worker has had less data than another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from fleetlight.errors import ProtocolError
+from fleetlight.ps.changes import StepsState
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Complete(Generic[T]):
+    """All pushes of one step are there."""
+
+    optimizer: int
+    #: the largest of the workers' step counters
+    step: int
+    #: by worker, in their order
+    contributions: dict[int, T]
+
+
+@dataclasses.dataclass
+class _Position:
+    """How far a worker is with an optimizer in a phase."""
+
+    phase: int
+    pushes: int
+    step: int
+    #: True when its last step was not applied, so that it may come again
+    again: bool = False
+
+
+@dataclasses.dataclass
+class _Group(Generic[T]):
+    contributions: dict[int, T] = dataclasses.field(default_factory=dict)
+    step: int = 0
+
+
+class StepGroups(Generic[T]):
+    """Which pushes form a step, and when it is complete."""
+
+    def __init__(self, worker_num: int, consecutive: bool = True) -> None:
+        #: False: the step counters may jump
+        self._consecutive = consecutive
+        #: the last phase each worker has ended; a worker that has left is not in it
+        self._ended = dict.fromkeys(range(worker_num), -1)
+        self._positions: dict[tuple[int, int], _Position] = {}
+        self._groups: dict[tuple[int, int, int], _Group[T]] = {}
+        #: optimizer and worker of groups that are complete and not yet carried out
+        self._complete: set[tuple[int, int]] = set()
+
+    def add(
+        self, optimizer: int, worker: int, phase: int, step: int, contribution: T
+    ) -> Complete[T] | None:
+        """Add a push; return its step when it is complete."""
+        self._check_phase(worker, phase)
+        position = self._positions.get((optimizer, worker))
+        if position is None or position.phase < phase:
+            position = _Position(phase, 0, step)
+        else:
+            self._check_step(optimizer, worker, position, phase, step)
+        self._positions[optimizer, worker] = _Position(phase, position.pushes + 1, step)
+        key = optimizer, phase, position.pushes
+        group = self._groups.setdefault(key, _Group())
+        group.contributions[worker] = contribution
+        group.step = max(group.step, step)
+        return self._take(key)
+
+    def carried_out(self, complete: Complete[T]) -> None:
+        """The step was made or has failed: it is no longer in progress."""
+        self._complete -= {(complete.optimizer, worker) for worker in complete.contributions}
+
+    def undone(self, optimizer: int, workers: Iterable[int]) -> None:
+        """The step was not applied: its workers may push the same step counter again."""
+        for worker in workers:
+            self._positions[optimizer, worker].again = True
+
+    def done(self, optimizer: int, workers: Iterable[int]) -> None:
+        """It was applied after all."""
+        for worker in workers:
+            self._positions[optimizer, worker].again = False
+
+    def passed(self, optimizer: int, worker: int, phase: int, step: int, again: bool) -> None:
+        """A push has come and its step is over, of which others tell; `again`: not applied."""
+        before = self._positions.get((optimizer, worker))
+        pushes = before.pushes if before is not None and before.phase == phase else 0
+        self._positions[optimizer, worker] = _Position(phase, pushes + 1, step, again)
+
+    def state(self) -> StepsState:
+        """The positions of all workers, without steps in progress."""
+        under_way = self._complete | {
+            (optimizer, worker)
+            for (optimizer, _, _), group in self._groups.items()
+            for worker in group.contributions
+        }
+        return StepsState(
+            dict(self._ended),
+            [
+                (*key, p.phase, p.pushes - (key in under_way), p.step - (key in under_way), p.again)
+                for key, p in sorted(self._positions.items())
+            ],
+        )
+
+    def restore(self, state: StepsState) -> None:
+        """The way back of `state`."""
+        self.clear()
+        self._ended = dict(state.ended)
+        for optimizer, worker, phase, pushes, step, again in state.positions:
+            self._positions[optimizer, worker] = _Position(phase, pushes, step, again)
+
+    def end(self, worker: int, phase: int) -> list[Complete[T]]:
+        """End a worker's phase; return the steps that this completes."""
+        if worker in self._ended:
+            self._ended[worker] = max(self._ended[worker], phase)
+        return self._completed()
+
+    def leave(self, worker: int) -> list[Complete[T]]:
+        """Remove a worker; return the steps that this completes."""
+        self._ended.pop(worker, None)
+        return self._completed()
+
+    def missing(self, optimizer: int, worker: int) -> list[int]:
+        """Whom the group waits for that a worker has pushed to."""
+        return self.awaited_by(worker).get(optimizer, [])
+
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker that has pushed waits for."""
+        return {
+            optimizer: [w for w in self._expected(phase) if w not in group.contributions]
+            for (optimizer, phase, _), group in self._groups.items()
+            if worker in group.contributions
+        }
+
+    def begun(self, optimizer: int, worker: int) -> Complete[T] | None:
+        """What has come so far of the step that a worker has pushed to last."""
+        for (number, _, _), group in reversed(self._groups.items()):
+            if number == optimizer and worker in group.contributions:
+                return Complete(optimizer, group.step, dict(sorted(group.contributions.items())))
+        return None
+
+    def clear(self) -> None:
+        """Forget every step."""
+        self._positions.clear()
+        self._groups.clear()
+        self._complete.clear()
+
+    def _expected(self, phase: int) -> list[int]:
+        return [worker for worker, ended in self._ended.items() if ended < phase]
+
+    def _completed(self) -> list[Complete[T]]:
+        taken = [self._take(key) for key in sorted(self._groups)]
+        return [complete for complete in taken if complete is not None]
+
+    def _take(self, key: tuple[int, int, int]) -> Complete[T] | None:
+        group = self._groups[key]
+        if any(worker not in group.contributions for worker in self._expected(key[1])):
+            return None
+        del self._groups[key]
+        self._complete |= {(key[0], worker) for worker in group.contributions}
+        return Complete(key[0], group.step, dict(sorted(group.contributions.items())))
+
+    def _check_phase(self, worker: int, phase: int) -> None:
+        ended = self._ended.get(worker)
+        if ended is None:
+            raise ProtocolError(f"worker {worker} pushed a step after it had left")
+        if phase <= ended:
+            raise ProtocolError(
+                f"worker {worker} pushed a step of phase {phase}, but it has ended phase {ended}; "
+                "after a barrier the next phase begins"
+            )
+
+    def _check_step(
+        self, optimizer: int, worker: int, position: _Position, phase: int, step: int
+    ) -> None:
+        if phase < position.phase:
+            raise ProtocolError(
+                f"worker {worker} pushed a step of phase {phase} after one of {position.phase}"
+            )
+        allowed = {position.step + 1} | ({position.step} if position.again else set())
+        if self._consecutive and step not in allowed:
+            raise ProtocolError(
+                f"worker {worker} pushed step {step} of optimizer {optimizer} after step "
+                f"{position.step}, expected step {position.step + 1}; every step is pushed once "
+                "and in order"
+            )

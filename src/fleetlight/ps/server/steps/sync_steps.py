@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`SyncStepCoordinator`: in sync mode, the pushes of all workers make one step.
+
+The thread of the last worker carries the step out, and the others wait for it. A step may be held
+once its gradients are summed, until every worker has sent the factor to apply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from numpy.typing import NDArray
+
+from fleetlight.errors import GradientError, PlanError, ProtocolError
+from fleetlight.ps.changes import HeldStepApplied, StepApplied, StepHeld, StepsState, WorkerPart
+from fleetlight.ps.gradients import Gradients, described, mean, scaled
+from fleetlight.ps.messages import Apply, Push
+from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
+from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
+from fleetlight.ps.server.steps.progress import TrainingProgress
+from fleetlight.ps.server.steps.step_groups import Complete, StepGroups
+from fleetlight.ps.server.workers.presence import PresenceMonitor, again
+from fleetlight.ps.server.workers.roster import LEFT, LOST, Peer
+from fleetlight.ps.server.write_ahead_log import WriteAheadLog
+from fleetlight.ps.tables.server_state import ServerState
+from fleetlight.ps.update import Ids
+
+Array = NDArray[Any]
+P = TypeVar("P")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a step."""
+
+    #: False when it was skipped
+    applied: bool
+    #: by table: the ids whose rows may have changed
+    touched: dict[int, Ids] = dataclasses.field(default_factory=dict)
+    square: float = 0.0
+    #: what all who made the step are to do behind it
+    call: ControlSignal = NO_SIGNAL
+
+
+@dataclasses.dataclass
+class _Part:
+    """What a worker brings to a step, and what became of it."""
+
+    peer: Peer
+    message: Push
+    gradients: Gradients
+    #: why its gradients must not be applied
+    refusal: GradientError | None
+    outcome: Outcome | Exception | None = None
+
+
+@dataclasses.dataclass
+class _Release:
+    """What a worker says about a step that is held."""
+
+    peer: Peer
+    message: Apply
+    outcome: Outcome | Exception | None = None
+
+
+@dataclasses.dataclass
+class _HeldStep:
+    change: StepHeld
+    #: None when the step will be skipped
+    gradients: Gradients | None
+
+    @property
+    def refusal(self) -> GradientError | None:
+        """Why they must not be applied; a loss scaler may yet have the step skipped."""
+        return GradientError(self.change.refusal) if self.change.refusal else None
+
+    def entry(self, worker: int) -> WorkerPart | None:
+        """What a worker has brought."""
+        return next((entry for entry in self.change.entries if entry.worker == worker), None)
+
+
+class SyncStepCoordinator:
+    """The steps in progress. `presence.news` guards its state."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        presence: PresenceMonitor,
+        gate: SharedExclusiveLock,
+        ledger: TrainingProgress,
+        log: WriteAheadLog,
+        worker_num: int,
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._presence = presence
+        self._news = presence.news
+        self._worker_num = worker_num
+        self._gate = gate
+        self._progress = ledger
+        self._steps: StepGroups[_Part] = StepGroups(worker_num)
+        # not every step is held
+        self._releases: StepGroups[_Release] = StepGroups(worker_num, consecutive=False)
+        self._held: dict[int, _HeldStep] = {}
+        #: values are those of a snapshot: later steps are lost, and their workers continue
+        self._has_lost = False
+
+    def push(
+        self, peer: Peer, message: Push, gradients: Gradients, refusal: GradientError | None
+    ) -> Outcome:
+        """A worker's part of a step; returns when the step is applied, skipped or held."""
+        part = _Part(peer, message, gradients, refusal)
+        with self._news:
+            if (held := self.held(peer, message)) is not None:
+                # the server has begun a new life since
+                return held
+            complete = self._steps.add(
+                message.optimizer, peer.worker, message.phase, message.step, part
+            )
+            if complete is None:
+                self._refuse_uneven(message.optimizer, peer.worker)
+        if complete is not None:
+            self._carry_out(complete)
+        return self._outcome(part, self._steps.missing)
+
+    def held(self, peer: Peer, message: Push | Apply) -> Outcome | None:
+        """What was said of gradients that are held, if these are; called with `news` held."""
+        kept = self._held.get(message.optimizer)
+        if kept is None or not _is_of(kept.entry(peer.worker), peer, message.sequence):
+            return None
+        return Outcome(not kept.change.skipped, square=kept.change.square)
+
+    def apply(self, peer: Peer, message: Apply) -> Outcome:
+        """A worker's word about a step that is held; returns when all have said theirs."""
+        release = _Release(peer, message)
+        with self._news:
+            kept = self._held.get(message.optimizer)
+            if kept is None or kept.entry(peer.worker) is None:
+                if self._has_lost:
+                    return self._apply_nothing(peer, message)
+                raise ProtocolError(
+                    f"{peer} applies gradients of optimizer {message.optimizer}, but none are held"
+                )
+            complete = self._releases.add(
+                message.optimizer, peer.worker, message.phase, message.step, release
+            )
+        if complete is not None:
+            self._carry_out_held(complete)
+        return self._outcome(release, self._releases.missing)
+
+    def _apply_nothing(self, peer: Peer, message: Apply) -> Outcome:
+        """Count lost gradients of an earlier incarnation as applied; called with `news` held."""
+        entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, message.phase)
+        self._progress.book([entry], not message.skip)
+        return Outcome(applied=not message.skip)
+
+    def end(self, worker: int, phase: int) -> Callable[[], None]:
+        """The worker makes no more step in this phase: others may wait for just that.
+
+        Called with `news` held; the caller runs the returned function without it.
+        """
+        steps, releases = self._steps.end(worker, phase), self._releases.end(worker, phase)
+        return lambda: self._carry_out_all(steps, releases)
+
+    def leave(self, worker: int) -> None:
+        """The worker makes no more step at all."""
+        with self._news:
+            steps, releases = self._steps.leave(worker), self._releases.leave(worker)
+        self._carry_out_all(steps, releases)
+
+    def awaited_by(self, worker: int) -> dict[int, list[int]]:
+        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
+
+    def redo(
+        self, change: StepApplied | StepHeld | HeldStepApplied, gradients: Gradients | None
+    ) -> None:
+        """Replay a logged change: its workers do not send it again."""
+        if isinstance(change, StepHeld) and self._has_lost:
+            # of whom it is nothing is known any more
+            return
+        is_counted = isinstance(change, StepHeld) and change.restated
+        for entry in () if is_counted else change.entries:
+            groups = self._releases if isinstance(change, HeldStepApplied) else self._steps
+            again = isinstance(change, StepHeld) or change.skipped
+            groups.passed(change.optimizer, entry.worker, entry.phase, entry.step, again)
+        if isinstance(change, StepApplied):
+            self._stepped(change, gradients)
+        elif isinstance(change, StepHeld):
+            self._holding(change, gradients)
+        else:
+            self._released(self._held.pop(change.optimizer), change)
+
+    def standing(self) -> tuple[StepsState, StepsState]:
+        """Who may bring what next; called with `news` held."""
+        return self._steps.state(), self._releases.state()
+
+    def restore(self, steps: StepsState, releases: StepsState, is_last: bool) -> None:
+        """Restore `standing`; `is_last`: as if no worker had pushed in this phase."""
+        self._has_lost = is_last
+        for groups, state in ((self._steps, steps), (self._releases, releases)):
+            groups.restore(msgspec.structs.replace(state, positions=[]) if is_last else state)
+
+    def forget_workers(self) -> None:
+        """Forget all workers and their steps."""
+        self.clear()
+        for groups in (self._steps, self._releases):
+            groups.restore(StepsState(dict.fromkeys(range(self._worker_num), -1), []))
+
+    def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
+        """The steps that are held, to be written down once more; called with `news` held."""
+        return [
+            (msgspec.structs.replace(kept.change, restated=True), described(kept.gradients)[3])
+            for kept in self._held.values()
+        ]
+
+    def held_of(self, worker: int) -> int:
+        """How many pushes of a worker wait for a factor; called with `news` held."""
+        entries = [entry for kept in self._held.values() for entry in kept.change.entries]
+        return sum(entry.worker == worker for entry in entries)
+
+    def clear(self) -> None:
+        """Forget every step; called with `news` held."""
+        self._steps.clear()
+        self._releases.clear()
+        self._held.clear()
+
+    def _refuse_uneven(self, optimizer: int, worker: int) -> None:
+        """Who clips and who does not need not wait for the others to learn of it.
+
+        These learn of it when they come: the step stays as it is. Called with `news` held.
+        """
+        begun = self._steps.begun(optimizer, worker)
+        assert begun is not None
+        try:
+            _agreed_hold(begun)
+        except PlanError as error:
+            self._steps.undone(begun.optimizer, begun.contributions)
+            self._tell(list(begun.contributions.values()), error)
+
+    @property
+    def _refuses(self) -> bool:
+        return self._state.plan.on_nonfinite == "refuse"
+
+    def _outcome(self, part: _Part | _Release, missing: Callable[[int, int], list[int]]) -> Outcome:
+        message = part.message
+        with self._news:
+            self._presence.wait(
+                f"step {message.step} of optimizer {message.optimizer}",
+                lambda: part.outcome is not None,
+                lambda: missing(message.optimizer, part.peer.worker),
+            )
+        if isinstance(part.outcome, Exception):
+            raise again(part.outcome)
+        assert part.outcome is not None
+        return part.outcome
+
+    def _carry_out_all(
+        self, steps: Sequence[Complete[_Part]], releases: Sequence[Complete[_Release]]
+    ) -> None:
+        for step in steps:
+            self._carry_out(step)
+        for release in releases:
+            self._carry_out_held(release)
+
+    def _carry_out(self, complete: Complete[_Part]) -> None:
+        parts = list(complete.contributions.values())
+        outcome = self._tried(self._steps, complete, lambda: self._step(complete, parts))
+        with self._news:
+            if isinstance(outcome, Exception) or not outcome.applied:
+                self._steps.undone(complete.optimizer, complete.contributions)
+            self._tell(parts, outcome)
+
+    def _called_behind(self, parts: Sequence[_Part | _Release]) -> ControlSignal:
+        """The control signal for all workers of a step, which may reach them in no other way.
+
+        All must receive it with the same step, so it waits for a step that all workers make.
+        """
+        with self._news:
+            roster = self._presence.roster
+            gone = roster.those(LEFT, LOST) if roster.tolerates_loss else []
+            are_all = len(parts) == self._worker_num - len(gone)
+            return self._presence.call if are_all else NO_SIGNAL
+
+    def _carry_out_held(self, complete: Complete[_Release]) -> None:
+        releases = list(complete.contributions.values())
+        outcome = self._tried(self._releases, complete, lambda: self._release(complete, releases))
+        with self._news:
+            self._tell(releases, outcome)
+
+    def _tried(
+        self, groups: StepGroups[P], complete: Complete[P], act: Callable[[], Outcome]
+    ) -> Outcome | Exception:
+        try:
+            # a snapshot of the progress finds the step applied, or still in progress
+            with self._gate.passing(), self._until_carried_out(groups, complete):
+                return act()
+        except Exception as error:
+            return error
+
+    @contextlib.contextmanager
+    def _until_carried_out(self, groups: StepGroups[P], complete: Complete[P]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._news:
+                groups.carried_out(complete)
+
+    def _tell(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
+        for part in parts:
+            part.outcome = outcome
+        self._news.notify_all()
+
+    def _step(self, complete: Complete[_Part], parts: Sequence[_Part]) -> Outcome:
+        hold = _agreed_hold(complete)
+        with self._news:
+            # gradients may be clipped or computed again before they are applied
+            self._held.pop(complete.optimizer, None)
+        refusal = next((part.refusal for part in parts if part.refusal is not None), None)
+        if refusal is not None and not hold and self._refuses:
+            raise refusal
+        skip = refusal is not None or any(part.message.skip for part in parts)
+        gradients = None if skip else mean([part.gradients for part in parts])
+        if hold:
+            return self._hold(complete, gradients, refusal)
+        # hyper-parameters belong to a step: those of the worker that is furthest
+        furthest = max(parts, key=lambda part: part.message.step).message
+        tables, dense, absent, arrays = described(gradients)
+        change = StepApplied(
+            complete.optimizer,
+            complete.step,
+            furthest.options,
+            [_entry(part, part.message.sequence) for part in parts],
+            tables,
+            dense,
+            absent,
+            skipped=skip,
+            call=self._called_behind(parts),
+        )
+        self._log.make(change, arrays, lambda: self._stepped(change, gradients))
+        return _outcome_of(gradients, change.call)
+
+    def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
+        """Apply the change; recovery calls it, too."""
+        with self._news:
+            self._held.pop(change.optimizer, None)
+        if gradients is not None:
+            self._state.step(change.optimizer, change.options, change.step, gradients)
+        self._book(change)
+
+    def _hold(
+        self, complete: Complete[_Part], gradients: Gradients | None, refusal: GradientError | None
+    ) -> Outcome:
+        # what a worker has left out for values that are not finite counts as they would
+        square = float("inf")
+        if gradients is not None:
+            gradients, square = self._state.summed(gradients)
+        tables, dense, absent, arrays = described(gradients)
+        change = StepHeld(
+            complete.optimizer,
+            complete.step,
+            [_entry(part, part.message.sequence) for part in complete.contributions.values()],
+            square,
+            tables,
+            dense,
+            absent,
+            skipped=gradients is None,
+            refusal="" if refusal is None else str(refusal),
+        )
+        self._log.make(change, arrays, lambda: self._holding(change, gradients))
+        return Outcome(gradients is not None, square=square)
+
+    def _holding(self, change: StepHeld, gradients: Gradients | None) -> None:
+        with self._news:
+            self._held[change.optimizer] = _HeldStep(change, gradients)
+            self._steps.undone(change.optimizer, [entry.worker for entry in change.entries])
+
+    def _release(self, complete: Complete[_Release], releases: Sequence[_Release]) -> Outcome:
+        with self._news:
+            kept = self._held.pop(complete.optimizer, None)
+        if kept is None:
+            raise ProtocolError(
+                f"step {complete.step}: gradients of optimizer {complete.optimizer} were held, and "
+                "a checkpoint was loaded since"
+            )
+        factor = _agreed_factor(complete)
+        skip = any(release.message.skip for release in releases)
+        if kept.refusal is not None and not skip and self._refuses:
+            raise kept.refusal
+        furthest = max(releases, key=lambda release: release.message.step).message
+        change = HeldStepApplied(
+            complete.optimizer,
+            complete.step,
+            furthest.options,
+            [_released(kept, release) for release in releases],
+            factor,
+            skipped=skip or kept.gradients is None,
+            call=self._called_behind(releases),
+        )
+        return self._log.make(change, [], lambda: self._released(kept, change))
+
+    def _released(self, kept: _HeldStep, change: HeldStepApplied) -> Outcome:
+        gradients = None
+        if kept.gradients is not None and not change.skipped:
+            gradients = scaled(kept.gradients, change.factor)
+            self._state.step(change.optimizer, change.options, change.step, gradients)
+        self._book(change)
+        if gradients is not None:
+            with self._news:
+                self._steps.done(change.optimizer, [entry.worker for entry in change.entries])
+        return _outcome_of(gradients, change.call)
+
+    def _book(self, change: StepApplied | HeldStepApplied) -> None:
+        with self._news:
+            self._progress.book(change.entries, not change.skipped, change.call)
+
+
+def _entry(part: _Part, sequence: int) -> WorkerPart:
+    peer, message = part.peer, part.message
+    return WorkerPart(
+        worker=peer.worker,
+        incarnation=peer.incarnation,
+        sequence=sequence,
+        phase=message.phase,
+        merged=message.merged,
+        seen=message.seen,
+        step=message.step,
+    )
+
+
+def _released(kept: _HeldStep, release: _Release) -> WorkerPart:
+    """The part of a held step, under the number of the word that released it."""
+    entry = kept.entry(release.peer.worker)
+    assert entry is not None
+    return msgspec.structs.replace(entry, sequence=release.message.sequence)
+
+
+def _is_of(entry: WorkerPart | None, peer: Peer, sequence: int) -> bool:
+    """Whether a part is that of this push."""
+    return entry is not None and (entry.incarnation, entry.sequence) == (peer.incarnation, sequence)
+
+
+def _outcome_of(gradients: Gradients | None, call: ControlSignal) -> Outcome:
+    if gradients is None:
+        return Outcome(applied=False, call=call)
+    touched = {number: part.ids for number, part in gradients.tables.items()}
+    return Outcome(True, touched, call=call)
+
+
+def _agreed_hold(complete: Complete[_Part]) -> bool:
+    holds = {worker: part.message.hold for worker, part in complete.contributions.items()}
+    if len(set(holds.values())) > 1:
+        clips = next(worker for worker, hold in holds.items() if hold)
+        other = next(worker for worker, hold in holds.items() if not hold)
+        raise PlanError(
+            f"step {complete.step}: worker {clips} clips the gradients, worker {other} does not; "
+            "clip_grad_norm_ must be called on every worker, or on none"
+        )
+    return any(holds.values())
+
+
+def _agreed_factor(complete: Complete[_Release]) -> float:
+    factors = {worker: r.message.factor for worker, r in complete.contributions.items()}
+    if len(set(factors.values())) > 1:
+        told = ", ".join(f"worker {worker}: {factor:g}" for worker, factor in factors.items())
+        raise PlanError(
+            f"step {complete.step}: the workers clip by different factors ({told}); every worker "
+            "must call clip_grad_norm_ with the same number"
+        )
+    return next(iter(factors.values()))

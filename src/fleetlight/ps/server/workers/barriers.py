@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Barriers`: what all workers do together at one server, one after another. Pure.
+
+Each worker counts its barriers; those with the same number belong together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from numpy.typing import NDArray
+
+from fleetlight.errors import PeerError, ProtocolError
+from fleetlight.ps.changes import BarrierPassed
+
+Array = NDArray[Any]
+
+T = TypeVar("T")
+
+
+def _worker(entry: tuple[int, object]) -> int:
+    return entry[0]
+
+
+@dataclasses.dataclass
+class _Meeting(Generic[T]):
+    operation: str
+    #: by worker: what it brought
+    brought: dict[int, T] = dataclasses.field(default_factory=dict)
+
+
+class Barriers(Generic[T]):
+    """Who has come to which meeting with what."""
+
+    def __init__(self, worker_num: int) -> None:
+        self._worker_num = worker_num
+        self._open: dict[int, _Meeting[T]] = {}
+        #: the last complete barrier: a worker may ask again
+        self._last: tuple[int, str, list[T]] | None = None
+        self._broken: PeerError | None = None
+        #: who comes to no more meeting
+        self._gone: set[int] = set()
+
+    def enter(self, worker: int, meeting: int, operation: str, brought: T) -> None:
+        """A worker has come; coming again to the same meeting changes nothing."""
+        self._check_open()
+        if self._last is not None and meeting <= self._last[0]:
+            self._check_last(worker, meeting)
+            return
+        there = self._open.setdefault(meeting, _Meeting(operation))
+        if there.operation != operation:
+            self.give_up(ProtocolError(self._differ(meeting, there, worker, operation)))
+        self._check_open()
+        there.brought[worker] = brought
+        self._complete(meeting)
+
+    def leave(self, worker: int) -> None:
+        """The worker comes to no more meeting; the others may wait for just that."""
+        self._gone.add(worker)
+        for meeting in sorted(self._open):
+            self._complete(meeting)
+
+    def _complete(self, meeting: int) -> None:
+        if self.missing(meeting):
+            return
+        there = self._open.pop(meeting)
+        everything = [brought for _, brought in sorted(there.brought.items(), key=_worker)]
+        self._last = meeting, there.operation, everything
+
+    def result(self, meeting: int) -> list[T] | None:
+        """What each worker brought, in order; None while a worker is missing."""
+        if self._last is not None and self._last[0] == meeting:
+            return self._last[2]
+        self._check_open()
+        return None
+
+    @property
+    def last(self) -> tuple[int, str, list[T]] | None:
+        """The last complete meeting: its number, what it was for, and what was brought."""
+        return self._last
+
+    def restore(self, meeting: int, operation: str, brought: list[T]) -> None:
+        """Restore a barrier that completed in an earlier incarnation."""
+        self._last = meeting, operation, brought
+
+    def missing(self, meeting: int) -> list[int]:
+        """Who has not come."""
+        there = self._open.get(meeting)
+        came = there.brought if there is not None else {}
+        expected = [w for w in range(self._worker_num) if w not in self._gone]
+        return [worker for worker in expected if worker not in came]
+
+    def give_up(self, error: PeerError) -> None:
+        """There will be no more barriers, and `error` is why; the first reason stays."""
+        self._broken = self._broken or error
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise type(self._broken)(*self._broken.args)
+
+    def _check_last(self, worker: int, meeting: int) -> None:
+        assert self._last is not None
+        if meeting < self._last[0]:
+            raise ProtocolError(
+                f"worker {worker} came to meeting {meeting}, but all have been to {self._last[0]}"
+            )
+
+    def _differ(self, meeting: int, there: _Meeting[T], worker: int, operation: str) -> str:
+        first = min(there.brought)
+        return (
+            f"worker {first} waits in {there.operation!r}, but worker {worker} came with "
+            f"{operation!r} (meeting {meeting}); every worker must make the same calls in the "
+            "same order"
+        )
+
+
+def barrier_change(
+    number: int, operation: str, brought: Sequence[Sequence[Array]]
+) -> tuple[BarrierPassed, list[Array]]:
+    """A complete barrier as a record of the log, with the arrays of each worker."""
+    change = BarrierPassed(number, operation, [len(arrays) for arrays in brought])
+    return change, [array for arrays in brought for array in arrays]
+
+
+def by_worker(change: BarrierPassed, arrays: Sequence[Array]) -> list[list[Array]]:
+    """The arrays of each worker, copied out of the log's memory."""
+    left = iter(arrays)
+    return [[next(left).copy() for _ in range(count)] for count in change.counts]

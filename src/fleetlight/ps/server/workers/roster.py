@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Roster`: which workers have come to a server, left it, or were lost. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from fleetlight.errors import MembershipError, PeerLostError
+from fleetlight.ps.messages import Greeting
+
+#: what has become of a worker; one that is away may be started again
+ABSENT, HERE, AWAY, LEFT, LOST = "absent", "here", "away", "left", "lost"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """Who speaks over a connection."""
+
+    worker: int
+    incarnation: int
+    lane: str
+    life: int = 1
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}"
+
+
+@dataclasses.dataclass
+class _Seat:
+    state: str = ABSENT
+    incarnation: int = 0
+    life: int = 1
+    #: how long it may be away, or absent
+    away_s: float = math.inf
+    #: since when it is away, or has left; and why it is away
+    since: float = 0.0
+    why: str = ""
+    #: it has left, and knows that it was heard
+    confirmed: bool = False
+
+
+class Roster:
+    """The workers of a job, as one server knows them.
+
+    The first worker that fails ends the job: every later request fails with its error.
+    """
+
+    def __init__(self, server: int, server_num: int, worker_num: int, version: str) -> None:
+        self._here = {"server": server, "server_num": server_num, "worker_num": worker_num}
+        self._version = version
+        self._seats = [_Seat() for _ in range(worker_num)]
+        self._failure: str | None = None
+        #: a server that is started again has its values still
+        self._outlives = False
+        #: True when the job continues without a lost worker; worker 0 is always needed
+        self.tolerates_loss = False
+
+    def outlive(self, gone: Iterable[tuple[int, int, bool]]) -> None:
+        """Restore the workers that `gone` listed in an earlier incarnation."""
+        self._outlives = True
+        for worker, incarnation, lost in gone:
+            seat = self._seats[worker]
+            life = seat.life if seat.incarnation == incarnation else 1
+            self._seats[worker] = _Seat(LOST if lost else LEFT, incarnation, life)
+
+    def gone(self) -> list[tuple[int, int, bool]]:
+        """Workers that the job continues without: worker, incarnation, and whether it was lost."""
+        gone = self.those(LEFT) + [w for w in self.those(LOST) if not self._is_needed(w)]
+        return [(w, self._seats[w].incarnation, w in self.those(LOST)) for w in sorted(gone)]
+
+    def lives(self) -> list[tuple[int, int, int]]:
+        """Who has ever come: worker, incarnation, and its newest life."""
+        seats = enumerate(self._seats)
+        return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.incarnation]
+
+    def know(self, lives: Iterable[tuple[int, int, int]]) -> None:
+        """Restore the workers that `lives` listed in an earlier incarnation."""
+        for worker, incarnation, life in lives:
+            seat = self._seats[worker]
+            if seat.state == ABSENT:
+                seat.incarnation, seat.life = incarnation, life
+            elif seat.incarnation == incarnation:
+                seat.life = max(seat.life, life)
+
+    def expect(self, now: float, away_s: float, parting_s: float = 0.0) -> None:
+        """Count workers known from an earlier incarnation as away from now on.
+
+        Those that have left may take `parting_s` longer than others to say goodbye again.
+        """
+        for seat in self._seats:
+            if seat.state == LEFT:
+                seat.since = now + parting_s
+            if seat.state == ABSENT and seat.incarnation:
+                seat.since, seat.away_s = now, away_s
+                seat.why = "this server was started again"
+
+    def arrive(self, hello: Greeting) -> bool:
+        """A worker opens a connection; an error says why it does not belong here.
+
+        True when the worker restarted.
+        """
+        self._check_fits(hello)
+        seat = self._seats[hello.worker]
+        is_same = seat.incarnation == hello.incarnation
+        if is_same:
+            self.check_life(hello.worker, hello.life)
+        if hello.joined and seat.state == ABSENT and not self._outlives:
+            raise MembershipError(
+                f"worker {hello.worker} has trained with an earlier life of this server, whose "
+                "values are lost; start the whole job anew (durability='log' keeps them)"
+            )
+        may_repeat = self._outlives or hello.joined or hello.life > seat.life
+        if seat.state == LEFT and is_same and may_repeat:
+            # its goodbye was heard, and the answer lost
+            seat.life = hello.life
+            return False
+        if seat.state in (LEFT, LOST):
+            raise MembershipError(
+                f"worker {hello.worker} came back after it had {seat.state.replace('lost', 'gone')}"
+                "; a job does not take workers in again, start the whole job anew"
+            )
+        if seat.state in (HERE, AWAY) and not is_same:
+            raise MembershipError(
+                f"there are two workers {hello.worker} (started at {seat.incarnation} and "
+                f"{hello.incarnation}): it was started twice, or started again; every worker "
+                "needs an index of its own, and a job is started again as a whole"
+            )
+        self._seats[hello.worker] = _Seat(HERE, hello.incarnation, hello.life, hello.away_s)
+        return is_same and hello.life > seat.life
+
+    def check_life(self, worker: int, life: int) -> None:
+        """Refuse a process in whose place another one was started."""
+        now = self._seats[worker].life
+        if life < now:
+            raise MembershipError(
+                f"worker {worker} has been started again (life {now}), but its life {life} still "
+                "calls; end the older process"
+            )
+
+    def check_trains(self, worker: int) -> None:
+        """Refuse what a worker brings that is no part of the job any more, and may not know it."""
+        if self._seats[worker].state in (LEFT, LOST):
+            raise MembershipError(
+                f"worker {worker} has left the job or was taken for lost, and the others go on "
+                "without it: what it brings is not taken; end this process"
+            )
+
+    def leave(self, worker: int, now: float, error: str = "") -> None:
+        """A worker says goodbye, with an error when it has failed; one that is lost stays so."""
+        seat = self._seats[worker]
+        if seat.state not in (LEFT, LOST):
+            seat.state, seat.since = LEFT, now
+        if error and self._is_needed(worker):
+            self._fail(f"worker {worker} failed: {error}")
+
+    def confirm(self, worker: int) -> None:
+        """A worker that has left knows that it was heard, and does not come again to ask."""
+        seat = self._seats[worker]
+        seat.confirmed = seat.state == LEFT
+
+    def lose(self, worker: int, why: str, now: float) -> None:
+        """A worker is gone without goodbye; nothing changes if it has left properly."""
+        seat = self._seats[worker]
+        if seat.state != HERE:
+            return
+        seat.since, seat.why = now, why
+        seat.state = AWAY
+        if not seat.away_s and self._is_needed(worker):
+            self._lose(worker)
+
+    def is_away(self, worker: int) -> bool:
+        """True while it is, and may come back."""
+        return self._seats[worker].state == AWAY
+
+    def come_back(self, worker: int, incarnation: int, life: int) -> None:
+        """A worker that was away calls again; ignored if it is another process."""
+        seat = self._seats[worker]
+        if seat.state == AWAY and (seat.incarnation, seat.life) == (incarnation, life):
+            seat.state = HERE
+
+    def overdue(self, now: float) -> list[int]:
+        """Workers that have been away for too long, in earlier incarnations as well."""
+        away = [(worker, self._seats[worker]) for worker in self.those(ABSENT, AWAY)]
+        return [worker for worker, seat in away if now - seat.since > seat.away_s]
+
+    def give_up(self, now: float) -> list[tuple[int, str]]:
+        """Give up overdue workers; return those that the job continues without, and why."""
+        lost = []
+        for worker in self.overdue(now):
+            seat = self._seats[worker]
+            seat.why += f"; it has not come back for {seat.away_s:g} s" if seat.away_s else ""
+            lost.append((worker, self._lose(worker)))
+        return [one for one in lost if not self._is_needed(one[0])]
+
+    def _lose(self, worker: int) -> str:
+        seat = self._seats[worker]
+        seat.state = LOST
+        text = f"worker {worker} went away without goodbye: {seat.why}"
+        if self._is_needed(worker):
+            self._fail(text)
+        return text
+
+    def is_lost(self, worker: int) -> bool:
+        """True once it is, for good."""
+        return self._seats[worker].state == LOST
+
+    def _is_needed(self, worker: int) -> bool:
+        return not (self.tolerates_loss and worker)
+
+    def check(self) -> None:
+        """Raise the first failure of a worker, if there was one."""
+        if self._failure is not None:
+            raise PeerLostError(self._failure)
+
+    @property
+    def failed(self) -> bool:
+        """True when a worker has failed or was lost."""
+        return self._failure is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True when all have left, and no one who was needed for an error."""
+        return not self.failed and all(seat.state in (LEFT, LOST) for seat in self._seats)
+
+    def unconfirmed_since(self) -> float:
+        """When the last one left who may not know that it was heard, and ask again."""
+        left = [seat for seat in self._seats if seat.state == LEFT]
+        return max((seat.since for seat in left if not seat.confirmed), default=-math.inf)
+
+    def incarnation(self, worker: int) -> int:
+        """Which life of the worker is here."""
+        return self._seats[worker].incarnation
+
+    def those(self, *states: str) -> list[int]:
+        """The workers in one of these states."""
+        return [number for number, seat in enumerate(self._seats) if seat.state in states]
+
+    def _fail(self, text: str) -> None:
+        self._failure = self._failure or text
+
+    def _check_fits(self, hello: Greeting) -> None:
+        if hello.fleetlight != self._version:
+            raise MembershipError(
+                f"worker {hello.worker} runs fleetlight {hello.fleetlight}, this server "
+                f"{self._version}; use the same everywhere"
+            )
+        for fact, here in self._here.items():
+            theirs = getattr(hello, fact)
+            if theirs != here:
+                raise MembershipError(
+                    f"worker {hello.worker} expects {fact}={theirs}, but this server has "
+                    f"{fact}={here}; give all processes the same endpoints in the same order"
+                )
+        if not 0 <= hello.worker < len(self._seats):
+            raise MembershipError(
+                f"a worker calls itself {hello.worker}, expected 0 to {len(self._seats) - 1}"
+            )

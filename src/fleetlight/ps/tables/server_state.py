@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServerState`: the tables and dense blocks of one server, and what is done to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.errors import CheckpointError, PlanError, ProtocolError
+from fleetlight.ps.changes import DifferencesAdded, StepApplied, StepHeld
+from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
+from fleetlight.ps.messages import Fill, GeoExchange, Load, Pull, Push, Shrink, TableFile
+from fleetlight.ps.placement import Block, Placement, buckets_of
+from fleetlight.ps.plan import GEO, Plan
+from fleetlight.ps.tables.dense import DenseBlocks
+from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.table import Table, TableSnapshot
+from fleetlight.ps.tables.table_file import Pause, no_pause, of_table
+from fleetlight.ps.tables.unpacking import Unpacking
+
+Array = NDArray[Any]
+Options = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StateSnapshot:
+    """Everything as it was at one moment."""
+
+    tables: list[TableSnapshot]
+    dense: DenseState
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; a path comes from a worker, and may be none that a system takes."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+class ServerState:
+    """Its methods may be called from any thread; each table and the dense blocks have a lock."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        server: int,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[Tensor],
+    ) -> None:
+        self.plan = plan
+        self._server = server
+        self._placement = Placement(plan)
+        self.tables = [Table(table, plan.seed, plan.mode == GEO) for table in plan.tables]
+        self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
+        #: first values or a checkpoint's are here: first values are not wanted any more
+        self._has_values = False
+        #: by table: the number of the call that has shrunk it last, and the answer
+        self._shrunk: dict[int, tuple[int, int, int]] = {}
+        #: who asks once more waits for what is being done
+        self._once = threading.Lock()
+
+    def blocks(self, optimizer: int | None = None) -> list[Block]:
+        """The dense blocks here (of one optimizer), in the order in which they travel."""
+        return self._placement.blocks_of(self._server, optimizer)
+
+    def table(self, number: int) -> Table:
+        """A table by its number, which comes from a worker."""
+        if not 0 <= number < len(self.tables):
+            names = ", ".join(repr(table.name) for table in self.plan.tables) or "none"
+            raise PlanError(
+                f"a worker asked for table {number}, but this server has {len(self.tables)} "
+                f"({names}); workers and servers must run the same script"
+            )
+        return self.tables[number]
+
+    def gradients(self, message: Push, arrays: Sequence[Array], who: str) -> Gradients:
+        """Take a push apart."""
+        self._check_options(message.optimizer, message.options, who)
+        return self.unpacked(message, arrays, f"a push of {who}")
+
+    def unpacked(
+        self, message: Push | StepApplied | StepHeld, arrays: Sequence[Array], operation: str
+    ) -> Gradients:
+        """Take gradients apart."""
+        unpacking = Unpacking(arrays, operation)
+        tables = {}
+        for part in message.tables:
+            plan = self.table(part.table).plan
+            ids = unpacking.ids(plan)
+            count = len(ids)
+            tables[part.table] = TablePart(ids, unpacking.rows(plan, count))
+            if part.counted:
+                tables[part.table].shows = unpacking.counts(plan, count)
+                tables[part.table].clicks = unpacking.counts(plan, count)
+        blocks = self.blocks(message.optimizer)
+        dense = unpacking.blocks(blocks) if message.dense else None
+        unpacking.end()
+        return Gradients(tables, dense, blocks, frozenset(message.absent))
+
+    def step(self, optimizer: int, options: Options, step: int, gradients: Gradients) -> None:
+        """Apply the gradients of one step."""
+        for number, part in gradients.tables.items():
+            table = self.table(number)
+            group = options[table.plan.group]
+            table.push(part.ids, part.rows, group, step, part.shows, part.clicks)
+        if gradients.dense is None:
+            return
+        if self.plan.workers_step_dense:
+            self.dense.add(gradients.dense, optimizer)
+        else:
+            self.dense.step(optimizer, options, gradients.absent, gradients.dense)
+
+    def summed(self, gradients: Gradients) -> tuple[Gradients, float]:
+        """Gradients to be kept for a while, each id once; and the square of their norm."""
+        total, tables = dense_square(gradients), {}
+        for number, part in gradients.tables.items():
+            ids, rows = self.table(number).sum([part.ids], [part.rows], 1.0)
+            total += square([rows])
+            counted = part.shows is not None
+            tables[number] = part if counted else TablePart(ids, rows)
+        return dataclasses.replace(gradients, tables=tables), total
+
+    def pull(self, message: Pull, ids: Sequence[Array]) -> list[Array]:
+        """Rows of each table asked for, and dense values."""
+        found: list[Array] = [
+            self.table(wanted.table).pull(its, wanted.insert, message.step)
+            for wanted, its in zip(message.tables, ids, strict=True)
+        ]
+        return found + self.dense.values() if message.dense else found
+
+    def pulled_ids(self, message: Pull, arrays: Sequence[Array], who: str) -> list[Array]:
+        """Take the request for rows apart."""
+        unpacking = Unpacking(arrays, f"a pull of {who}")
+        ids = [unpacking.ids(self.table(wanted.table).plan) for wanted in message.tables]
+        unpacking.end()
+        return ids
+
+    def differences(
+        self, message: GeoExchange | DifferencesAdded, arrays: Sequence[Array], who: str
+    ) -> Gradients:
+        """Take an exchange apart."""
+        tables, dense = self._rows(message.tables, message.dense, arrays, f"an exchange of {who}")
+        return Gradients(tables, dense, self.blocks())
+
+    def exchange(self, differences: Gradients, wants: bool) -> list[Array]:
+        """Add differences; return the new values if `wants`."""
+        found: list[Array] = []
+        for number, part in differences.tables.items():
+            rows = self.table(number).exchange(part.ids, part.rows, wants)
+            if rows is not None:
+                found.append(rows)
+        if differences.dense is None:
+            return found
+        with self.dense.lock:
+            self.dense.add(differences.dense)
+            return found + self.dense.values() if wants else found
+
+    def reread(self, differences: Gradients, step: int) -> list[Array]:
+        """What an exchange answers, without adding anything."""
+        found: list[Array] = [
+            self.table(number).pull(part.ids, False, step)
+            for number, part in differences.tables.items()
+        ]
+        return found if differences.dense is None else found + self.dense.values()
+
+    def wants(self, message: Fill) -> bool:
+        """False for first values that come once more: what is here may be trained by now."""
+        return message.loaded or not self._has_values
+
+    def fill(self, message: Fill, arrays: Sequence[Array]) -> None:
+        """Take worker 0's first values, unless there are better ones."""
+        tables, dense = self._rows(message.tables, message.dense, arrays, "the first values")
+        with self._once:
+            if not self.wants(message):
+                return
+            for number, part in tables.items():
+                if message.reset:
+                    self.table(number).reset()
+                self.table(number).fill(part.ids, part.rows)
+            if dense is not None:
+                self.dense.fill(dense)
+            self._has_values = True
+
+    def shrink(self, message: Shrink) -> tuple[int, int]:
+        """End a day of a table, once; return how many rows were removed and how many are left."""
+        table = self.table(message.table)
+        with self._once:
+            number, removed, left = self._shrunk.get(message.table, (0, 0, 0))
+            if not message.number or message.number != number:
+                removed, left = table.shrink(message.unseen_days, message.score, message.decay)
+                self._shrunk[message.table] = message.number, removed, left
+        return removed, left
+
+    def shrunk(self) -> list[tuple[int, int, int, int]]:
+        """What is to be known of the last `shrink` of each table."""
+        with self._once:
+            return [(table, *last) for table, last in sorted(self._shrunk.items())]
+
+    def remember_shrunk(self, shrunk: Sequence[tuple[int, int, int, int]]) -> None:
+        """The way back."""
+        self._shrunk = {table: (n, removed, left) for table, n, removed, left in shrunk}
+
+    def cut(self, *, ordered: bool = True) -> StateSnapshot:
+        """Cut everything; the caller ensures that no thread changes it.
+
+        Rows that only this server will read need not be `ordered`.
+        """
+        tables = [table.cut(ordered=ordered) for table in self.tables]
+        return StateSnapshot(tables, self.dense.state())
+
+    def save(self, cut: StateSnapshot, folder: Path, pause: Pause = no_pause) -> list[TableFile]:
+        """Write the tables as they were at the cut."""
+        files = []
+        for number, (table, rows) in enumerate(zip(self.tables, cut.tables, strict=True)):
+            name = f"table{number:03d}.server{self._server:03d}.safetensors"
+            try:
+                files.append(table.save(rows, number, folder, name, pause))
+            except OSError as error:
+                raise CheckpointError(
+                    f"server {self._server} could not write table {table.plan.name!r} to "
+                    f"{folder / name}: {error}"
+                ) from error
+        return files
+
+    def drop_cuts(self) -> None:
+        """Drop cuts that will not be saved."""
+        for table in self.tables:
+            table.drop_cut()
+
+    def check(self, message: Load, folder: Path, *, whole: bool = False) -> None:
+        """Raise where the files of a checkpoint are not there, are damaged or do not fit.
+
+        `whole`: they have the rows of this server, and no others.
+        """
+        for number, paths in self._paths(message, folder).items():
+            for path in paths:
+                if not is_file(path):
+                    raise CheckpointError(
+                        f"server {self._server} does not see {path}; the folder of a checkpoint "
+                        "must be the same for all processes, use a shared file system or "
+                        'via="worker0"'
+                    )
+                reader = self.tables[number].reader(path)
+                first, stop = reader.span(self._buckets(whole))
+                if first < stop and path.name in message.sums:
+                    with of_table(self.tables[number].plan.name):
+                        reader.compare(*message.sums[path.name])
+
+    def load(self, message: Load, folder: Path, *, whole: bool = False) -> None:
+        """Read this server's rows out of the files of a checkpoint."""
+        paths = self._paths(message, folder)
+        for number, table in enumerate(self.tables):
+            table.load(paths[number], self._buckets(whole))
+        self._has_values = True
+
+    def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:
+        paths: dict[int, list[Path]] = {number: [] for number in range(len(self.tables))}
+        for number, name in message.files:
+            self.table(number)
+            paths[number].append(folder / name)
+        return paths
+
+    def _buckets(self, whole: bool) -> range | None:
+        return None if whole else buckets_of(self._server, self.plan.server_num)
+
+    def restore(self, state: DenseState, has_values: bool = True) -> None:
+        """Restore dense values and state, from a checkpoint or the log."""
+        self.dense.restore(state)
+        self._has_values = has_values
+
+    @property
+    def has_values(self) -> bool:
+        """True once first values or a checkpoint's are here: no others are wanted any more."""
+        return self._has_values
+
+    def _rows(
+        self, numbers: Sequence[int], dense: bool, arrays: Sequence[Array], operation: str
+    ) -> tuple[dict[int, TablePart], list[Array] | None]:
+        unpacking = Unpacking(arrays, operation)
+        tables = {}
+        for number in numbers:
+            plan = self.table(number).plan
+            ids = unpacking.ids(plan)
+            tables[number] = TablePart(ids, unpacking.rows(plan, len(ids)))
+        blocks = unpacking.blocks(self.blocks()) if dense else None
+        unpacking.end()
+        return tables, blocks
+
+    def _check_options(self, optimizer: int, options: Options, who: str) -> None:
+        if not 0 <= optimizer < len(self.plan.optimizers):
+            raise ProtocolError(
+                f"{who} pushed for optimizer {optimizer}, but the plan has "
+                f"{len(self.plan.optimizers)}"
+            )
+        groups = self.plan.optimizers[optimizer].groups
+        if len(options) != groups:
+            raise PlanError(
+                f"{who} pushed options of {len(options)} param groups of optimizer {optimizer}, "
+                f"expected {groups}; groups must not be added once training has begun"
+            )

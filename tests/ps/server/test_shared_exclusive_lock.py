@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SharedExclusiveLock: many pass, one is alone."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pytest
+from tests.ps.serving import opened, plan, team
+
+from fleetlight.errors import DeadlineError
+from fleetlight.ps import messages as m
+from fleetlight.ps.plan import EntryPlan
+from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
+
+
+def test_many_pass_at_a_time() -> None:
+    gate = SharedExclusiveLock(5)
+    with gate.passing(), gate.passing():
+        pass
+    with gate.alone():
+        pass
+    with gate.passing():
+        pass
+
+
+def test_nobody_is_alone_while_somebody_passes() -> None:
+    gate = SharedExclusiveLock(0.02)
+    with gate.passing(), pytest.raises(DeadlineError, match=r"0\.02 s for the pushes under way"):
+        gate.alone().__enter__()
+    # who gave up holds nobody up
+    with gate.passing():
+        pass
+
+
+def test_nobody_passes_while_one_is_alone() -> None:
+    gate = SharedExclusiveLock(0.02)
+    with gate.alone():
+        with pytest.raises(DeadlineError, match="a push waited"):
+            gate.passing().__enter__()
+        with pytest.raises(DeadlineError, match="for another one"):
+            gate.alone().__enter__()
+
+
+def test_being_alone_is_waited_for_and_ends() -> None:
+    gate, inside, seen = SharedExclusiveLock(20), threading.Event(), []
+
+    def passer() -> None:
+        with gate.passing():
+            inside.set()
+            seen.append("passed")
+
+    with gate.alone():
+        thread = threading.Thread(target=passer)
+        thread.start()
+        assert not inside.is_set()
+        seen.append("alone")
+    thread.join(20)
+    assert seen == ["alone", "passed"]
+
+
+@pytest.mark.parametrize("what", [m.Fill([], False), m.Shrink(0, 0, 0.0, 1.0)])
+def test_a_server_passes_it_with_first_values_and_when_it_shrinks(what: m.Message) -> None:
+    entry = EntryPlan("count", 2.0)
+    tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
+    server = opened(plan("async", tables=tables))
+    worker, _ = team(server)
+    with server._gate.alone():
+        changing = threading.Thread(target=lambda: worker.say(what))
+        changing.start()
+        changing.join(0.2)
+        assert changing.is_alive()
+    changing.join(20)
+    assert not changing.is_alive()
