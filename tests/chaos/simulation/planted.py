@@ -65,7 +65,9 @@ def _without_marks(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ledger: msgspec.structs.replace(real(ledger), marks=[])
 
 
-def _put_first(self: WriteAheadLog, change: Any, arrays: Sequence[Any], act: Callable[[], Any]) -> Any:
+def _put_first(
+    self: WriteAheadLog, change: Any, arrays: Sequence[Any], act: Callable[[], Any]
+) -> Any:
     """Apply the change before it is in the log."""
     if self._journal is None or not self.logs_values:
         return act()
@@ -97,7 +99,9 @@ PLANTED: dict[str, Sequence[Patch]] = {
     "a push in progress is not known": [(tickets, "_same", lambda *_: False)],
     "the reply leaves before the commit": [(WriteAheadLog, "settle", _settle_late)],
     "a change is made and never put": [(WriteAheadLog, "make", _put_first)],
-    "a change that is made again is not booked": [(PersistentState, "redo", _redo_unmarked(PersistentState.redo))],
+    "a change that is made again is not booked": [
+        (PersistentState, "redo", _redo_unmarked(PersistentState.redo))
+    ],
     "what is not committed is told to readers": [(server, "_UNSETTLED", _UNSETTLED)],
     "a snapshot forgets which pushes came": [
         (TrainingProgress, "state", _without_marks(TrainingProgress.state))
