@@ -19,11 +19,11 @@ from fleetlight.ps.gradients import (
     not_finite,
     scaled,
 )
-from fleetlight.ps.placement import Block, ParameterSlice
+from fleetlight.ps.placement import Block, BlockSlice
 
 
 def block(dtype: str = "float32") -> Block:
-    return Block(0, 0, dtype, (ParameterSlice(0, 0, 2, 0), ParameterSlice(1, 0, 1, 2)))
+    return Block(0, 0, dtype, (BlockSlice(0, 0, 2, 0), BlockSlice(1, 0, 1, 2)))
 
 
 def dense(values: list[float], dtype: str = "float32") -> Any:

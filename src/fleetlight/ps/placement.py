@@ -21,7 +21,7 @@ CUT_UNIT = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class ParameterSlice:
+class BlockSlice:
     """Elements `start:stop` of a flattened parameter, and their offset in the block."""
 
     parameter: int
@@ -42,7 +42,7 @@ class Block:
     server: int
     optimizer: int
     dtype: str
-    pieces: tuple[ParameterSlice, ...]
+    pieces: tuple[BlockSlice, ...]
 
     @property
     def size(self) -> int:
@@ -102,6 +102,6 @@ def _cuts(plan: Plan, optimizer: int, size: int) -> list[tuple[int, int]]:
 def _block(server: int, optimizer: int, dtype: str, spans: list[tuple[int, int, int]]) -> Block:
     pieces, offset = [], 0
     for number, start, stop in spans:
-        pieces.append(ParameterSlice(number, start, stop, offset))
+        pieces.append(BlockSlice(number, start, stop, offset))
         offset += stop - start
     return Block(server, optimizer, dtype, tuple(pieces))

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fleetlight.ps.dtypes import NAMES, as_tensor, bfloat16_sum, flat_array, numpy_dtype
-from fleetlight.ps.placement import Block, ParameterSlice
+from fleetlight.ps.placement import Block, BlockSlice
 from fleetlight.ps.worker.local_parameters import LocalParameters
 
 
 def block(*pieces: tuple[int, int, int], dtype: str = "float32") -> Block:
     made, offset = [], 0
     for number, start, stop in pieces:
-        made.append(ParameterSlice(number, start, stop, offset))
+        made.append(BlockSlice(number, start, stop, offset))
         offset += stop - start
     return Block(0, 0, dtype, tuple(made))
 

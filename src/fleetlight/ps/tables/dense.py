@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fleetlight.errors import CheckpointError, PlanError
 from fleetlight.optim.layerwise import user_class
 from fleetlight.ps.dtypes import as_tensor, flat_array
-from fleetlight.ps.placement import Block, ParameterSlice, Placement
+from fleetlight.ps.placement import Block, BlockSlice, Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
 from fleetlight.ps.tables.optimizers import class_path
@@ -180,7 +180,7 @@ class DenseBlocks:
                 kept.clear()
                 kept.update(one_live)
 
-    def _states(self) -> list[tuple[ParameterSlice, nn.Parameter, dict[str, Any]]]:
+    def _states(self) -> list[tuple[BlockSlice, nn.Parameter, dict[str, Any]]]:
         """Each piece with its Parameter and its optimizer's live state of it."""
         return [
             (piece, parameter, self._steppers[held.block.optimizer].optimizer.state[parameter])
@@ -189,7 +189,7 @@ class DenseBlocks:
             for piece, parameter in zip(held.block.pieces, held.parameters, strict=True)
         ]
 
-    def _name(self, piece: ParameterSlice) -> str:
+    def _name(self, piece: BlockSlice) -> str:
         return self._names[piece.parameter]
 
 
@@ -255,7 +255,7 @@ def _option(arrived: Any, known: Any) -> Any:
     return tuple(arrived) if isinstance(arrived, list) else arrived
 
 
-def _part(value: Any, shape: torch.Size, piece: ParameterSlice) -> Any:
+def _part(value: Any, shape: torch.Size, piece: BlockSlice) -> Any:
     """What a piece has of a parameter's state."""
     if not isinstance(value, Tensor):
         return value

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fleetlight.errors import CheckpointError
 from fleetlight.ps.dtypes import as_tensor, flat_array, numpy_dtype
-from fleetlight.ps.placement import ParameterSlice, Placement
+from fleetlight.ps.placement import BlockSlice, Placement
 from fleetlight.ps.plan import Plan
 
 Array = NDArray[Any]
@@ -151,19 +151,19 @@ def tensor_of(array: Array) -> Tensor:
 
 def _pieces(
     placement: Placement, server: int, values: Sequence[Array]
-) -> Iterator[tuple[ParameterSlice, Array]]:
+) -> Iterator[tuple[BlockSlice, Array]]:
     for block, flat in zip(placement.blocks_of(server), values, strict=True):
         for piece in block.pieces:
             yield piece, flat[piece.offset : piece.offset + piece.size]
 
 
-def _put(into: dict[Any, Array], key: Any, piece: ParameterSlice, size: int, values: Array) -> None:
+def _put(into: dict[Any, Array], key: Any, piece: BlockSlice, size: int, values: Array) -> None:
     if key not in into:
         into[key] = np.empty(size, values.dtype)
     into[key][piece.start : piece.stop] = values
 
 
-def _join(found: PieceState, piece: ParameterSlice, size: int, state: PieceState) -> None:
+def _join(found: PieceState, piece: BlockSlice, size: int, state: PieceState) -> None:
     """Add the state of a piece; numbers are equal for all pieces of a parameter."""
     flat = {name: array for name, (_, array) in found.tensors.items()}
     for name, (kind, array) in state.tensors.items():
@@ -175,7 +175,7 @@ def _join(found: PieceState, piece: ParameterSlice, size: int, state: PieceState
     found.scalars.update(state.scalars)
 
 
-def _cut(state: PieceState | None, piece: ParameterSlice) -> PieceState:
+def _cut(state: PieceState | None, piece: BlockSlice) -> PieceState:
     if state is None:
         return PieceState({}, {})
     tensors = {
