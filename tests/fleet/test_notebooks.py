@@ -132,7 +132,9 @@ def called_again() -> list[str]:
 
 def test_init_again_changes_nothing_and_other_arguments_are_named() -> None:
     for mode, strategy, role in run_workers(called_again):
-        assert "other arguments: is_collective = True, now False; call it with" in mode
+        assert (
+            "other arguments: is_collective = True, now False; repeat the first arguments" in mode
+        )
         assert "strategy.amp = False, now True" in strategy
         assert "role.worker_num = 2, now 3" in role
         assert all("fleet.reset() first" in text for text in (mode, strategy, role))

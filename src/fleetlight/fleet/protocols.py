@@ -105,7 +105,7 @@ class SavedPart:
 
 
 class Stateful(Protocol):
-    """One part of a worker's state. `fleet.worker_state.PARTS` lists all of them."""
+    """One part of a worker's state. `fleet.checkpoints.worker_state.PARTS` lists all of them."""
 
     #: its key in the record of a worker
     name: ClassVar[str]

@@ -20,7 +20,7 @@ Batch = dict[str, Any]
 class EndOfData(Exception):
     """A started loader has no more batches: call its `reset()`, then `start()` for an epoch.
 
-    A signal like Python's StopIteration, so it is not a `FleetlightError`.
+    A signal like Python's StopIteration, so it is not a `FleetError`.
     """
 
 

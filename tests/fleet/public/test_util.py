@@ -58,6 +58,6 @@ def refusals() -> list[str]:
 
 def test_what_is_not_there_is_said() -> None:
     [[world, near, rank]] = run_workers(refusals, 1)
-    assert "expected 'worker': servers only answer workers" in world
+    assert "expected 'worker': servers reply to workers" in world
     assert "did you mean 'worker'" in near
     assert "got rank_id=1, expected a worker, 0 to 0" in rank

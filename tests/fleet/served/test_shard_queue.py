@@ -22,7 +22,7 @@ from fleetlight.errors import ConfigError, MembershipError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.job import set_current
-from fleetlight.fleet.served.shard_queue import NoDealer, ShardQueueClient
+from fleetlight.fleet.served.shard_queue import NoShardQueue, ShardQueueClient
 from fleetlight.ps.server.shard_queue import handler as dealing
 from fleetlight.roles import Role
 
@@ -337,11 +337,11 @@ def test_a_collective_job_has_no_queue() -> None:
 
 
 def test_a_server_reads_nothing() -> None:
-    dealer = NoDealer()
+    queue = NoShardQueue()
     with pytest.raises(ConfigError, match="was read in a parameter server"):
-        dealer.remaining(1)
-    assert dealer.steps() == (0, 0)
-    dealer.settle()
+        queue.remaining(1)
+    assert queue.steps() == (0, 0)
+    queue.settle()
 
 
 def test_a_loading_process_has_no_part_in_the_job() -> None:

@@ -164,7 +164,7 @@ def test_who_sends_no_more_drops_what_it_owed(
         compression.load_feedback(context, kept, workers=4)
         [made] = context.compressions.values()
         assert ("owed/weight" in made.residuals.state()) is (is_sender or not levels)
-        assert ("another one sends for it" in caplog.text) is (levels and not is_sender)
+        assert ("another worker sends its" in caplog.text) is (levels and not is_sender)
 
 
 def test_beside_servers_there_is_no_dgc() -> None:

@@ -41,7 +41,7 @@ def lines_of(given: list[dict[str, Any] | None]) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         fleet.distributed_optimizer(optimizer, strategy)
     fleet.stop_worker()
-    return [line for line in lines if "takes the place" in line]
+    return [line for line in lines if "its strategy replaces" in line]
 
 
 def lines(*given: dict[str, Any] | None) -> list[str]:

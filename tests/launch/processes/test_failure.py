@@ -116,6 +116,7 @@ goodbye
         (TRACEBACK.partition("During")[0], "Broken: no more data"),
         ("fleetlight.errors.ConfigError: a.b: c\n", "ConfigError: a.b: c"),
         ("x\nRuntimeError: a\ny\n", "RuntimeError: a"),
+        ("x\nSystemExit: no data in clicks/\ny\n", "SystemExit: no data"),
         ("Fatal Python error: Segmentation fault\n\nThread 1\n", "Fatal Python error: Segmen"),
         ("step 1\nstep 2\n\n", ""),
         ("ValueError: old\n--- restart 1 ---\nstep\n", ""),

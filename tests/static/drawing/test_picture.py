@@ -146,7 +146,7 @@ def test_buckets_say_what_they_hold_and_when_they_are_reduced() -> None:
     one, other = boxes(found, "overlapped")
     assert one.lines == (
         *(f"1 gradient · {SIZE} B · float32", "1 all-reduce"),
-        *("begins after ∂ 3", "waited for before the step"),
+        *("begins after ∂ 3", "ends before the step"),
     )
     assert one.full.endswith("3.weight")
     assert "begins after ∂ 1" in other.lines

@@ -85,11 +85,11 @@ class ShardQueueClient:
 
     def __reduce__(self) -> Any:
         # a loader sent to a loading process takes no part in the job there
-        return _no_dealer, ()
+        return _no_shard_queue, ()
 
 
-class NoDealer:
-    """The dealer of a loader in a parameter server, where no script must read it."""
+class NoShardQueue:
+    """The shard queue of a loader in a parameter server, whose script must not read it."""
 
     def deal(self, request: RangeRequest) -> None:
         self._refuse()
@@ -129,5 +129,5 @@ def _check_mode(session: ServerSession) -> None:
         )
 
 
-def _no_dealer() -> None:
+def _no_shard_queue() -> None:
     return None

@@ -25,6 +25,7 @@ from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
+from fleetlight.ps.update import Update
 from fleetlight.torch_compat.optimizers import (
     foreach_unscale_,
     is_scaled_by,
@@ -111,6 +112,8 @@ class ServedSteps:
         self._steps = 0
         #: False when all workers dropped the step
         self._applied = True
+        #: sent after the worker's own step, where workers step dense parameters
+        self._pending: Update | None = None
         #: the norm by which the gradients of the next step were clipped, if they were
         self.norm: float | None = None
         #: True where an infinity is the reason for a dropped step
@@ -216,6 +219,7 @@ class ServedSteps:
         session = self._open_session()
         skips, self._skips = self._skips, False
         if session.bound.plan.workers_step_dense and not skips:
+            assert self._pending is not None, "before() of the step has not run"
             self._applied = session.step(self._pending)
         if self._scaling is not None and not self._applied and self._is_infinite:
             # maybe another worker's infinity; the scales stay equal on all workers

@@ -28,7 +28,7 @@ from fleetlight.fleet.protocols import Loading, ModelValues
 from fleetlight.fleet.served import figures
 from fleetlight.fleet.served.durable.durability_dir import durable_of
 from fleetlight.fleet.served.session import bound_plan_of
-from fleetlight.fleet.served.shard_queue import NoDealer
+from fleetlight.fleet.served.shard_queue import NoShardQueue
 from fleetlight.fleet.served.steps import served_programs
 from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
@@ -136,7 +136,7 @@ class ServerJob(Job):
         )
 
     def shard_queue(self, range_batches: int) -> QueueOptions:
-        return QueueOptions(NoDealer(), range_batches)
+        return QueueOptions(NoShardQueue(), range_batches)
 
     def loading(self, saved: Checkpoint, via: str) -> Loading:
         raise _in_server("load_persistables")

@@ -22,9 +22,7 @@ _CAUSES = {
     signal.SIGILL: "native code for another processor",
 }
 
-_ERROR = re.compile(
-    r"^[\w.]*(Error|Exception|Interrupt|ProcessExit)\b|^Fatal Python error|^terminate "
-)
+_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python error|^terminate ")
 #: the module in an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
 _MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
 _SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)

@@ -200,7 +200,10 @@ def watched() -> Iterator[None]:
 
 
 def watch() -> None:
-    """Let programs record calls of modules with variables."""
+    """Let programs record calls of modules with variables.
+
+    As torch.fx does while it traces: a global hook of torch cannot replace parameters for a call.
+    """
     nn.Module.__call__ = _watching  # type: ignore[method-assign]
 
 

@@ -39,7 +39,10 @@ class _Training:
 
 @contextlib.contextmanager
 def watched_training(recorder: Recorder) -> Iterator[None]:
-    """Inside the block, reads of `self.training` are noted."""
+    """Inside the block, reads of `self.training` are noted.
+
+    Only for the call of a module that a program records: torch has no hook for reads of the flag.
+    """
     if "training" in nn.Module.__dict__:
         # a program is written while another one is
         yield

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages and comments name files and classes that exist."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tests.tidy.sources import ROOT, SOURCES, parsed, relative, text
+
+PAGES = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+#: files of the reader, and of recipes
+OF_THE_READER = {"train.py", "name.py", "sign.py", "train_fleet.py", "train_plain.py"}
+#: classes of Python and of libraries that comments name
+OF_OTHERS = {
+    "Any",
+    "PrefixStore",
+    "SavedTensor",
+    "_RendezvousState",
+    "GradScaler",
+    "OrderedDict",
+    "Parameter",
+    "Future",
+    "Event",
+    "Condition",
+    "Thread",
+}
+
+
+def members() -> dict[str, set[str]]:
+    """By class of the package, the names of its methods and attributes."""
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            names = found[node.name]
+            for part in ast.walk(node):
+                if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    names.add(part.name)
+                elif isinstance(part, ast.Attribute):
+                    names.add(part.attr)
+                elif isinstance(part, ast.Name):
+                    names.add(part.id)
+    return found
+
+
+def quoted(path: Path) -> Iterator[tuple[int, str]]:
+    """What comments and strings of a file have between backticks."""
+    for token in tokenize.generate_tokens(io.StringIO(text(path)).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            for name in re.findall(r"`([^`\n]+)`", token.string):
+                yield token.start[0], name
+
+
+def test_files_that_pages_name_exist() -> None:
+    folders = ("src", "tests", "rig", "benchmarks", "examples", "docs")
+    files = [str(p.relative_to(ROOT)) for f in folders for p in (ROOT / f).rglob("*.py")]
+    for page in PAGES:
+        for number, line in enumerate(text(page).splitlines(), 1):
+            for name in re.findall(r"(?<![\w/.<{*])[\w/]+\.py\b", line):
+                exists = any(f"/{file}".endswith(f"/{name}") for file in files)
+                assert exists or name.rsplit("/")[-1] in OF_THE_READER, (
+                    f"{relative(page)}:{number} names {name}, which is no file"
+                )
+
+
+def test_classes_that_comments_name_exist() -> None:
+    known = members()
+    wrong = []
+    for path in SOURCES:
+        for number, name in quoted(path):
+            found = re.match(r"(_?[A-Z][a-z]+[A-Za-z]*)(?:\.(\w+))?$", name)
+            if found is None:
+                continue
+            owner, member = found.groups()
+            foreign = hasattr(builtins, owner) or hasattr(torch, owner) or owner in OF_OTHERS
+            if owner not in known and not foreign and not hasattr(torch.nn, owner):
+                wrong.append(f"{relative(path)}:{number} names the class {owner}")
+            elif owner in known and member is not None and member not in known[owner]:
+                wrong.append(f"{relative(path)}:{number} names {owner}.{member}")
+    assert not wrong, "\n".join(wrong)
