@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DenseBlocks`: the dense parameters of one server, stepped by the user's own optimizer classes.
 
-A block is one flat tensor, as in a message. Each piece of it is a Parameter of the optimizer, a view
-of the block's memory. Its gradient is a view of the message that brought it.
+A block is one flat tensor, as in a message. Each piece of it is a Parameter of the optimizer and a
+view of the block's memory. Its gradient is a view of the message that brought it.
 """
 
 from __future__ import annotations
