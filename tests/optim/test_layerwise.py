@@ -140,7 +140,9 @@ def test_sparse_gradients_are_refused(name: str) -> None:
     optimizer = BOTH[name][1](layer.parameters())
     out: Tensor = layer(torch.tensor([1, 2]))
     out.sum().backward()
-    with pytest.raises(ConfigError, match="norm of a whole gradient, and got a sparse one"):
+    with pytest.raises(
+        ConfigError, match="got a sparse gradient, but needs the norm of a dense one"
+    ):
         optimizer.step()
 
 

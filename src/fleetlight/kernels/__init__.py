@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of rows by id, and what workers do with batches of ids: the arithmetic of sparse training.
+"""The arithmetic of sparse training: tables of rows by id, and batches of ids.
 
-Compiled by numba when first used; `twins` holds the same in plain NumPy, slow and readable.
+Numba compiles each kernel when it is first used. `twins` has the kernels in readable NumPy.
 """
 
 from fleetlight.kernels.checksums import checksum

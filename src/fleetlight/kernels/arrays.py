@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays kernels work on: one name for the type checker, the reader and numba.
+"""The types of the arrays of kernels, for the type checker, the reader and numba.
 
-All are contiguous. Those that a kernel only reads may be read-only: arrays over received bytes
-are.
+All arrays are contiguous. Inputs may be read-only, such as arrays over received bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Floats: TypeAlias = NDArray[np.float32]  #: one dimension
 Matrix: TypeAlias = NDArray[np.float32]  #: two dimensions
 Choices: TypeAlias = NDArray[np.int32]  #: two dimensions
 
-#: name: numba's element type, dimensions, only read
+#: name: numba's element type, dimensions, whether it is read-only
 _ARRAYS = {
     "Ids": ("int64", 1, True),
     "Positions": ("int32", 1, True),
@@ -58,7 +57,7 @@ _SCALARS = {"int": "int64", "float": "float64", "bool": "boolean", "None": "void
 
 
 def numba_type(annotation: str, types: Any) -> Any:
-    """The type of `numba.types` that an annotation of a kernel stands for."""
+    """The type of `numba.types` for an annotation of a kernel."""
     if annotation in _SCALARS:
         return getattr(types, _SCALARS[annotation])
     element, dimensions, readonly = _ARRAYS[annotation]
@@ -66,7 +65,7 @@ def numba_type(annotation: str, types: Any) -> Any:
 
 
 def as_ids(ids: ArrayLike) -> Ids:
-    """Ids as a contiguous int64 vector; other integer types are widened."""
+    """Ids as a contiguous int64 vector, converted from any integer type."""
     array = np.asarray(ids)
     if array.dtype.kind not in "iu" and array.size:
         raise ConfigError(f"ids are {array.dtype}, expected integers: convert them to int64")
@@ -79,7 +78,7 @@ def as_positions(positions: ArrayLike) -> Positions:
 
 
 def as_grid(values: ArrayLike, columns: int, what: str, rows: int | None = None) -> Grid:
-    """Values as a contiguous float32 matrix of so many columns, and of `rows` rows if known."""
+    """Values as a contiguous float32 matrix with `columns` columns, and `rows` rows if given."""
     array = np.ascontiguousarray(values, np.float32)
     if array.ndim != 2 or array.shape[1] != columns or (rows is not None and len(array) != rows):
         wanted = f"[{'any' if rows is None else rows}, {columns}]"
@@ -88,7 +87,7 @@ def as_grid(values: ArrayLike, columns: int, what: str, rows: int | None = None)
 
 
 def room(out: Matrix | None, shape: Sequence[int]) -> Matrix:
-    """`out` when it can hold a result of this shape, a new array when there is none."""
+    """Return `out` after checking its shape and type, or a new array if it is None."""
     if out is None:
         return np.empty(shape, np.float32)
     if out.shape != tuple(shape) or out.dtype != np.float32 or not out.flags.c_contiguous:

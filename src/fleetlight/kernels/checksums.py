@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether bytes are those that were written: asked of every record of a journal.
+"""The checksum of a record of a journal.
 
-Words go to eight lanes by turns, so that a processor need not wait for one product before it begins
-the next. Lanes take words in, and the outcome lanes, by bijections: where one word is another one,
-so are the 64 bits at the end, of which half are answered.
+Words are distributed over eight lanes in turn, so that the processor computes eight products at a
+time. Each lane absorbs words, and the result absorbs lanes, by bijections. So a change of one word
+always changes the 64-bit result; the checksum is its lower half.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LEFT, RIGHT = np.uint64(27), np.uint64(64 - 27)
 
 
 def checksum(data: bytes | memoryview | NDArray[np.uint8]) -> int:
-    """32 bits that tell."""
+    """The 32-bit checksum of some bytes."""
     found = np.frombuffer(data, np.uint8)
     whole = len(found) - len(found) % WORD_BYTES
-    # kernels take words only from where words may lie
+    # kernels need aligned words
     words = np.require(found[:whole].view(np.int64), requirements="A")
     rest = int.from_bytes(found[whole:].tobytes(), "little")
     lanes = np.arange(LANES, dtype=np.uint64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowTable once more, as a dictionary of rows: slow, readable, and what the tests compare with."""
+"""`TwinTable`: RowTable as a dictionary of rows, slow and readable, the oracle of its tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetlight.kernels.rule import Rule
 
 
 class TwinTable:
-    """The methods of RowTable."""
+    """Has the methods of RowTable."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TwinTable:
         return np.array(sorted(self._number.values()), np.int64)
 
     def pull(self, ids: Ids, insert: bool = True) -> Matrix:
-        """The weights of each id; unknown ids read their first value, and get a row if `insert`."""
+        """The weights of each id; `insert` gives unknown ids a row, else they read first values."""
         if insert:
             self.insert(ids)
         values = twins.first_values(ids, self.dim, self.seed, self.initializer)
@@ -83,7 +83,7 @@ class TwinTable:
         return np.array([known[number] for number in numbers.tolist()], np.int64)
 
     def remove(self, numbers: Ids) -> int:
-        """Forget rows; their places are used for new ids. How many of them were in use."""
+        """Free rows for new ids; return how many of them were in use."""
         known = {number: one for one, number in self._number.items()}
         gone = [number for number in dict.fromkeys(numbers.tolist()) if number in known]
         for number in gone:
@@ -92,7 +92,7 @@ class TwinTable:
         return len(gone)
 
     def load(self, ids: Ids, full_rows: Grid) -> None:
-        """Set whole rows: weights, state and meta data."""
+        """Set whole rows: weights, state and metadata."""
         for number, row in zip(self.insert(ids), full_rows, strict=True):
             self.rows[number] = row
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels once more, in plain NumPy: slow, readable, and what the tests compare with."""
+"""The kernels in plain NumPy: slow, readable, the oracle of their tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def servers_of(ids: Ids, servers: int) -> Int32s:
 
 
 def first_values(ids: Ids, dim: int, seed: int, initializer: Initializer) -> Matrix:
-    """The first row of each id, from one or three random words a value."""
+    """The first weights of each id, from one or three random words for each value."""
     streams = mix(splitmix64(ids) ^ np.uint64(seed % 2**64))
     columns = np.arange(dim, dtype=np.uint64)
     if initializer.kind in ("zeros", "constant"):
@@ -63,7 +63,7 @@ def first_values(ids: Ids, dim: int, seed: int, initializer: Initializer) -> Mat
 
 
 def dedup(ids: Ids, servers: int) -> Deduped:
-    """Distinct ids by server, in order of first appearance inside."""
+    """Distinct ids grouped by server, in order of first appearance in each group."""
     unique = np.array(list(dict.fromkeys(ids.tolist())), np.int64)
     owners = servers_of(unique, servers)
     grouped = unique[np.argsort(owners, kind="stable")]
@@ -84,7 +84,7 @@ def gather(rows: Grid, inverse: Positions) -> Matrix:
 
 
 def sum_by(grads: Grid, inverse: Positions, count: int) -> Matrix:
-    """Gradients added to the row of their id, one sample after the other."""
+    """Add each gradient to the row of its id, in sample order."""
     sums = np.zeros((count, grads.shape[1]), np.float32)
     for row, grad in zip(inverse, grads, strict=True):
         sums[row] += grad
@@ -94,7 +94,7 @@ def sum_by(grads: Grid, inverse: Positions, count: int) -> Matrix:
 def gather_bags(
     rows: Grid, inverse: Positions, offsets: Ids, weights: Values | None, mode: str
 ) -> tuple[Matrix, Choices | None]:
-    """Each bag reduced by itself."""
+    """Reduce each bag separately."""
     bags = np.zeros((len(offsets) - 1, rows.shape[1]), np.float32)
     chosen = np.full(bags.shape, -1, np.int32)
     for b, inside in enumerate(_bags(offsets)):
@@ -119,7 +119,7 @@ def spread_bags(
     count: int,
     chosen: Choices | None,
 ) -> Matrix:
-    """Each bag's gradient to each of its members, or to the chosen one of each column."""
+    """Add each bag's gradient to all its members, or in each column to the chosen member."""
     out = np.zeros((count, grads.shape[1]), np.float32)
     for b, inside in enumerate(_bags(offsets)):
         if mode == "max" and chosen is not None:
@@ -153,7 +153,7 @@ def _bags(offsets: Ids) -> list[slice]:
 
 
 def read_copies(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Ids:
-    """The weights; positions of rows that are not there, or were used last before a window."""
+    """Read the weights; return the positions without a row, or last used before `oldest`."""
     here = numbers >= 0
     here[here] = rows[numbers[here], -1] >= oldest
     out[here] = rows[numbers[here], : out.shape[1]]
@@ -161,14 +161,14 @@ def read_copies(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Ids:
 
 
 def mark_copies(rows: Matrix, numbers: Ids, window: int) -> Ids:
-    """Rows that this window had not used before."""
+    """Mark rows as used in this window; return the numbers of newly marked rows."""
     fresh = numbers[rows[numbers, -1] != window]
     rows[fresh, -1] = window
     return fresh
 
 
 def renew_copies(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
-    """New rows begin with what has arrived; to others what has been added elsewhere is added."""
+    """New rows take the values of the server; others add the server's change since their copy."""
     dim = arrived.shape[1]
     copy = slice(-1 - dim, -1)
     for number, values in zip(numbers, arrived, strict=True):
@@ -180,7 +180,7 @@ def renew_copies(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
 
 
 def share_copies(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
-    """The weights less their copies, divided."""
+    """The weights minus their copies, divided by `among`."""
     copy = slice(-1 - dim, -1)
     told = np.zeros((len(numbers), dim), np.float32)
     for i, number in enumerate(numbers):
@@ -190,7 +190,7 @@ def share_copies(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
 
 
 def lay_aside(places: Int32s, rows: Matrix, aside: Matrix, used: int, numbers: Ids) -> Ids:
-    """Copies of rows that have no place aside yet, each given the next one; which they are."""
+    """Copy rows without a place to the next places; return their positions in `numbers`."""
     fresh: list[int] = []
     for i, number in enumerate(numbers):
         if 0 <= number < len(places) and places[number] == 0:
@@ -203,7 +203,7 @@ def lay_aside(places: Int32s, rows: Matrix, aside: Matrix, used: int, numbers: I
 def read_as_they_were(
     places: Int32s, rows: Matrix, aside: Matrix, numbers: Int32s, done: int
 ) -> Matrix:
-    """Rows that lie aside from there, the others as they are."""
+    """Read copied rows from `aside`, and the others from the table."""
     out = rows[numbers]
     moved = places[numbers] > 0
     out[moved] = aside[places[numbers][moved] - 1]
@@ -214,7 +214,7 @@ def read_as_they_were(
 def take_rows(
     taken: set[int], top: int, rows: Matrix, numbers: Ids, ids: Ids, start: int, batch: Batch
 ) -> int:
-    """Rows below `top` that were not taken yet go into a batch, as long as it has room."""
+    """Copy pending rows below `top` into a batch until it is full; return the position reached."""
     for i in range(start, len(numbers)):
         number, at = int(numbers[i]), batch.used
         if 0 <= number < top and number not in taken:
@@ -227,7 +227,7 @@ def take_rows(
 
 
 def checksum(data: bytes) -> int:
-    """Word by word: whole rows of eight by lane, then the lanes, then what is left."""
+    """Absorb words in rows of eight, one for each lane, then the lanes, then the rest."""
     whole = len(data) // 8
     words = np.frombuffer(data[: 8 * whole], np.uint64)
     rows = words[: whole // 8 * 8].reshape(-1, 8)

@@ -24,8 +24,8 @@ class Lamb(Layerwise):
         r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + lamb_weight_decay * w
         w = w - lr * |w| / |r| * r
 
-    Where |w| or |r| is 0, the ratio is 1. Parameters whose name contains one of
-    `exclude_from_weight_decay` take a step of Adam: no decay, and 1 as the ratio. Names come from
+    If |w| or |r| is 0, the ratio |w| / |r| is 1. Parameters whose name contains a string of
+    `exclude_from_weight_decay` take a step of Adam: no decay, and the ratio 1. Names come from
     `Lamb(model.named_parameters(), ...)`.
     """
 
@@ -63,13 +63,13 @@ class Lamb(Layerwise):
 def _adam(
     state: dict[str, Any], parameter: Tensor, gradient: Tensor, group: dict[str, Any]
 ) -> Tensor:
-    """The direction of Adam, whose moments are brought up to date."""
+    """Update the moments of Adam and return its direction."""
     if "step" not in state:
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     beta1, beta2 = group["betas"]
-    # powers of numbers near 1 need more digits than a count
+    # powers of numbers near 1 need double precision
     count = state["step"].add_(1).to(torch.float64)
     mean = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
     square = state["exp_avg_sq"].mul_(beta2).add_(gradient * gradient, alpha=1 - beta2)

@@ -22,8 +22,8 @@ class Lars(Layerwise):
         v = momentum * v + rate * (g + lars_weight_decay * w)
         w = w - v
 
-    Where |w| or |g| is 0, rate = lr. Parameters whose name contains one of
-    `exclude_from_weight_decay` take plain momentum: rate = lr, without decay. Names come from
+    If |w| or |g| is 0, rate = lr. Parameters whose name contains a string of
+    `exclude_from_weight_decay` use plain momentum: rate = lr, without decay. Names come from
     `Lars(model.named_parameters(), ...)`.
     """
 
@@ -61,7 +61,7 @@ class Lars(Layerwise):
 
 
 def _scale(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """What the learning rate is multiplied by for this parameter."""
+    """The factor of the learning rate for this parameter."""
     weight, slope = norm(parameter), norm(gradient)
     bound = slope + group["lars_weight_decay"] * weight + group["epsilon"]
     scale = trust(weight, slope, bound / group["lars_coeff"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Layerwise`: what LARS and LAMB share, a learning rate for each parameter tensor."""
+"""`Layerwise`: the base of LARS and LAMB, with a learning rate for each parameter tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXCLUDE = "exclude_from_weight_decay"
 
 
 def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The class that the user took or wrote, beneath any that Fleetlight has put over it."""
+    """The user's class of an optimizer, without the subclasses that Fleetlight adds."""
     return next(
         kind
         for kind in type(optimizer).__mro__
@@ -27,10 +27,10 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 
 
 class Layerwise(torch.optim.Optimizer):
-    """An optimizer whose rate for a parameter follows the norms of that parameter.
+    """An optimizer that scales the learning rate of each parameter by norms.
 
-    Parameters whose name contains one of `exclude_from_weight_decay`, such as biases and batch
-    norms, get a param group of their own, with neither decay nor a rate of their own.
+    Parameters whose name contains a string of `exclude_from_weight_decay`, such as biases and batch
+    norms, get a param group of their own, without decay and scaling.
     """
 
     def __init__(self, params: ParamsT, exclude: Collection[str], **options: float | Any) -> None:
@@ -42,7 +42,7 @@ class Layerwise(torch.optim.Optimizer):
         super().__init__(params, {**options, _EXCLUDE: list(exclude), "excluded": False})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group, in two if some of its parameters are excluded."""
+        """Add a param group, split in two if some of its parameters are excluded."""
         exclude = param_group.get(_EXCLUDE, self.defaults[_EXCLUDE])
         params = param_group["params"]
         if not exclude or "excluded" in param_group or isinstance(params, set):
@@ -51,7 +51,7 @@ class Layerwise(torch.optim.Optimizer):
         entries = [params] if isinstance(params, Tensor) else list(params)
         if any(isinstance(entry, Tensor) for entry in entries):
             raise ConfigError(
-                f"{type(self).__name__}: {_EXCLUDE}={list(exclude)} goes by names, but the "
+                f"{type(self).__name__}: {_EXCLUDE}={list(exclude)} needs names, but the "
                 "parameters have none; pass model.named_parameters() in place of model.parameters()"
             )
         matches = [any(word in name for word in exclude) for name, _ in entries]
@@ -62,7 +62,7 @@ class Layerwise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step; with a closure, which computes the gradients, return its loss."""
+        """Make a step; return the loss of `closure`, which computes the gradients, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -79,12 +79,12 @@ class Layerwise(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
-        """The gradient, which must have an element for each of the parameter."""
+        """The gradient, which must be dense."""
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
             raise ConfigError(
-                f"{type(self).__name__} goes by the norm of a whole gradient, and got a sparse "
-                "one; build the embedding with sparse=False, or give its weight another optimizer"
+                f"{type(self).__name__} got a sparse gradient, but needs the norm of a dense one; "
+                "build the embedding with sparse=False, or give its weight another optimizer"
             )
         return gradient
 
@@ -97,7 +97,7 @@ def norm(tensor: Tensor) -> Tensor:
 
 
 def trust(weight: Tensor, length: Tensor, bound: Tensor) -> Tensor:
-    """`weight / bound`, or 1 where `weight` or `length`, both norms, is 0."""
+    """`weight / bound`, or 1 if one of the norms `weight` and `length` is 0."""
     both = (weight > 0) & (length > 0)
     # both branches are computed, so neither may divide by 0
     ratio = weight / torch.where(both, bound, torch.ones_like(bound))

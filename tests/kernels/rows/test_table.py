@@ -210,7 +210,7 @@ def test_wrong_arguments() -> None:
     table = RowTable(2, "sgd")
     with pytest.raises(ConfigError, match=r"gradients have the shape \[1, 3\], expected \[1, 2\]"):
         table.push([1], np.ones((1, 3)), table.rule.hyper({"lr": 1.0}))
-    with pytest.raises(ConfigError, match=r"expected what rule\.hyper"):
+    with pytest.raises(ConfigError, match=r"expected 5: pass the result of rule\.hyper"):
         table.push([1], np.ones((1, 2)), np.ones(1))
     with pytest.raises(ConfigError, match="expected dim >= 1"):
         RowTable(0, "sgd")

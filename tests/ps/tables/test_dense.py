@@ -251,7 +251,7 @@ def test_values_of_another_shape_are_refused() -> None:
     params = parameters()
     dense = DenseServers(params, [torch.optim.SGD(params, 1.0)], 1, ASYNC)
     size = sum(p.numel() for p in params)
-    message = rf"server 0: dense values of optimizer 0 came as float64\[3\], .* float32\[{size}\]"
+    message = rf"server 0: dense values of optimizer 0 are float64\[3\], .* float32\[{size}\]"
     with pytest.raises(PlanError, match=message):
         dense.servers[0].fill([np.zeros(3)])
 
@@ -267,6 +267,6 @@ def test_state_for_another_server_is_refused() -> None:
     one = DenseServers(params, [torch.optim.Adam(params)], 1).servers[0]
     before = one.values()[0]
     wrong = DenseState([before + 1], [], [{}], [])
-    with pytest.raises(CheckpointError, match="came for 1 pieces, expected 4"):
+    with pytest.raises(CheckpointError, match="dense state has 1 pieces, expected 4"):
         one.restore(wrong)
     assert np.array_equal(one.values()[0], before)

@@ -99,7 +99,7 @@ def test_a_layers_own_rule_takes_only_the_learning_rate_of_its_group() -> None:
 
 def test_a_group_without_learning_rate_is_told() -> None:
     with pytest.raises(
-        PlanError, match=r"'adagrad' has no learning rate: .* has rho; expected 'lr'"
+        PlanError, match=r"'adagrad' has no learning rate: .* has rho, expected 'lr'"
     ):
         rule_options(own_rule("adagrad", "emb"), {"rho": 0.1})
 

@@ -388,7 +388,7 @@ def test_one_cut_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     table, _ids = trained()
     old = table.cut()
     table.cut()
-    with pytest.raises(CheckpointError, match="'emb' was cut anew or loaded before"):
+    with pytest.raises(CheckpointError, match="'emb' was cut again or loaded before"):
         table.save(old, 0, tmp_path, "t.safetensors")
     honest = OrderedSnapshot.read
 
@@ -459,7 +459,7 @@ def test_a_cut_that_is_dropped_holds_on_to_nothing(tmp_path: Path) -> None:
     assert table.nbytes > before
     table.drop_cut()
     assert table.nbytes == before
-    with pytest.raises(CheckpointError, match="was cut anew or loaded before"):
+    with pytest.raises(CheckpointError, match="was cut again or loaded before"):
         table.save(snapshot, 0, tmp_path, "t.safetensors")
 
 
@@ -471,7 +471,7 @@ def test_ids_that_come_twice_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_tables_that_count_can_shrink() -> None:
-    with pytest.raises(PlanError, match=r"'emb' counts nothing to shrink it by; give .* entry="):
+    with pytest.raises(PlanError, match=r"'emb' has no counts to shrink it by; give .* entry="):
         make().shrink(1, 0.0, 1.0)
 
 

@@ -71,7 +71,7 @@ def test_pieces_of_some_buckets(tmp_path: Path) -> None:
 def test_a_file_of_too_few_rows_is_given_up(tmp_path: Path) -> None:
     path, ids = tmp_path / "t.safetensors", np.arange(3, dtype=np.int64)
     columns = columns_of(2, RULES["sgd"], 0)
-    with pytest.raises(CheckpointError, match=r"t\.safetensors: 3 rows came of 4, so the file is"):
+    with pytest.raises(CheckpointError, match=r"t\.safetensors: got 3 rows, expected 4"):
         write_table(path, columns, 4, [(ids, np.ones((3, 2), np.float32))], {})
     assert not path.exists()
 
@@ -86,7 +86,7 @@ def test_without_an_index_it_is_read_as_a_whole(tmp_path: Path) -> None:
     assert reader.span(None) == (0, entry.rows) == (0, 500)
     assert by_id([safetensors.numpy.load_file(reader.path)]) == indexed
     again = make("momentum")
-    with pytest.raises(CheckpointError, match=r"any\.safetensors has no index of its rows: it is"):
+    with pytest.raises(CheckpointError, match=r"any\.safetensors has no index of its rows: only"):
         again.load([reader.path], ALL)
     again.load([reader.path], None)
     assert by_id([saved(again, tmp_path, "again.safetensors")]) == indexed

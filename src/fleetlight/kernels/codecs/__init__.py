@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in fewer bytes."""
+"""Kernels that encode gradients in fewer bytes."""

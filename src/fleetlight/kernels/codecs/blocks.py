@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as bytes: blocks of 256 with a scale each, by which the largest of a block is 127.
+"""Values as int8 codes: each block of 256 has a scale that maps its largest magnitude to 127.
 
-What rounding leaves is kept and added the next time. A block that has a NaN or an infinity has no
-scale: all of it is read as NaN, and what was kept of it stays.
+Error feedback adds the rounding error of a block to its next values. A block with a NaN or an
+infinity gets NaN as its scale: all its values decode to NaN, and its error does not change.
 """
 
 from __future__ import annotations
@@ -15,37 +15,36 @@ from fleetlight.kernels.compiling.kernel import kernel, part
 
 BLOCK = 256
 _MOST = 127
-#: beyond it, 127 times the scale may be infinite
+#: above it, 127 times the scale may be infinite
 _LARGEST = np.float32(3.4e38)
-#: below it, a scale has no inverse; such values wait until they have added up
+#: below it, a scale has no inverse; such values accumulate in the error
 _SMALLEST = np.float32(1e-36)
 
 
 def block_count(values: int) -> int:
-    """How many blocks so many values have."""
+    """The number of blocks of `values` values."""
     return -(-values // BLOCK)
 
 
 def to_blocks(values: Floats, owed: Floats | None, scales: Floats, codes: Int8s) -> None:
-    """Write values, with what is owed of them, as codes and scales; `owed` is what is left.
+    """Encode values plus the error `owed` as codes and scales; `owed` becomes the new error.
 
-    `values` holds afterwards what was to be written.
+    Afterwards `values` has the sums that were encoded.
     """
     kept = np.empty(0, np.float32) if owed is None else owed
     _to_blocks(values, values.view(np.int32), kept, scales, codes)
 
 
 def add_blocks(scales: Values, codes: Codes, total: Floats) -> None:
-    """Add what was written to a total."""
+    """Decode codes and scales, and add the values to a total."""
     _add_blocks(scales, codes, total)
 
 
 @kernel
 def _to_blocks(values: Floats, bits: Int32s, owed: Floats, scales: Floats, codes: Int8s) -> None:
-    """`bits` are the values once more: as integers without sign they compare as the floats do.
+    """`bits` views the values as integers, which compare like floats without their sign.
 
-    A loop for each thing that is done to a block, so that the compiler does it to many values
-    at once.
+    Each operation on a block has a loop of its own, so that the compiler vectorises it.
     """
     top = np.zeros(1, np.int32)
     for b in range(len(scales)):
@@ -69,7 +68,7 @@ def _to_blocks(values: Floats, bits: Int32s, owed: Floats, scales: Floats, codes
 @part
 def _round(values: Values, inverse: np.float32, codes: Int8s) -> None:
     for i in range(len(codes)):
-        # by way of 32 bits, for which there is an instruction
+        # the processor converts floats to 32 bits
         codes[i] = np.int8(np.int32(np.rint(values[i] * inverse)))
 
 

@@ -2,7 +2,7 @@
 """Magnitudes: the k largest of an array in linear time, and whether all values are finite.
 
 Without the sign bit, a float32 compares like the integer of the same bits. A radix select on these
-integers finds the smallest of the k largest: it counts how many have each digit.
+integers finds the k-th largest: it counts how many integers have each digit.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from fleetlight.errors import DivergedError
 from fleetlight.kernels.arrays import Floats, Int32s, Int64s, Positions, Values
 from fleetlight.kernels.compiling.kernel import kernel, part
 
-#: how the 31 bits are cut into digits
+#: the shifts of the three digits of the 31 bits
 _HIGH, _MIDDLE, _LOW = 20, 9, 0
 _DIGITS = 1 << 11
 _UNSIGNED = 0x7FFFFFFF
-#: the bits of infinity without its sign; a NaN has more
+#: the bits of infinity without its sign; those of a NaN are larger
 _INFINITY = 0x7F800000
 
 
 def largest(values: Values, places: Int32s) -> None:
     """Write the places of the `len(places)` largest magnitudes, in ascending order.
 
-    Of equal values the first count. A NaN is larger than infinity.
+    Of equal values the first ones are chosen. A NaN is larger than infinity.
     """
     _largest(values.view(np.int32), places)
 
@@ -43,7 +43,7 @@ def add_at(places: Positions, values: Values, total: Floats) -> None:
     if added < len(places):
         raise DivergedError(
             f"a message has a value for place {places[added]}, expected places from 0 to "
-            f"{len(total) - 1}: the workers do not reduce the same gradients, or it was damaged"
+            f"{len(total) - 1}: the workers reduce different gradients, or the message is damaged"
         )
 
 
@@ -102,7 +102,7 @@ def _digit(counts: Int64s, wanted: int) -> tuple[int, int]:
 
 @part
 def _write(bits: Positions, smallest: int, ties: int, places: Int32s) -> None:
-    """All places above the smallest, and the first `ties` that are equal to it."""
+    """Write the places of values above the smallest, and of the first `ties` equal to it."""
     at = 0
     for i in range(len(bits)):
         key = bits[i] & _UNSIGNED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of codecs once more, in plain NumPy: what their tests compare with."""
+"""The kernels of codecs in plain NumPy: the oracle of their tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNSIGNED = np.int32(0x7FFFFFFF)
 
 
 def to_blocks(values: Floats, owed: Floats | None, scales: Floats, codes: Int8s) -> None:
-    """Each block on its own; one with something that is not finite owes what it did."""
+    """Encode each block separately; a block with a NaN or an infinity keeps its error."""
     if owed is not None:
         values += owed
     for number, scale in enumerate(_scales(values)):
@@ -28,7 +28,7 @@ def to_blocks(values: Floats, owed: Floats | None, scales: Floats, codes: Int8s)
 
 
 def _scales(values: Values) -> list[np.float32]:
-    """NaN where there is none, 0 where values are too small to be sent."""
+    """The scale of each block: NaN if values are not finite, 0 if they are too small."""
     most = [np.abs(values[n : n + _BLOCK]).max() for n in range(0, len(values), _BLOCK)]
     found = [m / np.float32(127) if m >= np.float32(1e-36) else np.float32(0) for m in most]
     return [

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels are compiled when first used, and kept on disk for the next process."""
+"""Compiles kernels when they are first used, and caches the code on disk."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of compiled kernels, so that only the first process of a machine compiles.
 
-numba's own folder serves all functions of a program and is set by environment variables; this
-folder has only our kernels. Its name is a digest of their sources.
+numba's own folder serves all functions of a program, and environment variables set it. This folder
+has only Fleetlight's kernels. Its name is a digest of their sources.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fleetlight.kernels.compiling import loading
 
 _SOURCES = Path(__file__).parents[1]
 _BESIDE = _SOURCES / "__pycache__"
-#: longer than kernels take to compile; after that compiling twice is better than waiting
+#: longer than kernels take to compile; after it a process compiles a kernel itself
 LOCK_WAIT_S = 30.0
 
 
 class Turn:
-    """A process's turn to compile a kernel: who comes second finds the code of the first.
+    """A process's turn to compile a kernel; the next process loads the code.
 
-    No process waits for one whose code is there, nor again for one that never ended its turn.
+    A process waits only while the code is missing. After one timeout it waits for no other kernel.
     """
 
     _has_given_up = False
@@ -45,7 +45,7 @@ class Turn:
         return self
 
     def wait(self) -> bool:
-        """Wait for it a moment; whether to look for the code again, as also when it has come."""
+        """Wait a moment for the turn; return whether to look for the code again."""
         if self._lock is None and not self._has_come:
             self._open()
         if self._lock is None or self._has_come:
@@ -64,7 +64,7 @@ class Turn:
 
     def _open(self) -> None:
         folder = place()
-        with contextlib.suppress(OSError):  # another user's, say
+        with contextlib.suppress(OSError):  # for example, a lock file of another user
             self._lock = None if folder is None else FileLock(folder / "lock")
         self._deadline = time.monotonic() + (0 if Turn._has_given_up else LOCK_WAIT_S)
 
@@ -74,9 +74,9 @@ class Turn:
 
 
 def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
-    """Let numba read and write this function's code in our folder; without one it only compiles.
+    """Let numba load and store the code of this function in the folder, if there is one.
 
-    What is not there is compiled when its turn has come.
+    numba compiles missing code in this process's turn.
     """
     from numba.core import caching
 
@@ -86,7 +86,7 @@ def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
     where = folder / ("prefetch" if prefetch else "plain")
 
     class Locator(caching._CacheLocator):
-        """Answers numba's questions about the folder; the file name is the kernel's."""
+        """Gives numba the folder; the kernel names the file."""
 
         _py_file = str(_SOURCES)
 
@@ -104,7 +104,7 @@ def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
             return cls()
 
     class Implementation(caching.CompileResultCacheImpl):
-        """What is read needs no compiler, as a rule."""
+        """Starts the compiler only for code that cannot be loaded as it is."""
 
         _locator_classes = [Locator]  # type: ignore[list-item]  # noqa: RUF012
 
@@ -114,7 +114,7 @@ def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
             return super().rebuild(target_context, payload)  # type: ignore[no-untyped-call]
 
     class Cache(caching.FunctionCache):
-        """Looks for a kernel before the compiler is made ready."""
+        """Looks for a kernel before it starts the compiler."""
 
         _impl_class = Implementation
 
@@ -129,18 +129,18 @@ def keep(dispatcher: Any, prefetch: bool, turn: Turn) -> None:
 
 
 def is_own(function: Callable[..., Any]) -> bool:
-    """Whether a change of this function's source changes the folder's name."""
+    """Whether the digest in the folder's name covers the source of this function."""
     return Path(function.__code__.co_filename).is_relative_to(_SOURCES)
 
 
 @functools.cache
 def place() -> Path | None:
-    """The first folder that can be used: beside the sources, the user's cache, a temporary one."""
+    """The first writable folder: beside the sources, in the user's cache, or a temporary one."""
     for parent in _candidates():
         folder = parent / f"kernels-{_stamp()}"
         with contextlib.suppress(OSError):
             if parent == _BESIDE:
-                # whoever can write there can also write to the sources
+                # users who can write there can also change the sources
                 folder.mkdir(parents=True, exist_ok=True)
             else:
                 _own(folder)
@@ -151,21 +151,21 @@ def place() -> Path | None:
 
 def _candidates() -> Iterator[Path]:
     yield _BESIDE
-    with contextlib.suppress(OSError, RuntimeError):  # no home directory is known
+    with contextlib.suppress(OSError, RuntimeError):  # no home directory
         yield _own(_users_cache() / "fleetlight")
     with contextlib.suppress(OSError):
         yield _own(Path(tempfile.gettempdir()) / f"fleetlight-{os.getuid()}")
 
 
 def _users_cache() -> Path:
-    """Where programs of this user keep what they can make again."""
-    # the standard says that a relative path does not count
+    """The cache folder of this user."""
+    # by the XDG standard, relative paths are ignored
     said = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return said if said.is_absolute() else Path.home() / ".cache"
 
 
 def _own(folder: Path) -> Path:
-    """Return a folder that no other user can write to, because code is loaded from it."""
+    """Return a folder that no other user can write to, because Fleetlight loads code from it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
@@ -176,7 +176,7 @@ def _own(folder: Path) -> Path:
 
 @functools.cache
 def _stamp() -> str:
-    """Changes whenever code compiled earlier may no longer fit."""
+    """A digest of the sources and of the versions of numba and Python."""
     import numba
 
     digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles kernels with numba, each when it is first called.
+"""Compiles each kernel with numba when it is first called.
 
-numba has no types and takes half a second to import: both stay inside this package. A kernel's
-signature is that of its annotations, so numba compiles nothing else.
+numba has no type hints and takes half a second to import, so only this package imports it. The
+annotations of a kernel are its signature, the only one that numba compiles.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _lock = threading.RLock()
 _parts: set[Callable[..., Any]] = set()
-#: by function, and whether it may prefetch
+#: by function, and whether it prefetches
 _compiled: dict[tuple[Callable[..., Any], bool], Any] = {}
 
 
 def part(function: F) -> F:
-    """Decorates a function that kernels call; it is compiled together with each of them."""
+    """Decorates a function that kernels call; numba compiles it together with each of them."""
     _parts.add(function)
     return function
 
@@ -37,7 +37,7 @@ class Kernel(Generic[P, R]):
     """A function that numba compiles when it is first called."""
 
     def __init__(self, function: Callable[P, R], name: str, bound: dict[str, Any]) -> None:
-        """`bound` are the parts that stand for global names of the function."""
+        """`bound` has parts that replace global names of the function."""
         self._function = cast(FunctionType, function)
         self._name = name
         self._bound = bound
@@ -47,7 +47,7 @@ class Kernel(Generic[P, R]):
         return (self._ready or self._build())(*args, **kwargs)
 
     def variant(self, name: str, **bound: Callable[..., Any]) -> Kernel[P, R]:
-        """The same kernel with other parts, known as `name`."""
+        """This kernel with other parts, under the name `name`."""
         return Kernel(cast("Callable[P, R]", self._function), name, {**self._bound, **bound})
 
     def _build(self) -> Callable[P, R]:
@@ -63,7 +63,7 @@ class Kernel(Generic[P, R]):
             try:
                 return self._compile()
             except (numba.core.errors.NumbaError, RuntimeError, TypeError, AttributeError) as error:
-                # either this llvmlite cannot build the instruction, or it fails again below
+                # this llvmlite cannot build the instruction; any other error is raised again below
                 prefetching.give_up(error)
         return self._compile()
 
@@ -90,13 +90,13 @@ def kernel(function: Callable[P, R]) -> Kernel[P, R]:
 
 
 def _linked(function: FunctionType, name: str, bound: dict[str, Any]) -> FunctionType:
-    """A copy of the function whose global names stand for compiled parts."""
+    """A copy of the function whose global names refer to compiled parts."""
     scope = {**function.__globals__, **bound}
     for used in _names(function):
         if used in scope and isinstance(scope[used], FunctionType) and scope[used] in _parts:
             scope[used] = _compiled_part(scope[used])
     copy = FunctionType(function.__code__, scope, name, function.__defaults__)
-    # numba keeps compiled code under this name: two variants must not share one
+    # numba caches compiled code under this name, so variants need different names
     copy.__qualname__ = name
     copy.__module__ = function.__module__
     return copy

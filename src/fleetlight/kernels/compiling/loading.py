@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads compiled kernels without starting the compiler.
 
-Before numba reads code from a file it makes its whole compiler ready: 50 MiB and a third of a
-second in every process. Finished code needs only the addresses of the functions it calls. LLVM
-ends the process when an address is missing, so each object is checked first.
+Before numba loads code from a file it starts its whole compiler: 50 MiB and a third of a second in
+every process. Compiled code needs only the addresses of the functions that it calls. LLVM ends the
+process when an address is missing, so each object is checked first.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-#: an ELF file of 64 bits, lowest byte first
+#: a 64-bit little-endian ELF file
 _MAGIC = b"\x7fELF\x02\x01"
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_SYMBOLS = 2  #: the type of the section that lists them
-#: the linker makes it
+_SYMBOLS = 2  #: the type of the section that lists symbols
+#: the linker defines this symbol
 _OFFSETS = "_GLOBAL_OFFSET_TABLE_"
 
 
 def is_ready(kept: Any) -> bool:
-    """Whether code can be loaded as it is; `kept` is what numba wrote of a compiled function."""
+    """Whether code can be loaded without the compiler; `kept` is numba's record of a function."""
     try:
         _, kind, data = kept[0]
         if kind != "object":
@@ -30,12 +30,12 @@ def is_ready(kept: Any) -> bool:
         _tell_runtime()
         return not list(_missing(data[0]))
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, struct.error):
-        # another version of numba: it loads the code in its own way
+        # another version of numba: let it load the code itself
         return False
 
 
 def _tell_runtime() -> None:
-    """Let LLVM know the functions of numba's runtime, as numba itself does before it compiles."""
+    """Register the functions of numba's runtime with LLVM, as numba does before it compiles."""
     from llvmlite import binding
     from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
@@ -44,16 +44,16 @@ def _tell_runtime() -> None:
 
 
 def _missing(code: bytes) -> Iterator[str]:
-    """The names that an object refers to and the process lacks."""
+    """The undefined symbols of an object that the process does not have."""
     from llvmlite import binding
 
     return (name for name in undefined(code) if not binding.address_of_symbol(name))
 
 
 def undefined(code: bytes) -> Iterator[str]:
-    """The names that an object takes from elsewhere."""
+    """The undefined symbols of an object."""
     if not code.startswith(_MAGIC):
-        raise ValueError("not an object of this kind of machine")
+        raise ValueError("not a 64-bit little-endian ELF object")
     (start,) = struct.unpack_from("<Q", code, 40)
     size, count = struct.unpack_from("<HH", code, 58)
     sections = [_SECTION.unpack_from(code, start + number * size) for number in range(count)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the processor for memory that is about to be used.
+"""The prefetch instruction of the processor, for kernels.
 
-A lookup in a large table waits 300 ns for memory; asked for a few lookups ahead, it waits for
-nothing. numba has no word for it, so the instruction is built with llvmlite; where that fails,
-kernels are compiled without it and are two to four times slower on large tables.
+A lookup in a large table waits 300 ns for memory. A prefetch some lookups earlier hides that wait.
+numba has no function for it, so llvmlite builds the instruction. Where that fails, kernels are
+compiled without it and are two to four times slower on large tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _state: dict[str, Any] = {"wanted": True, "instruction": None, "error": None}
 
 
 def prefetch(array: Any, at: Any) -> None:
-    """Ask for the cache line that holds element `at` of a flat array; does nothing in Python."""
+    """Prefetch the cache line of element `at` of a flat array; does nothing in Python."""
 
 
 def wanted() -> bool:
@@ -28,7 +28,7 @@ def give_up(error: BaseException | None = None) -> None:
 
 
 def instruction() -> Any:
-    """What stands for `prefetch` in compiled code."""
+    """The function that replaces `prefetch` in compiled code."""
     if not wanted():
         return _nothing()
     if _state["instruction"] is None:
@@ -56,7 +56,7 @@ def _built() -> Any:
         flag = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
         call = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
-        # read, keep it in all caches, data and not code
+        # for reading, into all cache levels, data instead of code
         builder.call(call, [address, flag(0), flag(3), flag(1)])
         return context.get_dummy_value()
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as they were at one moment, while others change them."""
+"""Snapshots of rows by copy-on-write."""

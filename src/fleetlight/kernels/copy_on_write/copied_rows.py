@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy-on-write: a writer copies rows first, so that a reader finds them unchanged."""
+"""Copy-on-write: a writer copies rows before it changes them, and a reader reads the copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleetlight.kernels.rows.row_access import ahead, ask
 def lay_aside(places: Int32s, rows: Matrix, aside: Matrix, used: int, numbers: Ids) -> Int64s:
     """Copy rows without a place after the `used` copies; return their positions in `numbers`.
 
-    Places count from 1. Numbers may repeat, be -1, or belong to rows that came later.
+    Places count from 1. Numbers may repeat, be -1, or belong to rows added after the cut.
     """
     fresh = np.empty(len(numbers), np.int64)
     width = rows.shape[1]

@@ -20,7 +20,7 @@ _NONE, _ONE = np.uint64(0), np.uint64(1)
 
 @dataclasses.dataclass
 class Batch:
-    """Room for some rows, of which the first `used` are there."""
+    """A buffer of rows, of which the first `used` are filled."""
 
     rows: Matrix
     numbers: Int64s
@@ -29,13 +29,13 @@ class Batch:
 
     @classmethod
     def empty(cls, size: int, width: int) -> Batch:
-        """Room for `size` rows."""
+        """An empty buffer for `size` rows."""
         rows = np.empty((size, width), np.float32)
         return cls(rows, np.empty(size, np.int64), np.empty(size, np.int64))
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no more room."""
+        """Whether all rows are filled."""
         return self.used == len(self.ids)
 
     @property
@@ -45,7 +45,7 @@ class Batch:
 
 
 class PendingRows:
-    """The rows of a snapshot that were not taken yet."""
+    """The rows of a snapshot that no reader or writer has taken yet."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -54,7 +54,7 @@ class PendingRows:
         self._taken: Uint32s = np.zeros(-(-rows // 32), np.uint32)
 
     def __len__(self) -> int:
-        """How many rows the snapshot has."""
+        """The number of rows of the snapshot."""
         return self._rows
 
     @property
@@ -65,7 +65,7 @@ class PendingRows:
     def take(self, rows: Matrix, numbers: Ids, ids: Ids, start: int, batch: Batch) -> int:
         """Copy pending rows into a batch until it is full; return the position reached.
 
-        Numbers may repeat, be -1, or belong to rows that came later.
+        Numbers may repeat, be -1, or belong to rows added after the cut.
         """
         reached = np.array([start, batch.used])
         _take(
@@ -108,11 +108,11 @@ def _find_fresh(taken: Uint32s, top: int, numbers: Ids, start: int, fresh: Int64
     """Positions of rows that are pending; repeated numbers appear repeatedly."""
     count = 0
     for i in range(start, len(numbers)):
-        # -1 is a large number then
+        # -1 becomes a large number
         number = np.uint64(numbers[i])
         known = number < np.uint64(top)
         number = number if known else _NONE
-        # written always and counted sometimes: no branch
+        # always written, counted only if pending: no branch
         fresh[np.uint64(count)] = i
         count += np.int64(known and not _is_taken(taken, number))
     return count
@@ -141,7 +141,7 @@ def _take(
             soon = numbers[np.uint64(fresh[k + early])]
             ask(slab, np.uint64(soon) * np.uint64(width), width)
         number = np.uint64(numbers[i])
-        if _is_taken(taken, number):  # it has come twice
+        if _is_taken(taken, number):  # a repeated number
             continue
         if used == len(its_ids):
             end = np.int64(i)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bags of rows: sum, mean or maximum of the rows of a sample, and the way back of their gradients.
+"""Bags of rows: the sum, mean or maximum of the rows of a sample, and their gradients.
 
-Bag b holds the positions offsets[b] to offsets[b + 1]; `inverse` says which row each of them means.
-An empty bag is zero.
+Bag b has the positions offsets[b] to offsets[b + 1]; `inverse` is the row of each position. An
+empty bag is zero.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def gather_bags(
     mode: Mode = "sum",
     out: Matrix | None = None,
 ) -> tuple[Matrix, Choices | None]:
-    """One row a bag; for "max" also which row each of its values is from (-1: an empty bag)."""
+    """One row for each bag; for "max" also the source row of each value (-1: an empty bag)."""
     rows = np.asarray(rows)
     rows = as_grid(rows, rows.shape[-1], "rows")
     inverse, offsets = positions_below(inverse, len(rows)), _checked(offsets, inverse)
@@ -64,7 +64,7 @@ def spread_bags(
     chosen: Choices | None = None,
     out: Matrix | None = None,
 ) -> Matrix:
-    """The gradients of `count` rows from those of the bags; "max" needs what it has chosen."""
+    """The gradients of `count` rows from the gradients of bags; "max" needs `chosen`."""
     inverse, offsets = positions_below(inverse, count), _checked(offsets, inverse)
     shares = _shares(offsets, weights, mode)
     grads = np.asarray(grads)
@@ -97,7 +97,7 @@ def weight_grads(
 
 
 def _checked(offsets: ArrayLike, inverse: ArrayLike) -> Ids:
-    """Offsets that lead through all positions."""
+    """Offsets that cover all positions."""
     offsets, count = as_ids(offsets), len(np.asarray(inverse).reshape(-1))
     through = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == count
     if not through or (np.diff(offsets) < 0).any():
@@ -113,7 +113,7 @@ def _shortened(offsets: Ids) -> str:
 
 
 def _shares(offsets: Ids, weights: ArrayLike | None, mode: str) -> Values:
-    """What each position counts in its bag: its weight, or 1, or 1 / the bag's length."""
+    """The factor of each position in its bag: its weight, or 1, or 1 / the bag's length."""
     if mode not in MODES:
         raise ConfigError(f"mode {mode!r}: {did_you_mean(mode, MODES)}")
     count = int(offsets[-1])
@@ -150,7 +150,7 @@ def _maximum(rows: Grid, inverse: Positions, offsets: Ids, out: Matrix, chosen: 
             row = np.uint64(inverse[i])
             for c in range(rows.shape[1]):
                 value = rows[row, c]
-                # a NaN wins, so that it is seen
+                # a NaN wins, so that it is not hidden
                 if chosen[b, c] < 0 or value > out[b, c] or value != value:
                     out[b, c] = value
                     chosen[b, c] = inverse[i]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of a checkpoint: by bucket, and by id inside a bucket.
 
-Sorted in place, so that a list of all rows of a table, which takes twelve bytes a row, is never
-there twice: every pair is swapped to where its bucket has its next place, then each bucket sorted.
+Sorting in place avoids a second list of all rows of a table, at twelve bytes for each row. Every
+pair is swapped to the next free place of its bucket, then each bucket is sorted.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from fleetlight.kernels.arrays import Ids, Int32s, Int64s
 from fleetlight.kernels.compiling.kernel import kernel, part
 from fleetlight.kernels.ids.hashing import BUCKETS, bucket_of
 
-#: up to this length, inserting one by one beats splitting
+#: up to this length, insertion sort is faster than quicksort
 _SHORT = 24
 
 
 class BucketCount:
-    """How many ids each bucket has, counted as they come."""
+    """The number of ids in each bucket, counted incrementally."""
 
     def __init__(self) -> None:
         self._counts: Int64s = np.zeros(BUCKETS, np.int64)
 
     def add(self, ids: Ids) -> None:
-        """Count some more."""
+        """Count more ids."""
         _count(ids, self._counts)
 
     @property
     def starts(self) -> Int64s:
-        """Bucket b has the ids from starts[b] to starts[b + 1], once they are in order."""
+        """In bucket order, bucket b has the ids from starts[b] to starts[b + 1]."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._counts)])
 
 
 def put_in_bucket_order(starts: Int64s, ids: Int64s, rows: Int32s) -> None:
-    """Sort ids, and the row numbers beside them, in place; `starts` are those of their buckets."""
+    """Sort ids and their row numbers in place; `starts` has the start of each bucket."""
     _gather_buckets(starts, starts[:-1].copy(), ids, rows)
     _sort_buckets(starts, rows, ids)
 
@@ -47,7 +47,7 @@ def _count(ids: Ids, counts: Int64s) -> None:
 
 @kernel
 def _gather_buckets(starts: Int64s, free: Int64s, ids: Int64s, rows: Int32s) -> None:
-    """Swap until each bucket has its own; what is before free[b] in bucket b belongs there."""
+    """Swap until all ids are in their buckets; in bucket b those before free[b] already are."""
     for bucket in range(len(free)):
         while free[bucket] < starts[bucket + 1]:
             at = np.uint64(free[bucket])
@@ -67,7 +67,7 @@ def _sort_buckets(starts: Int64s, rows: Int32s, ids: Int64s) -> None:
 
 @part
 def _sort(start: int, stop: int, ids: Int64s, rows: Int32s, pending: Int64s) -> None:
-    """Quicksort; the larger side waits in `pending`, so 64 sides are the most that ever do."""
+    """Quicksort; the larger side waits in `pending`, so at most 64 sides wait."""
     depth = 0
     while True:
         while stop - start > _SHORT:
@@ -88,7 +88,7 @@ def _sort(start: int, stop: int, ids: Int64s, rows: Int32s, pending: Int64s) -> 
 
 @part
 def _split(start: int, stop: int, ids: Int64s, rows: Int32s) -> int:
-    """Move smaller ids before larger ones; where the larger begin, never at either end."""
+    """Move smaller ids before larger ones; return the start of the larger, never at an end."""
     first, middle, last = ids[start], ids[(start + stop) // 2], ids[stop - 1]
     pivot = max(min(first, middle), min(max(first, middle), last))
     left, right = start, stop - 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each id of a batch once: what travels, and where every sample finds its row.
+"""Dedup: the distinct ids of a batch, and the position of each sample's id among them.
 
-Ids of click logs repeat: half of a batch of 20,000 are usually ids seen earlier in it. The distinct
-ones are collected with a hash table that fits the cache and is thrown away afterwards.
+Ids of click logs repeat: usually half of a batch of 20,000 are repetitions. A temporary hash table
+that fits the cache collects the distinct ids.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _AHEAD = 16
 
 @dataclasses.dataclass(frozen=True)
 class Deduped:
-    """The distinct ids of a batch, those of one server together."""
+    """The distinct ids of a batch, grouped by server."""
 
     ids: Ids  #: server by server, each in order of first appearance
     inverse: Int32s  #: position among `ids` of each id of the batch
-    starts: Int64s  #: where each server's ids begin, and the end
+    starts: Int64s  #: the start of each server's ids, and the end
 
     def of_server(self, server: int) -> slice:
-        """Which of `ids` the server owns."""
+        """The slice of `ids` that the server owns."""
         return slice(int(self.starts[server]), int(self.starts[server + 1]))
 
 
@@ -61,7 +61,7 @@ def collect(ids: Ids) -> tuple[Ids, Int32s]:
 
 
 def member(ids: ArrayLike, of: ArrayLike) -> Bools:
-    """Which of `ids` are among `of`."""
+    """A mask of `ids` that are among `of`."""
     ids, of = as_ids(ids), as_ids(of)
     table, unique = _scratch(len(of)), np.empty(len(of), np.int64)
     _collect(of, table, unique, np.empty(len(of), np.int32))
@@ -71,7 +71,7 @@ def member(ids: ArrayLike, of: ArrayLike) -> Bools:
 
 
 def _scratch(count: int) -> Int32s:
-    """An empty hash table that `count` ids fill by half at most."""
+    """An empty hash table with a load factor of at most one half for `count` ids."""
     if count >= 2**30:
         raise ConfigError(f"a batch of {count} ids, expected fewer than 2**30: split it")
     return np.zeros(1 << max(4, (2 * count - 1).bit_length()), np.int32)
@@ -79,7 +79,7 @@ def _scratch(count: int) -> Int32s:
 
 @kernel
 def _collect(ids: Ids, table: Int32s, unique: Int64s, inverse: Int32s) -> int:
-    """Number the distinct ids; the table holds each number plus 1."""
+    """Number the distinct ids; the table stores each number plus 1."""
     count = 0
     mask = np.uint64(len(table) - 1)
     for i in range(len(ids)):
@@ -100,7 +100,7 @@ def _collect(ids: Ids, table: Int32s, unique: Int64s, inverse: Int32s) -> int:
 
 @kernel
 def _group(unique: Ids, servers: int, starts: Int64s, moved: Int32s, grouped: Int64s) -> None:
-    """Order by server and keep the order inside; `moved` says where each one went."""
+    """Group by server, stably; `moved` gets the new position of each id."""
     for i in range(len(unique)):
         moved[i] = bucket_of(unique[i]) * servers >> 14
         starts[moved[i] + 1] += 1

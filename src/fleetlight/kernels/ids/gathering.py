@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the rows of distinct ids and the samples of a batch: out to each, and summed back."""
+"""Gathers rows of distinct ids for the samples of a batch, and sums gradients back by id."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gather(rows: ArrayLike, inverse: ArrayLike, out: Matrix | None = None) -> Ma
 
 
 def sum_by(grads: ArrayLike, inverse: ArrayLike, count: int, out: Matrix | None = None) -> Matrix:
-    """The sum of the gradients of all samples of each of `count` distinct ids, in sample order."""
+    """The sum of all samples' gradients for each of `count` distinct ids, in sample order."""
     grads = np.asarray(grads)
     inverse = positions_below(inverse, count)
     grads = as_grid(grads, grads.shape[-1], "gradients", rows=len(inverse))
@@ -33,21 +33,21 @@ def sum_by(grads: ArrayLike, inverse: ArrayLike, count: int, out: Matrix | None 
 
 
 def gather_visited(rows: Matrix, inverse: Positions) -> Matrix:
-    """The row of each sample; `inverse` is what `dedup` has made, so nothing is looked at."""
+    """`gather` without checks; `inverse` must come from `dedup`."""
     out = np.empty((len(inverse), rows.shape[1]), np.float32)
     _gather(rows, inverse, out)
     return out
 
 
 def sum_visited(grads: Grid, inverse: Positions, count: int) -> Matrix:
-    """The way back."""
+    """`sum_by` without checks; `inverse` must come from `dedup`."""
     out = np.zeros((count, grads.shape[1]), np.float32)
     _sum_by(grads, inverse, out)
     return out
 
 
 def positions_below(inverse: ArrayLike, count: int) -> Positions:
-    """Positions as an int32 vector, each of them one of `count` rows."""
+    """Positions as an int32 vector, each below `count`."""
     inverse = as_positions(inverse)
     if len(inverse) and _highest(inverse) >= count:
         told = f"{inverse.min()}..{inverse.max()}"
@@ -57,7 +57,7 @@ def positions_below(inverse: ArrayLike, count: int) -> Positions:
 
 @kernel
 def _highest(inverse: Positions) -> int:
-    """Seen without their sign, negative positions are higher than any count."""
+    """As unsigned integers, negative positions are higher than any count."""
     highest = np.uint32(0)
     for i in range(len(inverse)):
         highest = max(highest, np.uint32(inverse[i]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An id's place: its hash says which bucket and server own it, and where a table looks for it.
+"""The hash of an id, which determines its bucket, its server and its line in a table.
 
 The top 14 bits of the hash are the virtual bucket. Servers own contiguous ranges of buckets, and
 checkpoints are written in bucket order, so any number of servers can load ranges of a file. Tables
-look at the low bits, which all ids of one server still use fully.
+use the low bits, which stay uniform among the ids of one server.
 """
 
 from __future__ import annotations

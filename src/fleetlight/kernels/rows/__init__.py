@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RowTable`: rows by id, which learn by a rule."""
+"""`RowTable`: rows by id, and the kernels that find and update them."""

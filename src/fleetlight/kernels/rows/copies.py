@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a worker trains locally, each beside a copy of the weights on the server.
+"""Rows that a worker trains locally, each with a copy of the server's weights.
 
-A row is [weights | state | copy | last]: `copy` is the last known value on the server, `last` the
-window of the last use, 0 in a new row.
+A row is [weights | state | copy | last]. `copy` is the last known value on the server; `last` is
+the window of the last use, 0 in a new row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_WINDOW = 0
 def read(rows: Matrix, numbers: Ids, oldest: int, out: Matrix) -> Int64s:
     """Read the weights of rows by number; return the positions that must be fetched.
 
-    These have no row (-1), or one last used before the window `oldest`.
+    These positions have no row (-1), or a row last used before the window `oldest`.
     """
     return _read_and_mark(rows, numbers, oldest, _NO_WINDOW, out)[0]
 
@@ -37,15 +37,12 @@ def mark(rows: Matrix, numbers: Ids, window: int) -> Int64s:
 
 
 def renew(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
-    """Take the values of the server, and keep local progress that was not sent yet.
-
-    Rows that are gone (-1) are skipped.
-    """
+    """Take the values of the server, and keep unsent local progress; -1 is skipped."""
     _renew(rows.reshape(-1), rows.shape[1], numbers, arrived)
 
 
 def share(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
-    """Return local progress that was not sent, divided by `among`, and count it as sent."""
+    """Return unsent local progress, divided by `among`, and count it as sent."""
     out = np.empty((len(numbers), dim), np.float32)
     _share(rows.reshape(-1), rows.shape[1], numbers, float(among), out)
     return out

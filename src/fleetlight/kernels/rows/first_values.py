@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row's first value: a pure function of seed, id and column.
+"""The first values of a row: a pure function of seed, id and column.
 
-So it is the same for any order of arrival and any number of servers, and a row that was never
-trained need not be kept. Everything is made of integers and of one multiplication and one addition
-of doubles, which are exact in the same way everywhere; the NumPy twin gives the same bits.
+So they depend neither on the order of ids nor on the number of servers, and untrained rows need
+not be stored. Integers, and one multiplication and one addition of doubles, give the same bits on
+every machine and in the NumPy twin.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fleetlight.kernels.ids.hashing import GAMMA, hash_of, mix
 Kind = Literal["uniform", "constant", "zeros", "normal"]
 KINDS = ("uniform", "constant", "zeros", "normal")
 
-#: a uniform value has the 24 bits of a float32's fraction
+#: a uniform value has the precision of a float32, 24 bits
 UNIFORM_BITS = 24
-#: A normal value is the sum of twelve 16-bit numbers less their mean. Its deviation is
-#: sqrt(2**32 - 1), which is 2**16 to ten digits; it never leaves 6 deviations.
+#: A normal value is the sum of twelve 16-bit numbers minus their mean. Its standard deviation is
+#: sqrt(2**32 - 1), 2**16 to ten digits; no value is more than 6 deviations from 0.
 NORMAL_MEAN = 393210
 NORMAL_BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-    """How rows begin: uniform in a..b, constant a, zeros, or normal with mean a and deviation b."""
+    """First values: uniform in a..b, constant a, zeros, or normal with mean a and deviation b."""
 
     kind: Kind = "zeros"
     a: float = 0.0
@@ -44,22 +44,22 @@ class Initializer:
             raise ConfigError(f"initializer {self.kind!r}: {did_you_mean(self.kind, KINDS)}")
         if not all(abs(number) < 1e38 for number in (self.a, self.b)):
             raise ConfigError(f"initializer {self.kind}({self.a}, {self.b}): expected numbers")
-        for name in ("a", "b"):  # one zero, not two
+        for name in ("a", "b"):  # -0.0 becomes 0.0
             object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
 
     @property
     def is_normal(self) -> bool:
-        """Whether values are sums of many numbers."""
+        """Whether values are normal: sums of twelve numbers."""
         return self.kind == "normal"
 
     @property
     def offset(self) -> float:
-        """The value for the number 0."""
+        """The value for the random number 0."""
         return 0.0 if self.kind == "zeros" else self.a
 
     @property
     def step(self) -> float:
-        """How much the value grows from one number to the next."""
+        """The difference of the values for two successive random numbers."""
         if self.kind == "uniform":
             return (self.b - self.a) * 2.0**-UNIFORM_BITS
         return self.b * 2.0**-NORMAL_BITS if self.is_normal else 0.0
@@ -72,7 +72,7 @@ def table_seed(job_seed: int, table_name: str) -> int:
 
 
 def first_values(ids: ArrayLike, dim: int, seed: int, initializer: Initializer) -> Matrix:
-    """The first row of each id."""
+    """The first weights of each id."""
     ids = as_ids(ids)
     values = room(None, (len(ids), dim))
     _fill(ids, as_int64(seed), initializer.is_normal, initializer.offset, initializer.step, values)
@@ -80,13 +80,13 @@ def first_values(ids: ArrayLike, dim: int, seed: int, initializer: Initializer) 
 
 
 def as_int64(seed: int) -> int:
-    """Any whole number as one that fits 64 bits."""
+    """Any integer, wrapped to 64 bits."""
     return (seed + 2**63) % 2**64 - 2**63
 
 
 @part
 def stream_of(one: np.int64, seed: int) -> np.uint64:
-    """Where the random words of an id begin."""
+    """The start of the random words of an id."""
     return mix(hash_of(one) ^ np.uint64(seed))
 
 

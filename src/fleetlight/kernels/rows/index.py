@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory in which ids are found, and how it grows.
+"""The hash index of a table, and how it grows.
 
-Growing moves no row and stops no thread: new ids enter the larger index at once, every operation
+Growing moves no row and stops no thread. New ids enter the larger index at once, every operation
 moves some lines of the old index, and a search that fails in the new index continues in the old.
 
-The system clears memory when it is first touched, and the first ids of a new index would touch all
-of it at once. So the next index is made ready bit by bit before the present one is full.
+The system clears memory at its first use, and the first ids of a new index would touch all of it.
+So the next index is cleared in small parts before the present one is full.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fleetlight.kernels.arrays import Int64s
 from fleetlight.kernels.rows import memory
 from fleetlight.kernels.rows.probing import WORDS, migrate
 
-#: how full an index may be: beyond it, searches grow long
+#: the maximum load factor; above it, searches become long
 LOAD = 0.7
 _FIRST_SLOTS = 1024
-#: Lines of the old index that every operation moves; it moves one more for each id it inserts,
-#: and one for so many that it looks for.
+#: Lines of the old index that every operation moves. It moves one more for each id that it
+#: inserts, and one for every `_LOOKED_FOR` ids that it looks up.
 _MOVES, _LOOKED_FOR = 64, 4
-#: the part of the limit from which on the next index is made ready, words for each new id
+#: the fraction of the limit at which clearing of the next index starts; words for each new id
 _READY_FROM = 0.9
 _READY_FOR_EACH = 2 * 32
 
@@ -31,20 +31,20 @@ _PAGE = 512  #: words
 
 
 class Index:
-    """The slots, and while it grows, those of the smaller index it grew from."""
+    """The slots, and while it grows, the slots of the previous, smaller index."""
 
     def __init__(self, hint: int = 0) -> None:
         """Start with room for `hint` ids."""
         slots = max(_FIRST_SLOTS, 1 << int(hint / LOAD).bit_length())
         self.slots: Int64s = memory.zeros(2 * slots, np.int64)
         self.old: Int64s = _NONE
-        self.moved = 0  #: words of the old one that were moved
+        self.moved = 0  #: words of the old index that were moved
         self._next: Int64s = _NONE
         self._ready = 0
 
     @property
     def limit(self) -> int:
-        """How many ids it may hold."""
+        """The maximum number of ids."""
         return int(len(self.slots) // 2 * LOAD)
 
     @property
@@ -53,14 +53,14 @@ class Index:
         return self.slots.nbytes + self.old.nbytes + 8 * self._ready
 
     def looked_for(self, ids: int) -> None:
-        """Move a part of the old index that fits an operation on so many ids."""
+        """Move a part of the old index, in proportion to the number of ids looked up."""
         if len(self.old):
             self._move(_MOVES + ids // _LOOKED_FOR)
 
     def inserted(self, fresh: int, live: int) -> None:
-        """Move a part that fits `fresh` ids, new among `live`: done before the next growth.
+        """Move a part of the old index for `fresh` new ids of `live`, to end before it grows again.
 
-        When that is near, make a part of the next index ready.
+        Near the limit, clear a part of the next index.
         """
         if len(self.old):
             self._move(fresh)

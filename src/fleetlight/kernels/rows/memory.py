@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zeroed memory for tables: on huge pages where it is large, and reserved without being used.
+"""Zeroed memory for tables: huge pages for large arrays, and reservations of address space.
 
-A random access to a table that is spread over 4 KiB pages costs twice: for the data and for where
-the page is. Only the part of an array that has been touched counts as used memory.
+On 4 KiB pages, a random access to a large table misses the cache twice: for the data and for the
+page table. Only the touched part of an array counts as used memory.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-#: below this an array stays on ordinary pages, so that a hundred small tables stay small
+#: smaller arrays stay on ordinary pages, so that a hundred small tables stay small
 HUGE_PAGES_FROM = 2 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-#: promise nothing for pages that are not touched (Linux; Python names it from 3.13 on)
+#: MAP_NORESERVE of Linux, which Python names from 3.13 on: untouched pages need no swap space
 _NO_RESERVE = 0x4000
-#: to madvise(2), from Linux 5.14 on
+#: MADV_POPULATE_WRITE of madvise(2), from Linux 5.14 on
 _POPULATE_WRITE = 23
 
 
 def zeros(count: int, dtype: DTypeLike) -> NDArray[Any]:
-    """An array of zeros that will be used in full, on huge pages when it is large."""
+    """An array of zeros that will be used in full, on huge pages if it is large."""
     size = count * np.dtype(dtype).itemsize
     if size < 2 * HUGE_PAGES_FROM:
         return np.zeros(count, dtype)
@@ -35,7 +35,7 @@ def zeros(count: int, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def reserve(count: int, dtype: DTypeLike) -> NDArray[Any] | None:
-    """An array of zeros that costs nothing until it is touched; None where the system refuses."""
+    """An array of zeros that uses no memory until it is touched; None if the system refuses."""
     size = count * np.dtype(dtype).itemsize
     try:
         return np.frombuffer(_mapped(size, _PRIVATE | _NO_RESERVE, HUGE_PAGES_FROM), dtype, count)
@@ -51,8 +51,8 @@ def worth_reserving() -> int:
 def populate(array: NDArray[Any]) -> None:
     """Allocate the pages of reserved memory in advance.
 
-    Concurrent writes stay, and other threads run meanwhile. A system without this call allocates
-    each page at its first use.
+    Concurrent writes are preserved, and other threads continue. A system without this call
+    allocates each page at its first use.
     """
     first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     _madvise()(first, array.ctypes.data + array.nbytes - first, _POPULATE_WRITE)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which row number an id has: a hash table of cache lines.
+"""The row number of an id: a hash table of cache lines.
 
-A line holds up to four ids and behind them their row numbers plus 1, those in use first. An id
-belongs into the line its hash says, or into the first one behind it that had room; so a search ends
-at a line that is not full. Most ids are in the line they belong to, which is one access to memory.
-The four are compared without a branch: a processor that guesses wrong loses more than that takes.
+A line has up to four ids, then their row numbers plus 1; entries in use come first. An id is
+stored in the line of its hash, or in the first later line that had room. So a search ends at a line
+that is not full. Most ids are in the line of their hash, which is one access to memory. The four
+are compared without a branch, because a mispredicted branch costs more than the comparisons.
 
-While an index grows there are two. What was moved from the old one stays behind, which does no
-harm, because an id keeps its row number; what is removed meanwhile is marked GONE there.
+A growing index has an old and a new table. Moved entries stay in the old one, which is harmless,
+because an id keeps its row number. Entries removed meanwhile are marked GONE there.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _SOON = np.uint64(8 * WORDS)
 
 @part
 def line_of(slots: Int64s, home: np.uint64) -> np.uint64:
-    """Where the line begins that a hash says."""
+    """The start of the line of a hash."""
     return (home & np.uint64(len(slots) // WORDS - 1)) * _WORDS
 
 
 @part
 def line_after(slots: Int64s, line: np.uint64) -> np.uint64:
-    """Where the next line begins; behind the last one is the first."""
+    """The start of the next line; the first line follows the last."""
     return (line + _WORDS) & np.uint64(len(slots) - 1)
 
 
 @part
 def search_line(slots: Int64s, one: np.int64, line: np.uint64) -> np.int64:
-    """The row number plus 1 of an id in this line, 0 if it is not here."""
-    # How many of the first three come before it. The first that is equal counts: places that are
-    # free may hold any id, and stand behind those in use.
+    """The row number plus 1 of an id in this line, 0 if the line does not have it."""
+    # Counts the unequal ids before it among the first three. The first equal id counts: free
+    # places may hold any id, and come after those in use.
     other = np.uint64(slots[line] != one)
     at = line + other
     other &= np.uint64(slots[line + _ONE] != one)
@@ -70,7 +70,7 @@ def search(slots: Int64s, one: np.int64, home: np.uint64) -> np.int64:
 
 @part
 def search_row(slots: Int64s, row: np.int64, home: np.uint64) -> np.int64:
-    """Where the id of a row number stands, -1 if it does not."""
+    """The position of the id of a row number, or -1."""
     line = line_of(slots, home)
     while True:
         for k in range(IDS):
@@ -83,7 +83,7 @@ def search_row(slots: Int64s, row: np.int64, home: np.uint64) -> np.int64:
 
 @part
 def place(slots: Int64s, one: np.int64, row: np.int64, home: np.uint64) -> None:
-    """Put an id that is not there into the first line that has room."""
+    """Put a new id into the first line that has room."""
     line = line_of(slots, home)
     while slots[line + _LAST] != 0:
         line = line_after(slots, line)
@@ -94,7 +94,7 @@ def place(slots: Int64s, one: np.int64, row: np.int64, home: np.uint64) -> None:
 
 @part
 def _take_row(freed: Int32s, capacity: int, counters: Int64s) -> np.int64:
-    """A row number that is not in use, or -1 when there is none."""
+    """A free row number, or -1 if there is none."""
     if counters[FREED] > 0:
         counters[FREED] -= 1
         return np.int64(freed[np.uint64(counters[FREED])])
@@ -106,7 +106,7 @@ def _take_row(freed: Int32s, capacity: int, counters: Int64s) -> np.int64:
 
 @kernel
 def find(ids: Ids, slots: Int64s, numbers: Int64s, missing: Int64s) -> int:
-    """The row number of each id, -1 for unknown ones; where these are, and how many."""
+    """Find the row number of each id, -1 if unknown; return how many positions are `missing`."""
     for i in range(len(ids)):
         numbers[i] = np.int64(hash_of(ids[i]))
     elsewhere = 0
@@ -115,10 +115,10 @@ def find(ids: Ids, slots: Int64s, numbers: Int64s, missing: Int64s) -> int:
             prefetch(slots, line_of(slots, np.uint64(numbers[i + _AHEAD])))
         found = search_line(slots, ids[i], line_of(slots, np.uint64(numbers[i])))
         numbers[i] = found - 1
-        # written always and counted sometimes: no branch
+        # always written, counted only if not found: no branch
         missing[elsewhere] = i
         elsewhere += np.int64(found == 0)
-    # one in ten is in a line behind the one it belongs to, which also takes its time to come
+    # one in ten is in a later line, which must be prefetched, too
     unknown = 0
     for k in range(elsewhere):
         if k + _AHEAD < elsewhere:
@@ -134,7 +134,7 @@ def find(ids: Ids, slots: Int64s, numbers: Int64s, missing: Int64s) -> int:
 
 @kernel
 def find_in_old(ids: Ids, old: Int64s, numbers: Int64s, missing: Ids) -> None:
-    """Look for what is missing in the index that is being moved."""
+    """Look for missing ids in the index that is being moved."""
     for k in range(len(missing)):
         if k + _AHEAD < len(missing):
             prefetch(old, line_of(old, hash_of(ids[np.uint64(missing[k + _AHEAD])])))
@@ -157,15 +157,15 @@ def insert(
     capacity: int,
     fresh: Int64s,
 ) -> int:
-    """Rows for the ids that are missing; which of them have new ones stands in `fresh`.
+    """Give rows to missing ids; `fresh` gets the positions of ids with a new row.
 
-    Returns how many were handled: fewer than all when the index or the slab is full.
+    Returns how many ids were handled: fewer than all if the index or the slab is full.
     """
     counters[FRESH] = 0
     for k in range(len(missing)):
         i = np.uint64(missing[k])
         home = hash_of(ids[i])
-        if numbers[i] < 0:  # not found elsewhere; but it may have come twice
+        if numbers[i] < 0:  # not found in the old index; the batch may repeat it
             numbers[i] = search(slots, ids[i], home) - 1
         if numbers[i] >= 0:
             continue
@@ -183,7 +183,7 @@ def insert(
 
 @kernel
 def migrate(old: Int64s, start: int, stop: int, slots: Int64s) -> None:
-    """Move the words from start to stop, whole lines, into the larger index."""
+    """Move whole lines, the words from start to stop, into the larger index."""
     for line in range(start, stop, WORDS):
         for k in range(IDS):
             at = np.uint64(line + k)
@@ -217,7 +217,7 @@ def ids_of(numbers: Ids, slots: Int64s, old: Int64s, homes: Uint32s, top: int, i
 def forget(
     numbers: Ids, slots: Int64s, old: Int64s, homes: Uint32s, freed: Int32s, counters: Int64s
 ) -> int:
-    """Remove rows and note them as free; those not in use are passed over. How many there were."""
+    """Remove rows and list them as free; skip unused rows. Returns how many were removed."""
     before = counters[LIVE]
     for i in range(len(numbers)):
         if not 0 <= numbers[i] < counters[TOP]:
@@ -240,7 +240,7 @@ def forget(
 
 @part
 def _take_out(slots: Int64s, gap: np.uint64) -> None:
-    """Empty a place and fill its line, if that was full, with an id that belongs there."""
+    """Empty a place; if its line was full, move an id there from a later line."""
     mask = np.uint64(len(slots) - 1)
     line = gap & ~_LAST
     was_full = _close(slots, line, gap)
@@ -251,7 +251,7 @@ def _take_out(slots: Int64s, gap: np.uint64) -> None:
         for k in range(IDS):
             at = behind + np.uint64(k)
             home = line_of(slots, hash_of(slots[at]))
-            # it belongs into the line with the gap or before: it was turned away there
+            # its hash says the line with the gap or an earlier one, which was full
             if slots[at + _IDS] != 0 and ((behind - home) & mask) >= ((behind - line) & mask):
                 slots[line + _LAST - _IDS], slots[line + _LAST] = slots[at], slots[at + _IDS]
                 was_full = _close(slots, behind, at)
@@ -263,7 +263,7 @@ def _take_out(slots: Int64s, gap: np.uint64) -> None:
 
 @part
 def _close(slots: Int64s, line: np.uint64, gap: np.uint64) -> bool:
-    """Move the last id of a line to a place that has become free; whether the line was full."""
+    """Move the last id of a line into the gap; return whether the line was full."""
     was_full = slots[line + _LAST] != 0
     end = line + _IDS
     while end > line + _ONE and slots[end - _ONE + _IDS] == 0:

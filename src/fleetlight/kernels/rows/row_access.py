@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a slab by number: begin new ones, read their weights, write them whole."""
+"""Access to the rows of a slab by number: initialise, read the weights, write whole rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fleetlight.kernels.compiling.prefetching import prefetch
 from fleetlight.kernels.rows.first_values import stream_of, value_at
 
 _LINE = 16  #: floats in a cache line
-_ASKED = 2048  #: floats on their way to the cache, a sixth of the nearest one
+_ASKED = 2048  #: floats prefetched at a time, a sixth of the L1 cache
 
 
 @part
 def ahead(floats: int) -> int:
-    """How many rows before its turn a row of so many floats is prefetched."""
+    """The distance, in rows, at which rows of this many floats are prefetched."""
     return max(4, min(128, _ASKED // floats))
 
 
@@ -43,7 +43,7 @@ def begin(
     state: int,
     initial: float,
 ) -> None:
-    """Give new rows their first values, `state` floats of initial state, and zeros as meta data."""
+    """Initialise new rows: first values, `state` floats of initial state, zeros as metadata."""
     for k in range(len(fresh)):
         i = np.uint64(fresh[k])
         at = np.uint64(numbers[i]) * np.uint64(width)
@@ -58,7 +58,7 @@ def begin(
 
 @kernel
 def read(slab: Floats, width: int, numbers: Ids, out: Matrix) -> None:
-    """The weights of each row; where there is none (-1), those of row 0."""
+    """Read the weights of each row; -1 reads row 0."""
     dim = out.shape[1]
     early = ahead(dim)
     for i in range(len(numbers)):
@@ -70,7 +70,7 @@ def read(slab: Floats, width: int, numbers: Ids, out: Matrix) -> None:
 
 
 def copy_rows(rows: Matrix, numbers: Ids, out: Matrix) -> None:
-    """Whole rows, by number."""
+    """Copy whole rows, by number, to `out`."""
     read(rows.reshape(-1), rows.shape[1], numbers, out)
 
 
@@ -78,7 +78,7 @@ def copy_rows(rows: Matrix, numbers: Ids, out: Matrix) -> None:
 def read_unknown(
     numbers: Ids, ids: Ids, seed: int, normal: bool, offset: float, step: float, out: Matrix
 ) -> None:
-    """The first values of the ids that have no row (-1)."""
+    """Read the first values of ids without a row (-1)."""
     for i in range(len(numbers)):
         if numbers[i] < 0:
             stream = stream_of(ids[i], seed)
@@ -88,7 +88,7 @@ def read_unknown(
 
 @kernel
 def write(slab: Floats, width: int, numbers: Ids, values: Grid) -> None:
-    """Replace whole rows; of a row that comes twice the last value stays."""
+    """Replace whole rows; of a repeated row, the last value wins."""
     for i in range(len(numbers)):
         at = np.uint64(numbers[i]) * np.uint64(width)
         for c in range(width):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a table, by number: weights, state and meta data of each side by side.
+"""The rows of a table, by number: weights, state and metadata of a row are adjacent.
 
-Rows do not move: the address space for as many rows as the machine could ever hold is reserved at
-once, and a page costs memory when its first row is used. Where the reservation is refused (a limit
-on address space, say), rows are copied to a larger array when they fill theirs.
+Rows do not move: the slab reserves address space for all rows that the machine could ever hold, and
+a page uses memory from its first row on. If the system refuses the reservation, for example by a
+limit on address space, a full slab is copied to a larger array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIRST_ROWS = 1024
 
 
 class Slab:
-    """Rows of `width` floats, and for each the low bits of its id's hash, by which it is found."""
+    """Rows of `width` floats, and for each row the low bits of its id's hash."""
 
     flat: Floats
     homes: Uint32s
@@ -44,7 +44,7 @@ class Slab:
 
     @property
     def rows(self) -> Matrix:
-        """All rows ever used; a view that is good until the table grows."""
+        """All rows ever used; the view is valid until the table grows."""
         top = int(self.counters[TOP])
         return self.flat[: top * self.width].reshape(top, self.width)
 
@@ -54,7 +54,7 @@ class Slab:
         return int(self.counters[TOP]) * (4 * self.width + 4) + self.freed.nbytes
 
     def grow(self) -> None:
-        """Copy all rows to a place with room for half as many again."""
+        """Copy all rows to an array that is 1.5 times as large."""
         capacity = min(MOST_ROWS, self.capacity * 3 // 2)
         if capacity == self.capacity:
             raise ConfigError(f"a table of {MOST_ROWS} rows is full: use more servers")
@@ -64,7 +64,7 @@ class Slab:
         self.flat, self.homes, self.capacity = flat, homes, capacity
 
     def make_room_to_free(self, count: int) -> None:
-        """Let the list of freed rows take `count` more."""
+        """Make room for `count` more entries in the list of freed rows."""
         used = int(self.counters[FREED])
         if used + count > len(self.freed):
             longer = np.zeros(max(used + count, 2 * len(self.freed)), np.int32)

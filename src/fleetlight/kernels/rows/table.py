@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table: rows that come into being when their id is first seen, and learn by a rule."""
+"""`RowTable`: rows by id, created when an id is first used, and updated by a rule."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fleetlight.kernels.rule import HYPER, Rule
 class RowTable:
     """Rows of [weights | state | meta] by id.
 
-    Not for two threads at a time: the caller holds a lock. Kernels let go of the GIL, so threads
-    that use other tables run meanwhile. Views of `rows` are good until the table grows.
+    Not thread-safe: the caller holds a lock. Kernels release the GIL, so threads that use other
+    tables run in parallel. Views of `rows` are valid until the table grows.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class RowTable:
 
     @property
     def growing(self) -> bool:
-        """Whether calls still do some of the work of a larger index."""
+        """Whether calls still move entries to a larger index."""
         return len(self._index.old) > 0
 
     @property
     def rows(self) -> Matrix:
-        """Rows by number, those of removed ids among them."""
+        """Rows by number, including those of removed ids."""
         return self._slab.rows
 
     @property
     def freed(self) -> Int32s:
-        """The numbers of rows that are not in use; a view that is good until the next change."""
+        """The numbers of free rows; the view is valid until the next change."""
         return self._slab.freed[: self._slab.counters[FREED]]
 
     @property
@@ -90,7 +90,7 @@ class RowTable:
         return np.flatnonzero(used).astype(np.int32)
 
     def pull(self, ids: ArrayLike, out: Matrix | None = None, insert: bool = True) -> Matrix:
-        """The weights of each id; unknown ids read their first value, and get a row if `insert`."""
+        """The weights of each id; `insert` gives unknown ids a row, else they read first values."""
         ids = as_ids(ids)
         out = room(out, (len(ids), self.dim))
         numbers = self._locate(ids, insert)
@@ -109,7 +109,7 @@ class RowTable:
     ) -> None:
         """Change the row of each id once, by the sum of its gradients.
 
-        `changing` is told before: the numbers of the rows, and their ids.
+        `changing` is called first, with the numbers and the ids of the rows.
         """
         ids = as_ids(ids)
         grads = as_grid(grads, self.dim, "gradients", rows=len(ids))
@@ -122,7 +122,7 @@ class RowTable:
         self.learn(numbers, grads, hyper)
 
     def learn(self, numbers: Int64s, grads: ArrayLike, hyper: Doubles) -> None:
-        """Change rows by number, none of which comes twice."""
+        """Update rows by number; numbers must be distinct."""
         grads = as_grid(grads, self.dim, "gradients", rows=len(numbers))
         _check(hyper)
         self._update(self._slab.flat, self.width, numbers, grads.reshape(-1), self.dim, hyper)
@@ -149,7 +149,7 @@ class RowTable:
         return ids
 
     def remove(self, numbers: ArrayLike) -> int:
-        """Forget rows; their places are used for new ids. How many of them were in use."""
+        """Free rows for new ids; return how many of them were in use."""
         numbers = as_ids(numbers)
         index, slab = self._index, self._slab
         slab.make_room_to_free(len(numbers))
@@ -158,14 +158,14 @@ class RowTable:
         )
 
     def load(self, ids: ArrayLike, full_rows: ArrayLike) -> None:
-        """Set whole rows: weights, state and meta data."""
+        """Set whole rows: weights, state and metadata."""
         ids = as_ids(ids)
         values = as_grid(full_rows, self.width, "rows", rows=len(ids))
         numbers = self._locate(ids, insert=True, begin=False)
         row_access.write(self._slab.flat, self.width, numbers, values)
 
     def _locate(self, ids: Ids, insert: bool, begin: bool = True) -> Int64s:
-        """The rows of ids; new ones `begin` with their first values, or are written whole next."""
+        """The rows of ids; `begin` initialises new rows, else the caller writes them whole."""
         index = self._index
         index.looked_for(len(ids))
         numbers, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
@@ -181,7 +181,7 @@ class RowTable:
         return numbers
 
     def _insert(self, ids: Ids, numbers: Int64s, missing: Int64s, begin: bool) -> int:
-        """Rows for missing ids as far as there is room; their number."""
+        """Give rows to missing ids while there is room; return how many ids were handled."""
         index, slab = self._index, self._slab
         fresh = np.empty(len(missing), np.int64)
         done = probing.insert(
@@ -213,7 +213,7 @@ class RowTable:
             self._slab.grow()
 
     def _first(self) -> tuple[int, bool, float, float]:
-        """What kernels need to know to make first values."""
+        """The arguments of kernels for first values."""
         how = self.initializer
         return as_int64(self.seed), how.is_normal, how.offset, how.step
 
@@ -227,4 +227,6 @@ def _coalesced(ids: Ids, grads: Grid) -> tuple[Ids, Grid]:
 
 def _check(hyper: Doubles) -> None:
     if len(hyper) != HYPER:
-        raise ConfigError(f"{len(hyper)} hyper-parameters, expected what rule.hyper() gives")
+        raise ConfigError(
+            f"{len(hyper)} hyper-parameters, expected {HYPER}: pass the result of rule.hyper()"
+        )

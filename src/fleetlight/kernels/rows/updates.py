@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of `kernels/rules` by name, and for each the kernel that changes many rows by it."""
+"""The rules of `kernels/rules` by name, and the kernel of each rule that updates many rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RULES = find_rules()
 
 
 def rule_named(name: str, options: Options | None = None) -> Rule:
-    """The rule of that name; `options` may say what an accumulator starts with."""
+    """The rule with this name; `options` may set the initial accumulator."""
     if name not in RULES:
         raise ConfigError(f"rule {name!r}: {did_you_mean(name, RULES)}")
     rule = RULES[name]
@@ -42,7 +42,7 @@ def rule_named(name: str, options: Options | None = None) -> Rule:
 
 @functools.cache
 def update_by(name: str, step: Step) -> Update:
-    """The kernel that applies `step`, the arithmetic of the rule of that name."""
+    """The kernel that applies `step`, the arithmetic of the rule `name`."""
     return _update.variant(f"update_by_{name}", _step=step)
 
 
@@ -57,7 +57,7 @@ def _step(
 def _update(
     slab: Floats, width: int, numbers: Ids, grads: Values, dim: int, hyper: Doubles
 ) -> None:
-    """Change row numbers[i] by gradient i; no number may come twice."""
+    """Update row numbers[i] by gradient i; numbers must be distinct."""
     h = (
         np.float32(hyper[0]),
         np.float32(hyper[1]),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules by which rows learn, one a file; each declares a `RULE`."""
+"""The rules of tables, one file for each; every file declares a `RULE`."""

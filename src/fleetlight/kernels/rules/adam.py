@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch.optim.SparseAdam`, which also stands for `torch.optim.Adam`."""
+"""`torch.optim.SparseAdam`, which also replaces `torch.optim.Adam`."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _twin(weights: Array, state: Array, grads: Array, h: Array) -> tuple[Array, 
 def _hyper_parameters(options: Options, step: int) -> tuple[float, ...]:
     lr, decay = lr_and_decay(options)
     first, second = map(float, options.get("betas", (0.9, 0.999)))
-    # a layer's own options come one by one
+    # a layer's own options name each beta
     first, second = options.get("beta1", first), options.get("beta2", second)
-    # SparseAdam leaves eps uncorrected, so both corrections go into the rate
+    # SparseAdam does not correct eps, so the rate has both bias corrections
     rate = lr * (1 - second**step) ** 0.5 / (1 - first**step)
-    # 1 - 0.999 in float32 is off in the fifth digit
+    # 1 - 0.999 in float32 is wrong from the fifth digit on
     return rate, decay, 1 - first, 1 - second, float(options.get("eps", 1e-8))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain addition: what a server does with the differences of GeoSGD."""
+"""Addition, the rule of servers for the differences of GeoSGD."""
 
 from __future__ import annotations
 

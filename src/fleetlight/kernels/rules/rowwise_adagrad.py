@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adagrad with one accumulator for a row: the mean of the squares of its gradient."""
+"""Adagrad with one accumulator for each row: the sum of the mean squares of its gradients."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server holds: rows of tables, and dense parameters under the user's own optimizer."""
+"""The state of a server: rows of tables, and dense parameters with the user's own optimizer."""

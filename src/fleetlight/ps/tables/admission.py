@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids of a table get a row that learns, and what is counted of them.
+"""Admission: which ids of a table get a row that learns, and the counts of each row.
 
-The counts are meta data of the rows: how often a row's id was seen (or shown), how often clicked,
-for how many days not at all, and whether it has been let in. A day passes with `fleet.shrink`.
+The counts are metadata of a row: how often its id was seen (or shown), how often it was clicked,
+for how many days it was unseen, and whether it was admitted. `fleet.shrink` ends a day.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleetlight.kernels import RowTable, splitmix64
 from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.update import Floats, Ids
 
-#: columns of the meta data
+#: columns of the metadata
 SEEN, CLICKS, UNSEEN_DAYS, LET_IN = range(4)
 META_WIDTH = 4
 _SHOW_WEIGHT, _CLICK_WEIGHT = 0.1, 1.0
@@ -25,27 +25,27 @@ Mask = NDArray[np.bool_]
 
 
 class Admission:
-    """Lets every id in when it is first seen; its shows and clicks come with the pushes."""
+    """Admits every id when it is first seen; pushes bring its shows and clicks."""
 
     def __init__(self, value: float, seed: int) -> None:
         self._value = value
         self._seed = seed
 
     def give_rows(self, table: RowTable, ids: Ids, step: int) -> Numbers:
-        """Rows for those ids of a training pull that may have one; their numbers, or -1."""
+        """Give rows to the ids of a training pull that may have one; return row numbers, or -1."""
         return table.insert(ids)
 
     def count_sighting(self, table: RowTable, numbers: Numbers) -> None:
-        """A worker has pulled these rows to train with them."""
+        """Count that a worker pulled these rows for training."""
         meta_of(table)[numbers, UNSEEN_DAYS] = 0
 
     def learning(self, table: RowTable, ids: Ids) -> Mask:
-        """Which ids' gradients are applied."""
+        """A mask of the ids whose gradients are applied."""
         return np.ones(len(ids), np.bool_)
 
 
 class CountAdmission(Admission):
-    """An id has a row from the start, where it is counted, and learns once seen often enough."""
+    """Every id has a row, where it is counted; it learns when it was seen often enough."""
 
     def count_sighting(self, table: RowTable, numbers: Numbers) -> None:
         """See `Admission`."""
@@ -53,7 +53,7 @@ class CountAdmission(Admission):
         seen = meta[numbers, SEEN] + 1
         meta[numbers, SEEN] = seen
         meta[numbers, UNSEEN_DAYS] = 0
-        # noted for good, so that counts which decay do not shut it out again
+        # permanent: a decayed count does not revoke the admission
         meta[numbers[seen >= self._value], LET_IN] = 1
 
     def learning(self, table: RowTable, ids: Ids) -> Mask:
@@ -65,7 +65,7 @@ class CountAdmission(Admission):
 
 
 class ChanceAdmission(Admission):
-    """Each time an unknown id is seen it gets a row by chance; without one it does not learn."""
+    """An unknown id gets a row with a probability each time it is seen; without it, no learning."""
 
     def give_rows(self, table: RowTable, ids: Ids, step: int) -> Numbers:
         """See `Admission`."""
@@ -87,7 +87,7 @@ class ChanceAdmission(Admission):
         return known
 
     def _draw(self, ids: Ids, step: int) -> NDArray[np.float64]:
-        """A number from 0 to 1 for each id: the same wherever and whenever it is drawn."""
+        """A random number from 0 to 1 for each id, a function of seed, step and id."""
         salt = splitmix64(splitmix64([step]).view(np.int64) ^ np.int64(self._seed))
         bits = splitmix64(ids ^ salt.view(np.int64)) >> np.uint64(11)
         return np.asarray(bits * 2.0**-53, np.float64)
@@ -101,19 +101,19 @@ _KINDS: dict[str, type[Admission]] = {
 
 
 def admission_of(plan: EntryPlan, seed: int) -> Admission:
-    """The admission that an entry asks for, drawing by the seed of its table."""
+    """The admission of an entry; random numbers come from the seed of the table."""
     if plan.kind not in _KINDS:
         raise PlanError(f"entry {plan.kind!r}: {did_you_mean(plan.kind, _KINDS)}")
     return _KINDS[plan.kind](plan.value, seed)
 
 
 def meta_of(table: RowTable) -> Floats:
-    """The meta data of all rows; a view that is good until the table grows."""
+    """The metadata of all rows; the view is valid until the table grows."""
     return table.rows[:, -META_WIDTH:]
 
 
 def note_push(table: RowTable, ids: Ids, shows: Floats | None, clicks: Floats | None) -> None:
-    """Distinct ids were pushed: add what came along."""
+    """Add the shows and clicks of a push of distinct ids."""
     numbers = table.find(ids)
     meta = meta_of(table)
     known = numbers >= 0
@@ -126,7 +126,7 @@ def note_push(table: RowTable, ids: Ids, shows: Floats | None, clicks: Floats | 
 def pass_day(
     table: RowTable, numbers: Numbers, unseen_days: int, score: float, decay: float
 ) -> Mask:
-    """End a day for these rows; return which of them to forget."""
+    """End a day for these rows; return a mask of the rows to remove."""
     meta = meta_of(table)[numbers]
     meta[:, UNSEEN_DAYS] += 1
     meta[:, [SEEN, CLICKS]] *= np.float32(decay)

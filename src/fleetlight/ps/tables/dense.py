@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DenseBlocks`: the dense parameters of one server, stepped by the user's own optimizer classes.
 
-A block is one flat tensor, as it travels. Each piece of it is a Parameter of the optimizer that
-lies in the block's memory, and its gradient lies in the memory of the message that brought it.
+A block is one flat tensor, as in a message. Each piece of it is a Parameter of the optimizer and a
+view of the block's memory. Its gradient is a view of the message that brought it.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from fleetlight.ps.tables.optimizers import class_path
 from fleetlight.torch_compat.lazy_dynamo import late_step
 
 Array = NDArray[Any]
-#: what others have put onto the user's object and is tied to it
+#: attributes that Fleetlight and schedulers bind to the user's object
 _TIED = frozenset({"step", "zero_grad", "minimize"})
 
 
 @dataclasses.dataclass
 class _ServedBlock:
-    """A block, its values, and the Parameters that lie in them, in the order of its pieces."""
+    """A block, its values, and the Parameters that view them, in the order of its pieces."""
 
     block: Block
     values: Tensor
     parameters: list[nn.Parameter]
 
     def give(self, gradients: Array, absent: Collection[int]) -> None:
-        """Let each Parameter have its part of flat gradients, or none."""
+        """Set each Parameter's gradient to its part of flat gradients, or to None."""
         flat = _tensor(gradients, self.values, self.block)
         for piece, parameter in zip(self.block.pieces, self.parameters, strict=True):
             part = flat[piece.offset : piece.offset + piece.size]
             parameter.grad = None if piece.parameter in absent else part.view(parameter.shape)
 
     def take_back(self) -> None:
-        """Let go of the gradients: their memory is the message's."""
+        """Remove the gradients: their memory is the message's."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 @dataclasses.dataclass
 class _Stepper:
-    """An optimizer over the pieces of its blocks here."""
+    """An optimizer over the pieces that this server stores."""
 
     optimizer: torch.optim.Optimizer
     held: list[_ServedBlock]
-    #: numbers of the user's groups that have a piece here
+    #: numbers of the user's param groups that have a piece here
     groups: list[int]
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class _Stepper:
 
 
 class DenseBlocks:
-    """Its methods may be called from any thread."""
+    """All methods are thread-safe."""
 
     def __init__(
         self, held: list[_ServedBlock], steppers: dict[int, _Stepper], names: Sequence[str]
@@ -101,7 +101,7 @@ class DenseBlocks:
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Sequence[Tensor],
     ) -> DenseBlocks:
-        """From the optimizers and parameters of the server's script, in the order of the plan."""
+        """Build from the optimizers and parameters of the server's script, in the plan's order."""
         held = [_hold(plan, block, parameters) for block in placement.blocks_of(server)]
         steppers: dict[int, _Stepper] = {}
         numbers = set() if plan.workers_step_dense else {h.block.optimizer for h in held}
@@ -111,24 +111,24 @@ class DenseBlocks:
         return cls(held, steppers, [dense.name for dense in plan.dense])
 
     def values(self) -> list[Array]:
-        """The present values of all blocks, in read-only arrays that never change."""
+        """A copy of the present values of all blocks, in read-only arrays."""
         with self.lock:
             if self._copies is None:
-                # one copy serves all who ask until the next step
+                # all callers share one copy until the next step
                 self._copies = [flat_array(held.values).copy() for held in self._held]
                 for copy in self._copies:
                     copy.flags.writeable = False
             return list(self._copies)
 
     def fill(self, arrays: Sequence[Array]) -> None:
-        """Take these values."""
+        """Set the values of all blocks."""
         with self.lock, torch.no_grad():
             self._copies = None
             for held, array in zip(self._held, arrays, strict=True):
                 held.values.copy_(_tensor(array, held.values, held.block))
 
     def add(self, arrays: Sequence[Array], optimizer: int | None = None) -> None:
-        """Add what a worker has learned, to all blocks or to those of one optimizer."""
+        """Add a worker's differences to all blocks, or to those of one optimizer."""
         held_there = [h for h in self._held if optimizer in (None, h.block.optimizer)]
         with self.lock, torch.no_grad():
             self._copies = None
@@ -142,10 +142,10 @@ class DenseBlocks:
         absent: Collection[int],
         grads: Sequence[Array],
     ) -> None:
-        """One step from the flat gradients of that optimizer's blocks.
+        """Make one step from the flat gradients of the optimizer's blocks.
 
-        `options` are those of each param group, `absent` the numbers of parameters that backward
-        has not reached. Steps are counted by torch, for each parameter.
+        `options` has the options of each param group, `absent` the numbers of parameters that
+        backward did not reach. Torch counts the steps of each parameter.
         """
         stepper = self._steppers.get(optimizer)
         if stepper is None:
@@ -155,7 +155,7 @@ class DenseBlocks:
             stepper.step(options, absent, grads)
 
     def state(self) -> DenseState:
-        """The values, and what the optimizers remember, all copied."""
+        """A copy of the values and of the optimizers' state."""
         with self.lock:
             pieces = [
                 PieceState.of(state, tuple(parameter.shape), self._name(piece))
@@ -164,14 +164,14 @@ class DenseBlocks:
             return DenseState.of(self.values(), pieces)
 
     def restore(self, state: DenseState) -> None:
-        """The way back of `state`."""
+        """Restore the values and the optimizers' state from `state`."""
         arrived = state.pieces()
         with self.lock:
             mine = self._states()
             if mine and arrived and len(mine) != len(arrived):
                 raise CheckpointError(
-                    f"dense state came for {len(arrived)} pieces, expected {len(mine)}: it was cut "
-                    "for another server or plan; nothing was loaded"
+                    f"dense state has {len(arrived)} pieces, expected {len(mine)}: it is for "
+                    "another server or plan; nothing was loaded"
                 )
             pairs = list(zip(mine, arrived, strict=False))
             live = [one.live(tuple(parameter.shape)) for (_, parameter, _), one in pairs]
@@ -181,7 +181,7 @@ class DenseBlocks:
                 kept.update(one_live)
 
     def _states(self) -> list[tuple[BlockSlice, nn.Parameter, dict[str, Any]]]:
-        """Each piece with its Parameter and its optimizer's live state of it."""
+        """Each piece with its Parameter and the live optimizer state of that Parameter."""
         return [
             (piece, parameter, self._steppers[held.block.optimizer].optimizer.state[parameter])
             for held in self._held
@@ -194,14 +194,14 @@ class DenseBlocks:
 
 
 def _hold(plan: Plan, block: Block, parameters: Sequence[Tensor]) -> _ServedBlock:
-    """A block with the values that the parameters have in this process."""
+    """A block with the values of the parameters in this process."""
     values = torch.empty(block.size, dtype=getattr(torch, block.dtype))
     pieces = []
     for piece in block.pieces:
         parameter = parameters[piece.parameter].detach()
         mine = values[piece.offset : piece.offset + piece.size]
         mine.copy_(parameter.reshape(-1)[piece.start : piece.stop])
-        # a rule that is not element by element may go by the shape
+        # optimizers that are not elementwise may depend on the shape
         whole = piece.size == parameter.numel()
         pieces.append(nn.Parameter(mine.view(parameter.shape) if whole else mine))
     return _ServedBlock(block, values, pieces)
@@ -213,7 +213,7 @@ def _stepper(
     original: torch.optim.Optimizer,
     parameters: Sequence[Tensor],
 ) -> _Stepper:
-    """An optimizer like `original` over the pieces, with what it knows of their parameters."""
+    """An optimizer like `original` over the pieces, with the state of their parameters."""
     kind = user_class(original)
     _refuse_sparse(kind, plan, held)
     members: dict[int, list[nn.Parameter]] = collections.defaultdict(list)
@@ -226,7 +226,7 @@ def _stepper(
                 shape = parameters[piece.parameter].shape
                 state[mine] = {key: _part(value, shape, piece) for key, value in known.items()}
     groups = sorted(members)
-    # not by its constructor, whose arguments are unknown
+    # without its constructor, whose arguments are unknown
     optimizer = kind.__new__(kind)
     kept = {k: v for k, v in vars(original).items() if k not in _TIED and "_hooks" not in k}
     optimizer.__setstate__({
@@ -239,7 +239,7 @@ def _stepper(
 
 
 def _group(group: Mapping[str, Any], members: list[nn.Parameter]) -> dict[str, Any]:
-    """The options of a group around other parameters."""
+    """A param group with the options of `group` and other parameters."""
     options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     # the pieces are on the CPU, wherever the user's parameters are
     options.update({key: False for key in ("capturable",) if key in options})
@@ -247,7 +247,7 @@ def _group(group: Mapping[str, Any], members: list[nn.Parameter]) -> dict[str, A
 
 
 def _option(arrived: Any, known: Any) -> Any:
-    """An option of a push, of the type that the user gave it: torch computes by that."""
+    """An option of a push, in the type that the user gave it, since torch depends on the type."""
     if isinstance(known, Tensor):
         return torch.as_tensor(arrived, dtype=known.dtype).view(known.shape)
     if isinstance(known, tuple):
@@ -256,7 +256,7 @@ def _option(arrived: Any, known: Any) -> Any:
 
 
 def _part(value: Any, shape: torch.Size, piece: BlockSlice) -> Any:
-    """What a piece has of a parameter's state."""
+    """The part of a parameter's state that belongs to a piece."""
     if not isinstance(value, Tensor):
         return value
     value = value.detach().cpu()
@@ -275,11 +275,11 @@ def _refuse_sparse(kind: type, plan: Plan, held: list[_ServedBlock]) -> None:
 
 
 def _tensor(array: Array, like: Tensor, block: Block) -> Tensor:
-    """An array that arrived, as a tensor over the same memory."""
+    """A received array as a tensor over the same memory."""
     expected = np.dtype(np.uint16) if like.dtype == torch.bfloat16 else like.numpy().dtype
     if array.shape != (block.size,) or array.dtype != expected:
         raise PlanError(
-            f"server {block.server}: dense values of optimizer {block.optimizer} came as "
+            f"server {block.server}: dense values of optimizer {block.optimizer} are "
             f"{array.dtype}{list(array.shape)}, expected {block.dtype}[{block.size}]"
         )
     return as_tensor(array, like.dtype)

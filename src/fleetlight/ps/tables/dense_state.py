@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of dense parameters between optimizers, servers and checkpoints. Pure.
 
-A server knows the pieces it keeps; a checkpoint knows whole parameters, so that any number of
-servers can load it. `whole` puts the pieces of all servers together, `part` cuts for one.
+A server stores pieces of parameters. A checkpoint stores whole parameters, so that any number of
+servers can load it. `whole` joins the pieces of all servers, `part` cuts the pieces of one server.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fleetlight.ps.plan import Plan
 
 Array = NDArray[Any]
 Scalar = bool | int | float | None
-#: kinds of state: a number for each element, which is cut as the parameter is | anything else
+#: kinds of state: one number for each element, cut like the parameter | anything else
 ELEMENTS, ODD = "elements", "odd"
 
 
 @dataclasses.dataclass
 class PieceState:
-    """What an optimizer remembers of a piece, or of a whole parameter: tensors have a kind."""
+    """The optimizer state of a piece, or of a whole parameter; each tensor has a kind."""
 
     tensors: dict[str, tuple[str, Array]]
     scalars: dict[str, Scalar]
 
     @classmethod
     def of(cls, state: Mapping[str, Any], shape: tuple[int, ...], name: str) -> PieceState:
-        """Copies of an optimizer's state of a parameter of that shape."""
+        """Copy an optimizer's state of a parameter with this shape."""
         found = cls({}, {})
         for key, value in state.items():
             if isinstance(value, Tensor):
@@ -48,19 +48,19 @@ class PieceState:
                 found.scalars[key] = value
             else:
                 raise CheckpointError(
-                    f"the optimizer keeps a {type(value).__name__} in {key!r} of {name!r}; "
-                    "expected tensors and numbers, other state cannot be saved from a server"
+                    f"the optimizer keeps a {type(value).__name__} in {key!r} of {name!r}, "
+                    "expected a tensor or a number: servers cannot save other state"
                 )
         return found
 
     def live(self, shape: tuple[int, ...]) -> dict[str, Any]:
-        """As an optimizer keeps it for a parameter of that shape."""
+        """The state in the form of an optimizer, for a parameter with this shape."""
         found: dict[str, Any] = dict(self.scalars)
         for name, (kind, array) in self.tensors.items():
             if kind == ELEMENTS and array.size != math.prod(shape):
                 raise CheckpointError(
-                    f"dense state: {name!r} has {array.size} elements, expected those of shape "
-                    f"{shape}; it was cut for another server or plan"
+                    f"dense state: {name!r} has {array.size} elements, expected the shape "
+                    f"{shape}; it is for another server or plan"
                 )
             tensor = tensor_of(array).clone()
             found[name] = tensor.view(shape) if kind == ELEMENTS else tensor
@@ -69,19 +69,19 @@ class PieceState:
 
 @dataclasses.dataclass
 class DenseState:
-    """What one server keeps, as it travels. Pieces are counted over the server's blocks."""
+    """The dense state of one server, in a message. Pieces are numbered across its blocks."""
 
-    #: D
+    #: the values of each block
     values: list[Array]
-    #: of each of `arrays`: piece, name, kind
+    #: for each of `arrays`: piece, name, kind
     state: list[tuple[int, str, str]]
-    #: one for each piece; none at all where the workers step
+    #: one for each piece; empty if the workers step dense parameters
     scalars: list[dict[str, Scalar]]
     arrays: list[Array]
 
     @classmethod
     def of(cls, values: list[Array], pieces: Sequence[PieceState]) -> DenseState:
-        """From the state of each piece."""
+        """Build from the state of each piece."""
         entries = [
             (number, name, kind, array)
             for number, piece in enumerate(pieces)
@@ -95,7 +95,7 @@ class DenseState:
         found = [PieceState({}, dict(scalars)) for scalars in self.scalars]
         if len(self.state) != len(self.arrays):
             raise CheckpointError(
-                f"dense state came with {len(self.arrays)} tensors, expected {len(self.state)}"
+                f"dense state has {len(self.arrays)} tensors, expected {len(self.state)}"
             )
         for (number, name, kind), array in zip(self.state, self.arrays, strict=True):
             if not 0 <= number < len(found):
@@ -108,14 +108,14 @@ class DenseState:
 
 @dataclasses.dataclass
 class WholeState:
-    """Dense parameters and their optimizers' state, by number of the parameter, all flat."""
+    """Flat dense parameters and their optimizer state, by the number of the parameter."""
 
     values: dict[int, Array]
     state: dict[int, PieceState]
 
 
 def whole(plan: Plan, placement: Placement, servers: Sequence[DenseState]) -> WholeState:
-    """Put together what each server keeps."""
+    """Join the dense state of all servers."""
     found = WholeState({}, {})
     for server, kept in enumerate(servers):
         states = kept.pieces()
@@ -129,7 +129,7 @@ def whole(plan: Plan, placement: Placement, servers: Sequence[DenseState]) -> Wh
 
 
 def part(plan: Plan, placement: Placement, server: int, all_: WholeState) -> DenseState:
-    """What one server keeps of the whole."""
+    """The part of the whole state that one server stores."""
     values = []
     pieces = []
     for block in placement.blocks_of(server):
@@ -144,8 +144,8 @@ def part(plan: Plan, placement: Placement, server: int, all_: WholeState) -> Den
 
 
 def tensor_of(array: Array) -> Tensor:
-    """An array of state as a tensor over the same memory; 16 bits are those of a bfloat16."""
-    # as_tensor looks at the dtype for this one case only
+    """An array of state as a tensor over the same memory; uint16 becomes bfloat16."""
+    # as_tensor uses the dtype only to recognise bfloat16
     return as_tensor(array, torch.bfloat16 if array.dtype == np.uint16 else torch.float32)
 
 
@@ -164,7 +164,7 @@ def _put(into: dict[Any, Array], key: Any, piece: BlockSlice, size: int, values:
 
 
 def _join(found: PieceState, piece: BlockSlice, size: int, state: PieceState) -> None:
-    """Add the state of a piece; numbers are equal for all pieces of a parameter."""
+    """Add the state of a piece; all pieces of a parameter have equal numbers."""
     flat = {name: array for name, (_, array) in found.tensors.items()}
     for name, (kind, array) in state.tensors.items():
         if kind == ELEMENTS:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the servers do with gradients, read off the user's torch optimizers.
+"""Derives from the user's torch optimizers what servers do with gradients.
 
-A table has a rule for its rows; dense parameters are stepped by the optimizer's own class. Learning
-rates and the like are sent along with each gradient, so schedulers stay on the workers.
+A table has a rule for its rows; the optimizer's own class steps dense parameters. Each push brings
+learning rates and other options, so schedulers stay on the workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fleetlight.kernels import RULES
 from fleetlight.optim.layerwise import user_class
 from fleetlight.ps.plan import OptimizerPlan, RulePlan
 
-#: options that a rule has no place for, and what each must be
+#: options that rules do not support, and their required values
 _PLAIN = {
     "maximize": False,
     "dampening": 0,
@@ -28,19 +28,19 @@ _PLAIN = {
     "decoupled_weight_decay": False,
     "differentiable": False,
 }
-#: their steps treat every element by itself, so a parameter may be cut into pieces
+#: elementwise optimizers: a parameter may be cut into pieces
 _ELEMENTWISE: frozenset[type] = frozenset({
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam,
     torch.optim.RAdam, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop,
     torch.optim.ASGD, torch.optim.Adadelta,
 })  # fmt: skip
-#: where a step is computed; the process that steps decides that
+#: options for the implementation of a step, which the stepping process chooses
 _PLACES = frozenset({"foreach", "fused", "capturable", "differentiable"})
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 
 
 def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: str) -> RulePlan:
-    """The rule of a table whose `weight` is in that param group."""
+    """The rule of a table whose `weight` is in the param group `group`."""
     kind = user_class(optimizer)
     readers = {
         rule.name: read
@@ -56,7 +56,7 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: s
 
 
 def own_rule(name: str, table: str) -> RulePlan:
-    """The rule that a layer names itself; of the param group it takes the learning rate only."""
+    """The rule that a layer names; it uses only the learning rate of its param group."""
     options = RULES[name].layer_options if name in RULES else None
     if options is None:
         raise PlanError(
@@ -71,7 +71,7 @@ def layer_rules() -> list[str]:
 
 
 def what_works() -> str:
-    """What a table may be trained with, for error texts."""
+    """The optimizers and rules that a table supports, for error texts."""
     *others, last = sorted({name for rule in RULES.values() for name in rule.optimizers})
     return (
         f"a table works with torch.optim.{', '.join(others)} or {last}, or with its layer's own "
@@ -80,7 +80,7 @@ def what_works() -> str:
 
 
 def push_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of a param group as they travel: plain numbers, words and lists."""
+    """The hyper-parameters of a param group for a message: numbers, strings and lists."""
     return {
         key: _plain(value)
         for key, value in group.items()
@@ -96,7 +96,7 @@ class PushOptions:
         self._from: list[Any] = []
 
     def of(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """As they travel now; the answer is not to be changed."""
+        """The present push options; callers must not change the result."""
         values = [value for key, value in group.items() if key not in _NOT_OPTIONS]
         same = len(values) == len(self._from) and all(map(operator.is_, values, self._from))
         if not same or not all(map(_stays, values)):
@@ -105,24 +105,24 @@ class PushOptions:
 
 
 def _stays(value: Any) -> bool:
-    """False for what may change where it is, such as a rate in a tensor."""
+    """Whether a value is immutable, unlike a learning rate in a tensor."""
     if isinstance(value, tuple):
         return all(map(_stays, value))
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def rule_options(rule: RulePlan, group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rule goes by in one push: the options of the group as pushed, and its own fixed ones.
+    """The options of a rule in one push: those of the pushed group, and its own fixed options.
 
-    A scheduler may have changed them since the rule was chosen, so they are looked at again.
+    A scheduler may have changed the group since the rule was chosen, so they are checked again.
     """
     options = {**group, **rule.options}
     if "lr" not in options:
         raise PlanError(
             f"a push for the rule {rule.name!r} has no learning rate: the param group of the "
-            f"table's weight has {', '.join(sorted(group)) or 'no options'}; expected 'lr'"
+            f"table's weight has {', '.join(sorted(group)) or 'no options'}, expected 'lr'"
         )
-    if "weight_decay" not in rule.options:  # else it is a layer's own, which goes by itself
+    if "weight_decay" not in rule.options:  # else the layer named the rule and its options
         _refuse_options(f"a push for the rule {rule.name!r}", group)
         for key in RULES[rule.name].zero_options:
             if group.get(key):
@@ -134,13 +134,13 @@ def rule_options(rule: RulePlan, group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimizer_plan(optimizer: torch.optim.Optimizer) -> OptimizerPlan:
-    """How an optimizer is stepped on the servers; an error for one that cannot be."""
+    """The plan by which servers step an optimizer; raises if they cannot."""
     kind = user_class(optimizer)
     for reason in _obstacles(optimizer, kind):
         raise PlanError(
             f"the optimizer {class_path(kind)} cannot step on parameter servers: {reason}. "
-            "Take one that steps from gradients alone, such as those of torch.optim except LBFGS, "
-            "or train with is_collective=True"
+            "Use an optimizer that needs only gradients, such as those of torch.optim except "
+            "LBFGS, or train with is_collective=True"
         )
     return OptimizerPlan(class_path(kind), len(optimizer.param_groups), kind in _ELEMENTWISE)
 
@@ -155,14 +155,14 @@ def _refuse_options(who: str, group: Mapping[str, Any]) -> None:
         if group.get(key, plain) != plain:
             raise PlanError(
                 f"{who} has {key}={group[key]!r}, expected {plain!r}: the rules of tables do not "
-                f"know it; {what_works()}"
+                f"support it; {what_works()}"
             )
 
 
 def _obstacles(
     optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]
 ) -> Iterator[str]:
-    """Why the servers could not step it with the gradients they get."""
+    """The reasons why servers cannot step the optimizer from pushed gradients."""
     needed = [
         parameter.name
         for parameter in list(inspect.signature(kind.step).parameters.values())[1:]
@@ -171,17 +171,17 @@ def _obstacles(
     ]
     if needed:
         yield (
-            f"its step() needs {', '.join(needed)}, to compute the loss of the whole model again, "
-            "which is on the workers"
+            f"its step() needs {', '.join(needed)}, which computes the loss of the whole model "
+            "again, but the model is on the workers"
         )
     parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, value in vars(optimizer).items():
         if name in ("param_groups", "state", "defaults"):
             continue
         if isinstance(value, torch.optim.Optimizer):
-            yield f"it holds another optimizer in {name!r}, whose parameters would stay behind"
+            yield f"it holds another optimizer in {name!r}, whose parameters are on the workers"
         elif any(id(item) in parameters for item in _contents(value)):
-            yield f"it holds parameters in {name!r}, which would stay behind"
+            yield f"it holds parameters in {name!r}, which are on the workers"
 
 
 def _contents(value: Any) -> list[Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`OrderedSnapshot`: the rows of a table as they were at one moment while training continues."""
+"""`OrderedSnapshot`: a copy-on-write snapshot of a table, in bucket order."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from fleetlight.ps.update import Floats, Ids
 
 Lock = contextlib.AbstractContextManager[Any]
 
-#: in `_places`: this row will not be read again; an unchanged row has 0
+#: in `_places`: a row that is not read again; an unchanged row has 0
 _DONE = -1
-#: memory that is there before it is used
+#: memory that is allocated in advance
 _ROOM_BYTES = 32 << 20
-#: how many rows are listed while others wait for the lock
+#: the number of rows listed under one lock
 LIST_ROWS = 1 << 14
 
 
 class OrderedSnapshot:
-    """Copy-on-write: the cut copies nothing, a writer first copies rows that were not read yet.
+    """Copy-on-write: the cut copies nothing; a writer first copies rows that were not read yet.
 
-    Rows that come later are not in it. Which rows there are is found out later, too: row numbers
-    do not change, while ids move inside an index. The table's lock is held around `keep` and
-    `read`; `prepare` and `pieces` take it for short times, so that training continues.
+    Rows added after the cut are not in the snapshot. `prepare` lists its ids later, because row
+    numbers do not change, while ids move inside an index. Callers of `keep` and `read` hold the
+    table's lock; `prepare` and `pieces` take it for short times, so that training continues.
     """
 
     ids: Ids
@@ -44,11 +44,11 @@ class OrderedSnapshot:
     starts: NDArray[np.int64]
 
     def __init__(self, table: RowTable, size: int) -> None:
-        """Read it `size` rows at a time."""
+        """Cut the table; `pieces` reads `size` rows at a time."""
         self._table, self._size = table, size
         self._count = len(table)
         self._freed = table.freed.copy()
-        #: by row number; above 0: where it was laid aside, counted from 1
+        #: by row number; above 0: the place of its copy, counted from 1
         self._places = np.zeros(len(table.rows), np.int32)
         self._aside = _RowCopies(table, len(table.rows))
         self.ids, self._numbers = np.empty(0, np.int64), np.empty(0, np.int32)
@@ -58,23 +58,23 @@ class OrderedSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it holds beside the table."""
+        """Bytes of memory in use, without the table."""
         arrays = (self.ids, self._numbers, self._places, self._freed)
         return self._aside.nbytes + sum(array.nbytes for array in arrays)
 
     def keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
-        """Rows in use are about to change; numbers may repeat, and -1 is no row.
+        """Copy rows in use before they change; numbers may repeat, and -1 is skipped.
 
-        Who knows their ids saves looking them up.
+        Passing `ids` saves a lookup.
         """
         self._aside.put(self._places, numbers.astype(np.int64, copy=False), ids)
 
     def make_room(self) -> None:
-        """Have memory there for rows that will change; called now and then, without the lock."""
+        """Allocate memory for copies in advance; called repeatedly, without the lock."""
         self._aside.make_room()
 
     def prepare(self, lock: Lock, pause: Pause = no_pause) -> None:
-        """Find the ids of the rows and sort them; before any row is read."""
+        """List the ids of the rows and sort them, before any row is read."""
         counted, done = BucketCount(), 0
         ids, numbers = np.empty(self._count, np.int64), np.empty(self._count, np.int32)
         for some, theirs in self._listed(lock):
@@ -89,7 +89,7 @@ class OrderedSnapshot:
         self.ids, self._numbers = ids, numbers
 
     def pieces(self, lock: Lock) -> Iterator[tuple[Ids, Floats]]:
-        """All rows in their order, with their ids; each piece is read once."""
+        """All rows in bucket order, with their ids; each piece is read once."""
         for start in range(0, self._count, self._size):
             stop = min(start + self._size, self._count)
             with lock:
@@ -97,15 +97,15 @@ class OrderedSnapshot:
             yield self.ids[start:stop], rows
 
     def read(self, start: int, stop: int) -> Floats:
-        """Rows in the order of `ids`, as they were; each is read once."""
+        """Rows at the cut, in the order of `ids`; each row is read once."""
         numbers = self._numbers[start:stop]
         return read_as_they_were(self._places, self._table.rows, self._aside.rows, numbers, _DONE)
 
     def _listed(self, lock: Lock) -> Iterator[tuple[NDArray[np.int64], Ids]]:
-        """Row numbers with their ids, as they were at the cut."""
+        """Row numbers and ids at the cut."""
         for start in range(0, len(self._freed), LIST_ROWS):
             with lock:
-                # one that got an id since then is not in the snapshot either
+                # a freed row that got an id after the cut is not in the snapshot
                 self._places[self._freed[start : start + LIST_ROWS]] = _DONE
         self._freed = np.empty(0, self._freed.dtype)
         for start in range(0, len(self._places), LIST_ROWS):
@@ -122,29 +122,29 @@ class OrderedSnapshot:
         numbers += start
         moved = places > 0
         ids = np.empty(len(numbers), np.int64)
-        # a row that was laid aside may have been forgotten since, and be that of another id
+        # a copied row may have been removed since, and reused for another id
         ids[moved] = self._aside.ids[places[moved] - 1]
         ids[~moved] = self._table.ids_of(numbers[~moved])
         return numbers, ids
 
 
 def get_ready() -> None:
-    """Compile the kernels before the first cut, while no thread waits for them."""
+    """Compile the kernels before the first cut, so that no thread waits for them."""
     table, none = RowTable(1, "sgd"), np.empty(0, np.int64)
     table.ids_of(none)
     lay_aside(np.empty(0, np.int32), table.rows, table.rows, 0, none)
 
 
 class _RowCopies:
-    """Rows that were laid aside; until all rows are listed, their ids as well."""
+    """Copies of rows and, until all rows are listed, of their ids."""
 
     def __init__(self, table: RowTable, most: int) -> None:
         self._table = table
         self._used = 0
-        #: rows for which there is memory
+        #: the number of rows with allocated memory
         self._ready = 0
         self._lists = True
-        # reserved: it grows up to the size of the table without being copied
+        # reserved, so that it grows to the size of the table without copying
         rows = memory.reserve(most * table.width, np.float32)
         ids = memory.reserve(most, np.int64)
         if rows is None or ids is None:
@@ -158,7 +158,7 @@ class _RowCopies:
         return self._used * (4 * self._table.width + 8 * self._lists)
 
     def put(self, places: NDArray[np.int32], numbers: NDArray[np.int64], ids: Ids | None) -> None:
-        """Lay those rows aside that have no place yet, and give them one, counted from 1."""
+        """Copy rows that have no place yet, and give them places, counted from 1."""
         start = self._used
         most = min(start + len(numbers), len(places))
         if most > len(self.rows):
@@ -170,7 +170,7 @@ class _RowCopies:
             self.ids[start : self._used] = known
 
     def make_room(self) -> None:
-        """Have some memory behind what is used, so that those who train do not wait for it."""
+        """Allocate memory for the next copies, so that pushes do not wait for it."""
         stop = min(self._used + _ROOM_BYTES // (4 * self._table.width), len(self.rows))
         start, self._ready = self._ready, max(stop, self._ready)
         if start < stop:
@@ -179,11 +179,11 @@ class _RowCopies:
                 memory.populate(ids[start:stop])
 
     def forget_ids(self) -> None:
-        """All rows are listed."""
+        """Drop the ids, because all rows are listed."""
         self._lists, self.ids = False, np.empty(0, np.int64)
 
     def _grow(self, count: int) -> None:
-        """Only where nothing could be reserved."""
+        """Copy to larger arrays; needed only if the reservation failed."""
         rows = np.empty((count, self._table.width), np.float32)
         rows[: self._used] = self.rows[: self._used]
         self.rows = rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServerState`: the tables and dense blocks of one server, and what is done to them."""
+"""`ServerState`: the tables and dense blocks of one server, and the operations on them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Options = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class StateSnapshot:
-    """Everything as it was at one moment."""
+    """The tables and the dense state of a server at one moment."""
 
     tables: list[TableSnapshot]
     dense: DenseState
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file; a path comes from a worker, and may be none that a system takes."""
+    """Whether a file exists; the path comes from a worker and may be invalid."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def is_file(path: Path) -> bool:
 
 
 class ServerState:
-    """Its methods may be called from any thread; each table and the dense blocks have a lock."""
+    """All methods are thread-safe; each table and the dense blocks have a lock."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class ServerState:
         self._placement = Placement(plan)
         self.tables = [Table(table, plan.seed, plan.mode == GEO) for table in plan.tables]
         self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
-        #: first values or a checkpoint's are here: first values are not wanted any more
+        #: the server has first values or a checkpoint's, and refuses other first values
         self._has_values = False
-        #: by table: the number of the call that has shrunk it last, and the answer
+        #: by table: the number of its last shrink, and the result
         self._shrunk: dict[int, tuple[int, int, int]] = {}
-        #: who asks once more waits for what is being done
+        #: a repeated request waits for the first one
         self._once = threading.Lock()
 
     def blocks(self, optimizer: int | None = None) -> list[Block]:
-        """The dense blocks here (of one optimizer), in the order in which they travel."""
+        """The dense blocks here (of one optimizer), in the order of messages."""
         return self._placement.blocks_of(self._server, optimizer)
 
     def table(self, number: int) -> Table:
@@ -82,14 +82,14 @@ class ServerState:
         return self.tables[number]
 
     def gradients(self, message: Push, arrays: Sequence[Array], who: str) -> Gradients:
-        """Take a push apart."""
+        """Unpack a push, after checking its options."""
         self._check_options(message.optimizer, message.options, who)
         return self.unpacked(message, arrays, f"a push of {who}")
 
     def unpacked(
         self, message: Push | StepApplied | StepHeld, arrays: Sequence[Array], operation: str
     ) -> Gradients:
-        """Take gradients apart."""
+        """Unpack gradients."""
         unpacking = Unpacking(arrays, operation)
         tables = {}
         for part in message.tables:
@@ -119,7 +119,7 @@ class ServerState:
             self.dense.step(optimizer, options, gradients.absent, gradients.dense)
 
     def summed(self, gradients: Gradients) -> tuple[Gradients, float]:
-        """Gradients to be kept for a while, each id once; and the square of their norm."""
+        """Gradients with distinct ids, for a step to come, and the square of their norm."""
         total, tables = dense_square(gradients), {}
         for number, part in gradients.tables.items():
             ids, rows = self.table(number).sum([part.ids], [part.rows], 1.0)
@@ -129,7 +129,7 @@ class ServerState:
         return dataclasses.replace(gradients, tables=tables), total
 
     def pull(self, message: Pull, ids: Sequence[Array]) -> list[Array]:
-        """Rows of each table asked for, and dense values."""
+        """The requested rows of each table, and dense values."""
         found: list[Array] = [
             self.table(wanted.table).pull(its, wanted.insert, message.step)
             for wanted, its in zip(message.tables, ids, strict=True)
@@ -137,7 +137,7 @@ class ServerState:
         return found + self.dense.values() if message.dense else found
 
     def pulled_ids(self, message: Pull, arrays: Sequence[Array], who: str) -> list[Array]:
-        """Take the request for rows apart."""
+        """Unpack the ids of a pull."""
         unpacking = Unpacking(arrays, f"a pull of {who}")
         ids = [unpacking.ids(self.table(wanted.table).plan) for wanted in message.tables]
         unpacking.end()
@@ -146,7 +146,7 @@ class ServerState:
     def differences(
         self, message: GeoExchange | DifferencesAdded, arrays: Sequence[Array], who: str
     ) -> Gradients:
-        """Take an exchange apart."""
+        """Unpack the differences of an exchange."""
         tables, dense = self._rows(message.tables, message.dense, arrays, f"an exchange of {who}")
         return Gradients(tables, dense, self.blocks())
 
@@ -164,7 +164,7 @@ class ServerState:
             return found + self.dense.values() if wants else found
 
     def reread(self, differences: Gradients, step: int) -> list[Array]:
-        """What an exchange answers, without adding anything."""
+        """The reply to an exchange, without adding differences."""
         found: list[Array] = [
             self.table(number).pull(part.ids, False, step)
             for number, part in differences.tables.items()
@@ -172,11 +172,11 @@ class ServerState:
         return found if differences.dense is None else found + self.dense.values()
 
     def wants(self, message: Fill) -> bool:
-        """False for first values that come once more: what is here may be trained by now."""
+        """False for repeated first values: the present values may be trained already."""
         return message.loaded or not self._has_values
 
     def fill(self, message: Fill, arrays: Sequence[Array]) -> None:
-        """Take worker 0's first values, unless there are better ones."""
+        """Set worker 0's first values, unless the server has values already."""
         tables, dense = self._rows(message.tables, message.dense, arrays, "the first values")
         with self._once:
             if not self.wants(message):
@@ -190,7 +190,7 @@ class ServerState:
             self._has_values = True
 
     def shrink(self, message: Shrink) -> tuple[int, int]:
-        """End a day of a table, once; return how many rows were removed and how many are left."""
+        """End a day of a table once; return how many rows were removed and how many are left."""
         table = self.table(message.table)
         with self._once:
             number, removed, left = self._shrunk.get(message.table, (0, 0, 0))
@@ -200,18 +200,18 @@ class ServerState:
         return removed, left
 
     def shrunk(self) -> list[tuple[int, int, int, int]]:
-        """What is to be known of the last `shrink` of each table."""
+        """The number and the result of the last `shrink` of each table."""
         with self._once:
             return [(table, *last) for table, last in sorted(self._shrunk.items())]
 
     def remember_shrunk(self, shrunk: Sequence[tuple[int, int, int, int]]) -> None:
-        """The way back."""
+        """Restore the result of `shrunk`."""
         self._shrunk = {table: (n, removed, left) for table, n, removed, left in shrunk}
 
     def cut(self, *, ordered: bool = True) -> StateSnapshot:
-        """Cut everything; the caller ensures that no thread changes it.
+        """Cut tables and dense state; the caller ensures that no thread changes them.
 
-        Rows that only this server will read need not be `ordered`.
+        Rows that only this server reads need not be `ordered`.
         """
         tables = [table.cut(ordered=ordered) for table in self.tables]
         return StateSnapshot(tables, self.dense.state())
@@ -236,9 +236,9 @@ class ServerState:
             table.drop_cut()
 
     def check(self, message: Load, folder: Path, *, whole: bool = False) -> None:
-        """Raise where the files of a checkpoint are not there, are damaged or do not fit.
+        """Raise if files of a checkpoint are missing, are damaged or do not fit.
 
-        `whole`: they have the rows of this server, and no others.
+        `whole`: the files have exactly the rows of this server.
         """
         for number, paths in self._paths(message, folder).items():
             for path in paths:
@@ -255,7 +255,7 @@ class ServerState:
                         reader.compare(*message.sums[path.name])
 
     def load(self, message: Load, folder: Path, *, whole: bool = False) -> None:
-        """Read this server's rows out of the files of a checkpoint."""
+        """Load this server's rows from the files of a checkpoint."""
         paths = self._paths(message, folder)
         for number, table in enumerate(self.tables):
             table.load(paths[number], self._buckets(whole))
@@ -278,7 +278,7 @@ class ServerState:
 
     @property
     def has_values(self) -> bool:
-        """True once first values or a checkpoint's are here: no others are wanted any more."""
+        """True once the server has first values or a checkpoint's; it refuses others then."""
         return self._has_values
 
     def _rows(
@@ -304,5 +304,5 @@ class ServerState:
         if len(options) != groups:
             raise PlanError(
                 f"{who} pushed options of {len(options)} param groups of optimizer {optimizer}, "
-                f"expected {groups}; groups must not be added once training has begun"
+                f"expected {groups}; do not add param groups during training"
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Table`: the rows of one table that one server keeps, and what is done to them."""
+"""`Table`: the rows of one table on one server, and the operations on them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from fleetlight.ps.tables.table_file import (
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Floats, Ids
 
-#: how many bytes of rows are written, read or looked through while others wait for the lock
+#: the bytes of rows that one holder of the lock writes, reads or scans
 CHUNK_BYTES = 1 << 20
-#: how long a shrink or a load waits for another one
+#: how long a shrink, reset or load waits for another one
 UPKEEP_S = 600.0
 
 
@@ -52,32 +52,32 @@ class TableSnapshot(Protocol):
 
     @property
     def starts(self) -> NDArray[np.int64] | None:
-        """Where each bucket begins, once it is prepared; None: rows are in no order."""
+        """The start of each bucket, after `prepare`; None: rows are in no order."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it holds beside the table."""
+        """Bytes of memory in use, without the table."""
 
     def __len__(self) -> int:
-        """How many rows there were."""
+        """The number of rows at the cut."""
 
     def keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
-        """Rows in use are about to change."""
+        """Keep rows in use before they change."""
 
     def make_room(self) -> None:
-        """Have memory there for rows that will change."""
+        """Allocate memory for rows that will change."""
 
     def prepare(self, lock: Lock, pause: Pause = no_pause) -> None:
-        """Find out what has to be known before rows are read."""
+        """Prepare the order in which rows are read."""
 
     def pieces(self, lock: Lock) -> Iterator[tuple[Ids, Floats]]:
-        """All rows, with their ids; a piece is good until the next is asked for."""
+        """All rows, with their ids; a piece is valid until the next is read."""
 
 
 class Table:
-    """Its methods may be called from any thread; `lock` is held for several that belong together.
+    """All methods are thread-safe; callers hold `lock` to make several calls atomic.
 
-    With `geo` it keeps no state: the workers go by the rule, and here differences are added.
+    With `geo` rows have no state: workers apply the rule, and the server adds differences.
     """
 
     def __init__(self, plan: TablePlan, seed: int, geo: bool = False) -> None:
@@ -105,7 +105,7 @@ class Table:
         return self._rows.nbytes + (0 if cut is None else cut.nbytes)
 
     def pull(self, ids: Ids, insert: bool, step: int = 0) -> Floats:
-        """The weights of ids; with `insert` they are seen in training, at that step."""
+        """The weights of ids; `insert` counts them as seen in training, at this step."""
         with self.lock:
             if self._admission is None or not insert:
                 return self._rows.pull(ids, insert=insert)
@@ -139,7 +139,7 @@ class Table:
             return self._rows.pull(ids, out, insert=False) if wants else None
 
     def fill(self, ids: Ids, rows: Floats) -> None:
-        """Take these weights for rows of ids, whatever they have been."""
+        """Set the weights of the rows of ids."""
         size = self._piece()
         for start in range(0, len(ids), size):
             with self.lock:
@@ -149,11 +149,11 @@ class Table:
                 self._keep(numbers, its)
                 self._rows.rows[numbers, : self.plan.dim] = rows[start : start + size]
                 if self._admission is not None:
-                    # rows without counts were trained nevertheless
+                    # rows without counts were trained, so their ids are admitted
                     admission.meta_of(self._rows)[numbers[~known], admission.LET_IN] = 1
 
     def reset(self) -> None:
-        """Give all rows their first values; what the rule remembers of them stays."""
+        """Give all rows their first values; their state does not change."""
         how = self._rows.initializer
         with self._upkeep("reset"):
             with self.lock:
@@ -178,10 +178,13 @@ class Table:
         return distinct.ids, summed
 
     def shrink(self, unseen_days: int, score: float, decay: float) -> tuple[int, int]:
-        """A day is over; forget rows unseen for longer, or worth less. How many went and stayed."""
+        """End a day; remove rows unseen for longer, or with a lower score.
+
+        Returns how many rows were removed and how many are left.
+        """
         if self._admission is None:
             raise PlanError(
-                f"table {self.plan.name!r} counts nothing to shrink it by; give its layer an entry="
+                f"table {self.plan.name!r} has no counts to shrink it by; give its layer an entry="
             )
         with self._upkeep("shrink"):
             with self.lock:
@@ -198,7 +201,7 @@ class Table:
     def cut(self, *, ordered: bool = True) -> TableSnapshot:
         """Cut the rows: keep their present values until a save or the next cut.
 
-        Those of a checkpoint are ordered; without that it is less work.
+        Checkpoints need `ordered` rows; an unordered cut is less work.
         """
         with self.lock:
             self._refuse_while_saving("cut again")
@@ -225,7 +228,7 @@ class Table:
             self._refuse_while_saving("saved again")
             if cut is not self._cut:
                 raise CheckpointError(
-                    f"table {self.plan.name!r} was cut anew or loaded before this cut was saved"
+                    f"table {self.plan.name!r} was cut again or loaded before this cut was saved"
                 )
             self._saving = True
         about = {"table": self.plan.name, "rule": self._rule.name}
@@ -247,12 +250,12 @@ class Table:
         return TableFile(number, name, len(cut), size, digest)
 
     def load(self, paths: Sequence[Path], buckets: range | None) -> None:
-        """Have the rows of these buckets that are in the files (None: of all), and no others."""
+        """Replace all rows by the rows of these buckets in the files; None: all buckets."""
         readers = [self.reader(path) for path in paths]
         with self._upkeep("load"), self.lock:
             self._refuse_while_saving("loaded")
             count = sum(stop - start for start, stop in (r.span(buckets) for r in readers))
-            # let go of the old rows before there are new ones
+            # free the memory of the old rows before the new ones need it
             self._rows, self._cut = self._empty(), None
             self._rows = self._empty(count)
             for reader in readers:
@@ -264,7 +267,7 @@ class Table:
                 )
 
     def reader(self, path: Path) -> TableReader:
-        """A file with rows of this table; an error says why its rows cannot be taken."""
+        """A file with rows of this table; raises if the rows do not fit."""
         with of_table(self.plan.name):
             reader = TableReader(path)
         self._check(reader)
@@ -276,7 +279,7 @@ class Table:
             self.plan.dim,
             self._rule,
             self._seed,
-            Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it looks itself
+            Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it checks the kind
             meta_width=0 if self._admission is None else admission.META_WIDTH,
             capacity_hint=count,
         )
@@ -289,7 +292,7 @@ class Table:
         shows: Floats | None = None,
         clicks: Floats | None = None,
     ) -> None:
-        """Apply the rule to the rows of those ids that have been let in."""
+        """Apply the rule to the rows of admitted ids."""
         if self._admission is None:
             keep = None if self._cut is None else self._cut.keep
             self._rows.push(ids, gradients, hyper, changing=keep)
@@ -308,7 +311,7 @@ class Table:
         admission.note_push(self._rows, known, *told)
 
     def _keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
-        """These rows are about to change."""
+        """Let the cut keep these rows before they change."""
         if self._cut is not None:
             self._cut.keep(numbers, ids)
 
@@ -316,7 +319,7 @@ class Table:
         return max(1, CHUNK_BYTES // (4 * self._rows.width))
 
     def _check(self, reader: TableReader) -> None:
-        """Refuse the file of a table that is not like this one."""
+        """Raise if the columns of the file differ from this table's."""
         where = f"{reader.path} does not fit table {self.plan.name!r}"
         if reader.width(WEIGHTS) != self.plan.dim:
             raise CheckpointError(
@@ -339,7 +342,7 @@ class Table:
         blank = np.zeros(self._rows.width, np.float32)
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
         if self._admission is not None:
-            # rows without counts were trained nevertheless
+            # rows without counts were trained, so their ids are admitted
             blank[-admission.META_WIDTH :][admission.LET_IN] = 1
         columns = self._shared_columns(reader)
         for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):
@@ -354,10 +357,11 @@ class Table:
 
     @contextlib.contextmanager
     def _upkeep(self, what: str) -> Iterator[None]:
-        """Only one goes through the whole table and changes it."""
+        """Inside the block, no other thread shrinks, resets or loads the table."""
         if not self._upkeep_lock.acquire(timeout=UPKEEP_S):
             raise DeadlineError(
-                f"table {self.plan.name!r}: a {what} waited {UPKEEP_S} s for another shrink or load"
+                f"table {self.plan.name!r}: a {what} waited {UPKEEP_S} s for another shrink, reset "
+                "or load; try again later"
             )
         try:
             yield

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of a table: safetensors, written and read in pieces.
 
-Its tensors are `ids`, `weights`, a `state.<name>` for each thing the rule keeps, and `meta` where
-sightings are counted. The rows of a checkpoint are in bucket order, and `buckets` says where each
-bucket begins; what only the server reads that wrote it is in any order and has no such index. A
-table can be larger than what is left of the memory, so each piece is written to its place in every
-tensor at once.
+Its tensors are `ids`, `weights`, a `state.<name>` for each state of the rule, and `meta` for the
+counts of admission. Rows of a checkpoint are in bucket order, and `buckets` has the start of each
+bucket. A file for the recovery of the same server is unordered and has no such index. A table can
+exceed the free memory, so each piece is written to its place in every tensor at once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.kernels import BUCKETS, Rule
 from fleetlight.ps.update import Floats, Ids
 
-#: called between two pieces of work, to rest or to end it by an error
+#: called between two pieces of work; it may sleep, or raise to end the work
 Pause = Callable[[], None]
 WEIGHTS, META = "weights", "meta"
 _IDS, _BUCKETS = "ids", "buckets"
@@ -36,7 +35,7 @@ _READ_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """Floats `start:stop` of every row, a tensor of their own in the file."""
+    """Floats `start:stop` of every row, which are one tensor of the file."""
 
     name: str
     start: int
@@ -44,7 +43,7 @@ class Column:
 
 
 def columns_of(dim: int, rule: Rule, meta_width: int) -> list[Column]:
-    """What a row [weights | state | meta] consists of."""
+    """The columns of a row [weights | state | meta]."""
     widths = [*((n, dim) for n in rule.weight_state), *((n, 1) for n in rule.row_state)]
     states = [(f"state.{name}", width) for name, width in widths]
     meta = [(META, meta_width)] if meta_width else []
@@ -56,7 +55,7 @@ def columns_of(dim: int, rule: Rule, meta_width: int) -> list[Column]:
 
 
 def no_pause() -> None:
-    """Continue without a rest."""
+    """Continue without a pause."""
 
 
 def write_table(
@@ -70,7 +69,7 @@ def write_table(
 ) -> tuple[int, str]:
     """Write rows piece by piece; return the size and the checksum of the file.
 
-    `starts`: they come in bucket order, and there each bucket begins.
+    `starts`: the start of each bucket, if rows come in bucket order.
     """
     shapes: dict[str, tuple[str, list[int]]] = {_IDS: ("I64", [rows])}
     if starts is not None:
@@ -92,7 +91,7 @@ def write_table(
             done += len(ids)
             pause()
         if done != rows:
-            raise CheckpointError(f"{path}: {done} rows came of {rows}, so the file is given up")
+            raise CheckpointError(f"{path}: got {done} rows, expected {rows}; the file was removed")
         os.fsync(fd)
         return size, _checksum(fd, pause)
     except BaseException:
@@ -104,7 +103,7 @@ def write_table(
 
 
 class TableReader:
-    """A table's file, mapped into memory: pages are read when they are touched."""
+    """The file of a table, mapped into memory: pages are read when they are used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +119,7 @@ class TableReader:
                 raise ValueError("its tensors have different numbers of rows")
         except OSError as error:
             raise CheckpointError(
-                f"{path} cannot be read: {error.strerror or error}; look at the folder and its "
+                f"{path} cannot be read: {error.strerror or error}; check the folder and its "
                 "disk, or load another checkpoint"
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -129,12 +128,12 @@ class TableReader:
             ) from error
 
     def width(self, column: str) -> int | None:
-        """How many floats of a row the file has under that name; None where it has none."""
+        """The number of floats of a column in a row; None if the file does not have it."""
         tensor = self._tensors.get(column)
         return None if tensor is None else int(tensor.shape[1])
 
     def compare(self, size: int, sha256: str) -> None:
-        """Refuse a file whose bytes are not those that were written."""
+        """Raise if the size or the checksum of the file differs."""
         with open(self.path, "rb") as file:
             got = os.fstat(file.fileno()).st_size, _checksum(file.fileno())
         if got != (size, sha256):
@@ -144,20 +143,20 @@ class TableReader:
             )
 
     def span(self, buckets: range | None) -> tuple[int, int]:
-        """Which rows are in these buckets; None: all that there are."""
+        """The range of rows in these buckets; None: all rows."""
         if buckets is None:
             return 0, self._rows
         if self._starts is None:
             raise CheckpointError(
-                f"{self.path} has no index of its rows: it is for the server that wrote it, and "
-                "not part of a checkpoint; load the folder of a checkpoint"
+                f"{self.path} has no index of its rows: only the server that wrote it can read it; "
+                "load the folder of a checkpoint"
             )
         return int(self._starts[buckets.start]), int(self._starts[buckets.stop])
 
     def pieces(
         self, buckets: range | None, columns: Iterable[Column], blank: Floats, rows: int
     ) -> Iterator[tuple[Ids, Floats]]:
-        """The rows of these buckets, `rows` at a time; what the file lacks is as in `blank`."""
+        """The rows of these buckets, `rows` at a time; missing columns are as in `blank`."""
         known = [c for c in columns if c.name in self._tensors]
         first, last = self.span(buckets)
         for start in range(first, last, rows):
@@ -170,7 +169,7 @@ class TableReader:
 
 @contextlib.contextmanager
 def of_table(name: str) -> Iterator[None]:
-    """Inside the block an error about a file says of which table it is."""
+    """Inside the block, errors about a damaged file name the table."""
     try:
         yield
     except CorruptCheckpointError as error:
@@ -187,7 +186,7 @@ def _check_index(starts: NDArray[Any], rows: int) -> None:
 def _header(
     shapes: Mapping[str, tuple[str, list[int]]], about: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int], int]:
-    """The header, where each tensor begins in the file, and the size of the file."""
+    """The header, the offset of each tensor in the file, and the size of the file."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **about}}
     relative, end = {}, 0
     for name, (code, shape) in shapes.items():
@@ -211,7 +210,7 @@ def _write_at(fd: int, offset: int, array: NDArray[Any]) -> None:
 
 
 def _checksum(fd: int, pause: Pause = no_pause) -> str:
-    """Of the whole file; made at the end, because its tensors grew side by side."""
+    """The checksum of the whole file, computed at the end because all tensors grow together."""
     digest, offset = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_READ_BYTES))
     while size := os.preadv(fd, [buffer], offset):
@@ -222,7 +221,7 @@ def _checksum(fd: int, pause: Pause = no_pause) -> str:
 
 
 def _mapped(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """The header of a safetensors file, and the data behind it."""
+    """The header of a safetensors file, and the data after it."""
     data: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, "r"))
     length = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 + length:
@@ -232,9 +231,9 @@ def _mapped(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
 
 
 def _texts(about: Any) -> dict[str, str]:
-    """What a file says of itself."""
+    """The metadata of a file."""
     if not all(isinstance(text, str) for pair in about.items() for text in pair):
-        raise ValueError("what it says of itself is no text")
+        raise ValueError("its metadata is not text")
     return dict(about)
 
 

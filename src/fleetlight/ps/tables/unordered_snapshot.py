@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`UnorderedSnapshot`: the rows of a table as they were at one moment, in any order."""
+"""`UnorderedSnapshot`: a copy-on-write snapshot of a table, in any order."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from fleetlight.ps.tables.ordered_snapshot import Lock
 from fleetlight.ps.tables.table_file import Pause, no_pause
 from fleetlight.ps.update import Floats, Ids
 
-#: so many batches are there before they are needed
+#: the number of batches allocated in advance
 _SPARE = 2
 
 
 class UnorderedSnapshot:
-    """Each row goes to the file once: before it changes first, or else when its turn comes.
+    """Takes each row once: before its first change, or else when `pieces` reaches it.
 
-    That is less work than a `Snapshot`, which brings all of them in order: rows that were taken
-    wait in a few batches until they are written, without an index.
-
-    The table's lock is held around `keep`; `pieces` takes it again and again.
+    That is less work than an `OrderedSnapshot`: taken rows wait in a few batches until they are
+    written, without an index. Callers of `keep` hold the table's lock; `pieces` takes it for short
+    times.
     """
 
-    #: rows are in no order
+    #: None: rows are in no order
     starts: NDArray[np.int64] | None = None
 
     def __init__(self, table: RowTable, size: int) -> None:
-        """Read it `size` rows at a time."""
+        """Cut the table; `pieces` reads `size` rows at a time."""
         self._table = table
         self._size = max(1, min(size, len(table.rows)))
         self._count = len(table)
         self._untaken = PendingRows(len(table.rows))
-        #: of rows that hold no id now
+        #: numbers of rows without an id at the cut
         self._freed = table.freed.copy()
         self._full: list[Batch] = []
         self._spare: list[Batch] = []
@@ -47,15 +46,15 @@ class UnorderedSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it holds beside the table."""
+        """Bytes of memory in use, without the table."""
         batches = [self._batch, *self._full, *self._spare]
         held = sum(batch.nbytes for batch in batches)
         return held + self._untaken.nbytes + int(self._freed.nbytes)
 
     def keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
-        """Rows in use are about to change; numbers may repeat, and -1 is no row.
+        """Take rows in use before they change; numbers may repeat, and -1 is skipped.
 
-        Who knows their ids saves looking them up.
+        Passing `ids` saves a lookup.
         """
         if not self._untaken.left:
             return
@@ -67,23 +66,23 @@ class UnorderedSnapshot:
         while start < len(wanted):
             start = self._untaken.take(self._table.rows, wanted, ids, start, self._batch)
             if self._batch.is_full:
-                # where there is no memory for it, the full one stays, and the next call tries again
+                # if memory runs out here, the full batch stays and the next call tries again
                 fresh = self._spare.pop() if self._spare else self._new_batch()
                 self._full.append(self._batch)
                 self._batch = fresh
 
     def make_room(self) -> None:
-        """Have memory there for rows that will change; called now and then, without the lock."""
+        """Allocate batches in advance; called repeatedly, without the lock."""
         while len(self._spare) < _SPARE:
             batch = self._new_batch()
             batch.rows.fill(0)
             self._spare.append(batch)
 
     def prepare(self, lock: Lock, pause: Pause = no_pause) -> None:
-        """Nothing has to be found out before rows are read."""
+        """Do nothing: the rows need no order."""
 
     def pieces(self, lock: Lock) -> Iterator[tuple[Ids, Floats]]:
-        """All rows, with their ids; a piece is good until the next is asked for."""
+        """All rows, with their ids; a piece is valid until the next is read."""
         was_freed = np.zeros(len(self._untaken), np.bool_)
         was_freed[self._freed] = True
         start, is_last = 0, False
@@ -93,7 +92,7 @@ class UnorderedSnapshot:
                 if not batches:
                     stop = min(start + self._size, len(self._untaken))
                     is_last = start == stop
-                    # writers take no more rows once the last is taken
+                    # writers take no rows after the last one
                     batches = [self._batch if is_last else self._rest(start, stop, was_freed)]
                     start = stop
             for batch in batches:
@@ -102,9 +101,9 @@ class UnorderedSnapshot:
                 self._spare.append(batch)
 
     def _rest(self, start: int, stop: int, was_freed: NDArray[np.bool_]) -> Batch:
-        """Rows that were not changed yet."""
+        """Take the pending rows from start to stop."""
         numbers = self._untaken.take_between(start, stop)
-        # one that got an id since then is not in it either
+        # a freed row that got an id after the cut is not in the snapshot
         numbers = numbers[~was_freed[numbers]]
         batch = self._spare.pop() if self._spare else self._new_batch()
         batch.used = len(numbers)
@@ -118,14 +117,14 @@ class UnorderedSnapshot:
 
 
 def _without(was_freed: NDArray[np.bool_], batch: Batch) -> tuple[Ids, Floats]:
-    """A batch but for rows that held no id at the cut."""
+    """A batch without the rows that had no id at the cut."""
     ids, rows = batch.ids[: batch.used], batch.rows[: batch.used]
     out = was_freed[batch.numbers[: batch.used]]
     return (ids[~out], rows[~out]) if out.any() else (ids, rows)
 
 
 def get_ready() -> None:
-    """Compile the kernels before the first cut, while no thread waits for them."""
+    """Compile the kernels before the first cut, so that no thread waits for them."""
     table = RowTable(1, "sgd")
     table.insert([1])
     sweep = UnorderedSnapshot(table, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Unpacking`: takes the arrays of a message one by one and compares them with the plan."""
+"""`Unpacking`: takes the arrays of a message in order and checks them against the plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class Unpacking:
-    """The arrays of one message, in their order."""
+    """The arrays of one message, in order."""
 
     def __init__(self, arrays: Sequence[Array], operation: str) -> None:
         self._arrays = list(arrays)
@@ -28,14 +28,14 @@ class Unpacking:
         self._operation = operation
 
     def ids(self, table: TablePlan) -> Ids:
-        """Ids of a table."""
+        """Take the ids of a table."""
         array = self._next(f"ids of table {table.name!r}")
         if array.dtype != np.int64 or array.ndim != 1:
             raise self._unfit(f"ids of table {table.name!r}", array, "int64[n]")
         return array
 
     def rows(self, table: TablePlan, count: int) -> Floats:
-        """Rows, gradients or differences of so many ids of a table."""
+        """Take the rows, gradients or differences of `count` ids of a table."""
         array = self._next(f"rows of table {table.name!r}")
         if array.dtype != np.float32 or array.shape != (count, table.dim):
             expected = f"float32[{count}, {table.dim}]"
@@ -43,14 +43,14 @@ class Unpacking:
         return array
 
     def counts(self, table: TablePlan, count: int) -> Floats:
-        """One number for each of so many ids."""
+        """Take one number for each of `count` ids."""
         array = self._next(f"counts of table {table.name!r}")
         if array.dtype != np.float32 or array.shape != (count,):
             raise self._unfit(f"counts of table {table.name!r}", array, f"float32[{count}]")
         return array
 
     def blocks(self, blocks: Sequence[Block]) -> list[Array]:
-        """The flat values of dense blocks."""
+        """Take the flat values of dense blocks."""
         found = []
         for block in blocks:
             what = f"dense values of optimizer {block.optimizer}"
@@ -61,12 +61,12 @@ class Unpacking:
         return found
 
     def rest(self) -> list[Array]:
-        """All that is left."""
+        """Take all remaining arrays."""
         rest, self._taken = self._arrays[self._taken :], len(self._arrays)
         return rest
 
     def end(self) -> None:
-        """There must be nothing left."""
+        """Raise if arrays remain."""
         if self._taken != len(self._arrays):
             raise ProtocolError(
                 f"{self._operation} came with {len(self._arrays)} arrays, expected {self._taken}"
