@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 from tests.tidy.sources import ROOT, SOURCES, parsed, relative, text
 
-PAGES = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 #: files of the reader, and of recipes
-OF_THE_READER = {"train.py", "name.py", "sign.py", "train_fleet.py", "train_plain.py"}
+OF_THE_READER = {"train.py", "sign.py"}
 #: classes of Python and of libraries that comments name
 OF_OTHERS = {
     "Any",
