@@ -80,7 +80,7 @@ def test_whoever_was_lost_is_lost_to_the_next_life(lives: Any, snapshot: bool) -
         assert one.durability.snapshot()
     one.die(back=[0])
     assert one.server._roster.those(LOST) == [1]
-    with pytest.raises(MembershipError, match="worker 1 came back after it had gone"):
+    with pytest.raises(MembershipError, match="worker 1 returned after it had gone"):
         Worker(one.server, 1)
     first = one.workers[0]
     assert first.push(0, {0: ([1], [3])})[0].applied

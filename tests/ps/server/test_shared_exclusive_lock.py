@@ -27,7 +27,7 @@ def test_many_pass_at_a_time() -> None:
 
 def test_nobody_is_alone_while_somebody_passes() -> None:
     gate = SharedExclusiveLock(0.02)
-    with gate.passing(), pytest.raises(DeadlineError, match=r"0\.02 s for the pushes under way"):
+    with gate.passing(), pytest.raises(DeadlineError, match=r"0\.02 s for the pushes in progress"):
         gate.alone().__enter__()
     # who gave up holds nobody up
     with gate.passing():

@@ -121,7 +121,7 @@ class WorkerMembership:
                     self._note_gone(worker, lost=True)
             self._log.settle()
         for worker, why in lost:
-            logger.warning("%s; the others go on without it", why)
+            logger.warning("%s; the other workers continue without it", why)
             self._make_way(worker)
 
     def _note_gone(self, worker: int, *, lost: bool) -> None:
@@ -181,15 +181,15 @@ class WorkerMembership:
         stopping = [worker for worker in missing if worker in self._stopping]
         if stopping:
             raise StoppedError(
-                f"{message.operation} would wait for worker {stopping[0]}, which stops: the job "
-                "was asked to, and this worker is to stop, too"
+                f"{message.operation} would wait for worker {stopping[0]}, which stops because the "
+                "job was asked to stop; stop this worker, too"
             )
         for worker in missing:
             if peer.worker in self.shard_queue.queue.waits_for(worker):
                 raise MembershipError(
                     f"{message.operation} of {peer} would wait for worker {worker}, which has no "
-                    f"records left and waits for those that {peer} has in hand; with deal='queue' "
-                    "workers have different numbers of batches: call it behind the loop over them"
+                    f"records left and waits for those that {peer} has leased; with deal='queue' "
+                    "workers have different numbers of batches: call it after the loop over them"
                 )
         if self._pushes is not None:
             for worker in missing:
@@ -220,7 +220,7 @@ class WorkerMembership:
             logger.warning("%s failed: %s", peer, message.error)
         if goes:
             if message.error:
-                logger.warning("%s failed; the others go on without it", peer)
+                logger.warning("%s failed; the other workers continue without it", peer)
             self._make_way(peer.worker)
         return m.Done(), []
 

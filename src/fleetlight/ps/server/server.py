@@ -204,7 +204,7 @@ class Server:
         peer = connection.note
         if not isinstance(peer, Peer):
             raise ProtocolError(
-                f"{connection.peer} began with {type(message).__name__}, expected Greeting"
+                f"{connection.peer} sent {type(message).__name__} first, expected Greeting"
             )
         self._roster.check_life(peer.worker, peer.life)
         with self._presence.during(peer.worker, _operation(message)):
@@ -362,17 +362,16 @@ class Server:
 
     def _open_service(self) -> _Service:
         if self._service is None:
-            raise PlanError(
-                f"server {self.index} does not know yet what is trained; Join comes before it is "
-                "asked for anything"
-            )
+            raise PlanError(f"server {self.index} has no plan yet; send Join before other requests")
         return self._service
 
     def _hello(self, connection: Connection, message: m.Greeting) -> Reply:
         with self._news:
             if message.joined and not self.is_open:
                 # to be tried again
-                raise PeerLostError(f"server {self.index} is not back yet: it takes up its values")
+                raise PeerLostError(
+                    f"server {self.index} has restarted and is recovering its values"
+                )
             if self._service is not None:
                 self._service.pushes.check_has(
                     message.worker, message.incarnation, message.acknowledged
@@ -443,7 +442,7 @@ class Server:
 
     def _fill(self, peer: Peer, message: m.Fill, arrays: Arrays) -> Reply:
         if peer.worker != 0:
-            raise ProtocolError(f"{peer} brought first values, expected those of worker 0")
+            raise ProtocolError(f"{peer} sent initial values, which only worker 0 sends")
         state = self._serving().state
         with self._gate.passing():
             if state.wants(message):

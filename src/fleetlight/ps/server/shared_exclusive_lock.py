@@ -40,7 +40,7 @@ class SharedExclusiveLock:
             self._alone = True
         try:
             with self._changed:
-                self._wait(lambda: not self._passing, "a cut or a load", "the pushes under way")
+                self._wait(lambda: not self._passing, "a cut or a load", "the pushes in progress")
             yield
         finally:
             with self._changed:

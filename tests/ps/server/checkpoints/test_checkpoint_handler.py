@@ -188,7 +188,7 @@ def read(saved: m.Saved, folder: Path) -> list[float]:
 def test_a_folder_that_no_system_takes_is_one_that_is_not_there(folder: str) -> None:
     server = opened(plan("async"))
     worker = Worker(server, 0)
-    with pytest.raises(CheckpointError, match="does not see what worker 0 wrote"):
+    with pytest.raises(CheckpointError, match="does not see the file of worker 0"):
         worker.say(m.Save(folder, "token", 0))
     with pytest.raises(CheckpointError, match=r"does not see|cannot be read|not the file"):
         worker.say(m.Load(folder, [(0, "table")], 1))

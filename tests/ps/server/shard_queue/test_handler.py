@@ -75,8 +75,8 @@ def test_what_is_in_hand_is_dealt_out_again(how: str, caplog: pytest.LogCaptureF
             server._membership.shard_queue.lose(0)
     said = "has left" if how == "leaves" else "was lost"
     assert caplog.messages == [
-        f"worker 0 {said} with records 12 to 15 and 32 to 47 of epoch 0 in hand: they are handed "
-        "out again"
+        f"worker 0 {said} before it finished records 12 to 15 and 32 to 47 of epoch 0; other "
+        "workers get them"
     ]
     assert [dealt(second, n) for n in (1, 2)] == [(12, 16), (32, 48)]
 
@@ -104,7 +104,7 @@ def test_a_meeting_that_waits_for_a_worker_that_waits_for_records() -> None:
     met, _ = together(lambda: first.meet(0, "save_persistables"), wait)
     assert isinstance(met, MembershipError)
     assert "save_persistables of worker 0 would wait for worker 1, which has no records" in str(met)
-    assert "call it behind the loop" in str(met)
+    assert "call it after the loop" in str(met)
 
 
 # -- what outlives a server ------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_asked_again_under_the_same_number_it_is_the_same() -> None:
         (16, 32),
     ]
     for number in (5, -1, -4):
-        text = rf"range {number} of loader 0, but has had 3; .*persistables"
+        text = rf"range {number} of loader 0, but received 3 so far; .*persistables"
         with pytest.raises(ProtocolError, match=text):
             work.deal(0, ask(number))
 
@@ -154,7 +154,7 @@ def test_workers_that_do_not_iterate_alike_are_told() -> None:
     work = ShardQueue(2)
     work.deal(0, ask())
     for other, text in (
-        (ask(epoch=2), r"begins with records 0 to 95 of epoch 2, but others with .* of epoch 0"),
+        (ask(epoch=2), r"with records 0 to 95 of epoch 2, but other workers with .* of epoch 0"),
         (ask(whole=[(0, 4), (8, 12)]), r"records 0 to 3 and 8 to 11 of epoch 0, but"),
         (ask(whole=[]), r"no record of epoch 0, but others with records 0 to 95"),
     ):

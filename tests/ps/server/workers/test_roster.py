@@ -44,8 +44,8 @@ def test_workers_come_and_leave() -> None:
         ({"server": 0}, "expects server=0, but this server has server=1"),
         ({"worker_num": 3}, "expects worker_num=3, but this server has worker_num=2"),
         ({"server_num": 1}, "expects server_num=1, but this server has server_num=2"),
-        ({"worker": 2}, "calls itself 2, expected 0 to 1"),
-        ({"worker": -1}, "calls itself -1"),
+        ({"worker": 2}, "has index 2, expected 0 to 1"),
+        ({"worker": -1}, "has index -1"),
     ],
 )
 def test_strangers_are_told_what_does_not_fit(facts: dict[str, Any], text: str) -> None:
@@ -82,7 +82,9 @@ def test_nobody_comes_back(end: str, text: str) -> None:
 
 def test_who_has_trained_with_an_earlier_life_is_told_that_it_is_lost() -> None:
     workers = roster()
-    with pytest.raises(MembershipError, match=r"trained with an earlier life .* values are lost"):
+    with pytest.raises(
+        MembershipError, match=r"trained with an earlier incarnation .* values are lost"
+    ):
         workers.arrive(hello(0, joined=True))
     workers.outlive([])
     workers.arrive(hello(0, joined=True))
@@ -96,7 +98,7 @@ def test_a_goodbye_may_be_said_to_two_lives() -> None:
     workers.arrive(hello(1, joined=True))
     assert workers.those(LEFT) == [1]
     assert workers.gone() == [(1, 5, False)]
-    with pytest.raises(MembershipError, match="came back after it had left"):
+    with pytest.raises(MembershipError, match="returned after it had left"):
         workers.arrive(hello(1, incarnation=6))
 
 
@@ -132,7 +134,7 @@ def test_one_that_does_not_come_back_is_lost() -> None:
     workers.lose(0, "its connection was closed", 100.0)
     workers.give_up(110.5)
     assert workers.those(LOST) == [0]
-    with pytest.raises(PeerLostError, match=r"was closed; it has not come back for 10 s"):
+    with pytest.raises(PeerLostError, match=r"was closed; it has not returned for 10 s"):
         workers.check()
     with pytest.raises(MembershipError, match="after it had gone"):
         workers.arrive(hello(0, life=2))
@@ -159,7 +161,7 @@ def test_an_older_life_is_shut_out() -> None:
     assert workers.arrive(hello(0, life=2, away_s=10.0))
     assert not workers.arrive(hello(0, life=2, lane="push"))
     workers.check_life(0, 2)
-    older = r"worker 0 has been started again \(life 2\), but its life 1 still calls"
+    older = r"worker 0 has been restarted \(incarnation 2\), but its incarnation 1 still calls"
     with pytest.raises(MembershipError, match=older):
         workers.check_life(0, 1)
     with pytest.raises(MembershipError, match=older):
@@ -230,7 +232,9 @@ def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
     workers.arrive(hello(1, incarnation=7))
     workers.outlive([])
     workers.know([*before.lives(), (1, 7, 3)])
-    with pytest.raises(MembershipError, match=r"started again \(life 2\), but its life 1 still"):
+    with pytest.raises(
+        MembershipError, match=r"restarted \(incarnation 2\), but its incarnation 1 still"
+    ):
         workers.arrive(hello(0, joined=True))
     with pytest.raises(MembershipError, match="life 3"):
         workers.check_life(1, 1)
@@ -253,7 +257,7 @@ def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> Non
     # worker 3 has come to no life
     ((worker, why),) = workers.give_up(110.5)
     assert worker == 1
-    assert why.endswith("this server was started again; it has not come back for 10 s")
+    assert why.endswith("this server was restarted; it has not returned for 10 s")
     assert (workers.those(LOST), workers.those(ABSENT)) == ([1], [3])
 
 

@@ -185,7 +185,7 @@ class CheckpointHandler:
         folder = Path(message.folder)
         if not is_file(folder / message.token):
             raise CheckpointError(
-                f"server {self._server} does not see what worker 0 wrote into {folder}; the folder "
+                f"server {self._server} does not see the file of worker 0 in {folder}; the folder "
                 "of a checkpoint must be the same for all processes, use a shared file system or "
                 'via="worker0"'
             )
@@ -200,8 +200,8 @@ class CheckpointHandler:
             self._waiting -= 1
         if not is_idle:
             raise CheckpointError(
-                f"server {self._server} still writes the checkpoint or snapshot before, after "
-                f"{self._deadline_s:g} s; wait for it to end, and look at its disk"
+                f"server {self._server} is still writing the previous checkpoint or snapshot after "
+                f"{self._deadline_s:g} s; wait until it ends, and check the server's disk"
             )
 
     def _cut(self) -> _CheckpointCut:

@@ -41,8 +41,7 @@ class FileTransfer:
         """A piece of a file; shorter, or empty, at its end."""
         if offset < 0 or size < 0:
             raise ProtocolError(
-                f"worker 0 asked for {size} bytes at {offset} of {name}, expected no negative "
-                "number"
+                f"worker 0 asked for {size} bytes at {offset} of {name}, expected numbers from 0"
             )
         try:
             with self._path(name).open("rb") as file:
@@ -86,12 +85,12 @@ class FileTransfer:
         """What lies behind a hole would be a file of any size, which takes any time to read."""
         if not 0 <= offset <= size:
             raise ProtocolError(
-                f"worker 0 brought a piece of {name} at {offset}, expected one at 0 to {size}: "
-                "pieces come in order"
+                f"worker 0 sent a piece of {name} at {offset}, expected an offset of 0 to {size}: "
+                "worker 0 sends pieces in order"
             )
 
     def _failure(self, name: str, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"server {self._server} could not hand over {name}, which is in its temporary folder: "
+            f"server {self._server} could not transfer {name} of its temporary folder: "
             f"{error.strerror or error}"
         )

@@ -183,7 +183,7 @@ class Durability:
         if first > 1:
             base, files = self._folder.base()
             logger.info(
-                "life %d of this server: %s%d changes taken up from %s",
+                "incarnation %d of this server: recovered %s%d changes from %s",
                 self.life,
                 "" if files is None else "a snapshot and ",
                 first - base,

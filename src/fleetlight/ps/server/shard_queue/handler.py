@@ -69,7 +69,7 @@ class ShardQueueHandler:
         self._log.note(LeasesFreed(worker))
         for epoch, intervals in self.queue.release(worker):
             logger.warning(
-                "worker %d %s with records %s of epoch %d in hand: they are handed out again",
+                "worker %d %s before it finished records %s of epoch %d; other workers get them",
                 worker,
                 what,
                 told(intervals),

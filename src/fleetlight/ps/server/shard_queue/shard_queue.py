@@ -183,10 +183,10 @@ class ShardQueue:
             self.changes += 1
         if (turn.epoch, turn.whole) != (deal.epoch, list(deal.whole)):
             raise PlanError(
-                f"worker {worker} iterates loader {deal.loader} for the {deal.turn}. time and "
-                f"begins with {_told(deal.whole)} of epoch {deal.epoch}, but others with "
-                f"{_told(turn.whole)} of epoch {turn.epoch}; with deal='queue' all workers must "
-                "iterate alike: the same data, epochs and checkpoints"
+                f"worker {worker} begins iteration {deal.turn} of loader {deal.loader} with "
+                f"{_told(deal.whole)} of epoch {deal.epoch}, but other workers with "
+                f"{_told(turn.whole)} of epoch {turn.epoch}; with deal='queue' all workers need "
+                "the same data, epochs and checkpoints"
             )
         return turn
 
@@ -211,8 +211,8 @@ class ShardQueue:
         hand = turn.hand(worker)
         if not 0 <= deal.number <= len(hand.dealt):
             raise ProtocolError(
-                f"worker {worker} asked for range {deal.number} of loader {deal.loader}, but has "
-                f"had {len(hand.dealt)}; positions of a loader with deal='queue' are saved and "
+                f"worker {worker} asked for range {deal.number} of loader {deal.loader}, but "
+                f"received {len(hand.dealt)} so far; positions of a loader with deal='queue' are saved and "
                 "loaded by fleet.save_persistables and fleet.load_persistables"
             )
         if deal.number < len(hand.dealt):

@@ -181,7 +181,7 @@ class PushHandler:
 
     def _exchange(self, peer: Peer, message: GeoExchange, differences: Gradients) -> list[Array]:
         self._presence.roster.check_trains(peer.worker)
-        refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
+        refused = self._refusal(f"{peer} sent a difference (step {message.step})", differences)
         self._presence.at_step(peer.worker, message.step)
         if refused is not None:
             raise refused

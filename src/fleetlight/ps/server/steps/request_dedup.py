@@ -59,10 +59,10 @@ class RequestDedup:
                 return self._first_reply(before, peer)
             later = before if before is not None and _number(before) > _number(ticket) else None
             if new and later is not None:
-                # it would stand in the way of the one that came after it
+                # its record would replace that of the later push
                 raise ProtocolError(
                     f"push {ticket.sequence} of {peer} came after its push {later.sequence}: "
-                    "nobody waits for the answer any more"
+                    "the worker no longer waits for the reply"
                 )
             if later is None:
                 # also where an earlier incarnation of this server applied it

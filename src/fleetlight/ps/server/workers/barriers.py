@@ -104,14 +104,14 @@ class Barriers(Generic[T]):
         assert self._last is not None
         if meeting < self._last[0]:
             raise ProtocolError(
-                f"worker {worker} came to meeting {meeting}, but all have been to {self._last[0]}"
+                f"worker {worker} entered barrier {meeting}, but barrier {self._last[0]} is complete"
             )
 
     def _differ(self, meeting: int, there: _Meeting[T], worker: int, operation: str) -> str:
         first = min(there.brought)
         return (
             f"worker {first} waits in {there.operation!r}, but worker {worker} came with "
-            f"{operation!r} (meeting {meeting}); every worker must make the same calls in the "
+            f"{operation!r} (barrier {meeting}); every worker must make the same calls in the "
             "same order"
         )
 

@@ -207,9 +207,9 @@ class PresenceMonitor:
     def _told(self, worker: int) -> str:
         trace = self._traces[worker]
         if worker in self.roster.those(ABSENT) and not self.roster.incarnation(worker):
-            return f"worker {worker} (it never came)"
+            return f"worker {worker} (it never connected)"
         if worker in self.roster.those(ABSENT, AWAY):
-            return f"worker {worker} (it has gone, and has not come back yet)"
+            return f"worker {worker} (it has disconnected and not returned)"
         if trace.doing:
             return f"worker {worker} (it is in {trace.doing[-1]})"
         silent = self._clock() - trace.heard

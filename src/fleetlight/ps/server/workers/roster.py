@@ -94,7 +94,7 @@ class Roster:
                 seat.since = now + parting_s
             if seat.state == ABSENT and seat.incarnation:
                 seat.since, seat.away_s = now, away_s
-                seat.why = "this server was started again"
+                seat.why = "this server was restarted"
 
     def arrive(self, hello: Greeting) -> bool:
         """A worker opens a connection; an error says why it does not belong here.
@@ -108,8 +108,8 @@ class Roster:
             self.check_life(hello.worker, hello.life)
         if hello.joined and seat.state == ABSENT and not self._outlives:
             raise MembershipError(
-                f"worker {hello.worker} has trained with an earlier life of this server, whose "
-                "values are lost; start the whole job anew (durability='log' keeps them)"
+                f"worker {hello.worker} trained with an earlier incarnation of this server, whose "
+                "values are lost; restart the whole job (durability='log' keeps the values)"
             )
         may_repeat = self._outlives or hello.joined or hello.life > seat.life
         if seat.state == LEFT and is_same and may_repeat:
@@ -118,14 +118,14 @@ class Roster:
             return False
         if seat.state in (LEFT, LOST):
             raise MembershipError(
-                f"worker {hello.worker} came back after it had {seat.state.replace('lost', 'gone')}"
-                "; a job does not take workers in again, start the whole job anew"
+                f"worker {hello.worker} returned after it had {seat.state.replace('lost', 'gone')}; "
+                "a job does not admit a worker again, restart the whole job"
             )
         if seat.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
                 f"there are two workers {hello.worker} (started at {seat.incarnation} and "
-                f"{hello.incarnation}): it was started twice, or started again; every worker "
-                "needs an index of its own, and a job is started again as a whole"
+                f"{hello.incarnation}): it was started twice, or restarted alone; give every worker "
+                "its own index, and restart a job as a whole"
             )
         self._seats[hello.worker] = _Seat(HERE, hello.incarnation, hello.life, hello.away_s)
         return is_same and hello.life > seat.life
@@ -135,16 +135,16 @@ class Roster:
         now = self._seats[worker].life
         if life < now:
             raise MembershipError(
-                f"worker {worker} has been started again (life {now}), but its life {life} still "
-                "calls; end the older process"
+                f"worker {worker} has been restarted (incarnation {now}), but its incarnation {life} "
+                "still calls; end the older process"
             )
 
     def check_trains(self, worker: int) -> None:
         """Refuse what a worker brings that is no part of the job any more, and may not know it."""
         if self._seats[worker].state in (LEFT, LOST):
             raise MembershipError(
-                f"worker {worker} has left the job or was taken for lost, and the others go on "
-                "without it: what it brings is not taken; end this process"
+                f"worker {worker} has left the job or was lost, and the other workers continue "
+                "without it; the server refuses its pushes, end this process"
             )
 
     def leave(self, worker: int, now: float, error: str = "") -> None:
@@ -190,7 +190,7 @@ class Roster:
         lost = []
         for worker in self.overdue(now):
             seat = self._seats[worker]
-            seat.why += f"; it has not come back for {seat.away_s:g} s" if seat.away_s else ""
+            seat.why += f"; it has not returned for {seat.away_s:g} s" if seat.away_s else ""
             lost.append((worker, self._lose(worker)))
         return [one for one in lost if not self._is_needed(one[0])]
 
@@ -244,7 +244,7 @@ class Roster:
         if hello.fleetlight != self._version:
             raise MembershipError(
                 f"worker {hello.worker} runs fleetlight {hello.fleetlight}, this server "
-                f"{self._version}; use the same everywhere"
+                f"{self._version}; use one version everywhere"
             )
         for fact, here in self._here.items():
             theirs = getattr(hello, fact)
@@ -255,5 +255,5 @@ class Roster:
                 )
         if not 0 <= hello.worker < len(self._seats):
             raise MembershipError(
-                f"a worker calls itself {hello.worker}, expected 0 to {len(self._seats) - 1}"
+                f"a worker has index {hello.worker}, expected 0 to {len(self._seats) - 1}"
             )
