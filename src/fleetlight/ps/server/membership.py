@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerMembership`: the workers that a server is with. They come, meet, leave, and get lost."""
+"""`WorkerMembership`: workers connect to a server, meet at barriers, leave or are lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 
 class WorkerMembership:
-    """Workers are here before it is known what is trained; from `begin` on they push, too."""
+    """The workers of one server; they may connect before `begin`, and push after it."""
 
     def __init__(self, presence: PresenceMonitor, log: WriteAheadLog, worker_num: int) -> None:
         self._presence = presence
@@ -37,47 +37,47 @@ class WorkerMembership:
         self.shard_queue = ShardQueueHandler(presence, log, worker_num)
         #: True once a worker has left because the job was asked to stop
         self.stopped = False
-        #: who comes to no meeting any more, because the job stops
+        #: workers that enter no more barriers, because the job stops
         self._stopping: set[int] = set()
         self._pushes: PushHandler | None = None
-        #: of each worker: it is away once none is left
+        #: open connections by worker; a worker without one is away
         self._connections: list[set[Connection]] = [set() for _ in range(worker_num)]
 
     def begin(self, pushes: PushHandler, *, tolerates_loss: bool) -> None:
-        """Start training; workers that left in an earlier incarnation are not expected.
+        """Start training without the workers that left an earlier incarnation of the server.
 
-        `tolerates_loss`: nor for those that get lost.
+        `tolerates_loss`: the job continues without lost workers, too.
         """
         with self._news:
             self._pushes = pushes
             self._roster.tolerates_loss = tolerates_loss
             gone = self._roster.gone()
         for worker, _, _ in gone:
-            self._make_way(worker)
+            self._complete_without(worker)
 
     def greet(self, connection: Connection, message: m.Greeting) -> bool:
         """A worker connects and belongs to this job.
 
         True when its incarnation is new, which must be on disk before the reply.
         """
-        # of a failure the worker is told by its next request: a greeting that fails is tried again
+        # the next request reports a failure; a worker would retry a greeting that fails
         with self._news:
             lives = self._roster.lives()
             is_another = self._roster.arrive(message)
-            is_news = self._roster.lives() != lives and not self._presence.closed
-            if is_news:
+            is_new = self._roster.lives() != lives and not self._presence.closed
+            if is_new:
                 self._log.note(WorkerJoined(message.worker, message.incarnation, message.life))
             peer = Peer(message.worker, message.incarnation, message.lane, message.life)
             if is_another and self._pushes is not None:
-                self._pushes.forget_ahead(message.worker)
+                self._pushes.forget_prefetched(message.worker)
             connection.note = peer
             connection.peer = f"{peer} ({connection.peer})"
             if is_another:
-                # those of a process that has died count no more, though some may end later
+                # connections of the dead process no longer count, even if they end later
                 self._connections[message.worker].clear()
             self._connections[message.worker].add(connection)
             self._news.notify_all()
-        return is_news
+        return is_new
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""
@@ -93,26 +93,26 @@ class WorkerMembership:
                 )
 
     def hear(self, peer: Peer) -> None:
-        """A request has come: whoever was silent or out of reach is there again."""
+        """Mark a worker that was away as present, because it sent a request."""
         if self._roster.is_away(peer.worker):
             with self._news:
                 self._roster.come_back(peer.worker, peer.incarnation, peer.life)
                 self._news.notify_all()
 
     def until_all_left(self) -> None:
-        """Until every worker has left; raises when one has failed or was lost."""
+        """Wait until every worker has left; raise if a worker failed or was lost."""
         self._presence.until_all_left(self._look)
 
     def _look(self) -> None:
-        """Give up workers that did not come back; the others continue where that is allowed."""
+        """Give up workers that did not return; the job may continue without them."""
         with self._news:
-            # not every end of a connection is reported: a request may be in progress on it
+            # the transport does not report a connection that ends during a request
             for worker in self._roster.those(HERE):
                 self._lose_unconnected(worker, "its connection was closed")
             self._presence.lose_silent()
             if not self._presence.overdue():
                 return
-        # a snapshot finds it written down behind it, or the worker gone
+        # a snapshot shows the worker as gone, or the record comes after the snapshot
         with self._log.turn:
             with self._news:
                 lost = self._presence.give_up()
@@ -122,18 +122,18 @@ class WorkerMembership:
             self._log.settle()
         for worker, why in lost:
             logger.warning("%s; the other workers continue without it", why)
-            self._make_way(worker)
+            self._complete_without(worker)
 
     def _note_gone(self, worker: int, *, lost: bool) -> None:
         self._log.note(WorkerLeft(worker, self._roster.incarnation(worker), lost))
 
     def _lose_unconnected(self, worker: int, why: str) -> None:
-        """A process that has died has no connection left; called with `news` held."""
+        """Lose a worker without an open connection; called with `news` held."""
         if all(connection.has_ended() for connection in self._connections[worker]):
             self._presence.lose(worker, why)
 
     def heartbeat(self, peer: Peer, message: m.Heartbeat) -> Reply:
-        """A worker is alive, and reports its step."""
+        """Record the step and the control signal of a worker."""
         self._presence.at_step(peer.worker, message.step)
         self._presence.check()
         with self._news:
@@ -144,12 +144,12 @@ class WorkerMembership:
         return m.HeartbeatAck(self._presence.call, here), []
 
     def barrier(self, peer: Peer, message: m.Barrier, arrays: Sequence[Array]) -> Reply:
-        """A worker waits for all others."""
+        """Wait until all workers enter the barrier; return the arrays of each."""
         meeting = message.meeting
         with self._news:
             self._presence.check()
             try:
-                with self._noting_meetings():
+                with self._logging_barrier():
                     self.barriers.enter(peer.worker, meeting, message.operation, list(arrays))
                 self._presence.wait(
                     message.operation,
@@ -166,8 +166,8 @@ class WorkerMembership:
         return m.BarrierReply(), [array for arrays_ in brought for array in arrays_]
 
     @contextlib.contextmanager
-    def _noting_meetings(self) -> Iterator[None]:
-        """A meeting may become complete meanwhile; called with `news` held."""
+    def _logging_barrier(self) -> Iterator[None]:
+        """Log the barrier that the block completes, if any; called with `news` held."""
         before = self.barriers.last
         yield
         after = self.barriers.last
@@ -176,7 +176,7 @@ class WorkerMembership:
         self._news.notify_all()
 
     def _missing(self, peer: Peer, message: m.Barrier) -> list[int]:
-        """Who has not come; an error when one never will, who stops or waits for this worker."""
+        """Workers that have not entered; an error if one stops or waits for this worker."""
         missing = self.barriers.missing(message.meeting)
         stopping = [worker for worker in missing if worker in self._stopping]
         if stopping:
@@ -205,10 +205,10 @@ class WorkerMembership:
     def leave(self, peer: Peer, message: m.Leave) -> Reply:
         """A worker leaves; a failed worker ends the job, unless the others may continue."""
         goes = not message.error or (self._roster.tolerates_loss and peer.worker != 0)
-        # a snapshot finds it written down behind it, or the worker gone
+        # a snapshot shows the worker as gone, or the record comes after the snapshot
         with self._log.turn:
             if goes and not self._roster.is_lost(peer.worker):
-                # once the last one has left nothing is written any more
+                # the server writes no record after the last worker has left
                 self._note_leaving(peer.worker, message)
                 self._log.settle()
             with self._news:
@@ -221,18 +221,18 @@ class WorkerMembership:
         if goes:
             if message.error:
                 logger.warning("%s failed; the other workers continue without it", peer)
-            self._make_way(peer.worker)
+            self._complete_without(peer.worker)
         return m.Done(), []
 
     def confirm(self, peer: Peer) -> Reply:
-        """A worker that has left knows that all have heard it."""
+        """A worker that has left has the replies of all servers to its goodbye."""
         with self._news:
             self._roster.confirm(peer.worker)
             self._news.notify_all()
         return m.Done(), []
 
     def _stop(self, worker: int) -> None:
-        """The worker stops, or has: who waits for it is told; called with `news` held."""
+        """Note that the worker stops, and wake the waits for it; called with `news` held."""
         self._stopping.add(worker)
         self._news.notify_all()
 
@@ -244,10 +244,10 @@ class WorkerMembership:
                 self.shard_queue.leave(worker)
             self._note_gone(worker, lost=False)
 
-    def _make_way(self, worker: int) -> None:
-        """Complete what waits for the worker; a worker that stops breaks its barriers."""
+    def _complete_without(self, worker: int) -> None:
+        """Complete steps, and barriers if the job tolerates loss, without the worker."""
         if self._roster.tolerates_loss and worker not in self._stopping:
-            with self._news, self._noting_meetings():
+            with self._news, self._logging_barrier():
                 self.barriers.leave(worker)
         if self._pushes is not None:
             self._pushes.leave(worker)

@@ -45,10 +45,10 @@ from fleetlight.ps.transport.interface import Connection
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]
-#: reads a checkpoint
+#: reads the records of a checkpoint
 Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
-#: their answers tell nothing that could be lost later, or it was written down before; all others
-#: wait for the journal
+#: replies to these messages report no change that a restart could lose; the other replies wait
+#: until the log is on disk
 _UNSETTLED = (
     m.Heartbeat,
     m.FiguresRequest,
@@ -61,7 +61,7 @@ _UNSETTLED = (
     m.ReadFile,
     m.DropSnapshot,
 )
-#: how often a worker that joins is told that a checkpoint is still being read
+#: how long a join waits for the checkpoint to load before the worker must ask again
 _LOADING_S = 1.0
 
 
@@ -75,7 +75,7 @@ class _Service:
     checkpoints: CheckpointHandler
 
     def take(self, message: m.Message, arrays: Arrays) -> None:
-        """Values of a checkpoint, before the first worker joins."""
+        """Load a record of a checkpoint, before the first worker joins."""
         if isinstance(message, m.Load):
             self.checkpoints.load(message)
         elif isinstance(message, m.RestoreDense):
@@ -88,7 +88,7 @@ class _Service:
 class Server:
     """Server `index` of `server_num`, for `worker_num` workers.
 
-    It is called as a handler of `transport`: `server(connection, message, arrays)`.
+    The transport calls it for each message: `server(connection, message, arrays)`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Server:
         self.index = index
         self._server_num = server_num
         self._durability: Durability | None = None
-        #: as in `Welcome`, also once what is kept was closed
+        #: the incarnation that `Welcome` reports; valid after `_durability` is closed, too
         self._life = 0
         self._log = WriteAheadLog()
         self._worker_num = worker_num
@@ -113,10 +113,10 @@ class Server:
         self._news = self._presence.news
         self._membership = WorkerMembership(self._presence, self._log, worker_num)
         self._gate = SharedExclusiveLock(deadline_s)
-        #: how the whole job resumes, where it does
+        #: the reports from which a restarted job decides how it resumes
         self.resuming = ResumeReports(self._presence, worker_num)
         self._service: _Service | None = None
-        #: the plan is known, and a checkpoint is being read
+        #: True while the server has a plan and loads a checkpoint
         self._is_loading = False
 
     def open(
@@ -127,9 +127,9 @@ class Server:
         loaded: Loaded | None = None,
         durable: Durable | None = None,
     ) -> None:
-        """Make the tables and dense blocks; workers may join once all that is `loaded` is in.
+        """Make the tables and dense blocks, and load the checkpoint; then workers may join.
 
-        If the server recovers its own values, nothing is loaded.
+        If the server recovers its own values, it does not load the checkpoint.
         """
         state = ServerState(plan, self.index, optimizers, parameters)
         deadline_s = self._presence.deadline_s
@@ -157,7 +157,7 @@ class Server:
             self._news.notify_all()
 
     def _decided(self, durable: Durable | None) -> Durable | None:
-        """With what all processes have agreed on, where the whole job resumes."""
+        """Add the decision of all processes if the whole job resumes."""
         remains = self.resuming.remains
         if durable is None or remains is None:
             return durable
@@ -165,7 +165,7 @@ class Server:
         if decision.kind == REFUSED:
             raise JournalError(f"durability: {decision.why}")
         if decision.kind == FINISHED and remains.state != KEPT:
-            # it has heard all goodbyes, and hears them again
+            # this server received all goodbyes, and the workers repeat them
             return None
         return dataclasses.replace(durable, decision=decision, must_exist=False)
 
@@ -181,7 +181,7 @@ class Server:
                 service.take(message, arrays)
         except BaseException:
             if durability is not None:
-                # nothing has begun that another start would have to be told of
+                # training has not started, so a restart has nothing to recover
                 durability.close(is_needed=False)
             raise
 
@@ -198,7 +198,7 @@ class Server:
         )
 
     def __call__(self, connection: Connection, message: m.Message, arrays: Arrays) -> Reply:
-        """Answer a message; what is raised is meant for the worker."""
+        """Handle a message and return the reply; the worker receives what it raises."""
         if isinstance(message, m.Greeting):
             return self._hello(connection, message)
         peer = connection.note
@@ -213,15 +213,15 @@ class Server:
             if self._durability is not None and self._replaces(message):
                 self._durability.snapshot_now()
             elif not isinstance(message, _UNSETTLED):
-                # what is acknowledged or was seen is not lost any more
+                # a restart must not lose what the reply confirms or shows
                 self._log.settle()
             return reply
 
     def _replaces(self, message: m.Message) -> bool:
-        """Whether other values stand there now, which are written down nowhere."""
+        """True if the message replaced values without a record in the log."""
         if isinstance(message, m.Load):
             return not message.dry
-        # first values are brought once; a log has them
+        # worker 0 sends initial values once, and a log of values contains them
         brings = isinstance(message, m.Fill) and not self._log.logs_values
         return brings or isinstance(message, m.RestoreDense)
 
@@ -230,15 +230,15 @@ class Server:
         self._membership.gone(connection, error)
 
     def wait(self) -> None:
-        """Until every worker has left; raises when one has failed or was lost."""
+        """Wait until every worker has left; raise if a worker failed or was lost."""
         self._membership.until_all_left()
 
     def refuse(self, why: str = "") -> None:
-        """Serve no more: whoever waits or calls is told why."""
+        """Refuse all requests: workers that wait or call receive the reason."""
         self._presence.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
 
     def close(self, why: str = "") -> None:
-        """The same, and let go of what is kept; once its part is over that is removed."""
+        """Refuse all requests and close the log; delete the folder if the job is over."""
         self.refuse(why)
         if self._service is not None:
             self._service.checkpoints.drop()
@@ -248,12 +248,12 @@ class Server:
             self._durability = None
 
     def call_stop(self) -> None:
-        """Have all workers told that the job is to stop; safe in a signal's handler."""
+        """Ask all workers to stop; signal handlers may call it."""
         self._presence.call_stop()
 
     @property
     def is_open(self) -> bool:
-        """True once it knows what is trained."""
+        """True once the server has a plan and its values."""
         return self._service is not None
 
     @property
@@ -268,11 +268,11 @@ class Server:
 
     @property
     def closed(self) -> bool:
-        """True once it serves no more."""
+        """True once the server refuses all requests."""
         return self._presence.closed
 
     def figures(self) -> m.ServerFigures:
-        """What there is to say in figures."""
+        """Counts of pushes and rows, and bytes of each table."""
         service = self._service
         if service is None:
             return m.ServerFigures(0, {}, {}, {})
@@ -356,7 +356,7 @@ class Server:
                 )
 
     def _serving(self) -> _Service:
-        """What the server works with; an error where the job is over or has not begun."""
+        """The service of an open server; an error before `open` and after the job."""
         self._presence.check()
         return self._open_service()
 
@@ -368,7 +368,7 @@ class Server:
     def _hello(self, connection: Connection, message: m.Greeting) -> Reply:
         with self._news:
             if message.joined and not self.is_open:
-                # to be tried again
+                # the worker tries again
                 raise PeerLostError(
                     f"server {self.index} has restarted and is recovering its values"
                 )
@@ -376,8 +376,8 @@ class Server:
                 self._service.pushes.check_has(
                     message.worker, message.incarnation, message.acknowledged
                 )
-            is_news = self._membership.greet(connection, message)
-        if is_news:
+            is_new = self._membership.greet(connection, message)
+        if is_new:
             self._log.settle()
             if message.worker == 0 and self._service is not None:
                 # worker 0 restarted: it repeats a save that was in progress, or drops it
@@ -397,8 +397,8 @@ class Server:
             self._presence.check()
             if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
                 return m.Done(), []
-            known = self._open_service().pushes.known_of(peer.worker, peer.incarnation)
-            return m.Resumed(decision, *known, self._roster.is_lost(peer.worker)), []
+            pushed = self._open_service().pushes.last_push(peer.worker, peer.incarnation)
+            return m.Resumed(decision, *pushed, self._roster.is_lost(peer.worker)), []
 
     def _join(self, peer: Peer, message: m.Join) -> Reply:
         with self._news:
@@ -410,7 +410,7 @@ class Server:
                 otherwise=f"server {self.index}, which has not called fleet.init_server() yet",
             )
             if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
-                # to be asked again: a large checkpoint takes longer than any deadline
+                # the worker asks again: a large checkpoint may take longer than a deadline
                 return m.Done(), []
         difference = first_difference(self._open_service().plan, message.plan)
         if difference is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SharedExclusiveLock`: pushes share it, a cut or a load has it alone."""
+"""`SharedExclusiveLock`: pushes hold it shared, a cut or a load holds it exclusively."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetlight.errors import DeadlineError
 
 
 class SharedExclusiveLock:
-    """Pushes hold it shared; a cut or a load of all tables holds it alone."""
+    """A lock with shared and exclusive holders, and a deadline for each wait."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -21,7 +21,7 @@ class SharedExclusiveLock:
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:
-        """Hold the lock shared; waits while another thread has or wants it alone."""
+        """Hold the lock shared; wait while another thread holds or requests it exclusively."""
         with self._changed:
             self._wait(lambda: not self._alone, "a push", "a cut or a load")
             self._passing += 1
@@ -34,7 +34,7 @@ class SharedExclusiveLock:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock alone: waits for shared holders, and makes later ones wait."""
+        """Hold the lock exclusively: wait for shared holders, and block new ones."""
         with self._changed:
             self._wait(lambda: not self._alone, "a cut or a load", "another one")
             self._alone = True

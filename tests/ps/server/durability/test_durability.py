@@ -175,7 +175,7 @@ def test_gradients_that_are_held_stay_held(lives: Any, when: str) -> None:
     first, second = one.workers
     assert one.server._service is not None
     # a worker that resumes with all knows of the others only
-    known = one.server._service.pushes.known_of(0, 1)
+    known = one.server._service.pushes.last_push(0, 1)
     assert known == (first.sequence, int(when != "released"))
     if when == "held":
         # an answer that was lost

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PushHandler`: what changes the state in training, and what the workers are answered."""
+"""`PushHandler`: applies pushes and exchanges, and makes their replies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Array = NDArray[Any]
 
 
 class PushHandler:
-    """In sync mode the pushes of all workers make one step, else each push is applied alone."""
+    """In sync mode, all workers push one step together; in other modes, each push is a step."""
 
     def __init__(
         self,
@@ -60,28 +60,32 @@ class PushHandler:
             state, presence, gate, self.progress, log, worker_num
         )
         self._requests = RequestDedup(presence, self.progress.marks)
-        self._ahead = PrefetchedIds()
+        self._prefetched = PrefetchedIds()
 
     def push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Reply:
-        """Gradients of one step of one worker."""
+        """Apply the gradients of one worker."""
         return self._requests.once(
             peer,
             message,
             lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
-            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
+            lambda is_last: self._pushed(
+                peer, message, self._outcome_again(peer, message), is_last
+            ),
         )
 
     def apply(self, peer: Peer, message: Apply) -> Reply:
-        """The factor for gradients that are held."""
+        """Apply held gradients, times a factor."""
         return self._requests.once(
             peer,
             message,
             lambda: self._pushed(peer, message, self._coordinator.apply(peer, message)),
-            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
+            lambda is_last: self._pushed(
+                peer, message, self._outcome_again(peer, message), is_last
+            ),
         )
 
     def exchange(self, peer: Peer, message: GeoExchange, arrays: Sequence[Array]) -> Reply:
-        """Differences of one worker, in geo mode."""
+        """Add the differences of one worker, in geo mode."""
         if self._plan.mode != GEO:
             raise PlanError(f"{peer} exchanges differences, but the mode is {self._plan.mode!r}")
         differences = self._state.differences(message, arrays, str(peer))
@@ -90,26 +94,26 @@ class PushHandler:
             message,
             lambda: self._exchanged(self._exchange(peer, message, differences)),
             lambda _: self._exchanged(self._reread(message, differences)),
-            # many rows, which can as well be read again
+            # the reply may be large, and a repeated request can read the rows again
             keep=False,
         )
 
     def remember(self, peer: Peer, pulled: PrefetchedBatch) -> None:
-        """Ids that a worker reads for a step to come; to be called before they are read."""
+        """Note ids that a worker prefetches; call this before reading their rows."""
         if self._plan.mode == SYNC:
             with self._news:
-                self._ahead.remember(peer.worker, pulled)
+                self._prefetched.remember(peer.worker, pulled)
 
     def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
-        """Refuse a worker that was told of more than this server has; `news` is held."""
+        """Refuse a worker whose confirmed pushes this server lost; called with `news` held."""
         self.progress.marks.check_has(worker, incarnation, acknowledged)
 
-    def forget_ahead(self, worker: int) -> None:
+    def forget_prefetched(self, worker: int) -> None:
         """The worker restarted and has prefetched nothing; called with `news` held."""
-        self._ahead.forget(worker)
+        self._prefetched.forget(worker)
 
     def end(self, worker: int, phase: int) -> None:
-        """The worker makes no more step in this phase: others may wait for just that."""
+        """The worker makes no more step in this phase; this may complete steps of others."""
         with self._news:
             self.progress.clocks.end(worker, phase)
             self._log.note(PhaseEnded(worker, phase))
@@ -118,7 +122,7 @@ class PushHandler:
         carry_out()
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
-        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        """By optimizer: the workers that a worker waits for; called with `news` held."""
         return self._coordinator.awaited_by(worker)
 
     def leave(self, worker: int) -> None:
@@ -129,11 +133,11 @@ class PushHandler:
         self._coordinator.leave(worker)
 
     def begin(self, epoch: int) -> None:
-        """A checkpoint was loaded: what was made for the values before is forgotten."""
+        """Forget all steps in progress, because a checkpoint replaces the values."""
         with self._news:
             self.progress.marks.begin(epoch)
             self._coordinator.clear()
-            self._ahead.clear()
+            self._prefetched.clear()
 
     def _push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Outcome:
         self._presence.roster.check_trains(peer.worker)
@@ -185,7 +189,7 @@ class PushHandler:
         self._presence.at_step(peer.worker, message.step)
         if refused is not None:
             raise refused
-        # what comes in pieces is one change
+        # an exchange in several messages counts once
         steps = 0 if message.more else 1
         entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, merged=steps)
         change = DifferencesAdded(entry, message.step, message.tables, message.dense, message.more)
@@ -210,7 +214,7 @@ class PushHandler:
     ) -> None:
         """Replay a logged change."""
         if isinstance(change, DifferencesAdded):
-            self._differed(change, self._state.differences(change, arrays, "a journal"), False)
+            self._differed(change, self._state.differences(change, arrays, "the journal"), False)
             return
         gradients = None
         if not isinstance(change, HeldStepApplied) and not change.skipped:
@@ -229,14 +233,14 @@ class PushHandler:
         """The steps that wait for a factor; called with `news` held."""
         return self._coordinator.held_now()
 
-    def known_of(self, worker: int, incarnation: int) -> tuple[int, int]:
-        """The last push of a worker, and how many wait for a factor; called with `news` held."""
+    def last_push(self, worker: int, incarnation: int) -> tuple[int, int]:
+        """The last push of a worker, and the number of held ones; called with `news` held."""
         return self.progress.marks.last(worker, incarnation), self._coordinator.held_of(worker)
 
     def restore(self, state: Baseline, *, is_last: bool) -> None:
         """Restore `standing`, before the first push.
 
-        `is_last`: what came later is lost, and whatever the workers bring next is taken.
+        `is_last`: later changes were not logged; accept any next step of the workers.
         """
         self.progress.restore(state.ledger)
         self._coordinator.restore(state.steps, state.releases, is_last)
@@ -246,7 +250,7 @@ class PushHandler:
         self.progress.forget_workers()
         self._coordinator.forget_workers()
 
-    def _became(self, peer: Peer, message: Push | Apply) -> Outcome:
+    def _outcome_again(self, peer: Peer, message: Push | Apply) -> Outcome:
         """The outcome of a worker's last push, which it sends again."""
         with self._news:
             held = self._coordinator.held(peer, message)
@@ -267,11 +271,11 @@ class PushHandler:
             return None
         if message.refusal:
             return GradientError(message.refusal)
-        # workers look first: they see all of a step, a server only its part
+        # workers check first, because a server has only a part of the step
         return self._refusal(f"{peer} pushed a gradient (step {message.step})", gradients)
 
     def _refusal(self, what: str, gradients: Gradients) -> GradientError | None:
-        """Why values that are not finite will not be applied; None where all is well."""
+        """The error for values that are not finite; None if the server may apply them."""
         if self._plan.on_nonfinite == "apply":
             return None
         where = not_finite(gradients, self._plan)
@@ -282,9 +286,9 @@ class PushHandler:
     ) -> Reply:
         arrays: list[Array] = self._state.dense.values() if message.wants_dense else []
         changed: list[PrefetchedBatch] = []
-        # what was pulled ahead behind it is of the answer to a later one
+        # rows prefetched after it belong to the reply to a later push
         if is_last and not (isinstance(message, Push) and message.hold):
-            for pulled in self._taken_ahead(peer, message.optimizer):
+            for pulled in self._take_prefetched(peer, message.optimizer):
                 rows = self._changed_rows(pulled, outcome, message.step)
                 if rows:
                     changed.append(pulled)
@@ -305,14 +309,14 @@ class PushHandler:
             call,
         ), arrays
 
-    def _taken_ahead(self, peer: Peer, optimizer: int) -> list[PrefetchedBatch]:
-        """The lists that this step may have made old: no other step changes those tables."""
+    def _take_prefetched(self, peer: Peer, optimizer: int) -> list[PrefetchedBatch]:
+        """Take the prefetched ids of the optimizer's tables: only its steps change these rows."""
         mine = {n for n, table in enumerate(self._plan.tables) if table.optimizer == optimizer}
         with self._news:
-            return self._ahead.take(peer.worker, mine)
+            return self._prefetched.take(peer.worker, mine)
 
     def _changed_rows(self, pulled: PrefetchedBatch, outcome: Outcome, step: int) -> list[Array]:
-        """Positions and rows of what the step has changed, or nothing."""
+        """The positions and values of the prefetched rows that the step changed; [] if none."""
         touched = outcome.touched.get(pulled.table)
         if touched is None or not len(touched):
             return []

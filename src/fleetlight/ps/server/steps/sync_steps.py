@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SyncStepCoordinator`: in sync mode, the pushes of all workers make one step.
 
-The thread of the last worker carries the step out, and the others wait for it. A step may be held
-once its gradients are summed, until every worker has sent the factor to apply.
+The thread of the last worker applies the step, and the other threads wait for it. A server may hold
+the summed gradients until every worker has sent the factor to apply.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ P = TypeVar("P")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a step."""
+    """The result of a step."""
 
-    #: False when it was skipped
+    #: False if the step was skipped
     applied: bool
     #: by table: the ids whose rows may have changed
     touched: dict[int, Ids] = dataclasses.field(default_factory=dict)
     square: float = 0.0
-    #: what all who made the step are to do behind it
+    #: the control signal for all workers of the step
     call: ControlSignal = NO_SIGNAL
 
 
 @dataclasses.dataclass
 class _Part:
-    """What a worker brings to a step, and what became of it."""
+    """The push of one worker to a step, and its outcome."""
 
     peer: Peer
     message: Push
     gradients: Gradients
-    #: why its gradients must not be applied
+    #: why the gradients must not be applied
     refusal: GradientError | None
     outcome: Outcome | Exception | None = None
 
 
 @dataclasses.dataclass
 class _Release:
-    """What a worker says about a step that is held."""
+    """The request of one worker to apply or skip a held step."""
 
     peer: Peer
     message: Apply
@@ -75,11 +75,11 @@ class _HeldStep:
 
     @property
     def refusal(self) -> GradientError | None:
-        """Why they must not be applied; a loss scaler may yet have the step skipped."""
+        """Why the gradients must not be applied; a loss scaler may still skip the step."""
         return GradientError(self.change.refusal) if self.change.refusal else None
 
     def entry(self, worker: int) -> WorkerPart | None:
-        """What a worker has brought."""
+        """The part of a worker in this step; None if it has none."""
         return next((entry for entry in self.change.entries if entry.worker == worker), None)
 
 
@@ -106,7 +106,7 @@ class SyncStepCoordinator:
         # not every step is held
         self._releases: StepGroups[_Release] = StepGroups(worker_num, consecutive=False)
         self._held: dict[int, _HeldStep] = {}
-        #: values are those of a snapshot: later steps are lost, and their workers continue
+        #: True if the values come from a snapshot, without the steps after it
         self._has_lost = False
 
     def push(
@@ -116,7 +116,7 @@ class SyncStepCoordinator:
         part = _Part(peer, message, gradients, refusal)
         with self._news:
             if (held := self.held(peer, message)) is not None:
-                # the server has begun a new life since
+                # the server restarted after this push
                 return held
             complete = self._steps.add(
                 message.optimizer, peer.worker, message.phase, message.step, part
@@ -128,14 +128,14 @@ class SyncStepCoordinator:
         return self._outcome(part, self._steps.missing)
 
     def held(self, peer: Peer, message: Push | Apply) -> Outcome | None:
-        """What was said of gradients that are held, if these are; called with `news` held."""
+        """The outcome of a push whose gradients are held, or None; called with `news` held."""
         kept = self._held.get(message.optimizer)
         if kept is None or not _is_of(kept.entry(peer.worker), peer, message.sequence):
             return None
         return Outcome(not kept.change.skipped, square=kept.change.square)
 
     def apply(self, peer: Peer, message: Apply) -> Outcome:
-        """A worker's word about a step that is held; returns when all have said theirs."""
+        """Apply or skip a held step; return when all workers have sent their requests."""
         release = _Release(peer, message)
         with self._news:
             kept = self._held.get(message.optimizer)
@@ -159,7 +159,7 @@ class SyncStepCoordinator:
         return Outcome(applied=not message.skip)
 
     def end(self, worker: int, phase: int) -> Callable[[], None]:
-        """The worker makes no more step in this phase: others may wait for just that.
+        """The worker makes no more step in this phase; this may complete steps of others.
 
         Called with `news` held; the caller runs the returned function without it.
         """
@@ -173,15 +173,15 @@ class SyncStepCoordinator:
         self._carry_out_all(steps, releases)
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
-        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        """By optimizer: the workers that a worker waits for; called with `news` held."""
         return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
 
     def redo(
         self, change: StepApplied | StepHeld | HeldStepApplied, gradients: Gradients | None
     ) -> None:
-        """Replay a logged change: its workers do not send it again."""
+        """Replay a logged change; its workers do not send it again."""
         if isinstance(change, StepHeld) and self._has_lost:
-            # of whom it is nothing is known any more
+            # the snapshot has no positions of its workers
             return
         is_counted = isinstance(change, StepHeld) and change.restated
         for entry in () if is_counted else change.entries:
@@ -196,7 +196,7 @@ class SyncStepCoordinator:
             self._released(self._held.pop(change.optimizer), change)
 
     def standing(self) -> tuple[StepsState, StepsState]:
-        """Who may bring what next; called with `news` held."""
+        """The next pushes and releases of all workers; called with `news` held."""
         return self._steps.state(), self._releases.state()
 
     def restore(self, steps: StepsState, releases: StepsState, is_last: bool) -> None:
@@ -212,7 +212,7 @@ class SyncStepCoordinator:
             groups.restore(StepsState(dict.fromkeys(range(self._worker_num), -1), []))
 
     def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
-        """The steps that are held, to be written down once more; called with `news` held."""
+        """The held steps, for a new log file; called with `news` held."""
         return [
             (msgspec.structs.replace(kept.change, restated=True), described(kept.gradients)[3])
             for kept in self._held.values()
@@ -230,9 +230,9 @@ class SyncStepCoordinator:
         self._held.clear()
 
     def _refuse_uneven(self, optimizer: int, worker: int) -> None:
-        """Who clips and who does not need not wait for the others to learn of it.
+        """Fail a step at once if some of its workers clip and some do not.
 
-        These learn of it when they come: the step stays as it is. Called with `news` held.
+        The step stays open, so that later workers fail, too. Called with `news` held.
         """
         begun = self._steps.begun(optimizer, worker)
         assert begun is not None
@@ -240,7 +240,7 @@ class SyncStepCoordinator:
             _agreed_hold(begun)
         except PlanError as error:
             self._steps.undone(begun.optimizer, begun.contributions)
-            self._tell(list(begun.contributions.values()), error)
+            self._set_outcome(list(begun.contributions.values()), error)
 
     @property
     def _refuses(self) -> bool:
@@ -269,16 +269,16 @@ class SyncStepCoordinator:
 
     def _carry_out(self, complete: Complete[_Part]) -> None:
         parts = list(complete.contributions.values())
-        outcome = self._tried(self._steps, complete, lambda: self._step(complete, parts))
+        outcome = self._run(self._steps, complete, lambda: self._step(complete, parts))
         with self._news:
             if isinstance(outcome, Exception) or not outcome.applied:
                 self._steps.undone(complete.optimizer, complete.contributions)
-            self._tell(parts, outcome)
+            self._set_outcome(parts, outcome)
 
-    def _called_behind(self, parts: Sequence[_Part | _Release]) -> ControlSignal:
-        """The control signal for all workers of a step, which may reach them in no other way.
+    def _control_signal(self, parts: Sequence[_Part | _Release]) -> ControlSignal:
+        """The control signal for the replies of a step.
 
-        All must receive it with the same step, so it waits for a step that all workers make.
+        All workers must receive it with one step, so it waits for a step of all workers.
         """
         with self._news:
             roster = self._presence.roster
@@ -288,11 +288,11 @@ class SyncStepCoordinator:
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())
-        outcome = self._tried(self._releases, complete, lambda: self._release(complete, releases))
+        outcome = self._run(self._releases, complete, lambda: self._release(complete, releases))
         with self._news:
-            self._tell(releases, outcome)
+            self._set_outcome(releases, outcome)
 
-    def _tried(
+    def _run(
         self, groups: StepGroups[P], complete: Complete[P], act: Callable[[], Outcome]
     ) -> Outcome | Exception:
         try:
@@ -310,7 +310,7 @@ class SyncStepCoordinator:
             with self._news:
                 groups.carried_out(complete)
 
-    def _tell(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
+    def _set_outcome(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
         for part in parts:
             part.outcome = outcome
         self._news.notify_all()
@@ -327,7 +327,7 @@ class SyncStepCoordinator:
         gradients = None if skip else mean([part.gradients for part in parts])
         if hold:
             return self._hold(complete, gradients, refusal)
-        # hyper-parameters belong to a step: those of the worker that is furthest
+        # the step uses the hyper-parameters of the worker with the largest step
         furthest = max(parts, key=lambda part: part.message.step).message
         tables, dense, absent, arrays = described(gradients)
         change = StepApplied(
@@ -339,7 +339,7 @@ class SyncStepCoordinator:
             dense,
             absent,
             skipped=skip,
-            call=self._called_behind(parts),
+            call=self._control_signal(parts),
         )
         self._log.make(change, arrays, lambda: self._stepped(change, gradients))
         return _outcome_of(gradients, change.call)
@@ -355,7 +355,7 @@ class SyncStepCoordinator:
     def _hold(
         self, complete: Complete[_Part], gradients: Gradients | None, refusal: GradientError | None
     ) -> Outcome:
-        # what a worker has left out for values that are not finite counts as they would
+        # gradients that a worker omits because they are not finite have an infinite norm
         square = float("inf")
         if gradients is not None:
             gradients, square = self._state.summed(gradients)
@@ -399,7 +399,7 @@ class SyncStepCoordinator:
             [_released(kept, release) for release in releases],
             factor,
             skipped=skip or kept.gradients is None,
-            call=self._called_behind(releases),
+            call=self._control_signal(releases),
         )
         return self._log.make(change, [], lambda: self._released(kept, change))
 
@@ -433,14 +433,14 @@ def _entry(part: _Part, sequence: int) -> WorkerPart:
 
 
 def _released(kept: _HeldStep, release: _Release) -> WorkerPart:
-    """The part of a held step, under the number of the word that released it."""
+    """The part of a worker in a held step, with the sequence number of its release."""
     entry = kept.entry(release.peer.worker)
     assert entry is not None
     return msgspec.structs.replace(entry, sequence=release.message.sequence)
 
 
 def _is_of(entry: WorkerPart | None, peer: Peer, sequence: int) -> bool:
-    """Whether a part is that of this push."""
+    """True if the part belongs to this push."""
     return entry is not None and (entry.incarnation, entry.sequence) == (peer.incarnation, sequence)
 
 
@@ -466,9 +466,9 @@ def _agreed_hold(complete: Complete[_Part]) -> bool:
 def _agreed_factor(complete: Complete[_Release]) -> float:
     factors = {worker: r.message.factor for worker, r in complete.contributions.items()}
     if len(set(factors.values())) > 1:
-        told = ", ".join(f"worker {worker}: {factor:g}" for worker, factor in factors.items())
+        listed = ", ".join(f"worker {worker}: {factor:g}" for worker, factor in factors.items())
         raise PlanError(
-            f"step {complete.step}: the workers clip by different factors ({told}); every worker "
+            f"step {complete.step}: the workers clip by different factors ({listed}); every worker "
             "must call clip_grad_norm_ with the same number"
         )
     return next(iter(factors.values()))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Barriers`: what all workers do together at one server, one after another. Pure.
+"""`Barriers`: the barriers of all workers at one server. Pure.
 
-Each worker counts its barriers; those with the same number belong together.
+Each worker counts its barriers; equal counts are one barrier.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ def _worker(entry: tuple[int, object]) -> int:
 @dataclasses.dataclass
 class _Meeting(Generic[T]):
     operation: str
-    #: by worker: what it brought
+    #: by worker: the value it sent
     brought: dict[int, T] = dataclasses.field(default_factory=dict)
 
 
 class Barriers(Generic[T]):
-    """Who has come to which meeting with what."""
+    """The workers that have entered each barrier, and their values."""
 
     def __init__(self, worker_num: int) -> None:
         self._worker_num = worker_num
         self._open: dict[int, _Meeting[T]] = {}
-        #: the last complete barrier: a worker may ask again
+        #: the last complete barrier; a worker may repeat its request
         self._last: tuple[int, str, list[T]] | None = None
         self._broken: PeerError | None = None
-        #: who comes to no more meeting
+        #: workers that enter no more barriers
         self._gone: set[int] = set()
 
     def enter(self, worker: int, meeting: int, operation: str, brought: T) -> None:
-        """A worker has come; coming again to the same meeting changes nothing."""
+        """A worker enters a barrier; entering it again has no effect."""
         self._check_open()
         if self._last is not None and meeting <= self._last[0]:
             self._check_last(worker, meeting)
@@ -57,7 +57,7 @@ class Barriers(Generic[T]):
         self._complete(meeting)
 
     def leave(self, worker: int) -> None:
-        """The worker comes to no more meeting; the others may wait for just that."""
+        """The worker enters no more barriers; this may complete open ones."""
         self._gone.add(worker)
         for meeting in sorted(self._open):
             self._complete(meeting)
@@ -70,7 +70,7 @@ class Barriers(Generic[T]):
         self._last = meeting, there.operation, everything
 
     def result(self, meeting: int) -> list[T] | None:
-        """What each worker brought, in order; None while a worker is missing."""
+        """The values of all workers, in order; None while a worker is missing."""
         if self._last is not None and self._last[0] == meeting:
             return self._last[2]
         self._check_open()
@@ -78,7 +78,7 @@ class Barriers(Generic[T]):
 
     @property
     def last(self) -> tuple[int, str, list[T]] | None:
-        """The last complete meeting: its number, what it was for, and what was brought."""
+        """The last complete barrier: its number, operation and values."""
         return self._last
 
     def restore(self, meeting: int, operation: str, brought: list[T]) -> None:
@@ -86,14 +86,14 @@ class Barriers(Generic[T]):
         self._last = meeting, operation, brought
 
     def missing(self, meeting: int) -> list[int]:
-        """Who has not come."""
+        """Workers that have not entered the barrier."""
         there = self._open.get(meeting)
         came = there.brought if there is not None else {}
         expected = [w for w in range(self._worker_num) if w not in self._gone]
         return [worker for worker in expected if worker not in came]
 
     def give_up(self, error: PeerError) -> None:
-        """There will be no more barriers, and `error` is why; the first reason stays."""
+        """Fail this and all later barriers with `error`; the first error stays."""
         self._broken = self._broken or error
 
     def _check_open(self) -> None:

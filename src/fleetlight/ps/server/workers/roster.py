@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Roster`: which workers have come to a server, left it, or were lost. Pure."""
+"""`Roster`: which workers are connected to a server, have left it, or were lost. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from fleetlight.errors import MembershipError, PeerLostError
 from fleetlight.ps.messages import Greeting
 
-#: what has become of a worker; one that is away may be started again
+#: the states of a worker; a worker that is away may restart
 ABSENT, HERE, AWAY, LEFT, LOST = "absent", "here", "away", "left", "lost"
 
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Who speaks over a connection."""
+    """The worker at the other end of a connection."""
 
     worker: int
     incarnation: int
@@ -32,12 +32,12 @@ class _Seat:
     state: str = ABSENT
     incarnation: int = 0
     life: int = 1
-    #: how long it may be away, or absent
+    #: how long the worker may be away or absent
     away_s: float = math.inf
-    #: since when it is away, or has left; and why it is away
+    #: when the worker became away or left, and why it is away
     since: float = 0.0
     why: str = ""
-    #: it has left, and knows that it was heard
+    #: True if the worker has left and received the reply to its goodbye
     confirmed: bool = False
 
 
@@ -52,14 +52,14 @@ class Roster:
         self._version = version
         self._seats = [_Seat() for _ in range(worker_num)]
         self._failure: str | None = None
-        #: a server that is started again has its values still
-        self._outlives = False
+        #: True if this server recovered its values after a restart
+        self._is_recovered = False
         #: True when the job continues without a lost worker; worker 0 is always needed
         self.tolerates_loss = False
 
     def outlive(self, gone: Iterable[tuple[int, int, bool]]) -> None:
-        """Restore the workers that `gone` listed in an earlier incarnation."""
-        self._outlives = True
+        """Restore the workers that `gone` returned in an earlier incarnation."""
+        self._is_recovered = True
         for worker, incarnation, lost in gone:
             seat = self._seats[worker]
             life = seat.life if seat.incarnation == incarnation else 1
@@ -71,12 +71,12 @@ class Roster:
         return [(w, self._seats[w].incarnation, w in self.those(LOST)) for w in sorted(gone)]
 
     def lives(self) -> list[tuple[int, int, int]]:
-        """Who has ever come: worker, incarnation, and its newest life."""
+        """Workers that have connected: worker, incarnation, and number of its last restart."""
         seats = enumerate(self._seats)
         return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.incarnation]
 
     def know(self, lives: Iterable[tuple[int, int, int]]) -> None:
-        """Restore the workers that `lives` listed in an earlier incarnation."""
+        """Restore the workers that `lives` returned in an earlier incarnation."""
         for worker, incarnation, life in lives:
             seat = self._seats[worker]
             if seat.state == ABSENT:
@@ -87,7 +87,7 @@ class Roster:
     def expect(self, now: float, away_s: float, parting_s: float = 0.0) -> None:
         """Count workers known from an earlier incarnation as away from now on.
 
-        Those that have left may take `parting_s` longer than others to say goodbye again.
+        Workers that have left may take `parting_s` longer to say goodbye again.
         """
         for seat in self._seats:
             if seat.state == LEFT:
@@ -97,23 +97,23 @@ class Roster:
                 seat.why = "this server was restarted"
 
     def arrive(self, hello: Greeting) -> bool:
-        """A worker opens a connection; an error says why it does not belong here.
+        """Admit a worker that connects; an error says why it does not belong here.
 
-        True when the worker restarted.
+        Return True if the worker has restarted.
         """
         self._check_fits(hello)
         seat = self._seats[hello.worker]
         is_same = seat.incarnation == hello.incarnation
         if is_same:
             self.check_life(hello.worker, hello.life)
-        if hello.joined and seat.state == ABSENT and not self._outlives:
+        if hello.joined and seat.state == ABSENT and not self._is_recovered:
             raise MembershipError(
                 f"worker {hello.worker} trained with an earlier incarnation of this server, whose "
                 "values are lost; restart the whole job (durability='log' keeps the values)"
             )
-        may_repeat = self._outlives or hello.joined or hello.life > seat.life
+        may_repeat = self._is_recovered or hello.joined or hello.life > seat.life
         if seat.state == LEFT and is_same and may_repeat:
-            # its goodbye was heard, and the answer lost
+            # the server received its goodbye, and the reply was lost
             seat.life = hello.life
             return False
         if seat.state in (LEFT, LOST):
@@ -131,7 +131,7 @@ class Roster:
         return is_same and hello.life > seat.life
 
     def check_life(self, worker: int, life: int) -> None:
-        """Refuse a process in whose place another one was started."""
+        """Refuse a process if a newer process has replaced it."""
         now = self._seats[worker].life
         if life < now:
             raise MembershipError(
@@ -140,7 +140,7 @@ class Roster:
             )
 
     def check_trains(self, worker: int) -> None:
-        """Refuse what a worker brings that is no part of the job any more, and may not know it."""
+        """Refuse the request of a worker that the job continues without."""
         if self._seats[worker].state in (LEFT, LOST):
             raise MembershipError(
                 f"worker {worker} has left the job or was lost, and the other workers continue "
@@ -148,7 +148,7 @@ class Roster:
             )
 
     def leave(self, worker: int, now: float, error: str = "") -> None:
-        """A worker says goodbye, with an error when it has failed; one that is lost stays so."""
+        """A worker says goodbye, with an error if it failed; a lost worker stays lost."""
         seat = self._seats[worker]
         if seat.state not in (LEFT, LOST):
             seat.state, seat.since = LEFT, now
@@ -156,12 +156,12 @@ class Roster:
             self._fail(f"worker {worker} failed: {error}")
 
     def confirm(self, worker: int) -> None:
-        """A worker that has left knows that it was heard, and does not come again to ask."""
+        """A worker that has left received the reply to its goodbye, and does not repeat it."""
         seat = self._seats[worker]
         seat.confirmed = seat.state == LEFT
 
     def lose(self, worker: int, why: str, now: float) -> None:
-        """A worker is gone without goodbye; nothing changes if it has left properly."""
+        """A worker disconnects without goodbye; no effect if it has left."""
         seat = self._seats[worker]
         if seat.state != HERE:
             return
@@ -171,17 +171,17 @@ class Roster:
             self._lose(worker)
 
     def is_away(self, worker: int) -> bool:
-        """True while it is, and may come back."""
+        """True while the worker is away and may return."""
         return self._seats[worker].state == AWAY
 
     def come_back(self, worker: int, incarnation: int, life: int) -> None:
-        """A worker that was away calls again; ignored if it is another process."""
+        """A worker that was away sends a request; no effect if it is another process."""
         seat = self._seats[worker]
         if seat.state == AWAY and (seat.incarnation, seat.life) == (incarnation, life):
             seat.state = HERE
 
     def overdue(self, now: float) -> list[int]:
-        """Workers that have been away for too long, in earlier incarnations as well."""
+        """Workers that have been away for too long, also since an earlier incarnation."""
         away = [(worker, self._seats[worker]) for worker in self.those(ABSENT, AWAY)]
         return [worker for worker, seat in away if now - seat.since > seat.away_s]
 
@@ -192,7 +192,7 @@ class Roster:
             seat = self._seats[worker]
             seat.why += f"; it has not returned for {seat.away_s:g} s" if seat.away_s else ""
             lost.append((worker, self._lose(worker)))
-        return [one for one in lost if not self._is_needed(one[0])]
+        return [(worker, why) for worker, why in lost if not self._is_needed(worker)]
 
     def _lose(self, worker: int) -> str:
         seat = self._seats[worker]
@@ -203,14 +203,14 @@ class Roster:
         return text
 
     def is_lost(self, worker: int) -> bool:
-        """True once it is, for good."""
+        """True once the server has given up the worker."""
         return self._seats[worker].state == LOST
 
     def _is_needed(self, worker: int) -> bool:
         return not (self.tolerates_loss and worker)
 
     def check(self) -> None:
-        """Raise the first failure of a worker, if there was one."""
+        """Raise the first failure of a worker, if any."""
         if self._failure is not None:
             raise PeerLostError(self._failure)
 
@@ -221,16 +221,16 @@ class Roster:
 
     @property
     def is_over(self) -> bool:
-        """True when all have left, and no one who was needed for an error."""
+        """True once all workers have left or were lost, without a failure of the job."""
         return not self.failed and all(seat.state in (LEFT, LOST) for seat in self._seats)
 
     def unconfirmed_since(self) -> float:
-        """When the last one left who may not know that it was heard, and ask again."""
+        """When the last worker left that may have no reply to its goodbye and repeat it."""
         left = [seat for seat in self._seats if seat.state == LEFT]
         return max((seat.since for seat in left if not seat.confirmed), default=-math.inf)
 
     def incarnation(self, worker: int) -> int:
-        """Which life of the worker is here."""
+        """The incarnation of the worker; 0 if it has never connected."""
         return self._seats[worker].incarnation
 
     def those(self, *states: str) -> list[int]:
