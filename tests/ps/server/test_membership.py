@@ -99,8 +99,8 @@ def test_a_meeting_that_waits_for_a_step_that_waits_for_the_meeting(held: bool) 
 
 def left_with_error(server: Server, worker: Worker) -> None:
     """What a worker does when a meeting of its has failed."""
-    with server._news:
-        assert server._news.wait_for(lambda: server._membership.barriers._broken is not None, 20)
+    with server._changed:
+        assert server._changed.wait_for(lambda: server._membership.barriers._broken is not None, 20)
     worker.say(m.Leave("uneven"), lane="pull")
 
 
@@ -209,14 +209,16 @@ def test_the_end_of_a_process_is_noticed_while_a_request_is_under_way() -> None:
     )
     try:
         push.send(m.Push(0, 0, 0, 0, 0, OPTIONS, [], dense=False))
-        with server._news:
+        with server._changed:
             # nobody is called when it comes
-            while not server._news.wait_for(lambda: server._serving().pushes.awaited_by(1), 0.01):
+            while not server._changed.wait_for(
+                lambda: server._serving().pushes.awaited_by(1), 0.01
+            ):
                 pass
         for channel in (push, control):
             channel.close()
-        with server._news:
-            assert server._news.wait_for(lambda: server._roster.those(LOST) == [1], 20)
+        with server._changed:
+            assert server._changed.wait_for(lambda: server._roster.in_state(LOST) == [1], 20)
     finally:
         listener.stop()
 
@@ -231,7 +233,7 @@ def test_it_is_also_noticed_when_the_end_of_that_connection_comes_late() -> None
     def end() -> None:
         for connection in set(second.greeted) - {second.lanes["push"]}:
             server.gone(connection, None)
-        assert server._roster.those(HERE) == [0, 1]
+        assert server._roster.in_state(HERE) == [0, 1]
         has_ended.set()
         with pytest.raises(PeerLostError, match="worker 1 went away without goodbye"):
             first.meet(0, "barrier")
@@ -246,11 +248,11 @@ def test_a_worker_that_was_silent_and_calls_again_is_there_again() -> None:
     server = opened(plan("async"))
     _, second = team(server)
     another_life(second, "control", 1)
-    with server._news:
+    with server._changed:
         server._presence.lose(1, "it has been silent for 20 s")
-    assert server._roster.those(AWAY) == [1]
+    assert server._roster.in_state(AWAY) == [1]
     second.say(m.Heartbeat(3), lane="push")
-    assert server._roster.those(HERE) == [0, 1]
+    assert server._roster.in_state(HERE) == [0, 1]
 
 
 def test_connections_of_an_earlier_life_keep_no_worker_there() -> None:
@@ -258,9 +260,9 @@ def test_connections_of_an_earlier_life_keep_no_worker_there() -> None:
     _, second = team(server)
     another_life(second, "control", 2)
     second.hang_up("push", "pull")
-    assert server._roster.those(HERE) == [0, 1]
+    assert server._roster.in_state(HERE) == [0, 1]
     second.hang_up("control")
-    assert server._roster.those(AWAY) == [1]
+    assert server._roster.in_state(AWAY) == [1]
 
 
 def test_a_meeting_that_nobody_can_complete_ends_at_once() -> None:
@@ -385,7 +387,7 @@ def test_a_later_life_of_a_worker_takes_the_place_of_the_one_before() -> None:
             worker.pull(0, [7]) if lane == "pull" else worker.say(m.Heartbeat(1), lane=lane)
     # and its connections may end
     worker.hang_up(*before)
-    assert server._roster.those(HERE) == [0]
+    assert server._roster.in_state(HERE) == [0]
     server.close()
 
 

@@ -31,7 +31,7 @@ class WorkerMembership:
     def __init__(self, presence: PresenceMonitor, log: WriteAheadLog, worker_num: int) -> None:
         self._presence = presence
         self._roster = presence.roster
-        self._news = presence.news
+        self._changed = presence.changed
         self._log = log
         self.barriers: Barriers[list[Array]] = Barriers(worker_num)
         self.shard_queue = ShardQueueHandler(presence, log, worker_num)
@@ -48,7 +48,7 @@ class WorkerMembership:
 
         `tolerates_loss`: the job continues without lost workers, too.
         """
-        with self._news:
+        with self._changed:
             self._pushes = pushes
             self._roster.tolerates_loss = tolerates_loss
             gone = self._roster.gone()
@@ -61,7 +61,7 @@ class WorkerMembership:
         True when its incarnation is new, which must be on disk before the reply.
         """
         # the next request reports a failure; a worker would retry a greeting that fails
-        with self._news:
+        with self._changed:
             lives = self._roster.lives()
             is_another = self._roster.arrive(message)
             is_new = self._roster.lives() != lives and not self._presence.closed
@@ -76,7 +76,7 @@ class WorkerMembership:
                 # connections of the dead process no longer count, even if they end later
                 self._connections[message.worker].clear()
             self._connections[message.worker].add(connection)
-            self._news.notify_all()
+            self._changed.notify_all()
         return is_new
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
@@ -84,7 +84,7 @@ class WorkerMembership:
         peer = connection.note
         if not isinstance(peer, Peer):
             return
-        with self._news:
+        with self._changed:
             connections = self._connections[peer.worker]
             if connection in connections:
                 connections.remove(connection)
@@ -92,12 +92,12 @@ class WorkerMembership:
                     peer.worker, "its connection was closed" if error is None else str(error)
                 )
 
-    def hear(self, peer: Peer) -> None:
+    def mark_present(self, peer: Peer) -> None:
         """Mark a worker that was away as present, because it sent a request."""
         if self._roster.is_away(peer.worker):
-            with self._news:
+            with self._changed:
                 self._roster.come_back(peer.worker, peer.incarnation, peer.life)
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def until_all_left(self) -> None:
         """Wait until every worker has left; raise if a worker failed or was lost."""
@@ -105,16 +105,16 @@ class WorkerMembership:
 
     def _look(self) -> None:
         """Give up workers that did not return; the job may continue without them."""
-        with self._news:
+        with self._changed:
             # the transport does not report a connection that ends during a request
-            for worker in self._roster.those(HERE):
+            for worker in self._roster.in_state(HERE):
                 self._lose_unconnected(worker, "its connection was closed")
             self._presence.lose_silent()
             if not self._presence.overdue():
                 return
         # a snapshot shows the worker as gone, or the record comes after the snapshot
         with self._log.turn:
-            with self._news:
+            with self._changed:
                 lost = self._presence.give_up()
                 for worker, _ in lost:
                     self.shard_queue.lose(worker)
@@ -128,7 +128,7 @@ class WorkerMembership:
         self._log.note(WorkerLeft(worker, self._roster.incarnation(worker), lost))
 
     def _lose_unconnected(self, worker: int, why: str) -> None:
-        """Lose a worker without an open connection; called with `news` held."""
+        """Lose a worker without an open connection; called with `changed` held."""
         if all(connection.has_ended() for connection in self._connections[worker]):
             self._presence.lose(worker, why)
 
@@ -136,17 +136,17 @@ class WorkerMembership:
         """Record the step and the control signal of a worker."""
         self._presence.at_step(peer.worker, message.step)
         self._presence.check()
-        with self._news:
+        with self._changed:
             self._presence.call_for(message.call)
             if message.stops:
                 self._stop(peer.worker)
-            here = len(self._roster.those(ABSENT, HERE, AWAY))
+            here = len(self._roster.in_state(ABSENT, HERE, AWAY))
         return m.HeartbeatAck(self._presence.call, here), []
 
     def barrier(self, peer: Peer, message: m.Barrier, arrays: Sequence[Array]) -> Reply:
         """Wait until all workers enter the barrier; return the arrays of each."""
         meeting = message.meeting
-        with self._news:
+        with self._changed:
             self._presence.check()
             try:
                 with self._logging_barrier():
@@ -160,20 +160,20 @@ class WorkerMembership:
             except PeerError as error:
                 # a worker that arrives later must not believe that the barrier is complete
                 self.barriers.give_up(error)
-                self._news.notify_all()
+                self._changed.notify_all()
                 raise
             brought = self.barriers.result(meeting) or []
         return m.BarrierReply(), [array for arrays_ in brought for array in arrays_]
 
     @contextlib.contextmanager
     def _logging_barrier(self) -> Iterator[None]:
-        """Log the barrier that the block completes, if any; called with `news` held."""
+        """Log the barrier that the block completes, if any; called with `changed` held."""
         before = self.barriers.last
         yield
         after = self.barriers.last
         if after is not None and after is not before:
             self._log.note(*barrier_change(*after))
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def _missing(self, peer: Peer, message: m.Barrier) -> list[int]:
         """Workers that have not entered; an error if one stops or waits for this worker."""
@@ -211,7 +211,7 @@ class WorkerMembership:
                 # the server writes no record after the last worker has left
                 self._note_leaving(peer.worker, message)
                 self._log.settle()
-            with self._news:
+            with self._changed:
                 if message.stopped:
                     self.stopped = True
                     self._stop(peer.worker)
@@ -226,18 +226,18 @@ class WorkerMembership:
 
     def confirm(self, peer: Peer) -> Reply:
         """A worker that has left has the replies of all servers to its goodbye."""
-        with self._news:
+        with self._changed:
             self._roster.confirm(peer.worker)
-            self._news.notify_all()
+            self._changed.notify_all()
         return m.Done(), []
 
     def _stop(self, worker: int) -> None:
-        """Note that the worker stops, and wake the waits for it; called with `news` held."""
+        """Note that the worker stops, and wake the waits for it; called with `changed` held."""
         self._stopping.add(worker)
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def _note_leaving(self, worker: int, message: m.Leave) -> None:
-        with self._news:
+        with self._changed:
             if message.error:
                 self.shard_queue.lose(worker)
             else:
@@ -247,7 +247,7 @@ class WorkerMembership:
     def _complete_without(self, worker: int) -> None:
         """Complete steps, and barriers if the job tolerates loss, without the worker."""
         if self._roster.tolerates_loss and worker not in self._stopping:
-            with self._news, self._logging_barrier():
+            with self._changed, self._logging_barrier():
                 self.barriers.leave(worker)
         if self._pushes is not None:
             self._pushes.leave(worker)

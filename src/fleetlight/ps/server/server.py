@@ -110,9 +110,9 @@ class Server:
         self._worker_num = worker_num
         self._roster = Roster(index, server_num, worker_num, version)
         self._presence = PresenceMonitor(self._roster, worker_num, deadline_s, clock)
-        self._news = self._presence.news
+        self._changed = self._presence.changed
         self._membership = WorkerMembership(self._presence, self._log, worker_num)
-        self._gate = SharedExclusiveLock(deadline_s)
+        self._values_lock = SharedExclusiveLock(deadline_s)
         #: the reports from which a restarted job decides how it resumes
         self.resuming = ResumeReports(self._presence, worker_num)
         self._service: _Service | None = None
@@ -133,8 +133,8 @@ class Server:
         """
         state = ServerState(plan, self.index, optimizers, parameters)
         deadline_s = self._presence.deadline_s
-        pushes = PushHandler(state, self._presence, self._gate, self._log, self._worker_num)
-        checkpoints = CheckpointHandler(self.index, state, pushes, self._gate, deadline_s)
+        pushes = PushHandler(state, self._presence, self._values_lock, self._log, self._worker_num)
+        checkpoints = CheckpointHandler(self.index, state, pushes, self._values_lock, deadline_s)
         service = _Service(plan, state, pushes, checkpoints)
         durable = self._decided(durable)
         self._is_loading = True
@@ -148,13 +148,13 @@ class Server:
             if durable is not None and durable.decision is not None:
                 check_beginning(durable.decision, pushes.progress.versions.version)
         self._membership.begin(pushes, tolerates_loss=plan.lost_worker == "go_on")
-        with self._news:
+        with self._changed:
             self._life = 1 if durability is None else durability.life
             self._service = service
             if durable is not None:
                 resumes = durable.decision is not None
                 self._presence.expect(durable.away_s, stays=resumes)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _decided(self, durable: Durable | None) -> Durable | None:
         """Add the decision of all processes if the whole job resumes."""
@@ -193,7 +193,7 @@ class Server:
             self._membership.barriers,
             self._membership.shard_queue.queue,
             self._presence,
-            self._gate,
+            self._values_lock,
             self._log,
         )
 
@@ -208,7 +208,7 @@ class Server:
             )
         self._roster.check_life(peer.worker, peer.life)
         with self._presence.during(peer.worker, _operation(message)):
-            self._membership.hear(peer)
+            self._membership.mark_present(peer)
             reply = self._handle(peer, message, arrays)
             if self._durability is not None and self._replaces(message):
                 self._durability.snapshot_now()
@@ -277,7 +277,7 @@ class Server:
         if service is None:
             return m.ServerFigures(0, {}, {}, {})
         tables = service.state.tables
-        with self._news:
+        with self._changed:
             versions = service.pushes.progress.versions
             pushes, staleness = versions.version, dict(versions.staleness)
         return m.ServerFigures(
@@ -366,7 +366,7 @@ class Server:
         return self._service
 
     def _hello(self, connection: Connection, message: m.Greeting) -> Reply:
-        with self._news:
+        with self._changed:
             if message.joined and not self.is_open:
                 # the worker tries again
                 raise PeerLostError(
@@ -393,15 +393,15 @@ class Server:
         decision = self.resuming.report(peer.worker, message.report)
         if not decision.keeps_workers or not message.waits:
             return m.Resumed(decision), []
-        with self._news:
+        with self._changed:
             self._presence.check()
-            if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
+            if not self._changed.wait_for(lambda: self.is_open, _LOADING_S):
                 return m.Done(), []
             pushed = self._open_service().pushes.last_push(peer.worker, peer.incarnation)
             return m.Resumed(decision, *pushed, self._roster.is_lost(peer.worker)), []
 
     def _join(self, peer: Peer, message: m.Join) -> Reply:
-        with self._news:
+        with self._changed:
             self._presence.check()
             self._presence.wait(
                 "joining",
@@ -409,7 +409,7 @@ class Server:
                 list,
                 otherwise=f"server {self.index}, which has not called fleet.init_server() yet",
             )
-            if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
+            if not self._changed.wait_for(lambda: self.is_open, _LOADING_S):
                 # the worker asks again: a large checkpoint may take longer than a deadline
                 return m.Done(), []
         difference = first_difference(self._open_service().plan, message.plan)
@@ -427,10 +427,10 @@ class Server:
             for wanted, its in zip(message.tables, ids, strict=True):
                 service.pushes.remember(peer, PrefetchedBatch(wanted.table, message.batch, its))
         ledger, phase = service.pushes.progress, message.phase
-        with self._news:
+        with self._changed:
             self._presence.wait(
                 f"a pull after {message.at_least} steps of every worker",
-                lambda: ledger.clocks.may(phase, message.at_least),
+                lambda: ledger.clocks.all_have(phase, message.at_least),
                 lambda: ledger.clocks.behind(phase, message.at_least),
             )
             version, slowest = ledger.versions.version, ledger.clocks.slowest(phase)
@@ -444,14 +444,14 @@ class Server:
         if peer.worker != 0:
             raise ProtocolError(f"{peer} sent initial values, which only worker 0 sends")
         state = self._serving().state
-        with self._gate.passing():
+        with self._values_lock.shared():
             if state.wants(message):
                 self._log.make(message, arrays, lambda: state.fill(message, arrays))
         return m.Done(), []
 
     def _shrink(self, message: m.Shrink) -> Reply:
         state = self._serving().state
-        with self._gate.passing():
+        with self._values_lock.shared():
             removed, left = self._log.make(message, [], lambda: state.shrink(message))
         return m.Shrunk(removed, left), []
 

@@ -52,8 +52,8 @@ def test_who_waits_is_told_at_once_when_there_is_news(monkeypatch: pytest.Monkey
     dealt(first, whole=whole)
 
     def finish() -> None:
-        with server._news:
-            server._news.wait_for(lambda: server._membership.shard_queue.queue.waits_for(1), 20)
+        with server._changed:
+            server._changed.wait_for(lambda: server._membership.shard_queue.queue.waits_for(1), 20)
         first.say(m.LeaseProgress(0, 1, (0, 4)), lane="pull")
 
     told, _ = together(lambda: dealt(second, whole=whole, waits=True), finish)
@@ -71,7 +71,7 @@ def test_what_is_in_hand_is_dealt_out_again(how: str, caplog: pytest.LogCaptureF
     if how == "leaves":
         first.say(m.Leave())
     else:
-        with server._news:
+        with server._changed:
             server._membership.shard_queue.lose(0)
     said = "has left" if how == "leaves" else "was lost"
     assert caplog.messages == [
@@ -97,7 +97,7 @@ def test_a_meeting_that_waits_for_a_worker_that_waits_for_records() -> None:
 
     def wait() -> None:
         while isinstance(second.say(ask(whole=whole, waits=True), lane="pull")[0], m.Done):
-            with server._news:
+            with server._changed:
                 if server._membership.barriers._broken is not None:
                     return
 
@@ -145,15 +145,15 @@ def test_a_server_knows_what_it_has_to_deal_out_again(one: Lives, how: str, snap
     elif how == "gives back":
         first.say(m.LeaseProgress(0, 1, (0, 0), gives_back=True))
     else:
-        with one.server._news:
+        with one.server._changed:
             one.server._membership.shard_queue.lose(0)
         one.server._log.settle()
     if snapshot:
         assert one.durability.snapshot()
-    with one.server._news:
+    with one.server._changed:
         before = one.server._membership.shard_queue.queue.state()
     one.die(back=[1])
-    with one.server._news:
+    with one.server._changed:
         assert one.server._membership.shard_queue.queue.state() == before
     assert dealt(one.workers[0], 1) == (0, 16)
 
@@ -182,10 +182,10 @@ def test_what_another_is_dealt_while_a_worker_goes_is_known_too(
     else:
         second.say(m.Leave("an error" if how == "fails" else ""))
     assert told[1] == (0, 16)
-    with server._news:
+    with server._changed:
         before = server._membership.shard_queue.queue.state()
     lives.die(back=[0])
-    with lives.server._news:
+    with lives.server._changed:
         assert lives.server._membership.shard_queue.queue.state() == before
     lives.end()
 

@@ -101,7 +101,7 @@ class Clocks:
         active = self._active(phase) or list(self._applied)
         return min(self._steps(worker, phase) for worker in active)
 
-    def may(self, phase: int, at_least: int) -> bool:
+    def all_have(self, phase: int, at_least: int) -> bool:
         """True if every active worker has at least this many applied steps."""
         return not self.behind(phase, at_least)
 

@@ -45,7 +45,7 @@ class PushHandler:
         self,
         state: ServerState,
         presence: PresenceMonitor,
-        gate: SharedExclusiveLock,
+        values_lock: SharedExclusiveLock,
         log: WriteAheadLog,
         worker_num: int,
     ) -> None:
@@ -53,11 +53,11 @@ class PushHandler:
         self._log = log
         self._plan = state.plan
         self._presence = presence
-        self._news = presence.news
-        self._gate = gate
+        self._changed = presence.changed
+        self._values_lock = values_lock
         self.progress = TrainingProgress(worker_num)
         self._coordinator = SyncStepCoordinator(
-            state, presence, gate, self.progress, log, worker_num
+            state, presence, values_lock, self.progress, log, worker_num
         )
         self._requests = RequestDedup(presence, self.progress.marks)
         self._prefetched = PrefetchedIds()
@@ -101,40 +101,40 @@ class PushHandler:
     def remember(self, peer: Peer, pulled: PrefetchedBatch) -> None:
         """Note ids that a worker prefetches; call this before reading their rows."""
         if self._plan.mode == SYNC:
-            with self._news:
+            with self._changed:
                 self._prefetched.remember(peer.worker, pulled)
 
     def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
-        """Refuse a worker whose confirmed pushes this server lost; called with `news` held."""
+        """Refuse a worker whose confirmed pushes this server lost; called with `changed` held."""
         self.progress.marks.check_has(worker, incarnation, acknowledged)
 
     def forget_prefetched(self, worker: int) -> None:
-        """The worker restarted and has prefetched nothing; called with `news` held."""
+        """The worker restarted and has prefetched nothing; called with `changed` held."""
         self._prefetched.forget(worker)
 
     def end(self, worker: int, phase: int) -> None:
         """The worker makes no more step in this phase; this may complete steps of others."""
-        with self._news:
+        with self._changed:
             self.progress.clocks.end(worker, phase)
             self._log.note(PhaseEnded(worker, phase))
             carry_out = self._coordinator.end(worker, phase)
-            self._news.notify_all()
+            self._changed.notify_all()
         carry_out()
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
-        """By optimizer: the workers that a worker waits for; called with `news` held."""
+        """By optimizer: the workers that a worker waits for; called with `changed` held."""
         return self._coordinator.awaited_by(worker)
 
     def leave(self, worker: int) -> None:
         """The worker makes no more step at all."""
-        with self._news:
+        with self._changed:
             self.progress.clocks.leave(worker)
-            self._news.notify_all()
+            self._changed.notify_all()
         self._coordinator.leave(worker)
 
     def begin(self, epoch: int) -> None:
         """Forget all steps in progress, because a checkpoint replaces the values."""
-        with self._news:
+        with self._changed:
             self.progress.marks.begin(epoch)
             self._coordinator.clear()
             self._prefetched.clear()
@@ -173,7 +173,7 @@ class PushHandler:
             absent,
             skipped=skip,
         )
-        with self._gate.passing():
+        with self._values_lock.shared():
             self._log.make(change, arrays, lambda: self._stepped(change, gradients))
         return Outcome(applied=not skip)
 
@@ -194,7 +194,7 @@ class PushHandler:
         entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, merged=steps)
         change = DifferencesAdded(entry, message.step, message.tables, message.dense, message.more)
         _, _, _, arrays = described(differences)
-        with self._gate.passing():
+        with self._values_lock.shared():
             return self._log.make(
                 change, arrays, lambda: self._differed(change, differences, message.wants)
             )
@@ -225,20 +225,20 @@ class PushHandler:
             assert isinstance(change, StepApplied), change
             self._stepped(change, gradients)
 
-    def standing(self) -> tuple[LedgerState, StepsState, StepsState]:
-        """The progress of all workers; called with `news` held."""
-        return self.progress.state(), *self._coordinator.standing()
+    def baseline(self) -> tuple[LedgerState, StepsState, StepsState]:
+        """The progress of all workers; called with `changed` held."""
+        return self.progress.state(), *self._coordinator.baseline()
 
     def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
-        """The steps that wait for a factor; called with `news` held."""
+        """The steps that wait for a factor; called with `changed` held."""
         return self._coordinator.held_now()
 
     def last_push(self, worker: int, incarnation: int) -> tuple[int, int]:
-        """The last push of a worker, and the number of held ones; called with `news` held."""
+        """The last push of a worker, and the number of held ones; called with `changed` held."""
         return self.progress.marks.last(worker, incarnation), self._coordinator.held_of(worker)
 
     def restore(self, state: Baseline, *, is_last: bool) -> None:
-        """Restore `standing`, before the first push.
+        """Restore `baseline`, before the first push.
 
         `is_last`: later changes were not logged; accept any next step of the workers.
         """
@@ -252,7 +252,7 @@ class PushHandler:
 
     def _outcome_again(self, peer: Peer, message: Push | Apply) -> Outcome:
         """The outcome of a worker's last push, which it sends again."""
-        with self._news:
+        with self._changed:
             held = self._coordinator.held(peer, message)
             if held is not None:
                 return held
@@ -262,9 +262,9 @@ class PushHandler:
         return self._state.reread(differences, message.step) if message.wants else []
 
     def _book(self, entries: Sequence[WorkerPart], applied: bool) -> None:
-        with self._news:
+        with self._changed:
             self.progress.book(entries, applied)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _refusal_of(self, peer: Peer, message: Push, gradients: Gradients) -> GradientError | None:
         if message.skip:
@@ -293,7 +293,7 @@ class PushHandler:
                 if rows:
                     changed.append(pulled)
                     arrays.extend(rows)
-        with self._news:
+        with self._changed:
             version, slowest = (
                 self.progress.versions.version,
                 self.progress.clocks.slowest(message.phase),
@@ -312,7 +312,7 @@ class PushHandler:
     def _take_prefetched(self, peer: Peer, optimizer: int) -> list[PrefetchedBatch]:
         """Take the prefetched ids of the optimizer's tables: only its steps change these rows."""
         mine = {n for n, table in enumerate(self._plan.tables) if table.optimizer == optimizer}
-        with self._news:
+        with self._changed:
             return self._prefetched.take(peer.worker, mine)
 
     def _changed_rows(self, pulled: PrefetchedBatch, outcome: Outcome, step: int) -> list[Array]:
@@ -327,7 +327,7 @@ class PushHandler:
         return [positions, table.pull(pulled.ids[positions], False, step)]
 
     def _exchanged(self, arrays: list[Array]) -> Reply:
-        with self._news:
+        with self._changed:
             version, slowest = self.progress.versions.version, self.progress.clocks.slowest(0)
             call = self._presence.call
         return GeoExchangeReply(version, slowest, call), arrays

@@ -51,7 +51,7 @@ class RequestDedup:
         The argument of `repeat_reply` is True for the worker's last push.
         """
         ticket = _PushRecord(peer.incarnation, message.sequence)
-        with self._presence.news:
+        with self._presence.changed:
             # `is_new` raises for a push of an earlier epoch
             new = self._marks.is_new(peer.worker, peer.incarnation, message.epoch, message.sequence)
             before = self._requests.get(peer.worker)
@@ -72,10 +72,10 @@ class RequestDedup:
         try:
             return self._carry_out(ticket, carry_out if new else lambda: repeat_reply(True))
         finally:
-            with self._presence.news:
+            with self._presence.changed:
                 if not keep and self._requests.get(peer.worker) is ticket:
                     del self._requests[peer.worker]
-                self._presence.news.notify_all()
+                self._presence.changed.notify_all()
 
     def _carry_out(self, ticket: _PushRecord, carry_out: Callable[[], Reply]) -> Reply:
         try:

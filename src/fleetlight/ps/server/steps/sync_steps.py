@@ -84,13 +84,13 @@ class _HeldStep:
 
 
 class SyncStepCoordinator:
-    """The steps in progress. `presence.news` guards its state."""
+    """The steps in progress. `presence.changed` guards its state."""
 
     def __init__(
         self,
         state: ServerState,
         presence: PresenceMonitor,
-        gate: SharedExclusiveLock,
+        values_lock: SharedExclusiveLock,
         ledger: TrainingProgress,
         log: WriteAheadLog,
         worker_num: int,
@@ -98,9 +98,9 @@ class SyncStepCoordinator:
         self._log = log
         self._state = state
         self._presence = presence
-        self._news = presence.news
+        self._changed = presence.changed
         self._worker_num = worker_num
-        self._gate = gate
+        self._values_lock = values_lock
         self._progress = ledger
         self._steps: StepGroups[_Part] = StepGroups(worker_num)
         # not every step is held
@@ -114,7 +114,7 @@ class SyncStepCoordinator:
     ) -> Outcome:
         """A worker's part of a step; returns when the step is applied, skipped or held."""
         part = _Part(peer, message, gradients, refusal)
-        with self._news:
+        with self._changed:
             if (held := self.held(peer, message)) is not None:
                 # the server restarted after this push
                 return held
@@ -128,7 +128,7 @@ class SyncStepCoordinator:
         return self._outcome(part, self._steps.missing)
 
     def held(self, peer: Peer, message: Push | Apply) -> Outcome | None:
-        """The outcome of a push whose gradients are held, or None; called with `news` held."""
+        """The outcome of a push whose gradients are held, or None; called with `changed` held."""
         kept = self._held.get(message.optimizer)
         if kept is None or not _is_of(kept.entry(peer.worker), peer, message.sequence):
             return None
@@ -137,7 +137,7 @@ class SyncStepCoordinator:
     def apply(self, peer: Peer, message: Apply) -> Outcome:
         """Apply or skip a held step; return when all workers have sent their requests."""
         release = _Release(peer, message)
-        with self._news:
+        with self._changed:
             kept = self._held.get(message.optimizer)
             if kept is None or kept.entry(peer.worker) is None:
                 if self._has_lost:
@@ -153,7 +153,7 @@ class SyncStepCoordinator:
         return self._outcome(release, self._releases.missing)
 
     def _apply_nothing(self, peer: Peer, message: Apply) -> Outcome:
-        """Count lost gradients of an earlier incarnation as applied; called with `news` held."""
+        """Count lost gradients of an earlier incarnation as applied; called with `changed` held."""
         entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, message.phase)
         self._progress.book([entry], not message.skip)
         return Outcome(applied=not message.skip)
@@ -161,19 +161,19 @@ class SyncStepCoordinator:
     def end(self, worker: int, phase: int) -> Callable[[], None]:
         """The worker makes no more step in this phase; this may complete steps of others.
 
-        Called with `news` held; the caller runs the returned function without it.
+        Called with `changed` held; the caller runs the returned function without it.
         """
         steps, releases = self._steps.end(worker, phase), self._releases.end(worker, phase)
         return lambda: self._carry_out_all(steps, releases)
 
     def leave(self, worker: int) -> None:
         """The worker makes no more step at all."""
-        with self._news:
+        with self._changed:
             steps, releases = self._steps.leave(worker), self._releases.leave(worker)
         self._carry_out_all(steps, releases)
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
-        """By optimizer: the workers that a worker waits for; called with `news` held."""
+        """By optimizer: the workers that a worker waits for; called with `changed` held."""
         return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
 
     def redo(
@@ -195,12 +195,12 @@ class SyncStepCoordinator:
         else:
             self._released(self._held.pop(change.optimizer), change)
 
-    def standing(self) -> tuple[StepsState, StepsState]:
-        """The next pushes and releases of all workers; called with `news` held."""
+    def baseline(self) -> tuple[StepsState, StepsState]:
+        """The next pushes and releases of all workers; called with `changed` held."""
         return self._steps.state(), self._releases.state()
 
     def restore(self, steps: StepsState, releases: StepsState, is_last: bool) -> None:
-        """Restore `standing`; `is_last`: as if no worker had pushed in this phase."""
+        """Restore `baseline`; `is_last`: as if no worker had pushed in this phase."""
         self._has_lost = is_last
         for groups, state in ((self._steps, steps), (self._releases, releases)):
             groups.restore(msgspec.structs.replace(state, positions=[]) if is_last else state)
@@ -212,19 +212,19 @@ class SyncStepCoordinator:
             groups.restore(StepsState(dict.fromkeys(range(self._worker_num), -1), []))
 
     def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
-        """The held steps, for a new log file; called with `news` held."""
+        """The held steps, for a new log file; called with `changed` held."""
         return [
             (msgspec.structs.replace(kept.change, restated=True), described(kept.gradients)[3])
             for kept in self._held.values()
         ]
 
     def held_of(self, worker: int) -> int:
-        """How many pushes of a worker wait for a factor; called with `news` held."""
+        """How many pushes of a worker wait for a factor; called with `changed` held."""
         entries = [entry for kept in self._held.values() for entry in kept.change.entries]
         return sum(entry.worker == worker for entry in entries)
 
     def clear(self) -> None:
-        """Forget every step; called with `news` held."""
+        """Forget every step; called with `changed` held."""
         self._steps.clear()
         self._releases.clear()
         self._held.clear()
@@ -232,7 +232,7 @@ class SyncStepCoordinator:
     def _refuse_uneven(self, optimizer: int, worker: int) -> None:
         """Fail a step at once if some of its workers clip and some do not.
 
-        The step stays open, so that later workers fail, too. Called with `news` held.
+        The step stays open, so that later workers fail, too. Called with `changed` held.
         """
         begun = self._steps.begun(optimizer, worker)
         assert begun is not None
@@ -248,7 +248,7 @@ class SyncStepCoordinator:
 
     def _outcome(self, part: _Part | _Release, missing: Callable[[int, int], list[int]]) -> Outcome:
         message = part.message
-        with self._news:
+        with self._changed:
             self._presence.wait(
                 f"step {message.step} of optimizer {message.optimizer}",
                 lambda: part.outcome is not None,
@@ -270,7 +270,7 @@ class SyncStepCoordinator:
     def _carry_out(self, complete: Complete[_Part]) -> None:
         parts = list(complete.contributions.values())
         outcome = self._run(self._steps, complete, lambda: self._step(complete, parts))
-        with self._news:
+        with self._changed:
             if isinstance(outcome, Exception) or not outcome.applied:
                 self._steps.undone(complete.optimizer, complete.contributions)
             self._set_outcome(parts, outcome)
@@ -280,16 +280,16 @@ class SyncStepCoordinator:
 
         All workers must receive it with one step, so it waits for a step of all workers.
         """
-        with self._news:
+        with self._changed:
             roster = self._presence.roster
-            gone = roster.those(LEFT, LOST) if roster.tolerates_loss else []
+            gone = roster.in_state(LEFT, LOST) if roster.tolerates_loss else []
             are_all = len(parts) == self._worker_num - len(gone)
             return self._presence.call if are_all else NO_SIGNAL
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())
         outcome = self._run(self._releases, complete, lambda: self._release(complete, releases))
-        with self._news:
+        with self._changed:
             self._set_outcome(releases, outcome)
 
     def _run(
@@ -297,7 +297,7 @@ class SyncStepCoordinator:
     ) -> Outcome | Exception:
         try:
             # a snapshot of the progress finds the step applied, or still in progress
-            with self._gate.passing(), self._until_carried_out(groups, complete):
+            with self._values_lock.shared(), self._until_carried_out(groups, complete):
                 return act()
         except Exception as error:
             return error
@@ -307,17 +307,17 @@ class SyncStepCoordinator:
         try:
             yield
         finally:
-            with self._news:
+            with self._changed:
                 groups.carried_out(complete)
 
     def _set_outcome(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
         for part in parts:
             part.outcome = outcome
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def _step(self, complete: Complete[_Part], parts: Sequence[_Part]) -> Outcome:
         hold = _agreed_hold(complete)
-        with self._news:
+        with self._changed:
             # gradients may be clipped or computed again before they are applied
             self._held.pop(complete.optimizer, None)
         refusal = next((part.refusal for part in parts if part.refusal is not None), None)
@@ -346,7 +346,7 @@ class SyncStepCoordinator:
 
     def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
         """Apply the change; recovery calls it, too."""
-        with self._news:
+        with self._changed:
             self._held.pop(change.optimizer, None)
         if gradients is not None:
             self._state.step(change.optimizer, change.options, change.step, gradients)
@@ -375,12 +375,12 @@ class SyncStepCoordinator:
         return Outcome(gradients is not None, square=square)
 
     def _holding(self, change: StepHeld, gradients: Gradients | None) -> None:
-        with self._news:
+        with self._changed:
             self._held[change.optimizer] = _HeldStep(change, gradients)
             self._steps.undone(change.optimizer, [entry.worker for entry in change.entries])
 
     def _release(self, complete: Complete[_Release], releases: Sequence[_Release]) -> Outcome:
-        with self._news:
+        with self._changed:
             kept = self._held.pop(complete.optimizer, None)
         if kept is None:
             raise ProtocolError(
@@ -410,12 +410,12 @@ class SyncStepCoordinator:
             self._state.step(change.optimizer, change.options, change.step, gradients)
         self._book(change)
         if gradients is not None:
-            with self._news:
+            with self._changed:
                 self._steps.done(change.optimizer, [entry.worker for entry in change.entries])
         return _outcome_of(gradients, change.call)
 
     def _book(self, change: StepApplied | HeldStepApplied) -> None:
-        with self._news:
+        with self._changed:
             self._progress.book(change.entries, not change.skipped, change.call)
 
 

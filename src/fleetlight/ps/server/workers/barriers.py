@@ -104,7 +104,8 @@ class Barriers(Generic[T]):
         assert self._last is not None
         if meeting < self._last[0]:
             raise ProtocolError(
-                f"worker {worker} entered barrier {meeting}, but barrier {self._last[0]} is complete"
+                f"worker {worker} entered barrier {meeting}, but barrier {self._last[0]} is "
+                "complete"
             )
 
     def _differ(self, meeting: int, there: _Meeting[T], worker: int, operation: str) -> str:

@@ -33,13 +33,13 @@ class _Activity:
 
 
 class PresenceMonitor:
-    """Which workers are here and what each does. `news` guards the state of all decisions."""
+    """Which workers are here and what each does. `changed` guards the state of all decisions."""
 
     def __init__(
         self, roster: Roster, worker_num: int, deadline_s: float, clock: Callable[[], float]
     ) -> None:
         self.roster = roster
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self.deadline_s = deadline_s
         self._clock = clock
         self._traces = [_Activity(clock()) for _ in range(worker_num)]
@@ -54,7 +54,7 @@ class PresenceMonitor:
         return self._called | ControlSignal(stop=self._stops)
 
     def call_for(self, call: ControlSignal) -> None:
-        """Add the control signal of a worker; called with `news` held."""
+        """Add the control signal of a worker; called with `changed` held."""
         self._called |= call
 
     def call_stop(self) -> None:
@@ -74,17 +74,17 @@ class PresenceMonitor:
             trace.last_seen = self._clock()
 
     def lose(self, worker: int, why: str) -> None:
-        """The worker disconnects without goodbye; called with `news` held."""
+        """The worker disconnects without goodbye; called with `changed` held."""
         self.roster.lose(worker, why, self._clock())
-        self.news.notify_all()
+        self.changed.notify_all()
 
     def leave(self, worker: int, error: str) -> None:
-        """The worker says goodbye; called with `news` held."""
+        """The worker says goodbye; called with `changed` held."""
         self.roster.leave(worker, self._clock(), error)
-        self.news.notify_all()
+        self.changed.notify_all()
 
     def expect(self, away_s: float, *, stays: bool = False) -> None:
-        """Expect workers of an earlier incarnation within that time; with `news` held.
+        """Expect workers of an earlier incarnation within that time; with `changed` held.
 
         `stays`: also the workers that have left, since all processes were restarted.
         """
@@ -102,9 +102,9 @@ class PresenceMonitor:
 
     def close(self, why: str) -> None:
         """Fail all present and later waits with this reason; the first reason stays."""
-        with self.news:
+        with self.changed:
             self._closed = self._closed or why
-            self.news.notify_all()
+            self.changed.notify_all()
 
     @property
     def closed(self) -> bool:
@@ -119,7 +119,7 @@ class PresenceMonitor:
         deadline_s: float | None = None,
         otherwise: str = "the server itself",
     ) -> None:
-        """Wait until `ready`; called with `news` held. The error names the missing workers.
+        """Wait until `ready`; called with `changed` held. The error names the missing workers.
 
         `otherwise` names the cause of the wait if no worker is missing.
         """
@@ -133,7 +133,7 @@ class PresenceMonitor:
             if not left > 0:
                 raise DeadlineError(self._late(operation, limit, missing(), otherwise))
             # some failures do not notify this condition
-            self.news.wait(min(left, _LOOK_EVERY_S))
+            self.changed.wait(min(left, _LOOK_EVERY_S))
 
     def until_all_left(self, look: Callable[[], None]) -> None:
         """Wait until every worker has left; raise a failure once the other workers know it.
@@ -143,36 +143,36 @@ class PresenceMonitor:
         began, failed_at = self._clock(), math.inf
         while True:
             look()
-            with self.news:
+            with self.changed:
                 if self.roster.failed:
                     failed_at = min(failed_at, self._clock())
                 if self._is_over(began, failed_at):
                     self.roster.check()
                     return
                 if not self.overdue():
-                    self.news.wait(min(_LOOK_EVERY_S, self.deadline_s))
+                    self.changed.wait(min(_LOOK_EVERY_S, self.deadline_s))
 
     def overdue(self) -> bool:
-        """True if a worker has been away for too long; called with `news` held."""
+        """True if a worker has been away for too long; called with `changed` held."""
         return bool(self.roster.overdue(self._clock()))
 
     def give_up(self) -> list[tuple[int, str]]:
-        """Give up workers that are overdue; called with `news` held."""
+        """Give up workers that are overdue; called with `changed` held."""
         lost = self.roster.give_up(self._clock())
-        self.news.notify_all()
+        self.changed.notify_all()
         return lost
 
     def _is_over(self, began: float, failed_at: float) -> bool:
         if self.closed:
             return True
-        if not self.roster.those(ABSENT, HERE, AWAY):
+        if not self.roster.in_state(ABSENT, HERE, AWAY):
             # the reply to a goodbye may be lost, and the worker repeats the goodbye
             return self.roster.failed or self._since(self.roster.unconfirmed_since()) > _LINGER_S
-        missing = self.roster.those(ABSENT)
+        missing = self.roster.in_state(ABSENT)
         if missing and self._since(began) > self.deadline_s:
             raise DeadlineError(self._late("the server", self.deadline_s, missing))
         # the next request of each other worker reports the failure, and the worker leaves
-        is_known = not self.roster.those(HERE) or self._since(failed_at) > self.deadline_s
+        is_known = not self.roster.in_state(HERE) or self._since(failed_at) > self.deadline_s
         return self.roster.failed and is_known
 
     def _since(self, then: float) -> float:
@@ -181,10 +181,10 @@ class PresenceMonitor:
     def lose_silent(self) -> None:
         """Lose silent workers: a machine that loses power closes no connection.
 
-        Called with `news` held.
+        Called with `changed` held.
         """
         now = self._clock()
-        for worker in self.roster.those(HERE):
+        for worker in self.roster.in_state(HERE):
             silent = now - self._traces[worker].last_seen
             if silent > self.deadline_s and not self._traces[worker].doing:
                 self.lose(worker, f"it has been silent for {silent:.0f} s")
@@ -193,7 +193,7 @@ class PresenceMonitor:
         if self.roster.tolerates_loss:
             # the server completes the wait once it gives up the lost worker
             return
-        gone = [worker for worker in missing if worker in self.roster.those(LEFT, LOST)]
+        gone = [worker for worker in missing if worker in self.roster.in_state(LEFT, LOST)]
         if gone:
             raise MembershipError(
                 f"{operation} would wait for worker {gone[0]}, which has left; every worker must "
@@ -206,9 +206,9 @@ class PresenceMonitor:
 
     def _told(self, worker: int) -> str:
         trace = self._traces[worker]
-        if worker in self.roster.those(ABSENT) and not self.roster.incarnation(worker):
+        if worker in self.roster.in_state(ABSENT) and not self.roster.incarnation(worker):
             return f"worker {worker} (it never connected)"
-        if worker in self.roster.those(ABSENT, AWAY):
+        if worker in self.roster.in_state(ABSENT, AWAY):
             return f"worker {worker} (it has disconnected and not returned)"
         if trace.doing:
             return f"worker {worker} (it is in {trace.doing[-1]})"
@@ -222,21 +222,21 @@ class ResumeReports:
 
     def __init__(self, presence: PresenceMonitor, worker_num: int) -> None:
         self._presence = presence
-        self._news = presence.news
+        self._changed = presence.changed
         self._reports: list[Report | None] = [None] * worker_num
         #: the contents of this server's folder; None unless the whole job resumes
         self.remains: Remains | None = None
 
     def report(self, worker: int, report: Report) -> Decision:
         """Add the report of a worker; return once all workers have reported."""
-        with self._news:
+        with self._changed:
             self._reports[worker] = report
-            self._news.notify_all()
+            self._changed.notify_all()
             return self._decided()
 
     def decided(self) -> Decision:
         """The decision of all processes; waits until all workers have reported."""
-        with self._news:
+        with self._changed:
             return self._decided()
 
     def _decided(self) -> Decision:

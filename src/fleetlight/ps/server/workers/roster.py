@@ -57,7 +57,7 @@ class Roster:
         #: True when the job continues without a lost worker; worker 0 is always needed
         self.tolerates_loss = False
 
-    def outlive(self, gone: Iterable[tuple[int, int, bool]]) -> None:
+    def restore_gone(self, gone: Iterable[tuple[int, int, bool]]) -> None:
         """Restore the workers that `gone` returned in an earlier incarnation."""
         self._is_recovered = True
         for worker, incarnation, lost in gone:
@@ -67,15 +67,15 @@ class Roster:
 
     def gone(self) -> list[tuple[int, int, bool]]:
         """Workers that the job continues without: worker, incarnation, and whether it was lost."""
-        gone = self.those(LEFT) + [w for w in self.those(LOST) if not self._is_needed(w)]
-        return [(w, self._seats[w].incarnation, w in self.those(LOST)) for w in sorted(gone)]
+        gone = self.in_state(LEFT) + [w for w in self.in_state(LOST) if not self._is_needed(w)]
+        return [(w, self._seats[w].incarnation, w in self.in_state(LOST)) for w in sorted(gone)]
 
     def lives(self) -> list[tuple[int, int, int]]:
         """Workers that have connected: worker, incarnation, and number of its last restart."""
         seats = enumerate(self._seats)
         return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.incarnation]
 
-    def know(self, lives: Iterable[tuple[int, int, int]]) -> None:
+    def restore_incarnations(self, lives: Iterable[tuple[int, int, int]]) -> None:
         """Restore the workers that `lives` returned in an earlier incarnation."""
         for worker, incarnation, life in lives:
             seat = self._seats[worker]
@@ -118,14 +118,14 @@ class Roster:
             return False
         if seat.state in (LEFT, LOST):
             raise MembershipError(
-                f"worker {hello.worker} returned after it had {seat.state.replace('lost', 'gone')}; "
-                "a job does not admit a worker again, restart the whole job"
+                f"worker {hello.worker} returned after it had {seat.state.replace('lost', 'gone')}"
+                "; a job does not admit a worker again, restart the whole job"
             )
         if seat.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
                 f"there are two workers {hello.worker} (started at {seat.incarnation} and "
-                f"{hello.incarnation}): it was started twice, or restarted alone; give every worker "
-                "its own index, and restart a job as a whole"
+                f"{hello.incarnation}): it was started twice, or restarted alone; give every "
+                "worker its own index, and restart a job as a whole"
             )
         self._seats[hello.worker] = _Seat(HERE, hello.incarnation, hello.life, hello.away_s)
         return is_same and hello.life > seat.life
@@ -135,8 +135,8 @@ class Roster:
         now = self._seats[worker].life
         if life < now:
             raise MembershipError(
-                f"worker {worker} has been restarted (incarnation {now}), but its incarnation {life} "
-                "still calls; end the older process"
+                f"worker {worker} has been restarted (incarnation {now}), but its incarnation "
+                f"{life} still calls; end the older process"
             )
 
     def check_trains(self, worker: int) -> None:
@@ -182,7 +182,7 @@ class Roster:
 
     def overdue(self, now: float) -> list[int]:
         """Workers that have been away for too long, also since an earlier incarnation."""
-        away = [(worker, self._seats[worker]) for worker in self.those(ABSENT, AWAY)]
+        away = [(worker, self._seats[worker]) for worker in self.in_state(ABSENT, AWAY)]
         return [worker for worker, seat in away if now - seat.since > seat.away_s]
 
     def give_up(self, now: float) -> list[tuple[int, str]]:
@@ -233,7 +233,7 @@ class Roster:
         """The incarnation of the worker; 0 if it has never connected."""
         return self._seats[worker].incarnation
 
-    def those(self, *states: str) -> list[int]:
+    def in_state(self, *states: str) -> list[int]:
         """The workers in one of these states."""
         return [number for number, seat in enumerate(self._seats) if seat.state in states]
 
