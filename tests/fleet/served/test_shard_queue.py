@@ -292,7 +292,7 @@ def test_workers_that_iterate_unlike_are_told() -> None:
         return [step(member, batch) for batch in loader_of(member, LENGTH + member.index)]
 
     errors = Job(build, ASYNC, workers=2, servers=1).tried(work)
-    assert any("but others with records 0 to 9" in str(error) for error in errors)
+    assert any("but other workers with records 0 to 9" in str(error) for error in errors)
     assert any(isinstance(error, PlanError) for error in errors)
 
 

@@ -67,7 +67,7 @@ def test_strangers_and_the_hasty_are_refused() -> None:
         server(Connection("a stranger"), m.Heartbeat(0), [])
     server.gone(Connection("a stranger"), None)
     worker = Worker(server, 0, 1)
-    with pytest.raises(PlanError, match="Join comes before"):
+    with pytest.raises(PlanError, match="send Join before"):
         worker.pull(0, [1])
     with pytest.raises(ProtocolError, match="sent Done, which servers only send"):
         worker.say(m.Done())

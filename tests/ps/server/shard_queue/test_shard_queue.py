@@ -156,7 +156,7 @@ def test_workers_that_do_not_iterate_alike_are_told() -> None:
     for other, text in (
         (ask(epoch=2), r"with records 0 to 95 of epoch 2, but other workers with .* of epoch 0"),
         (ask(whole=[(0, 4), (8, 12)]), r"records 0 to 3 and 8 to 11 of epoch 0, but"),
-        (ask(whole=[]), r"no record of epoch 0, but others with records 0 to 95"),
+        (ask(whole=[]), r"no record of epoch 0, but other workers with records 0 to 95"),
     ):
         with pytest.raises(PlanError, match=text):
             work.deal(1, other)

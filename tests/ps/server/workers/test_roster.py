@@ -236,7 +236,7 @@ def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
         MembershipError, match=r"restarted \(incarnation 2\), but its incarnation 1 still"
     ):
         workers.arrive(hello(0, joined=True))
-    with pytest.raises(MembershipError, match="life 3"):
+    with pytest.raises(MembershipError, match="incarnation 3"):
         workers.check_life(1, 1)
     workers.arrive(hello(0, joined=True, life=2))
     assert workers.in_state(HERE) == [0, 1]
