@@ -85,7 +85,7 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
     }
     monkeypatch.setattr(server, "_handle", lambda *_: (m.Done(), []))
     for kind in kinds:
-        monkeypatch.setattr(server._log, "settle", lambda kind=kind: settled.append(kind))
+        monkeypatch.setattr(server._log, "wait_on_disk", lambda kind=kind: settled.append(kind))
         worker.say(any_value(random.Random(1), kind))
     told_nothing = {
         m.GoodbyeAck,

@@ -66,7 +66,7 @@ class WorkerMembership:
             is_another = self._roster.arrive(message)
             is_new = self._roster.lives() != lives and not self._presence.closed
             if is_new:
-                self._log.note(WorkerJoined(message.worker, message.incarnation, message.life))
+                self._log.append(WorkerJoined(message.worker, message.incarnation, message.life))
             peer = Peer(message.worker, message.incarnation, message.lane, message.life)
             if is_another and self._pushes is not None:
                 self._pushes.forget_prefetched(message.worker)
@@ -113,19 +113,19 @@ class WorkerMembership:
             if not self._presence.overdue():
                 return
         # a snapshot shows the worker as gone, or the record comes after the snapshot
-        with self._log.turn:
+        with self._log.lock:
             with self._changed:
                 lost = self._presence.give_up()
                 for worker, _ in lost:
                     self.shard_queue.lose(worker)
                     self._note_gone(worker, lost=True)
-            self._log.settle()
+            self._log.wait_on_disk()
         for worker, why in lost:
             logger.warning("%s; the other workers continue without it", why)
             self._complete_without(worker)
 
     def _note_gone(self, worker: int, *, lost: bool) -> None:
-        self._log.note(WorkerLeft(worker, self._roster.incarnation(worker), lost))
+        self._log.append(WorkerLeft(worker, self._roster.incarnation(worker), lost))
 
     def _lose_unconnected(self, worker: int, why: str) -> None:
         """Lose a worker without an open connection; called with `changed` held."""
@@ -162,8 +162,8 @@ class WorkerMembership:
                 self.barriers.give_up(error)
                 self._changed.notify_all()
                 raise
-            brought = self.barriers.result(meeting) or []
-        return m.BarrierReply(), [array for arrays_ in brought for array in arrays_]
+            values = self.barriers.result(meeting) or []
+        return m.BarrierReply(), [array for arrays_ in values for array in arrays_]
 
     @contextlib.contextmanager
     def _logging_barrier(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class WorkerMembership:
         yield
         after = self.barriers.last
         if after is not None and after is not before:
-            self._log.note(*barrier_change(*after))
+            self._log.append(*barrier_change(*after))
         self._changed.notify_all()
 
     def _missing(self, peer: Peer, message: m.Barrier) -> list[int]:
@@ -206,11 +206,11 @@ class WorkerMembership:
         """A worker leaves; a failed worker ends the job, unless the others may continue."""
         goes = not message.error or (self._roster.tolerates_loss and peer.worker != 0)
         # a snapshot shows the worker as gone, or the record comes after the snapshot
-        with self._log.turn:
+        with self._log.lock:
             if goes and not self._roster.is_lost(peer.worker):
                 # the server writes no record after the last worker has left
                 self._note_leaving(peer.worker, message)
-                self._log.settle()
+                self._log.wait_on_disk()
             with self._changed:
                 if message.stopped:
                     self.stopped = True

@@ -37,12 +37,12 @@ def _rows(state: ServerState, log: WriteAheadLog, wanted: TablePull, ids: Ids, s
         return table.pull(ids, False, step)
     if table.plan.entry is not None:
         # counts decide the admission of ids, so their order with pushes matters
-        return log.make(change, [ids], lambda: table.pull(ids, True, step))
+        return log.apply(change, [ids], lambda: table.pull(ids, True, step))
     before = len(table)
     rows = table.pull(ids, True, step)
     if len(table) != before:
         # a row's initial value does not depend on the order; but if a snapshot lacks the row, its
         # record must come after the snapshot
-        with log.turn:
-            log.note(change, [ids])
+        with log.lock:
+            log.append(change, [ids])
     return rows

@@ -74,7 +74,7 @@ class _Service:
     pushes: PushHandler
     checkpoints: CheckpointHandler
 
-    def take(self, message: m.Message, arrays: Arrays) -> None:
+    def load(self, message: m.Message, arrays: Arrays) -> None:
         """Load a record of a checkpoint, before the first worker joins."""
         if isinstance(message, m.Load):
             self.checkpoints.load(message)
@@ -136,14 +136,14 @@ class Server:
         pushes = PushHandler(state, self._presence, self._values_lock, self._log, self._worker_num)
         checkpoints = CheckpointHandler(self.index, state, pushes, self._values_lock, deadline_s)
         service = _Service(plan, state, pushes, checkpoints)
-        durable = self._decided(durable)
+        durable = self._with_decision(durable)
         self._is_loading = True
         is_loaded = loaded is not None
         durability = None if durable is None else self._opened(durable, plan, is_loaded)
         if loaded is not None and (durability is None or durability.is_new):
-            self._take(service, loaded, durability)
+            self._load(service, loaded, durability)
         if durability is not None:
-            durability.begin(self._kept(service), self._log)
+            durability.begin(self._persistent_state(service), self._log)
             self._durability = durability
             if durable is not None and durable.decision is not None:
                 check_beginning(durable.decision, pushes.progress.versions.version)
@@ -156,7 +156,7 @@ class Server:
                 self._presence.expect(durable.away_s, stays=resumes)
             self._changed.notify_all()
 
-    def _decided(self, durable: Durable | None) -> Durable | None:
+    def _with_decision(self, durable: Durable | None) -> Durable | None:
         """Add the decision of all processes if the whole job resumes."""
         remains = self.resuming.remains
         if durable is None or remains is None:
@@ -175,17 +175,17 @@ class Server:
         )
         return Durability(durable, identity)
 
-    def _take(self, service: _Service, loaded: Loaded, durability: Durability | None) -> None:
+    def _load(self, service: _Service, loaded: Loaded, durability: Durability | None) -> None:
         try:
             for message, arrays in loaded():
-                service.take(message, arrays)
+                service.load(message, arrays)
         except BaseException:
             if durability is not None:
                 # training has not started, so a restart has nothing to recover
                 durability.close(is_needed=False)
             raise
 
-    def _kept(self, service: _Service) -> PersistentState:
+    def _persistent_state(self, service: _Service) -> PersistentState:
         return PersistentState(
             service.state,
             service.pushes,
@@ -200,7 +200,7 @@ class Server:
     def __call__(self, connection: Connection, message: m.Message, arrays: Arrays) -> Reply:
         """Handle a message and return the reply; the worker receives what it raises."""
         if isinstance(message, m.Greeting):
-            return self._hello(connection, message)
+            return self._greet(connection, message)
         peer = connection.note
         if not isinstance(peer, Peer):
             raise ProtocolError(
@@ -214,7 +214,7 @@ class Server:
                 self._durability.snapshot_now()
             elif not isinstance(message, _UNSETTLED):
                 # a restart must not lose what the reply confirms or shows
-                self._log.settle()
+                self._log.wait_on_disk()
             return reply
 
     def _replaces(self, message: m.Message) -> bool:
@@ -365,7 +365,7 @@ class Server:
             raise PlanError(f"server {self.index} has no plan yet; send Join before other requests")
         return self._service
 
-    def _hello(self, connection: Connection, message: m.Greeting) -> Reply:
+    def _greet(self, connection: Connection, message: m.Greeting) -> Reply:
         with self._changed:
             if message.joined and not self.is_open:
                 # the worker tries again
@@ -378,7 +378,7 @@ class Server:
                 )
             is_new = self._membership.greet(connection, message)
         if is_new:
-            self._log.settle()
+            self._log.wait_on_disk()
             if message.worker == 0 and self._service is not None:
                 # worker 0 restarted: it repeats a save that was in progress, or drops it
                 self._service.checkpoints.drop()
@@ -446,13 +446,13 @@ class Server:
         state = self._serving().state
         with self._values_lock.shared():
             if state.wants(message):
-                self._log.make(message, arrays, lambda: state.fill(message, arrays))
+                self._log.apply(message, arrays, lambda: state.fill(message, arrays))
         return m.Done(), []
 
     def _shrink(self, message: m.Shrink) -> Reply:
         state = self._serving().state
         with self._values_lock.shared():
-            removed, left = self._log.make(message, [], lambda: state.shrink(message))
+            removed, left = self._log.apply(message, [], lambda: state.shrink(message))
         return m.Shrunk(removed, left), []
 
 

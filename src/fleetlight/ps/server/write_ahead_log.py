@@ -22,36 +22,36 @@ class WriteAheadLog:
 
     def __init__(self) -> None:
         #: held while a change is applied and logged, so that its holder sees only whole changes
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         self._journal: Journal[Change] | None = None
         #: True if the log contains changes of values, too
         self.logs_values = False
 
-    def keep(self, journal: Journal[Change], *, values: bool) -> None:
+    def start(self, journal: Journal[Change], *, values: bool) -> None:
         """Log all changes from now on, or all except changes of values."""
         self._journal = journal
         self.logs_values = values
 
-    def make(self, change: Change, arrays: Sequence[Array], act: Callable[[], T]) -> T:
-        """Apply a change by `act`, then log it; `act` may overwrite the arrays."""
+    def apply(self, change: Change, arrays: Sequence[Array], act: Callable[[], T]) -> T:
+        """Apply a change by `act`, and log it unless `act` fails; `act` may overwrite `arrays`."""
         if self._journal is None or not self.logs_values:
             return act()
         record = self._journal.framed(change, arrays)
-        with self.turn:
+        with self.lock:
             result = act()
             self._journal.put(record)
         return result
 
-    def note(self, change: Change, arrays: Sequence[Array] = ()) -> None:
+    def append(self, change: Change, arrays: Sequence[Array] = ()) -> None:
         """Log an event whose order with changes of values does not matter."""
         if self._journal is not None:
             self._journal.put(self._journal.framed(change, arrays))
 
-    def settle(self) -> None:
+    def wait_on_disk(self) -> None:
         """Return once all changes so far are on disk, so that replies may report them."""
         if self._journal is None:
             return
         # a thread may have read values of a change that is applied and not logged yet
-        with self.turn if self.logs_values else contextlib.nullcontext():
+        with self.lock if self.logs_values else contextlib.nullcontext():
             last = self._journal.next - 1
         self._journal.commit(last)

@@ -102,7 +102,9 @@ def test_a_later_life_refuses_workers_in_whose_place_others_were_started(
         assert one.durability.snapshot()
     for _ in range(2):
         one.die(back=[1])
-        with pytest.raises(MembershipError, match=r"worker 0 has been .* but its incarnation 1 still"):
+        with pytest.raises(
+            MembershipError, match=r"worker 0 has been .* but its incarnation 1 still"
+        ):
             one.server(Connection("the earlier life"), earlier, [])
     one.server(Connection("the later life"), later, [])
 

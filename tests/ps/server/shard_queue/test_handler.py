@@ -147,7 +147,7 @@ def test_a_server_knows_what_it_has_to_deal_out_again(one: Lives, how: str, snap
     else:
         with one.server._changed:
             one.server._membership.shard_queue.lose(0)
-        one.server._log.settle()
+        one.server._log.wait_on_disk()
     if snapshot:
         assert one.durability.snapshot()
     with one.server._changed:
@@ -167,7 +167,7 @@ def test_what_another_is_dealt_while_a_worker_goes_is_known_too(
     dealt(second)
     dealt(second, 1)
     told: list[Any] = []
-    settle = server._log.settle
+    settle = server._log.wait_on_disk
 
     def ask_first() -> None:
         if not told:
@@ -175,7 +175,7 @@ def test_what_another_is_dealt_while_a_worker_goes_is_known_too(
             told.append(dealt(first))
         settle()
 
-    monkeypatch.setattr(server._log, "settle", ask_first)
+    monkeypatch.setattr(server._log, "wait_on_disk", ask_first)
     if how == "is lost":
         second.hang_up()
         server._membership._look()

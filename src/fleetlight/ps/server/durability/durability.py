@@ -198,8 +198,8 @@ class Durability:
         # workers may connect meanwhile: the baseline or the log contains each
         with values.at_rest():
             self._put_baseline(self._journal)
-            log.keep(self._journal, values=self._durable.log)
-        log.settle()
+            log.start(self._journal, values=self._durable.log)
+        log.wait_on_disk()
         if not self._folder.is_own:
             # the next incarnation recovers from this folder: the checkpoint may change, and
             # workers of an earlier job are irrelevant

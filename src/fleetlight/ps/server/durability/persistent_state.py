@@ -74,8 +74,8 @@ class PersistentState:
         )
         written: list[Written] = [(baseline, [*dense.values, *dense.arrays]), *held]
         if last_barrier is not None:
-            meeting, operation, brought = last_barrier
-            written.append(barrier_change(meeting, operation, brought))
+            meeting, operation, values = last_barrier
+            written.append(barrier_change(meeting, operation, values))
         return written
 
     def restore(self, baseline: c.Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
@@ -144,7 +144,7 @@ class PersistentState:
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
         """See `DurableState`."""
-        with self.values_lock.exclusive(), self.log.turn, self.presence.changed:
+        with self.values_lock.exclusive(), self.log.lock, self.presence.changed:
             yield
 
     def rows(self) -> SnapshotJob | None:

@@ -66,7 +66,7 @@ class ShardQueueHandler:
 
     def _free(self, worker: int, what: str) -> None:
         # logged first: other workers may lease the records at once
-        self._log.note(LeasesFreed(worker))
+        self._log.append(LeasesFreed(worker))
         for epoch, intervals in self.queue.release(worker):
             logger.warning(
                 "worker %d %s before it finished records %s of epoch %d; other workers get them",
@@ -85,5 +85,5 @@ class ShardQueueHandler:
 
     def _note(self, peer: Peer, message: LeaseRequest | LeaseProgress, before: int) -> None:
         if self.queue.changes != before:
-            self._log.note(LeaseChanged(peer.worker, message))
+            self._log.append(LeaseChanged(peer.worker, message))
             self._changed.notify_all()

@@ -53,12 +53,12 @@ class _Iteration:
     free: list[Interval]
     hands: dict[int, _Leases] = dataclasses.field(default_factory=dict)
 
-    def hand(self, worker: int) -> _Leases:
+    def leases_of(self, worker: int) -> _Leases:
         return self.hands.setdefault(worker, _Leases())
 
     def holders(self) -> list[int]:
         """Workers with unfinished records."""
-        return sorted(worker for worker, hand in self.hands.items() if hand.remaining())
+        return sorted(worker for worker, leases in self.hands.items() if leases.remaining())
 
     @property
     def is_over(self) -> bool:
@@ -84,7 +84,7 @@ class ShardQueue:
         #: by loader: the last turn
         self._newest: dict[int, int] = {}
         #: by loader and worker: the first turn that an incarnation may still request
-        self._backs: dict[tuple[int, int], int] = {}
+        self._first_turns: dict[tuple[int, int], int] = {}
         #: workers that have left or were lost
         self._gone: set[int] = set()
         #: by waiting worker: the turn whose end it waits for
@@ -101,7 +101,7 @@ class ShardQueue:
         self._forget_old_turns(worker, deal)
         if turn is None:
             return NOTHING
-        self._reach(turn.hand(worker), deal.reached)
+        self._reach(turn.leases_of(worker), deal.reached)
         dealt = self._dealt(turn, worker, deal)
         if dealt is None and deal.waits:
             self._waiting[worker] = turn
@@ -112,10 +112,10 @@ class ShardQueue:
         turn = self._turns.get((progress.loader, progress.turn))
         if turn is None:
             return
-        hand = turn.hand(worker)
-        self._reach(hand, progress.reached)
+        leases = turn.leases_of(worker)
+        self._reach(leases, progress.reached)
         if progress.gives_back:
-            self._free(turn, hand)
+            self._free(turn, leases)
 
     def release(self, worker: int) -> list[tuple[int, list[Interval]]]:
         """Remove a worker; return its unfinished records by epoch."""
@@ -133,7 +133,7 @@ class ShardQueue:
         there = self._turns.get((loader, turn))
         if there is None:
             return [] if 0 < turn <= self._newest.get(loader, 0) else None
-        hands = [i for hand in there.hands.values() for i in hand.remaining()]
+        hands = [i for leases in there.hands.values() for i in leases.remaining()]
         return joined([*there.free, *hands])
 
     def has_reply(self, deal: LeaseRequest) -> bool:
@@ -149,10 +149,10 @@ class ShardQueue:
     def state(self) -> ShardQueueState:
         """The state of the queue, for the log."""
         turns = [
-            RoundState(loader, number, turn.epoch, turn.whole, turn.free, _hands(turn.hands))
+            RoundState(loader, number, turn.epoch, turn.whole, turn.free, _lease_states(turn.hands))
             for (loader, number), turn in self._turns.items()
         ]
-        backs = [(*key, back) for key, back in self._backs.items()]
+        backs = [(*key, back) for key, back in self._first_turns.items()]
         return ShardQueueState(turns, dict(self._newest), backs, sorted(self._gone))
 
     def restore(self, state: ShardQueueState) -> None:
@@ -162,12 +162,15 @@ class ShardQueue:
                 turn.epoch,
                 list(turn.whole),
                 list(turn.free),
-                {hand.worker: _Leases(list(hand.dealt), hand.reached) for hand in turn.hands},
+                {
+                    leases.worker: _Leases(list(leases.dealt), leases.reached)
+                    for leases in turn.hands
+                },
             )
             for turn in state.turns
         }
         self._newest = dict(state.newest)
-        self._backs = {(loader, worker): back for loader, worker, back in state.backs}
+        self._first_turns = {(loader, worker): back for loader, worker, back in state.backs}
         self._gone = set(state.gone)
         self._waiting.clear()
 
@@ -192,45 +195,45 @@ class ShardQueue:
 
     def _forget_old_turns(self, worker: int, deal: LeaseRequest) -> None:
         """Forget turns that no worker can request again."""
-        self._backs[deal.loader, worker] = deal.back
-        first = min((self._back(deal.loader, w) for w in range(self._worker_num)), default=0)
+        self._first_turns[deal.loader, worker] = deal.back
+        first = min((self._first_turn(deal.loader, w) for w in range(self._worker_num)), default=0)
         for key in [k for k in self._turns if k[0] == deal.loader and k != (k[0], deal.turn)]:
             turn, hands = self._turns[key], self._turns[key].hands
-            for w in [w for w in hands if self._back(key[0], w) > key[1]]:
+            for w in [w for w in hands if self._first_turn(key[0], w) > key[1]]:
                 if not hands[w].remaining():
                     del hands[w]
             # a worker that took no part in an ended turn gets the same reply without it
             if key[1] < first or (turn.is_over and not hands):
                 del self._turns[key]
 
-    def _back(self, loader: int, worker: int) -> float:
+    def _first_turn(self, loader: int, worker: int) -> float:
         """The first turn that a worker may still request."""
-        return math.inf if worker in self._gone else self._backs.get((loader, worker), 0)
+        return math.inf if worker in self._gone else self._first_turns.get((loader, worker), 0)
 
     def _dealt(self, turn: _Iteration, worker: int, deal: LeaseRequest) -> Interval | None:
-        hand = turn.hand(worker)
-        if not 0 <= deal.number <= len(hand.dealt):
+        leases = turn.leases_of(worker)
+        if not 0 <= deal.number <= len(leases.dealt):
             raise ProtocolError(
                 f"worker {worker} asked for range {deal.number} of loader {deal.loader}, but "
-                f"received {len(hand.dealt)} so far; positions of a loader with deal='queue' are "
+                f"received {len(leases.dealt)} so far; positions of a loader with deal='queue' are "
                 "saved and loaded by fleet.save_persistables and fleet.load_persistables"
             )
-        if deal.number < len(hand.dealt):
-            start, stop = hand.dealt[deal.number]
+        if deal.number < len(leases.dealt):
+            start, stop = leases.dealt[deal.number]
             return (start, stop) if start < stop else NOTHING
         if turn.free:
-            hand.dealt.append(turn.cut(deal.unit, deal.batches, self._worker_num))
+            leases.dealt.append(turn.cut(deal.unit, deal.batches, self._worker_num))
             self.changes += 1
-            return hand.dealt[-1]
+            return leases.dealt[-1]
         return NOTHING if turn.is_over else None
 
-    def _reach(self, hand: _Leases, reached: tuple[int, int]) -> None:
-        if hand.dealt and reached > hand.reached:
-            hand.reached = reached
+    def _reach(self, leases: _Leases, reached: tuple[int, int]) -> None:
+        if leases.dealt and reached > leases.reached:
+            leases.reached = reached
             self.changes += 1
 
-    def _free(self, turn: _Iteration, hand: _Leases) -> list[Interval]:
-        freed = joined(hand.release_all())
+    def _free(self, turn: _Iteration, leases: _Leases) -> list[Interval]:
+        freed = joined(leases.release_all())
         if freed:
             turn.free = joined([*turn.free, *freed])
             self.changes += 1
@@ -257,5 +260,5 @@ def _range_text(intervals: Sequence[Interval]) -> str:
     return f"records {described(intervals)}" if intervals else "no record"
 
 
-def _hands(hands: Mapping[int, _Leases]) -> list[LeaseState]:
+def _lease_states(hands: Mapping[int, _Leases]) -> list[LeaseState]:
     return [LeaseState(worker, list(h.dealt), h.reached) for worker, h in hands.items() if h.dealt]

@@ -116,7 +116,7 @@ class PushHandler:
         """The worker makes no more step in this phase; this may complete steps of others."""
         with self._changed:
             self.progress.clocks.end(worker, phase)
-            self._log.note(PhaseEnded(worker, phase))
+            self._log.append(PhaseEnded(worker, phase))
             carry_out = self._coordinator.end(worker, phase)
             self._changed.notify_all()
         carry_out()
@@ -174,7 +174,7 @@ class PushHandler:
             skipped=skip,
         )
         with self._values_lock.shared():
-            self._log.make(change, arrays, lambda: self._stepped(change, gradients))
+            self._log.apply(change, arrays, lambda: self._stepped(change, gradients))
         return Outcome(applied=not skip)
 
     def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
@@ -195,7 +195,7 @@ class PushHandler:
         change = DifferencesAdded(entry, message.step, message.tables, message.dense, message.more)
         _, _, _, arrays = described(differences)
         with self._values_lock.shared():
-            return self._log.make(
+            return self._log.apply(
                 change, arrays, lambda: self._differed(change, differences, message.wants)
             )
 

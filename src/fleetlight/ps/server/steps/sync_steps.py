@@ -341,7 +341,7 @@ class SyncStepCoordinator:
             skipped=skip,
             call=self._control_signal(parts),
         )
-        self._log.make(change, arrays, lambda: self._stepped(change, gradients))
+        self._log.apply(change, arrays, lambda: self._stepped(change, gradients))
         return _outcome_of(gradients, change.call)
 
     def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
@@ -371,7 +371,7 @@ class SyncStepCoordinator:
             skipped=gradients is None,
             refusal="" if refusal is None else str(refusal),
         )
-        self._log.make(change, arrays, lambda: self._holding(change, gradients))
+        self._log.apply(change, arrays, lambda: self._holding(change, gradients))
         return Outcome(gradients is not None, square=square)
 
     def _holding(self, change: StepHeld, gradients: Gradients | None) -> None:
@@ -401,7 +401,7 @@ class SyncStepCoordinator:
             skipped=skip or kept.gradients is None,
             call=self._control_signal(releases),
         )
-        return self._log.make(change, [], lambda: self._released(kept, change))
+        return self._log.apply(change, [], lambda: self._released(kept, change))
 
     def _released(self, kept: _HeldStep, change: HeldStepApplied) -> Outcome:
         gradients = None

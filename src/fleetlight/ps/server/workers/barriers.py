@@ -25,10 +25,10 @@ def _worker(entry: tuple[int, object]) -> int:
 
 
 @dataclasses.dataclass
-class _Meeting(Generic[T]):
+class _Barrier(Generic[T]):
     operation: str
     #: by worker: the value it sent
-    brought: dict[int, T] = dataclasses.field(default_factory=dict)
+    values: dict[int, T] = dataclasses.field(default_factory=dict)
 
 
 class Barriers(Generic[T]):
@@ -36,24 +36,24 @@ class Barriers(Generic[T]):
 
     def __init__(self, worker_num: int) -> None:
         self._worker_num = worker_num
-        self._open: dict[int, _Meeting[T]] = {}
+        self._open: dict[int, _Barrier[T]] = {}
         #: the last complete barrier; a worker may repeat its request
         self._last: tuple[int, str, list[T]] | None = None
         self._broken: PeerError | None = None
         #: workers that enter no more barriers
         self._gone: set[int] = set()
 
-    def enter(self, worker: int, meeting: int, operation: str, brought: T) -> None:
+    def enter(self, worker: int, meeting: int, operation: str, values: T) -> None:
         """A worker enters a barrier; entering it again has no effect."""
         self._check_open()
         if self._last is not None and meeting <= self._last[0]:
             self._check_last(worker, meeting)
             return
-        there = self._open.setdefault(meeting, _Meeting(operation))
-        if there.operation != operation:
-            self.give_up(ProtocolError(self._differ(meeting, there, worker, operation)))
+        barrier = self._open.setdefault(meeting, _Barrier(operation))
+        if barrier.operation != operation:
+            self.give_up(ProtocolError(self._differ(meeting, barrier, worker, operation)))
         self._check_open()
-        there.brought[worker] = brought
+        barrier.values[worker] = values
         self._complete(meeting)
 
     def leave(self, worker: int) -> None:
@@ -65,9 +65,9 @@ class Barriers(Generic[T]):
     def _complete(self, meeting: int) -> None:
         if self.missing(meeting):
             return
-        there = self._open.pop(meeting)
-        everything = [brought for _, brought in sorted(there.brought.items(), key=_worker)]
-        self._last = meeting, there.operation, everything
+        barrier = self._open.pop(meeting)
+        everything = [values for _, values in sorted(barrier.values.items(), key=_worker)]
+        self._last = meeting, barrier.operation, everything
 
     def result(self, meeting: int) -> list[T] | None:
         """The values of all workers, in order; None while a worker is missing."""
@@ -81,16 +81,16 @@ class Barriers(Generic[T]):
         """The last complete barrier: its number, operation and values."""
         return self._last
 
-    def restore(self, meeting: int, operation: str, brought: list[T]) -> None:
+    def restore(self, meeting: int, operation: str, values: list[T]) -> None:
         """Restore a barrier that completed in an earlier incarnation."""
-        self._last = meeting, operation, brought
+        self._last = meeting, operation, values
 
     def missing(self, meeting: int) -> list[int]:
         """Workers that have not entered the barrier."""
-        there = self._open.get(meeting)
-        came = there.brought if there is not None else {}
+        barrier = self._open.get(meeting)
+        entered = barrier.values if barrier is not None else {}
         expected = [w for w in range(self._worker_num) if w not in self._gone]
-        return [worker for worker in expected if worker not in came]
+        return [worker for worker in expected if worker not in entered]
 
     def give_up(self, error: PeerError) -> None:
         """Fail this and all later barriers with `error`; the first error stays."""
@@ -108,21 +108,21 @@ class Barriers(Generic[T]):
                 "complete"
             )
 
-    def _differ(self, meeting: int, there: _Meeting[T], worker: int, operation: str) -> str:
-        first = min(there.brought)
+    def _differ(self, meeting: int, barrier: _Barrier[T], worker: int, operation: str) -> str:
+        first = min(barrier.values)
         return (
-            f"worker {first} waits in {there.operation!r}, but worker {worker} came with "
+            f"worker {first} waits in {barrier.operation!r}, but worker {worker} entered with "
             f"{operation!r} (barrier {meeting}); every worker must make the same calls in the "
             "same order"
         )
 
 
 def barrier_change(
-    number: int, operation: str, brought: Sequence[Sequence[Array]]
+    number: int, operation: str, values: Sequence[Sequence[Array]]
 ) -> tuple[BarrierPassed, list[Array]]:
     """A complete barrier as a record of the log, with the arrays of each worker."""
-    change = BarrierPassed(number, operation, [len(arrays) for arrays in brought])
-    return change, [array for arrays in brought for array in arrays]
+    change = BarrierPassed(number, operation, [len(arrays) for arrays in values])
+    return change, [array for arrays in values for array in arrays]
 
 
 def by_worker(change: BarrierPassed, arrays: Sequence[Array]) -> list[list[Array]]:

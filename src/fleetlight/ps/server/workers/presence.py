@@ -42,7 +42,7 @@ class PresenceMonitor:
         self.changed = threading.Condition()
         self.deadline_s = deadline_s
         self._clock = clock
-        self._traces = [_Activity(clock()) for _ in range(worker_num)]
+        self._activities = [_Activity(clock()) for _ in range(worker_num)]
         self._closed: str | None = None
         #: the control signals that workers have sent
         self._called = NO_SIGNAL
@@ -64,14 +64,14 @@ class PresenceMonitor:
     @contextlib.contextmanager
     def during(self, worker: int, operation: str) -> Iterator[None]:
         """Note that the worker is alive and waits for this operation."""
-        trace = self._traces[worker]
-        trace.last_seen = self._clock()
-        trace.doing.append(operation)
+        activity = self._activities[worker]
+        activity.last_seen = self._clock()
+        activity.doing.append(operation)
         try:
             yield
         finally:
-            trace.doing.remove(operation)
-            trace.last_seen = self._clock()
+            activity.doing.remove(operation)
+            activity.last_seen = self._clock()
 
     def lose(self, worker: int, why: str) -> None:
         """The worker disconnects without goodbye; called with `changed` held."""
@@ -92,7 +92,7 @@ class PresenceMonitor:
 
     def at_step(self, worker: int, step: int) -> None:
         """Record the step that the worker reports."""
-        self._traces[worker].step = step
+        self._activities[worker].step = step
 
     def check(self) -> None:
         """Raise the error that keeps this server from serving, if any."""
@@ -185,8 +185,8 @@ class PresenceMonitor:
         """
         now = self._clock()
         for worker in self.roster.in_state(HERE):
-            silent = now - self._traces[worker].last_seen
-            if silent > self.deadline_s and not self._traces[worker].doing:
+            silent = now - self._activities[worker].last_seen
+            if silent > self.deadline_s and not self._activities[worker].doing:
                 self.lose(worker, f"it has been silent for {silent:.0f} s")
 
     def _check_here(self, operation: str, missing: list[int]) -> None:
@@ -201,19 +201,19 @@ class PresenceMonitor:
             )
 
     def _late(self, operation: str, limit: float, missing: list[int], otherwise: str = "") -> str:
-        who = ", ".join(self._told(worker) for worker in missing) or otherwise
+        who = ", ".join(self._described(worker) for worker in missing) or otherwise
         return f"{operation} waited {limit:g} s for {who}; {LONGER}"
 
-    def _told(self, worker: int) -> str:
-        trace = self._traces[worker]
+    def _described(self, worker: int) -> str:
+        activity = self._activities[worker]
         if worker in self.roster.in_state(ABSENT) and not self.roster.incarnation(worker):
             return f"worker {worker} (it never connected)"
         if worker in self.roster.in_state(ABSENT, AWAY):
             return f"worker {worker} (it has disconnected and not returned)"
-        if trace.doing:
-            return f"worker {worker} (it is in {trace.doing[-1]})"
-        silent = self._clock() - trace.last_seen
-        place = "" if trace.step is None else f", last at step {trace.step}"
+        if activity.doing:
+            return f"worker {worker} (it is in {activity.doing[-1]})"
+        silent = self._clock() - activity.last_seen
+        place = "" if activity.step is None else f", last at step {activity.step}"
         return f"worker {worker} (silent for {silent:.0f} s{place})"
 
 

@@ -28,7 +28,7 @@ class Peer:
 
 
 @dataclasses.dataclass
-class _Seat:
+class _Member:
     state: str = ABSENT
     incarnation: int = 0
     life: int = 1
@@ -50,7 +50,7 @@ class Roster:
     def __init__(self, server: int, server_num: int, worker_num: int, version: str) -> None:
         self._here = {"server": server, "server_num": server_num, "worker_num": worker_num}
         self._version = version
-        self._seats = [_Seat() for _ in range(worker_num)]
+        self._members = [_Member() for _ in range(worker_num)]
         self._failure: str | None = None
         #: True if this server recovered its values after a restart
         self._is_recovered = False
@@ -61,40 +61,44 @@ class Roster:
         """Restore the workers that `gone` returned in an earlier incarnation."""
         self._is_recovered = True
         for worker, incarnation, lost in gone:
-            seat = self._seats[worker]
-            life = seat.life if seat.incarnation == incarnation else 1
-            self._seats[worker] = _Seat(LOST if lost else LEFT, incarnation, life)
+            member = self._members[worker]
+            life = member.life if member.incarnation == incarnation else 1
+            self._members[worker] = _Member(LOST if lost else LEFT, incarnation, life)
 
     def gone(self) -> list[tuple[int, int, bool]]:
         """Workers that the job continues without: worker, incarnation, and whether it was lost."""
         gone = self.in_state(LEFT) + [w for w in self.in_state(LOST) if not self._is_needed(w)]
-        return [(w, self._seats[w].incarnation, w in self.in_state(LOST)) for w in sorted(gone)]
+        return [(w, self._members[w].incarnation, w in self.in_state(LOST)) for w in sorted(gone)]
 
     def lives(self) -> list[tuple[int, int, int]]:
         """Workers that have connected: worker, incarnation, and number of its last restart."""
-        seats = enumerate(self._seats)
-        return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.incarnation]
+        members = enumerate(self._members)
+        return [
+            (worker, member.incarnation, member.life)
+            for worker, member in members
+            if member.incarnation
+        ]
 
     def restore_incarnations(self, lives: Iterable[tuple[int, int, int]]) -> None:
         """Restore the workers that `lives` returned in an earlier incarnation."""
         for worker, incarnation, life in lives:
-            seat = self._seats[worker]
-            if seat.state == ABSENT:
-                seat.incarnation, seat.life = incarnation, life
-            elif seat.incarnation == incarnation:
-                seat.life = max(seat.life, life)
+            member = self._members[worker]
+            if member.state == ABSENT:
+                member.incarnation, member.life = incarnation, life
+            elif member.incarnation == incarnation:
+                member.life = max(member.life, life)
 
     def expect(self, now: float, away_s: float, parting_s: float = 0.0) -> None:
         """Count workers known from an earlier incarnation as away from now on.
 
         Workers that have left may take `parting_s` longer to say goodbye again.
         """
-        for seat in self._seats:
-            if seat.state == LEFT:
-                seat.since = now + parting_s
-            if seat.state == ABSENT and seat.incarnation:
-                seat.since, seat.away_s = now, away_s
-                seat.why = "this server was restarted"
+        for member in self._members:
+            if member.state == LEFT:
+                member.since = now + parting_s
+            if member.state == ABSENT and member.incarnation:
+                member.since, member.away_s = now, away_s
+                member.why = "this server was restarted"
 
     def arrive(self, hello: Greeting) -> bool:
         """Admit a worker that connects; an error says why it does not belong here.
@@ -102,37 +106,38 @@ class Roster:
         Return True if the worker has restarted.
         """
         self._check_fits(hello)
-        seat = self._seats[hello.worker]
-        is_same = seat.incarnation == hello.incarnation
+        member = self._members[hello.worker]
+        is_same = member.incarnation == hello.incarnation
         if is_same:
             self.check_life(hello.worker, hello.life)
-        if hello.joined and seat.state == ABSENT and not self._is_recovered:
+        if hello.joined and member.state == ABSENT and not self._is_recovered:
             raise MembershipError(
                 f"worker {hello.worker} trained with an earlier incarnation of this server, whose "
                 "values are lost; restart the whole job (durability='log' keeps the values)"
             )
-        may_repeat = self._is_recovered or hello.joined or hello.life > seat.life
-        if seat.state == LEFT and is_same and may_repeat:
+        may_repeat = self._is_recovered or hello.joined or hello.life > member.life
+        if member.state == LEFT and is_same and may_repeat:
             # the server received its goodbye, and the reply was lost
-            seat.life = hello.life
+            member.life = hello.life
             return False
-        if seat.state in (LEFT, LOST):
+        if member.state in (LEFT, LOST):
             raise MembershipError(
-                f"worker {hello.worker} returned after it had {seat.state.replace('lost', 'gone')}"
-                "; a job does not admit a worker again, restart the whole job"
+                f"worker {hello.worker} returned after it had "
+                f"{member.state.replace('lost', 'gone')}; a job does not admit a worker again, "
+                "restart the whole job"
             )
-        if seat.state in (HERE, AWAY) and not is_same:
+        if member.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
-                f"there are two workers {hello.worker} (started at {seat.incarnation} and "
+                f"there are two workers {hello.worker} (started at {member.incarnation} and "
                 f"{hello.incarnation}): it was started twice, or restarted alone; give every "
                 "worker its own index, and restart a job as a whole"
             )
-        self._seats[hello.worker] = _Seat(HERE, hello.incarnation, hello.life, hello.away_s)
-        return is_same and hello.life > seat.life
+        self._members[hello.worker] = _Member(HERE, hello.incarnation, hello.life, hello.away_s)
+        return is_same and hello.life > member.life
 
     def check_life(self, worker: int, life: int) -> None:
         """Refuse a process if a newer process has replaced it."""
-        now = self._seats[worker].life
+        now = self._members[worker].life
         if life < now:
             raise MembershipError(
                 f"worker {worker} has been restarted (incarnation {now}), but its incarnation "
@@ -141,7 +146,7 @@ class Roster:
 
     def check_trains(self, worker: int) -> None:
         """Refuse the request of a worker that the job continues without."""
-        if self._seats[worker].state in (LEFT, LOST):
+        if self._members[worker].state in (LEFT, LOST):
             raise MembershipError(
                 f"worker {worker} has left the job or was lost, and the other workers continue "
                 "without it; the server refuses its pushes, end this process"
@@ -149,62 +154,62 @@ class Roster:
 
     def leave(self, worker: int, now: float, error: str = "") -> None:
         """A worker says goodbye, with an error if it failed; a lost worker stays lost."""
-        seat = self._seats[worker]
-        if seat.state not in (LEFT, LOST):
-            seat.state, seat.since = LEFT, now
+        member = self._members[worker]
+        if member.state not in (LEFT, LOST):
+            member.state, member.since = LEFT, now
         if error and self._is_needed(worker):
             self._fail(f"worker {worker} failed: {error}")
 
     def confirm(self, worker: int) -> None:
         """A worker that has left received the reply to its goodbye, and does not repeat it."""
-        seat = self._seats[worker]
-        seat.confirmed = seat.state == LEFT
+        member = self._members[worker]
+        member.confirmed = member.state == LEFT
 
     def lose(self, worker: int, why: str, now: float) -> None:
         """A worker disconnects without goodbye; no effect if it has left."""
-        seat = self._seats[worker]
-        if seat.state != HERE:
+        member = self._members[worker]
+        if member.state != HERE:
             return
-        seat.since, seat.why = now, why
-        seat.state = AWAY
-        if not seat.away_s and self._is_needed(worker):
+        member.since, member.why = now, why
+        member.state = AWAY
+        if not member.away_s and self._is_needed(worker):
             self._lose(worker)
 
     def is_away(self, worker: int) -> bool:
         """True while the worker is away and may return."""
-        return self._seats[worker].state == AWAY
+        return self._members[worker].state == AWAY
 
     def come_back(self, worker: int, incarnation: int, life: int) -> None:
         """A worker that was away sends a request; no effect if it is another process."""
-        seat = self._seats[worker]
-        if seat.state == AWAY and (seat.incarnation, seat.life) == (incarnation, life):
-            seat.state = HERE
+        member = self._members[worker]
+        if member.state == AWAY and (member.incarnation, member.life) == (incarnation, life):
+            member.state = HERE
 
     def overdue(self, now: float) -> list[int]:
         """Workers that have been away for too long, also since an earlier incarnation."""
-        away = [(worker, self._seats[worker]) for worker in self.in_state(ABSENT, AWAY)]
-        return [worker for worker, seat in away if now - seat.since > seat.away_s]
+        away = [(worker, self._members[worker]) for worker in self.in_state(ABSENT, AWAY)]
+        return [worker for worker, member in away if now - member.since > member.away_s]
 
     def give_up(self, now: float) -> list[tuple[int, str]]:
         """Give up overdue workers; return those that the job continues without, and why."""
         lost = []
         for worker in self.overdue(now):
-            seat = self._seats[worker]
-            seat.why += f"; it has not returned for {seat.away_s:g} s" if seat.away_s else ""
+            member = self._members[worker]
+            member.why += f"; it has not returned for {member.away_s:g} s" if member.away_s else ""
             lost.append((worker, self._lose(worker)))
         return [(worker, why) for worker, why in lost if not self._is_needed(worker)]
 
     def _lose(self, worker: int) -> str:
-        seat = self._seats[worker]
-        seat.state = LOST
-        text = f"worker {worker} went away without goodbye: {seat.why}"
+        member = self._members[worker]
+        member.state = LOST
+        text = f"worker {worker} went away without goodbye: {member.why}"
         if self._is_needed(worker):
             self._fail(text)
         return text
 
     def is_lost(self, worker: int) -> bool:
         """True once the server has given up the worker."""
-        return self._seats[worker].state == LOST
+        return self._members[worker].state == LOST
 
     def _is_needed(self, worker: int) -> bool:
         return not (self.tolerates_loss and worker)
@@ -222,20 +227,20 @@ class Roster:
     @property
     def is_over(self) -> bool:
         """True once all workers have left or were lost, without a failure of the job."""
-        return not self.failed and all(seat.state in (LEFT, LOST) for seat in self._seats)
+        return not self.failed and all(member.state in (LEFT, LOST) for member in self._members)
 
     def unconfirmed_since(self) -> float:
         """When the last worker left that may have no reply to its goodbye and repeat it."""
-        left = [seat for seat in self._seats if seat.state == LEFT]
-        return max((seat.since for seat in left if not seat.confirmed), default=-math.inf)
+        left = [member for member in self._members if member.state == LEFT]
+        return max((member.since for member in left if not member.confirmed), default=-math.inf)
 
     def incarnation(self, worker: int) -> int:
         """The incarnation of the worker; 0 if it has never connected."""
-        return self._seats[worker].incarnation
+        return self._members[worker].incarnation
 
     def in_state(self, *states: str) -> list[int]:
         """The workers in one of these states."""
-        return [number for number, seat in enumerate(self._seats) if seat.state in states]
+        return [number for number, member in enumerate(self._members) if member.state in states]
 
     def _fail(self, text: str) -> None:
         self._failure = self._failure or text
@@ -253,7 +258,7 @@ class Roster:
                     f"worker {hello.worker} expects {fact}={theirs}, but this server has "
                     f"{fact}={here}; give all processes the same endpoints in the same order"
                 )
-        if not 0 <= hello.worker < len(self._seats):
+        if not 0 <= hello.worker < len(self._members):
             raise MembershipError(
-                f"a worker has index {hello.worker}, expected 0 to {len(self._seats) - 1}"
+                f"a worker has index {hello.worker}, expected 0 to {len(self._members) - 1}"
             )
