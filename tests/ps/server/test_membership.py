@@ -130,7 +130,7 @@ def test_a_lost_worker_is_told_to_whoever_waits(operation: str) -> None:
     }
     lost, _ = together(waits[operation], second.hang_up)
     assert isinstance(lost, PeerLostError)
-    assert "worker 1 went away without goodbye" in str(lost)
+    assert "worker 1 disconnected without goodbye" in str(lost)
     # and to whoever calls later
     for call in (*waits.values(), lambda: first.say(m.Heartbeat(0))):
         with pytest.raises(PeerLostError, match="worker 1 went away"):
@@ -170,7 +170,9 @@ def test_over_sockets_a_worker_that_hangs_up_is_lost() -> None:
         )
         first.send(m.Barrier(0, "barrier", 20.0))
         second.close()
-        with pytest.raises(PeerLostError, match=r"server 0 .*worker 1 went away without goodbye"):
+        with pytest.raises(
+            PeerLostError, match=r"server 0 .*worker 1 disconnected without goodbye"
+        ):
             first.receive()
         first.call(m.Leave())
         with pytest.raises(PeerLostError, match="worker 1 went away"):
@@ -192,7 +194,7 @@ def test_a_worker_is_there_as_long_as_one_of_its_connections_is(last: str) -> No
     server.gone(old, None)
     assert first.pull(0, [1]) == [0]
     second.hang_up(last)
-    with pytest.raises(PeerLostError, match="worker 1 went away without goodbye"):
+    with pytest.raises(PeerLostError, match="worker 1 disconnected without goodbye"):
         first.pull(0, [1], at_least=1)
 
 
@@ -235,12 +237,12 @@ def test_it_is_also_noticed_when_the_end_of_that_connection_comes_late() -> None
             server.gone(connection, None)
         assert server._roster.in_state(HERE) == [0, 1]
         has_ended.set()
-        with pytest.raises(PeerLostError, match="worker 1 went away without goodbye"):
+        with pytest.raises(PeerLostError, match="worker 1 disconnected without goodbye"):
             first.meet(0, "barrier")
         first.leave()
 
     lost, ended = together(server.wait, end)
-    assert "worker 1 went away without goodbye: its connection was closed" in str(lost)
+    assert "worker 1 disconnected without goodbye: its connection was closed" in str(lost)
     assert ended is None
 
 
@@ -356,7 +358,9 @@ def test_the_server_names_who_never_came() -> None:
 def test_the_server_notices_silence() -> None:
     server = closed_server(1, deadline_s=0.05)
     Worker(server, 0, 1)
-    with pytest.raises(PeerLostError, match="worker 0 went away without goodbye: it has been sil"):
+    with pytest.raises(
+        PeerLostError, match="worker 0 disconnected without goodbye: it has been sil"
+    ):
         server.wait()
 
 

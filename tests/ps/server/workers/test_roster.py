@@ -194,7 +194,7 @@ def test_where_the_others_go_on_nobody_is_told_of_a_failure(away_s: float) -> No
     assert workers.give_up(100.0) == []
     ((worker, why),) = workers.give_up(111.0)
     assert (worker, workers.in_state(LOST)) == (1, [1])
-    assert why.startswith("worker 1 went away without goodbye: its connection was closed")
+    assert why.startswith("worker 1 disconnected without goodbye: its connection was closed")
     workers.check()
     assert workers.give_up(112.0) == []
     with pytest.raises(MembershipError, match="after it had gone"):

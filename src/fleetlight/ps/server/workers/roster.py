@@ -202,7 +202,7 @@ class Roster:
     def _lose(self, worker: int) -> str:
         member = self._members[worker]
         member.state = LOST
-        text = f"worker {worker} went away without goodbye: {member.why}"
+        text = f"worker {worker} disconnected without goodbye: {member.why}"
         if self._is_needed(worker):
             self._fail(text)
         return text
