@@ -44,10 +44,10 @@ def test_every_message_is_made() -> None:
 
 
 def test_an_error_that_nobody_has_thought_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(self: Server) -> Any:
+    def figures(self: Server) -> Any:
         raise KeyError("unforeseen")
 
-    monkeypatch.setattr(Server, "counted", counted)
+    monkeypatch.setattr(Server, "figures", figures)
     with pytest.raises(AssertionError, match=r"did not foresee(.|\n)*unforeseen"):
         Serving(5).round(0)
 

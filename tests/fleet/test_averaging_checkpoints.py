@@ -50,7 +50,7 @@ def end_of(model: nn.Module, optimizer: Any) -> list[torch.Tensor]:
 
 
 def schedule_of() -> Any:
-    alone = current().optimizers[0].alone
+    alone = current().optimizers[0].local_steps
     assert alone is not None
     return alone.engine.schedule
 
@@ -105,7 +105,7 @@ def load(kind: str, dirname: str) -> Any:
     fleet.load_persistables(dirname)
     values = everything(model)
     train(model, optimizer, BEFORE, 1)
-    alone = current().optimizers[0].alone
+    alone = current().optimizers[0].local_steps
     return values, current().step, None if alone is None else alone.engine.schedule.state()
 
 

@@ -38,7 +38,7 @@ class Lost:
 
 
 DURABLE = {**SYNC, "durability": "log"}
-LOST = [PeerLostError("lost server 1"), CheckpointError("server 1 could not hand over table-0")]
+LOST = [PeerLostError("lost server 1"), CheckpointError("server 1 could not transfer table-0")]
 
 
 @pytest.mark.parametrize("error", LOST)

@@ -251,8 +251,10 @@ def stops_serving() -> str:
         service = current().process
         assert service is not None
         server: Any = service.server
-        with server._news:
-            server._news.wait_for(lambda: server._service.pushes.progress.versions.version > 3, 20)
+        with server._changed:
+            server._changed.wait_for(
+                lambda: server._service.pushes.progress.versions.version > 3, 20
+            )
         os._exit(9)
     try:
         fleet.run_server()

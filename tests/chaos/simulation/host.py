@@ -30,7 +30,8 @@ from fleetlight.ps.server import server
 from fleetlight.ps.server import shared_exclusive_lock as gate
 from fleetlight.ps.server import write_ahead_log as chronicle
 from fleetlight.ps.server.checkpoints import checkpoint_handler as keeping
-from fleetlight.ps.server.durability.durability import Durability, Durable, durability
+from fleetlight.ps.server.durability import durability
+from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.server.workers import presence as attendance
 from fleetlight.ps.tables import ordered_snapshot as snapshot

@@ -18,10 +18,10 @@ from fleetlight.ps.high_water_marks import HighWaterMarks
 from fleetlight.ps.server import server
 from fleetlight.ps.server.durability.persistent_state import PersistentState
 from fleetlight.ps.server.membership import WorkerMembership
+from fleetlight.ps.server.steps import request_dedup as tickets
 from fleetlight.ps.server.steps.prefetched_ids import PrefetchedIds
 from fleetlight.ps.server.steps.progress import Clocks, TrainingProgress
 from fleetlight.ps.server.steps.step_groups import StepGroups
-from fleetlight.ps.server.steps.step_groups import request_dedup as tickets
 from fleetlight.ps.server.workers.barriers import Barriers
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 
@@ -97,8 +97,8 @@ _UNSETTLED = (*server._UNSETTLED, m.Pull)
 PLANTED: dict[str, Sequence[Patch]] = {
     "a mark is not booked": [(HighWaterMarks, "applied", lambda *_: None)],
     "a push in progress is not known": [(tickets, "_same", lambda *_: False)],
-    "the reply leaves before the commit": [(WriteAheadLog, "settle", _settle_late)],
-    "a change is made and never put": [(WriteAheadLog, "make", _put_first)],
+    "the reply leaves before the commit": [(WriteAheadLog, "wait_on_disk", _settle_late)],
+    "a change is made and never put": [(WriteAheadLog, "apply", _put_first)],
     "a change that is made again is not booked": [
         (PersistentState, "redo", _redo_unmarked(PersistentState.redo))
     ],

@@ -149,7 +149,7 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
     has_begun, is_dry = threading.Event(), threading.Event()
 
     def ended() -> int:
-        with server._news:
+        with server._changed:
             assert server._service is not None
             _, phases = server._service.pushes.progress.clocks.state()
             return phases[0]
@@ -165,10 +165,10 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
                 member.communicator.flush()
                 has_begun.set()
                 # worker 0 does the rest, and then waits for this one, which is told to nobody
-                with server._news:
+                with server._changed:
                     while not server._membership.shard_queue.queue.waits_for(0):
                         server._presence.check()
-                        server._news.wait(0.01)
+                        server._changed.wait(0.01)
                 assert ended() == 0
                 step(member, batch)
                 is_dry.set()
@@ -202,7 +202,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others(caplog: pytest.LogCaptureF
         for batch in loader:
             if member.index == 0 and len(batches) == 6:
                 server = job.servers[0]
-                with server._news:
+                with server._changed:
                     server._membership.shard_queue.lose(0)
                 has_begun.set()
                 assert is_lost.wait(20)
@@ -292,7 +292,7 @@ def test_workers_that_iterate_unlike_are_told() -> None:
         return [step(member, batch) for batch in loader_of(member, LENGTH + member.index)]
 
     errors = Job(build, ASYNC, workers=2, servers=1).tried(work)
-    assert any("but others with records 0 to 9" in str(error) for error in errors)
+    assert any("but other workers with records 0 to 9" in str(error) for error in errors)
     assert any(isinstance(error, PlanError) for error in errors)
 
 

@@ -130,7 +130,7 @@ def without_effect() -> Any:
 def every_step() -> Any:
     model, optimizer = registered(**localsgd(1))
     train(model, optimizer, 4)
-    return everything(model), current().optimizers[0].alone, apart(model)
+    return everything(model), current().optimizers[0].local_steps, apart(model)
 
 
 def test_a_begin_step_that_is_never_reached_is_synchronous_and_warned_of() -> None:
@@ -159,7 +159,7 @@ def adaptive() -> Any:
         else:
             loss.backward()
             optimizer.step()
-        alone = current().optimizers[0].alone
+        alone = current().optimizers[0].local_steps
         assert alone is not None
         schedule = alone.engine.schedule
         seen.append(float(loss))
@@ -387,7 +387,7 @@ def frozen_on_the_way() -> Any:
             first.requires_grad_(True)
         step(model, optimizer, batch)
         differ.append(apart(first))
-    alone = current().optimizers[0].alone
+    alone = current().optimizers[0].local_steps
     assert alone is not None
     return differ, apart(model), alone.engine.meetings
 
@@ -483,7 +483,7 @@ def coded(compression: str) -> Any:
     exact = [model[1].running_var, *(state["exp_avg_sq"] for state in optimizer.state.values())]
     before = fleet.all_gather(flat(model.parameters())), fleet.all_gather(flat(exact))
     fleet.barrier_worker()
-    alone = current().optimizers[0].alone
+    alone = current().optimizers[0].local_steps
     assert alone is not None
     alone.settle()
     return before, (flat(model.parameters()), flat(exact)), apart(model)

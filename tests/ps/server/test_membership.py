@@ -42,7 +42,9 @@ def test_workers_meet_before_the_plan_is_known() -> None:
 
 def test_a_worker_that_does_not_come_is_named() -> None:
     first = Worker(opened(plan(), deadline_s=0.05), 0)
-    with pytest.raises(DeadlineError, match=r"barrier waited 0\.03 s for worker 1 \(it never came"):
+    with pytest.raises(
+        DeadlineError, match=r"barrier waited 0\.03 s for worker 1 \(it never connected"
+    ):
         first.meet(0, "barrier", deadline_s=0.03)
 
 
@@ -97,8 +99,8 @@ def test_a_meeting_that_waits_for_a_step_that_waits_for_the_meeting(held: bool) 
 
 def left_with_error(server: Server, worker: Worker) -> None:
     """What a worker does when a meeting of its has failed."""
-    with server._news:
-        assert server._news.wait_for(lambda: server._membership.barriers._broken is not None, 20)
+    with server._changed:
+        assert server._changed.wait_for(lambda: server._membership.barriers._broken is not None, 20)
     worker.say(m.Leave("uneven"), lane="pull")
 
 
@@ -128,7 +130,7 @@ def test_a_lost_worker_is_told_to_whoever_waits(operation: str) -> None:
     }
     lost, _ = together(waits[operation], second.hang_up)
     assert isinstance(lost, PeerLostError)
-    assert "worker 1 went away without goodbye" in str(lost)
+    assert "worker 1 disconnected without goodbye" in str(lost)
     # and to whoever calls later
     for call in (*waits.values(), lambda: first.say(m.Heartbeat(0))):
         with pytest.raises(PeerLostError, match="worker 1 went away"):
@@ -168,7 +170,9 @@ def test_over_sockets_a_worker_that_hangs_up_is_lost() -> None:
         )
         first.send(m.Barrier(0, "barrier", 20.0))
         second.close()
-        with pytest.raises(PeerLostError, match=r"server 0 .*worker 1 went away without goodbye"):
+        with pytest.raises(
+            PeerLostError, match=r"server 0 .*worker 1 disconnected without goodbye"
+        ):
             first.receive()
         first.call(m.Leave())
         with pytest.raises(PeerLostError, match="worker 1 went away"):
@@ -190,7 +194,7 @@ def test_a_worker_is_there_as_long_as_one_of_its_connections_is(last: str) -> No
     server.gone(old, None)
     assert first.pull(0, [1]) == [0]
     second.hang_up(last)
-    with pytest.raises(PeerLostError, match="worker 1 went away without goodbye"):
+    with pytest.raises(PeerLostError, match="worker 1 disconnected without goodbye"):
         first.pull(0, [1], at_least=1)
 
 
@@ -207,14 +211,16 @@ def test_the_end_of_a_process_is_noticed_while_a_request_is_under_way() -> None:
     )
     try:
         push.send(m.Push(0, 0, 0, 0, 0, OPTIONS, [], dense=False))
-        with server._news:
+        with server._changed:
             # nobody is called when it comes
-            while not server._news.wait_for(lambda: server._serving().pushes.awaited_by(1), 0.01):
+            while not server._changed.wait_for(
+                lambda: server._serving().pushes.awaited_by(1), 0.01
+            ):
                 pass
         for channel in (push, control):
             channel.close()
-        with server._news:
-            assert server._news.wait_for(lambda: server._roster.those(LOST) == [1], 20)
+        with server._changed:
+            assert server._changed.wait_for(lambda: server._roster.in_state(LOST) == [1], 20)
     finally:
         listener.stop()
 
@@ -229,14 +235,14 @@ def test_it_is_also_noticed_when_the_end_of_that_connection_comes_late() -> None
     def end() -> None:
         for connection in set(second.greeted) - {second.lanes["push"]}:
             server.gone(connection, None)
-        assert server._roster.those(HERE) == [0, 1]
+        assert server._roster.in_state(HERE) == [0, 1]
         has_ended.set()
-        with pytest.raises(PeerLostError, match="worker 1 went away without goodbye"):
+        with pytest.raises(PeerLostError, match="worker 1 disconnected without goodbye"):
             first.meet(0, "barrier")
         first.leave()
 
     lost, ended = together(server.wait, end)
-    assert "worker 1 went away without goodbye: its connection was closed" in str(lost)
+    assert "worker 1 disconnected without goodbye: its connection was closed" in str(lost)
     assert ended is None
 
 
@@ -244,11 +250,11 @@ def test_a_worker_that_was_silent_and_calls_again_is_there_again() -> None:
     server = opened(plan("async"))
     _, second = team(server)
     another_life(second, "control", 1)
-    with server._news:
+    with server._changed:
         server._presence.lose(1, "it has been silent for 20 s")
-    assert server._roster.those(AWAY) == [1]
+    assert server._roster.in_state(AWAY) == [1]
     second.say(m.Heartbeat(3), lane="push")
-    assert server._roster.those(HERE) == [0, 1]
+    assert server._roster.in_state(HERE) == [0, 1]
 
 
 def test_connections_of_an_earlier_life_keep_no_worker_there() -> None:
@@ -256,9 +262,9 @@ def test_connections_of_an_earlier_life_keep_no_worker_there() -> None:
     _, second = team(server)
     another_life(second, "control", 2)
     second.hang_up("push", "pull")
-    assert server._roster.those(HERE) == [0, 1]
+    assert server._roster.in_state(HERE) == [0, 1]
     second.hang_up("control")
-    assert server._roster.those(AWAY) == [1]
+    assert server._roster.in_state(AWAY) == [1]
 
 
 def test_a_meeting_that_nobody_can_complete_ends_at_once() -> None:
@@ -299,7 +305,7 @@ def test_the_server_ends_when_all_have_left() -> None:
     first, second = team(server)
     ended, *_ = together(server.wait, lambda: first.leave(), lambda: second.leave())
     assert ended is None
-    with pytest.raises(MembershipError, match="came back after it had left"):
+    with pytest.raises(MembershipError, match="returned after it had left"):
         Worker(server, 0)
 
 
@@ -352,7 +358,9 @@ def test_the_server_names_who_never_came() -> None:
 def test_the_server_notices_silence() -> None:
     server = closed_server(1, deadline_s=0.05)
     Worker(server, 0, 1)
-    with pytest.raises(PeerLostError, match="worker 0 went away without goodbye: it has been sil"):
+    with pytest.raises(
+        PeerLostError, match="worker 0 disconnected without goodbye: it has been sil"
+    ):
         server.wait()
 
 
@@ -379,11 +387,11 @@ def test_a_later_life_of_a_worker_takes_the_place_of_the_one_before() -> None:
     assert worker.pull(0, [7]) == [2.0]
     for lane, connection in before.items():
         worker.lanes[lane] = connection
-        with pytest.raises(MembershipError, match="its life 1 still calls"):
+        with pytest.raises(MembershipError, match="its incarnation 1 still calls"):
             worker.pull(0, [7]) if lane == "pull" else worker.say(m.Heartbeat(1), lane=lane)
     # and its connections may end
     worker.hang_up(*before)
-    assert server._roster.those(HERE) == [0]
+    assert server._roster.in_state(HERE) == [0]
     server.close()
 
 
@@ -453,9 +461,9 @@ def test_one_that_was_taken_for_lost_cannot_write(mode: str) -> None:
     def train() -> None:
         # returns once the others do without the second
         first.meet(0, "barrier")
-        with pytest.raises(MembershipError, match="worker 1 has left the job or was taken for lo"):
+        with pytest.raises(MembershipError, match="worker 1 has left the job or was lo"):
             bring()
-        with pytest.raises(MembershipError, match="what it brings is not taken"):
+        with pytest.raises(MembershipError, match="the server refuses its pushes"):
             second.say(ask())
         assert first.pull(0, [7]) == [0.0]
         first.leave()

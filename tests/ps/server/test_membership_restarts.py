@@ -75,12 +75,12 @@ def test_whoever_was_lost_is_lost_to_the_next_life(lives: Any, snapshot: bool) -
     one = lives(plan("sync", lost_worker="go_on"))
     one.workers[1].hang_up()
     one.server._membership._look()
-    assert one.server._roster.those(LOST) == [1]
+    assert one.server._roster.in_state(LOST) == [1]
     if snapshot:
         assert one.durability.snapshot()
     one.die(back=[0])
-    assert one.server._roster.those(LOST) == [1]
-    with pytest.raises(MembershipError, match="worker 1 came back after it had gone"):
+    assert one.server._roster.in_state(LOST) == [1]
+    with pytest.raises(MembershipError, match="worker 1 returned after it had gone"):
         Worker(one.server, 1)
     first = one.workers[0]
     assert first.push(0, {0: ([1], [3])})[0].applied
@@ -100,13 +100,13 @@ def test_whoever_does_not_come_to_the_next_life_is_lost(
     # the life between has not seen it either
     one.die(back=[0])
     one.die(back=[0])
-    assert one.server._roster.those(ABSENT) == [1]
+    assert one.server._roster.in_state(ABSENT) == [1]
     later = time.monotonic() + one.durable.away_s + 1.0
     monkeypatch.setattr(one.server._presence, "_clock", lambda: later)
     (first,) = one.workers
     first.say(m.Heartbeat(0))
     one.server._membership._look()
-    assert one.server._roster.those(LOST) == [1]
+    assert one.server._roster.in_state(LOST) == [1]
     assert first.push(0, {0: ([1], [3])})[0].applied
     assert [list(array) for array in first.meet(0, "barrier", 3)] == [[3]]
     first.leave()
@@ -117,7 +117,7 @@ def test_who_comes_while_a_journal_begins_is_known_to_the_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, durable = closed_server(), Durable(tmp_path / "kept", job="a job")
-    put, coming = Durability._put_standing, threading.Thread(target=Worker, args=(server, 1))
+    put, coming = Durability._put_baseline, threading.Thread(target=Worker, args=(server, 1))
 
     def one_comes(durability: Durability, *more: Any) -> None:
         put(durability, *more)
@@ -125,14 +125,14 @@ def test_who_comes_while_a_journal_begins_is_known_to_the_next_life(
         coming.start()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Durability, "_put_standing", one_comes)
+        patch.setattr(Durability, "_put_baseline", one_comes)
         open_up(server, plan("async"), durable)
     coming.join()
     Worker(server, 0).push(0, {0: ([1], [3])})
     server.close()
     again = closed_server()
     open_up(again, plan("async"), durable)
-    assert again._roster.those(ABSENT) == [0, 1]
+    assert again._roster.in_state(ABSENT) == [0, 1]
     assert again._roster.overdue(math.inf) == [0, 1]
     again.close()
 
@@ -140,7 +140,7 @@ def test_who_comes_while_a_journal_begins_is_known_to_the_next_life(
 def test_who_makes_way_holds_nothing_that_a_step_waits_for(
     lives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that this completes passes the gate, which comes before the news."""
+    """A step that this completes takes the values lock, which comes before `changed`."""
     one = lives(plan("sync"))
     one.workers[1].leave()
     free: list[bool] = []
@@ -148,9 +148,9 @@ def test_who_makes_way_holds_nothing_that_a_step_waits_for(
 
     def observed(pushes: PushHandler, worker: int) -> None:
         def take() -> bool:
-            taken = pushes._news.acquire(blocking=False)
+            taken = pushes._changed.acquire(blocking=False)
             if taken:
-                pushes._news.release()
+                pushes._changed.release()
             return taken
 
         free.extend(together(take))

@@ -63,11 +63,11 @@ def test_join_does_not_wait_for_ever() -> None:
 
 def test_strangers_and_the_hasty_are_refused() -> None:
     server = closed_server(1)
-    with pytest.raises(ProtocolError, match="a stranger began with Heartbeat, expected Greeting"):
+    with pytest.raises(ProtocolError, match="a stranger sent Heartbeat first, expected Greeting"):
         server(Connection("a stranger"), m.Heartbeat(0), [])
     server.gone(Connection("a stranger"), None)
     worker = Worker(server, 0, 1)
-    with pytest.raises(PlanError, match="Join comes before"):
+    with pytest.raises(PlanError, match="send Join before"):
         worker.pull(0, [1])
     with pytest.raises(ProtocolError, match="sent Done, which servers only send"):
         worker.say(m.Done())
@@ -85,7 +85,7 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
     }
     monkeypatch.setattr(server, "_handle", lambda *_: (m.Done(), []))
     for kind in kinds:
-        monkeypatch.setattr(server._log, "settle", lambda kind=kind: settled.append(kind))
+        monkeypatch.setattr(server._log, "wait_on_disk", lambda kind=kind: settled.append(kind))
         worker.say(any_value(random.Random(1), kind))
     told_nothing = {
         m.GoodbyeAck,
@@ -157,7 +157,7 @@ def test_first_values_are_those_of_worker_0() -> None:
     first.say(m.Fill([0], True), ids_of([1]), rows_of([4]), np.array([4, 4, 4], np.float32))
     assert second.pull(0, [1]) == [5]
     assert second.dense() == [7, 8, 9]
-    with pytest.raises(ProtocolError, match="worker 1 brought first values"):
+    with pytest.raises(ProtocolError, match="worker 1 sent initial values"):
         second.say(m.Fill([0], True), *arrays)
 
 

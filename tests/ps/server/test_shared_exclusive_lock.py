@@ -16,42 +16,45 @@ from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 
 
 def test_many_pass_at_a_time() -> None:
-    gate = SharedExclusiveLock(5)
-    with gate.passing(), gate.passing():
+    values_lock = SharedExclusiveLock(5)
+    with values_lock.shared(), values_lock.shared():
         pass
-    with gate.alone():
+    with values_lock.exclusive():
         pass
-    with gate.passing():
+    with values_lock.shared():
         pass
 
 
 def test_nobody_is_alone_while_somebody_passes() -> None:
-    gate = SharedExclusiveLock(0.02)
-    with gate.passing(), pytest.raises(DeadlineError, match=r"0\.02 s for the pushes under way"):
-        gate.alone().__enter__()
+    values_lock = SharedExclusiveLock(0.02)
+    with (
+        values_lock.shared(),
+        pytest.raises(DeadlineError, match=r"0\.02 s for the pushes in progress"),
+    ):
+        values_lock.exclusive().__enter__()
     # who gave up holds nobody up
-    with gate.passing():
+    with values_lock.shared():
         pass
 
 
 def test_nobody_passes_while_one_is_alone() -> None:
-    gate = SharedExclusiveLock(0.02)
-    with gate.alone():
+    values_lock = SharedExclusiveLock(0.02)
+    with values_lock.exclusive():
         with pytest.raises(DeadlineError, match="a push waited"):
-            gate.passing().__enter__()
+            values_lock.shared().__enter__()
         with pytest.raises(DeadlineError, match="for another one"):
-            gate.alone().__enter__()
+            values_lock.exclusive().__enter__()
 
 
 def test_being_alone_is_waited_for_and_ends() -> None:
-    gate, inside, seen = SharedExclusiveLock(20), threading.Event(), []
+    values_lock, inside, seen = SharedExclusiveLock(20), threading.Event(), []
 
     def passer() -> None:
-        with gate.passing():
+        with values_lock.shared():
             inside.set()
             seen.append("passed")
 
-    with gate.alone():
+    with values_lock.exclusive():
         thread = threading.Thread(target=passer)
         thread.start()
         assert not inside.is_set()
@@ -66,7 +69,7 @@ def test_a_server_passes_it_with_first_values_and_when_it_shrinks(what: m.Messag
     tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
     server = opened(plan("async", tables=tables))
     worker, _ = team(server)
-    with server._gate.alone():
+    with server._values_lock.exclusive():
         changing = threading.Thread(target=lambda: worker.say(what))
         changing.start()
         changing.join(0.2)

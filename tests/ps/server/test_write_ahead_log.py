@@ -66,7 +66,7 @@ def test_what_is_told_is_written_down_whoever_made_it(tmp_path: Path, tells: m.M
     open_up(server, plan(workers=1), Durable(tmp_path / "kept", job="a job", policy=policy))
     worker = Worker(server, 0, workers=1)
     # somebody has made a change, and its commit is still to come
-    server._log.note(PhaseEnded(0, 0))
+    server._log.append(PhaseEnded(0, 0))
     assert server._durability is not None
     journal = server._durability._journal
     assert journal is not None

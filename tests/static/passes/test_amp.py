@@ -167,5 +167,5 @@ def test_what_does_not_fit_is_refused() -> None:
         program.apply(Amp("float8"))
     with pytest.raises(PlanError, match="scales its loss already"):
         program.apply(Amp("float16"), Amp("float16"))
-    with pytest.raises(PlanError, match="amp comes before the passes that reduce gradients"):
+    with pytest.raises(PlanError, match="amp must run before the passes that reduce gradients"):
         program.apply(InsertAllReduce(), Amp("float16"))

@@ -119,7 +119,7 @@ def test_gradients_are_reduced_once_for_each_step(passes: tuple[Pass, ...]) -> N
 
 def test_reductions_come_behind_it() -> None:
     program, _ = merging(1)
-    with pytest.raises(PlanError, match="gradient_merge comes before the passes that reduce"):
+    with pytest.raises(PlanError, match="gradient_merge must run before the passes that reduce"):
         program.apply(InsertAllReduce(), GradientMerge(2))
 
 

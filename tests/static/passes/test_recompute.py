@@ -187,7 +187,7 @@ def test_what_reads_an_input_that_is_changed_later_is_kept() -> None:
 
 def test_a_module_that_does_not_exist_is_named() -> None:
     with pytest.raises(
-        PlanError, match=r"checkpoints: no module 'blok' computes anything .*'block'"
+        PlanError, match=r"checkpoints: no module 'blok' computes a value .*'block'"
     ):
         trained(Again(), ("blok",))
 

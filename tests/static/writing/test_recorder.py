@@ -116,7 +116,7 @@ def test_a_variable_shows_what_it_is() -> None:
 
 OTHERS: list[tuple[Callable[[Tensor], Any], str]] = [
     (lambda x: x.sum().backward(), r"^backward\(\) of a variable .* minimize\(optimizer, loss\)"),
-    (copy.deepcopy, "^a variable cannot be copied or pickled: .*save the program"),
+    (copy.deepcopy, "^a variable cannot be copied or pickled, since .*save the program"),
     (pickle.dumps, "^a variable cannot be copied or pickled"),
     (nn.LazyLinear(3), "^weight has no shape yet; call the model once with a batch"),
     (

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles the messages of workers: pure state machines decide, and one place waits."""
+"""Handles the messages of workers: state machines decide, and `PresenceMonitor` waits."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pull reads, and what it leaves behind: rows of ids that were not known, and counts."""
+"""Reads the rows of a pull, and logs the rows and counts that the pull creates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 def pulled(
     state: ServerState, log: WriteAheadLog, message: Pull, ids: Sequence[Array]
 ) -> list[Array]:
-    """Rows of each table asked for, and dense values."""
+    """Rows of each requested table, and dense values."""
     if not log.logs_values:
         return state.pull(message, ids)
     found: list[Array] = [
@@ -36,13 +36,13 @@ def _rows(state: ServerState, log: WriteAheadLog, wanted: TablePull, ids: Ids, s
     if not wanted.insert:
         return table.pull(ids, False, step)
     if table.plan.entry is not None:
-        # what is counted lets ids in, or not yet: before or after a push is not the same
-        return log.make(change, [ids], lambda: table.pull(ids, True, step))
+        # counts decide the admission of ids, so their order with pushes matters
+        return log.apply(change, [ids], lambda: table.pull(ids, True, step))
     before = len(table)
     rows = table.pull(ids, True, step)
     if len(table) != before:
-        # a row's first value is the same whenever it comes; but a snapshot that does not have the
-        # row must find it written down behind it
-        with log.turn:
-            log.note(change, [ids])
+        # a row's initial value does not depend on the order; but if a snapshot lacks the row, its
+        # record must come after the snapshot
+        with log.lock:
+            log.append(change, [ids])
     return rows

@@ -45,10 +45,10 @@ from fleetlight.ps.transport.interface import Connection
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]
-#: reads a checkpoint
+#: reads the records of a checkpoint
 Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
-#: their answers tell nothing that could be lost later, or it was written down before; all others
-#: wait for the journal
+#: replies to these messages report no change that a restart could lose; the other replies wait
+#: until the log is on disk
 _UNSETTLED = (
     m.Heartbeat,
     m.FiguresRequest,
@@ -61,7 +61,7 @@ _UNSETTLED = (
     m.ReadFile,
     m.DropSnapshot,
 )
-#: how often a worker that joins is told that a checkpoint is still being read
+#: how long a join waits for the checkpoint to load before the worker must ask again
 _LOADING_S = 1.0
 
 
@@ -74,8 +74,8 @@ class _Service:
     pushes: PushHandler
     checkpoints: CheckpointHandler
 
-    def take(self, message: m.Message, arrays: Arrays) -> None:
-        """Values of a checkpoint, before the first worker joins."""
+    def load(self, message: m.Message, arrays: Arrays) -> None:
+        """Load a record of a checkpoint, before the first worker joins."""
         if isinstance(message, m.Load):
             self.checkpoints.load(message)
         elif isinstance(message, m.RestoreDense):
@@ -88,7 +88,7 @@ class _Service:
 class Server:
     """Server `index` of `server_num`, for `worker_num` workers.
 
-    It is called as a handler of `transport`: `server(connection, message, arrays)`.
+    The transport calls it for each message: `server(connection, message, arrays)`.
     """
 
     def __init__(
@@ -104,19 +104,19 @@ class Server:
         self.index = index
         self._server_num = server_num
         self._durability: Durability | None = None
-        #: as in `Welcome`, also once what is kept was closed
+        #: the incarnation that `Welcome` reports; valid after `_durability` is closed, too
         self._life = 0
         self._log = WriteAheadLog()
         self._worker_num = worker_num
         self._roster = Roster(index, server_num, worker_num, version)
         self._presence = PresenceMonitor(self._roster, worker_num, deadline_s, clock)
-        self._news = self._presence.news
+        self._changed = self._presence.changed
         self._membership = WorkerMembership(self._presence, self._log, worker_num)
-        self._gate = SharedExclusiveLock(deadline_s)
-        #: how the whole job resumes, where it does
+        self._values_lock = SharedExclusiveLock(deadline_s)
+        #: the reports from which a restarted job decides how it resumes
         self.resuming = ResumeReports(self._presence, worker_num)
         self._service: _Service | None = None
-        #: the plan is known, and a checkpoint is being read
+        #: True while the server has a plan and loads a checkpoint
         self._is_loading = False
 
     def open(
@@ -127,37 +127,37 @@ class Server:
         loaded: Loaded | None = None,
         durable: Durable | None = None,
     ) -> None:
-        """Make the tables and dense blocks; workers may join once all that is `loaded` is in.
+        """Make the tables and dense blocks, and load the checkpoint; then workers may join.
 
-        If the server recovers its own values, nothing is loaded.
+        If the server recovers its own values, it does not load the checkpoint.
         """
         state = ServerState(plan, self.index, optimizers, parameters)
         deadline_s = self._presence.deadline_s
-        pushes = PushHandler(state, self._presence, self._gate, self._log, self._worker_num)
-        checkpoints = CheckpointHandler(self.index, state, pushes, self._gate, deadline_s)
+        pushes = PushHandler(state, self._presence, self._values_lock, self._log, self._worker_num)
+        checkpoints = CheckpointHandler(self.index, state, pushes, self._values_lock, deadline_s)
         service = _Service(plan, state, pushes, checkpoints)
-        durable = self._decided(durable)
+        durable = self._with_decision(durable)
         self._is_loading = True
         is_loaded = loaded is not None
         durability = None if durable is None else self._opened(durable, plan, is_loaded)
         if loaded is not None and (durability is None or durability.is_new):
-            self._take(service, loaded, durability)
+            self._load(service, loaded, durability)
         if durability is not None:
-            durability.begin(self._kept(service), self._log)
+            durability.begin(self._persistent_state(service), self._log)
             self._durability = durability
             if durable is not None and durable.decision is not None:
                 check_beginning(durable.decision, pushes.progress.versions.version)
         self._membership.begin(pushes, tolerates_loss=plan.lost_worker == "go_on")
-        with self._news:
+        with self._changed:
             self._life = 1 if durability is None else durability.life
             self._service = service
             if durable is not None:
                 resumes = durable.decision is not None
                 self._presence.expect(durable.away_s, stays=resumes)
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def _decided(self, durable: Durable | None) -> Durable | None:
-        """With what all processes have agreed on, where the whole job resumes."""
+    def _with_decision(self, durable: Durable | None) -> Durable | None:
+        """Add the decision of all processes if the whole job resumes."""
         remains = self.resuming.remains
         if durable is None or remains is None:
             return durable
@@ -165,7 +165,7 @@ class Server:
         if decision.kind == REFUSED:
             raise JournalError(f"durability: {decision.why}")
         if decision.kind == FINISHED and remains.state != KEPT:
-            # it has heard all goodbyes, and hears them again
+            # this server received all goodbyes, and the workers repeat them
             return None
         return dataclasses.replace(durable, decision=decision, must_exist=False)
 
@@ -175,17 +175,17 @@ class Server:
         )
         return Durability(durable, identity)
 
-    def _take(self, service: _Service, loaded: Loaded, durability: Durability | None) -> None:
+    def _load(self, service: _Service, loaded: Loaded, durability: Durability | None) -> None:
         try:
             for message, arrays in loaded():
-                service.take(message, arrays)
+                service.load(message, arrays)
         except BaseException:
             if durability is not None:
-                # nothing has begun that another start would have to be told of
+                # training has not started, so a restart has nothing to recover
                 durability.close(is_needed=False)
             raise
 
-    def _kept(self, service: _Service) -> PersistentState:
+    def _persistent_state(self, service: _Service) -> PersistentState:
         return PersistentState(
             service.state,
             service.pushes,
@@ -193,35 +193,35 @@ class Server:
             self._membership.barriers,
             self._membership.shard_queue.queue,
             self._presence,
-            self._gate,
+            self._values_lock,
             self._log,
         )
 
     def __call__(self, connection: Connection, message: m.Message, arrays: Arrays) -> Reply:
-        """Answer a message; what is raised is meant for the worker."""
+        """Handle a message and return the reply; the worker receives what it raises."""
         if isinstance(message, m.Greeting):
-            return self._hello(connection, message)
+            return self._greet(connection, message)
         peer = connection.note
         if not isinstance(peer, Peer):
             raise ProtocolError(
-                f"{connection.peer} began with {type(message).__name__}, expected Greeting"
+                f"{connection.peer} sent {type(message).__name__} first, expected Greeting"
             )
         self._roster.check_life(peer.worker, peer.life)
         with self._presence.during(peer.worker, _operation(message)):
-            self._membership.hear(peer)
+            self._membership.mark_present(peer)
             reply = self._handle(peer, message, arrays)
             if self._durability is not None and self._replaces(message):
                 self._durability.snapshot_now()
             elif not isinstance(message, _UNSETTLED):
-                # what is acknowledged or was seen is not lost any more
-                self._log.settle()
+                # a restart must not lose what the reply confirms or shows
+                self._log.wait_on_disk()
             return reply
 
     def _replaces(self, message: m.Message) -> bool:
-        """Whether other values stand there now, which are written down nowhere."""
+        """True if the message replaced values without a record in the log."""
         if isinstance(message, m.Load):
             return not message.dry
-        # first values are brought once; a log has them
+        # worker 0 sends initial values once, and a log of values contains them
         brings = isinstance(message, m.Fill) and not self._log.logs_values
         return brings or isinstance(message, m.RestoreDense)
 
@@ -230,15 +230,15 @@ class Server:
         self._membership.gone(connection, error)
 
     def wait(self) -> None:
-        """Until every worker has left; raises when one has failed or was lost."""
+        """Wait until every worker has left; raise if a worker failed or was lost."""
         self._membership.until_all_left()
 
     def refuse(self, why: str = "") -> None:
-        """Serve no more: whoever waits or calls is told why."""
+        """Refuse all requests: workers that wait or call receive the reason."""
         self._presence.close(f"server {self.index} has closed" + (f": {why}" if why else ""))
 
     def close(self, why: str = "") -> None:
-        """The same, and let go of what is kept; once its part is over that is removed."""
+        """Refuse all requests and close the log; delete the folder if the job is over."""
         self.refuse(why)
         if self._service is not None:
             self._service.checkpoints.drop()
@@ -248,12 +248,12 @@ class Server:
             self._durability = None
 
     def call_stop(self) -> None:
-        """Have all workers told that the job is to stop; safe in a signal's handler."""
+        """Ask all workers to stop; signal handlers may call it."""
         self._presence.call_stop()
 
     @property
     def is_open(self) -> bool:
-        """True once it knows what is trained."""
+        """True once the server has a plan and its values."""
         return self._service is not None
 
     @property
@@ -268,16 +268,16 @@ class Server:
 
     @property
     def closed(self) -> bool:
-        """True once it serves no more."""
+        """True once the server refuses all requests."""
         return self._presence.closed
 
     def figures(self) -> m.ServerFigures:
-        """What there is to say in figures."""
+        """Counts of pushes and rows, and bytes of each table."""
         service = self._service
         if service is None:
             return m.ServerFigures(0, {}, {}, {})
         tables = service.state.tables
-        with self._news:
+        with self._changed:
             versions = service.pushes.progress.versions
             pushes, staleness = versions.version, dict(versions.staleness)
         return m.ServerFigures(
@@ -356,30 +356,29 @@ class Server:
                 )
 
     def _serving(self) -> _Service:
-        """What the server works with; an error where the job is over or has not begun."""
+        """The service of an open server; an error before `open` and after the job."""
         self._presence.check()
         return self._open_service()
 
     def _open_service(self) -> _Service:
         if self._service is None:
-            raise PlanError(
-                f"server {self.index} does not know yet what is trained; Join comes before it is "
-                "asked for anything"
-            )
+            raise PlanError(f"server {self.index} has no plan yet; send Join before other requests")
         return self._service
 
-    def _hello(self, connection: Connection, message: m.Greeting) -> Reply:
-        with self._news:
+    def _greet(self, connection: Connection, message: m.Greeting) -> Reply:
+        with self._changed:
             if message.joined and not self.is_open:
-                # to be tried again
-                raise PeerLostError(f"server {self.index} is not back yet: it takes up its values")
+                # the worker tries again
+                raise PeerLostError(
+                    f"server {self.index} has restarted and is recovering its values"
+                )
             if self._service is not None:
                 self._service.pushes.check_has(
                     message.worker, message.incarnation, message.acknowledged
                 )
-            is_news = self._membership.greet(connection, message)
-        if is_news:
-            self._log.settle()
+            is_new = self._membership.greet(connection, message)
+        if is_new:
+            self._log.wait_on_disk()
             if message.worker == 0 and self._service is not None:
                 # worker 0 restarted: it repeats a save that was in progress, or drops it
                 self._service.checkpoints.drop()
@@ -394,15 +393,15 @@ class Server:
         decision = self.resuming.report(peer.worker, message.report)
         if not decision.keeps_workers or not message.waits:
             return m.Resumed(decision), []
-        with self._news:
+        with self._changed:
             self._presence.check()
-            if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
+            if not self._changed.wait_for(lambda: self.is_open, _LOADING_S):
                 return m.Done(), []
-            known = self._open_service().pushes.known_of(peer.worker, peer.incarnation)
-            return m.Resumed(decision, *known, self._roster.is_lost(peer.worker)), []
+            pushed = self._open_service().pushes.last_push(peer.worker, peer.incarnation)
+            return m.Resumed(decision, *pushed, self._roster.is_lost(peer.worker)), []
 
     def _join(self, peer: Peer, message: m.Join) -> Reply:
-        with self._news:
+        with self._changed:
             self._presence.check()
             self._presence.wait(
                 "joining",
@@ -410,8 +409,8 @@ class Server:
                 list,
                 otherwise=f"server {self.index}, which has not called fleet.init_server() yet",
             )
-            if not self._news.wait_for(lambda: self.is_open, _LOADING_S):
-                # to be asked again: a large checkpoint takes longer than any deadline
+            if not self._changed.wait_for(lambda: self.is_open, _LOADING_S):
+                # the worker asks again: a large checkpoint may take longer than a deadline
                 return m.Done(), []
         difference = first_difference(self._open_service().plan, message.plan)
         if difference is not None:
@@ -428,10 +427,10 @@ class Server:
             for wanted, its in zip(message.tables, ids, strict=True):
                 service.pushes.remember(peer, PrefetchedBatch(wanted.table, message.batch, its))
         ledger, phase = service.pushes.progress, message.phase
-        with self._news:
+        with self._changed:
             self._presence.wait(
                 f"a pull after {message.at_least} steps of every worker",
-                lambda: ledger.clocks.may(phase, message.at_least),
+                lambda: ledger.clocks.all_have(phase, message.at_least),
                 lambda: ledger.clocks.behind(phase, message.at_least),
             )
             version, slowest = ledger.versions.version, ledger.clocks.slowest(phase)
@@ -443,17 +442,17 @@ class Server:
 
     def _fill(self, peer: Peer, message: m.Fill, arrays: Arrays) -> Reply:
         if peer.worker != 0:
-            raise ProtocolError(f"{peer} brought first values, expected those of worker 0")
+            raise ProtocolError(f"{peer} sent initial values, which only worker 0 sends")
         state = self._serving().state
-        with self._gate.passing():
+        with self._values_lock.shared():
             if state.wants(message):
-                self._log.make(message, arrays, lambda: state.fill(message, arrays))
+                self._log.apply(message, arrays, lambda: state.fill(message, arrays))
         return m.Done(), []
 
     def _shrink(self, message: m.Shrink) -> Reply:
         state = self._serving().state
-        with self._gate.passing():
-            removed, left = self._log.make(message, [], lambda: state.shrink(message))
+        with self._values_lock.shared():
+            removed, left = self._log.apply(message, [], lambda: state.shrink(message))
         return m.Shrunk(removed, left), []
 
 

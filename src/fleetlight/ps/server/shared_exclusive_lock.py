@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SharedExclusiveLock`: pushes share it, a cut or a load has it alone."""
+"""`SharedExclusiveLock`: pushes hold it shared, a cut or a load holds it exclusively."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from fleetlight.errors import DeadlineError
 
 
 class SharedExclusiveLock:
-    """Pushes hold it shared; a cut or a load of all tables holds it alone."""
+    """A lock with shared and exclusive holders, and a deadline for each wait."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
-        self._passing = 0
-        self._alone = False
+        self._shared = 0
+        self._is_exclusive = False
 
     @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
-        """Hold the lock shared; waits while another thread has or wants it alone."""
+    def shared(self) -> Iterator[None]:
+        """Hold the lock shared; wait while another thread holds or requests it exclusively."""
         with self._changed:
-            self._wait(lambda: not self._alone, "a push", "a cut or a load")
-            self._passing += 1
+            self._wait(lambda: not self._is_exclusive, "a push", "a cut or a load")
+            self._shared += 1
         try:
             yield
         finally:
             with self._changed:
-                self._passing -= 1
+                self._shared -= 1
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the lock alone: waits for shared holders, and makes later ones wait."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock exclusively: wait for shared holders, and block new ones."""
         with self._changed:
-            self._wait(lambda: not self._alone, "a cut or a load", "another one")
-            self._alone = True
+            self._wait(lambda: not self._is_exclusive, "a cut or a load", "another one")
+            self._is_exclusive = True
         try:
             with self._changed:
-                self._wait(lambda: not self._passing, "a cut or a load", "the pushes under way")
+                self._wait(lambda: not self._shared, "a cut or a load", "the pushes in progress")
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._is_exclusive = False
                 self._changed.notify_all()
 
     def _wait(self, ready: Callable[[], bool], who: str, what: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WriteAheadLog`: changes are made one after another, and written down in that order."""
+"""`WriteAheadLog`: the server applies and logs changes in one order."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ T = TypeVar("T")
 
 
 class WriteAheadLog:
-    """Without a journal changes are only made, and those of different tables beside each other."""
+    """Without a journal, changes are not logged, and different tables change concurrently."""
 
     def __init__(self) -> None:
-        #: held while a change is made and put; whoever holds it sees nothing half done
-        self.turn = threading.RLock()
+        #: held while a change is applied and logged, so that its holder sees only whole changes
+        self.lock = threading.RLock()
         self._journal: Journal[Change] | None = None
-        #: True where changes of values are written down, too
+        #: True if the log contains changes of values, too
         self.logs_values = False
 
-    def keep(self, journal: Journal[Change], *, values: bool) -> None:
-        """Write down what is made from now on: all, or only what is no change of `values`."""
+    def start(self, journal: Journal[Change], *, values: bool) -> None:
+        """Log all changes from now on, or all except changes of values."""
         self._journal = journal
         self.logs_values = values
 
-    def make(self, change: Change, arrays: Sequence[Array], act: Callable[[], T]) -> T:
-        """Make a change; one that fails was none. `act` may use the arrays up."""
+    def apply(self, change: Change, arrays: Sequence[Array], act: Callable[[], T]) -> T:
+        """Apply a change by `act`, and log it unless `act` fails; `act` may overwrite `arrays`."""
         if self._journal is None or not self.logs_values:
             return act()
         record = self._journal.framed(change, arrays)
-        with self.turn:
+        with self.lock:
             result = act()
             self._journal.put(record)
         return result
 
-    def note(self, change: Change, arrays: Sequence[Array] = ()) -> None:
-        """Something that has happened, and may lie before or behind changes."""
+    def append(self, change: Change, arrays: Sequence[Array] = ()) -> None:
+        """Log an event whose order with changes of values does not matter."""
         if self._journal is not None:
             self._journal.put(self._journal.framed(change, arrays))
 
-    def settle(self) -> None:
-        """Return once all that was made so far is written down: then others may be told."""
+    def wait_on_disk(self) -> None:
+        """Return once all changes so far are on disk, so that replies may report them."""
         if self._journal is None:
             return
-        # values may have been read of a change that is made and not put yet
-        with self.turn if self.logs_values else contextlib.nullcontext():
+        # a thread may have read values of a change that is applied and not logged yet
+        with self.lock if self.logs_values else contextlib.nullcontext():
             last = self._journal.next - 1
         self._journal.commit(last)

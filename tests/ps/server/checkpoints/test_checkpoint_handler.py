@@ -171,7 +171,7 @@ def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch, k
     if kind == "snapshot":
         worker.say(m.SnapshotRequest())
     else:
-        rows = worker.server._serving().checkpoints.aside()
+        rows = worker.server._serving().checkpoints.snapshot_job()
         assert rows is not None
         rows.cut()
         rows.close()
@@ -188,7 +188,7 @@ def read(saved: m.Saved, folder: Path) -> list[float]:
 def test_a_folder_that_no_system_takes_is_one_that_is_not_there(folder: str) -> None:
     server = opened(plan("async"))
     worker = Worker(server, 0)
-    with pytest.raises(CheckpointError, match="does not see what worker 0 wrote"):
+    with pytest.raises(CheckpointError, match="does not see the file of worker 0"):
         worker.say(m.Save(folder, "token", 0))
     with pytest.raises(CheckpointError, match=r"does not see|cannot be read|not the file"):
         worker.say(m.Load(folder, [(0, "table")], 1))
@@ -204,7 +204,7 @@ def test_a_load_waits_for_a_snapshot_that_is_being_written(tmp_path: Path) -> No
     saved = save(worker, tmp_path)
     service = worker.server._service
     assert service is not None
-    rows = service.checkpoints.aside()
+    rows = service.checkpoints.snapshot_job()
     assert rows is not None
     rows.cut()
     table = service.state.tables[0]
@@ -229,7 +229,7 @@ def test_a_load_waits_for_a_snapshot_that_is_being_written(tmp_path: Path) -> No
     worker.epoch = 1
     worker.push(2, {0: ([1], [1])})
     # a snapshot may come again
-    assert service.checkpoints.aside() is not None
+    assert service.checkpoints.snapshot_job() is not None
 
 
 def test_a_cut_that_worker_0_has_died_over_is_let_go_of() -> None:
@@ -240,8 +240,8 @@ def test_a_cut_that_worker_0_has_died_over_is_let_go_of() -> None:
     for life, connection in enumerate(lives, 1):
         greeting = msgspec.structs.replace(hello(0, "control", 1), life=life, away_s=60.0)
         server(connection, greeting, [])
-        assert service.checkpoints.aside() is not None
+        assert service.checkpoints.snapshot_job() is not None
         service.checkpoints._written()
         server(connection, m.SnapshotRequest(), [])
-        assert service.checkpoints.aside() is None
+        assert service.checkpoints.snapshot_job() is None
         server.gone(connection, None)

@@ -102,7 +102,9 @@ def test_a_later_life_refuses_workers_in_whose_place_others_were_started(
         assert one.durability.snapshot()
     for _ in range(2):
         one.die(back=[1])
-        with pytest.raises(MembershipError, match=r"worker 0 has been .* but its life 1 still"):
+        with pytest.raises(
+            MembershipError, match=r"worker 0 has been .* but its incarnation 1 still"
+        ):
             one.server(Connection("the earlier life"), earlier, [])
     one.server(Connection("the later life"), later, [])
 
@@ -175,7 +177,7 @@ def test_gradients_that_are_held_stay_held(lives: Any, when: str) -> None:
     first, second = one.workers
     assert one.server._service is not None
     # a worker that resumes with all knows of the others only
-    known = one.server._service.pushes.known_of(0, 1)
+    known = one.server._service.pushes.last_push(0, 1)
     assert known == (first.sequence, int(when != "released"))
     if when == "held":
         # an answer that was lost

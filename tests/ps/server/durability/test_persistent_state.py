@@ -74,7 +74,7 @@ def test_workers_that_have_met_before_their_server_takes_up_its_values(tmp_path:
     taken_up(tmp_path, server)
     last = server._membership.barriers.last
     assert last is not None
-    assert (last[0], server._roster.those(HERE)) == (1, [0])
+    assert (last[0], server._roster.in_state(HERE)) == (1, [0])
     worker.meet(2, "barrier")
     assert worker.pull(0, [1]) == [-1]
     server.close()

@@ -62,7 +62,7 @@ def test_workers_do_not_wait_while_all_that_was_written_comes_to_the_disk(
     sync = Segment.sync
 
     def synced(segment: Segment) -> None:
-        is_at_rest = one.server._presence.news._is_owned()
+        is_at_rest = one.server._presence.changed._is_owned()
         unsynced.append(segment.unsynced if is_at_rest else 0)
         sync(segment)
 
@@ -320,10 +320,10 @@ def test_a_snapshot_that_failed_leaves_its_log_to_be_read_back(
 
     with monkeypatch.context() as patch:
         patch.setattr("fleetlight.ps.journal.folder.Folder.complete", fail)
-        assert one.durability._tried(one.durability._beside_training)
+        assert one.durability._try_snapshot(one.durability._throttled_snapshot)
     assert one.durability._journal.size < 20_000
     assert one.durability._is_long()
-    assert one.durability._tried(one.durability._beside_training)
+    assert one.durability._try_snapshot(one.durability._throttled_snapshot)
     assert not one.durability._is_long()
 
 
@@ -367,8 +367,8 @@ def test_a_snapshot_gives_way_to_a_checkpoint_but_not_to_two(
     one = lives(plan("async"))
     waiting = Waiting(one.server._service.checkpoints)
     monkeypatch.setattr(keeping._ServerSnapshotJob, "write", lambda *of: waiting.write(*of))
-    tried = [one.durability._tried(one.durability._beside_training) for _ in range(3)]
-    assert waiting.found == ["_GivesWayError", "written", "_GivesWayError"]
+    tried = [one.durability._try_snapshot(one.durability._throttled_snapshot) for _ in range(3)]
+    assert waiting.found == ["_CheckpointWaitsError", "written", "_CheckpointWaitsError"]
     assert tried == [False, True, False]
 
 
@@ -376,18 +376,18 @@ def test_who_greets_while_a_server_takes_up_its_values_is_in_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between what it begins with and the first change there is no room for one."""
-    standing, free = PersistentState.standing, list[bool]()
+    baseline, free = PersistentState.baseline, list[bool]()
 
     def look(kept: PersistentState) -> Any:
         def ask() -> None:
-            free.append(kept.presence.news.acquire(blocking=False))
+            free.append(kept.presence.changed.acquire(blocking=False))
 
         other = threading.Thread(target=ask)
         other.start()
         other.join()
-        return standing(kept)
+        return baseline(kept)
 
-    monkeypatch.setattr(PersistentState, "standing", look)
+    monkeypatch.setattr(PersistentState, "baseline", look)
     one = Lives(tmp_path, plan("async"))
     assert free == [False]
     one.end()

@@ -52,8 +52,8 @@ def test_who_waits_is_told_at_once_when_there_is_news(monkeypatch: pytest.Monkey
     dealt(first, whole=whole)
 
     def finish() -> None:
-        with server._news:
-            server._news.wait_for(lambda: server._membership.shard_queue.queue.waits_for(1), 20)
+        with server._changed:
+            server._changed.wait_for(lambda: server._membership.shard_queue.queue.waits_for(1), 20)
         first.say(m.LeaseProgress(0, 1, (0, 4)), lane="pull")
 
     told, _ = together(lambda: dealt(second, whole=whole, waits=True), finish)
@@ -71,12 +71,12 @@ def test_what_is_in_hand_is_dealt_out_again(how: str, caplog: pytest.LogCaptureF
     if how == "leaves":
         first.say(m.Leave())
     else:
-        with server._news:
+        with server._changed:
             server._membership.shard_queue.lose(0)
     said = "has left" if how == "leaves" else "was lost"
     assert caplog.messages == [
-        f"worker 0 {said} with records 12 to 15 and 32 to 47 of epoch 0 in hand: they are handed "
-        "out again"
+        f"worker 0 {said} before it finished records 12 to 15 and 32 to 47 of epoch 0; other "
+        "workers get them"
     ]
     assert [dealt(second, n) for n in (1, 2)] == [(12, 16), (32, 48)]
 
@@ -97,14 +97,14 @@ def test_a_meeting_that_waits_for_a_worker_that_waits_for_records() -> None:
 
     def wait() -> None:
         while isinstance(second.say(ask(whole=whole, waits=True), lane="pull")[0], m.Done):
-            with server._news:
+            with server._changed:
                 if server._membership.barriers._broken is not None:
                     return
 
     met, _ = together(lambda: first.meet(0, "save_persistables"), wait)
     assert isinstance(met, MembershipError)
     assert "save_persistables of worker 0 would wait for worker 1, which has no records" in str(met)
-    assert "call it behind the loop" in str(met)
+    assert "call it after the loop" in str(met)
 
 
 # -- what outlives a server ------------------------------------------------------------------
@@ -145,15 +145,15 @@ def test_a_server_knows_what_it_has_to_deal_out_again(one: Lives, how: str, snap
     elif how == "gives back":
         first.say(m.LeaseProgress(0, 1, (0, 0), gives_back=True))
     else:
-        with one.server._news:
+        with one.server._changed:
             one.server._membership.shard_queue.lose(0)
-        one.server._log.settle()
+        one.server._log.wait_on_disk()
     if snapshot:
         assert one.durability.snapshot()
-    with one.server._news:
+    with one.server._changed:
         before = one.server._membership.shard_queue.queue.state()
     one.die(back=[1])
-    with one.server._news:
+    with one.server._changed:
         assert one.server._membership.shard_queue.queue.state() == before
     assert dealt(one.workers[0], 1) == (0, 16)
 
@@ -167,7 +167,7 @@ def test_what_another_is_dealt_while_a_worker_goes_is_known_too(
     dealt(second)
     dealt(second, 1)
     told: list[Any] = []
-    settle = server._log.settle
+    settle = server._log.wait_on_disk
 
     def ask_first() -> None:
         if not told:
@@ -175,17 +175,17 @@ def test_what_another_is_dealt_while_a_worker_goes_is_known_too(
             told.append(dealt(first))
         settle()
 
-    monkeypatch.setattr(server._log, "settle", ask_first)
+    monkeypatch.setattr(server._log, "wait_on_disk", ask_first)
     if how == "is lost":
         second.hang_up()
         server._membership._look()
     else:
         second.say(m.Leave("an error" if how == "fails" else ""))
     assert told[1] == (0, 16)
-    with server._news:
+    with server._changed:
         before = server._membership.shard_queue.queue.state()
     lives.die(back=[0])
-    with lives.server._news:
+    with lives.server._changed:
         assert lives.server._membership.shard_queue.queue.state() == before
     lives.end()
 

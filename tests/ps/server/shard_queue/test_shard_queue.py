@@ -14,7 +14,7 @@ from tests.ps.serving import ask
 from fleetlight.errors import PlanError, ProtocolError
 from fleetlight.ps.changes import ShardQueueState
 from fleetlight.ps.messages import LeaseProgress
-from fleetlight.ps.server.shard_queue.shard_queue import NOTHING, ShardQueue, joined, told
+from fleetlight.ps.server.shard_queue.shard_queue import NOTHING, ShardQueue, described, joined
 
 
 def test_ranges_are_whole_batches_from_the_lowest_on() -> None:
@@ -49,7 +49,7 @@ def test_asked_again_under_the_same_number_it_is_the_same() -> None:
         (16, 32),
     ]
     for number in (5, -1, -4):
-        text = rf"range {number} of loader 0, but has had 3; .*persistables"
+        text = rf"range {number} of loader 0, but received 3 so far; .*persistables"
         with pytest.raises(ProtocolError, match=text):
             work.deal(0, ask(number))
 
@@ -60,10 +60,10 @@ def test_a_turn_is_over_when_all_is_done() -> None:
     assert work.deal(1, ask(whole=whole)) == (4, 8)
     assert work.deal(0, ask(1, (0, 4), whole=whole)) is None
     assert work.deal(1, ask(1, (0, 6), whole=whole)) is None
-    assert not work.has_news(ask())
+    assert not work.has_reply(ask())
     assert work.remaining(0, 1) == [(6, 8)]
     assert work.deal(1, ask(1, (0, 8), whole=whole)) == NOTHING
-    assert work.has_news(ask())
+    assert work.has_reply(ask())
     assert work.deal(0, ask(1, (0, 4), whole=whole)) == NOTHING
     assert work.remaining(0, 1) == []
 
@@ -154,9 +154,9 @@ def test_workers_that_do_not_iterate_alike_are_told() -> None:
     work = ShardQueue(2)
     work.deal(0, ask())
     for other, text in (
-        (ask(epoch=2), r"begins with records 0 to 95 of epoch 2, but others with .* of epoch 0"),
+        (ask(epoch=2), r"with records 0 to 95 of epoch 2, but other workers with .* of epoch 0"),
         (ask(whole=[(0, 4), (8, 12)]), r"records 0 to 3 and 8 to 11 of epoch 0, but"),
-        (ask(whole=[]), r"no record of epoch 0, but others with records 0 to 95"),
+        (ask(whole=[]), r"no record of epoch 0, but other workers with records 0 to 95"),
     ):
         with pytest.raises(PlanError, match=text):
             work.deal(1, other)
@@ -183,7 +183,7 @@ def test_an_epoch_without_records_is_over() -> None:
 
 def test_intervals_are_joined_and_told() -> None:
     assert joined([(8, 9), (0, 4), (4, 6), (7, 7)]) == [(0, 6), (8, 9)]
-    assert told([(0, 6), (8, 9)]) == "0 to 5 and 8 to 8"
+    assert described([(0, 6), (8, 9)]) == "0 to 5 and 8 to 8"
 
 
 class Hands:

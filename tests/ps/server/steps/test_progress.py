@@ -17,7 +17,7 @@ def test_the_slowest_holds_the_others_up() -> None:
     assert clocks.behind(0, at_least=1) == [2]
     clocks.advance(2, phase=0, steps=2)
     assert clocks.slowest(0) == 1
-    assert clocks.may(0, at_least=1)
+    assert clocks.all_have(0, at_least=1)
     assert clocks.behind(0, at_least=2) == [1]
 
 
@@ -27,10 +27,10 @@ def test_who_has_ended_or_left_holds_nobody_up() -> None:
     clocks.end(1, 0)
     assert clocks.behind(0, 9) == [2]
     clocks.leave(2)
-    assert clocks.may(0, 9)
+    assert clocks.all_have(0, 9)
     assert clocks.slowest(0) == 9
     clocks.end(0, 0)
-    assert clocks.may(0, 100)
+    assert clocks.all_have(0, 100)
 
 
 def test_who_goes_on_in_a_phase_it_had_ended_holds_others_up_again() -> None:
@@ -38,15 +38,15 @@ def test_who_goes_on_in_a_phase_it_had_ended_holds_others_up_again() -> None:
     clocks.advance(0, 1, 9)
     clocks.end(1, 1)
     clocks.leave(2)
-    assert clocks.may(1, 9)
+    assert clocks.all_have(1, 9)
     clocks.advance(1, 1)
     assert clocks.behind(1, 9) == [1]
     clocks.end(1, 1)
-    assert clocks.may(1, 9)
+    assert clocks.all_have(1, 9)
     # what comes in the next phase has ended this one, and who has left does not come back
     clocks.advance(1, 2)
     clocks.advance(2, 1)
-    assert clocks.may(1, 9)
+    assert clocks.all_have(1, 9)
 
 
 def test_each_phase_counts_anew() -> None:
@@ -59,9 +59,9 @@ def test_each_phase_counts_anew() -> None:
     # the steps before the barrier do not count for the worker that had fewer
     assert clocks.behind(1, 1) == [1]
     clocks.advance(1, 1)
-    assert clocks.may(1, 1)
+    assert clocks.all_have(1, 1)
     # a phase that all have ended holds nobody up
-    assert clocks.may(0, 100)
+    assert clocks.all_have(0, 100)
 
 
 def test_staleness_counts_every_change_since() -> None:

@@ -234,7 +234,7 @@ def test_differences_that_come_twice_are_added_once() -> None:
 
 def test_differences_that_are_not_finite_are_refused() -> None:
     worker = alone("geo")
-    with pytest.raises(GradientError, match=r"brought a difference .* table 'users'"):
+    with pytest.raises(GradientError, match=r"sent a difference .* table 'users'"):
         exchange(worker, [1], [np.nan])
     assert worker.pull(0, [1]) == [0]
     with pytest.raises(PlanError, match="exchanges differences, but the mode is 'async'"):

@@ -49,7 +49,7 @@ def test_a_late_push_does_not_hide_what_came_after_it() -> None:
 
 def _waits(server: Server) -> bool:
     assert server._service is not None
-    with server._news:
+    with server._changed:
         return bool(server._service.pushes.awaited_by(1))
 
 

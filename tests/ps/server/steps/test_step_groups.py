@@ -132,7 +132,7 @@ def test_some_streams_may_leave_steps_out() -> None:
 def test_a_phase_that_was_ended_is_over() -> None:
     groups: StepGroups[str] = StepGroups(2)
     groups.end(0, 1)
-    with pytest.raises(ProtocolError, match="phase 1, but it has ended phase 1"):
+    with pytest.raises(ProtocolError, match="phase 1, but it ended phase 1"):
         groups.add(0, 0, 1, 0, "a")
     groups.add(0, 0, 3, 0, "a")
     with pytest.raises(ProtocolError, match="phase 2 after one of 3"):

@@ -349,14 +349,14 @@ def test_what_is_held_is_there_for_a_snapshot_until_it_is_released() -> None:
     assert server._service is not None
     pushes = server._service.pushes
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        with server._gate.alone():
+        with server._values_lock.exclusive():
             # as a snapshot is; all have said by which factor
             answers = [pool.submit(worker.apply, 0, 0.5) for worker in workers]
             while not pushes._coordinator._releases._complete:
                 pass
-            with server._news:
+            with server._changed:
                 ((change, _),) = pushes.held_now()
-                positions = pushes.standing()[2].positions
+                positions = pushes.baseline()[2].positions
             assert change.restated
             assert [count for _, _, _, count, _, _ in positions] == [0, 0]
         assert all(answer.result(20)[0].applied for answer in answers)

@@ -31,7 +31,9 @@ def test_coming_again_changes_nothing() -> None:
     assert meetings.result(0) == ["a", "b"]
     meetings.enter(0, 1, "barrier", "")
     assert meetings.result(1) == ["", ""]
-    with pytest.raises(ProtocolError, match="worker 0 came to meeting 0, but all have been to 1"):
+    with pytest.raises(
+        ProtocolError, match="worker 0 entered barrier 0, but barrier 1 is complete"
+    ):
         meetings.enter(0, 0, "gather", "a")
 
 

@@ -26,14 +26,14 @@ def hello(worker: int = 0, **facts: Any) -> Greeting:
 
 def test_workers_come_and_leave() -> None:
     workers = roster()
-    assert workers.those(ABSENT) == [0, 1]
+    assert workers.in_state(ABSENT) == [0, 1]
     workers.arrive(hello(0))
     workers.arrive(hello(0, lane="push"))
-    assert workers.those(HERE) == [0]
+    assert workers.in_state(HERE) == [0]
     workers.leave(0, 0.0)
-    assert workers.those(LEFT) == [0]
+    assert workers.in_state(LEFT) == [0]
     workers.lose(0, "its connection was closed", 0.0)
-    assert workers.those(LEFT) == [0]
+    assert workers.in_state(LEFT) == [0]
     workers.check()
 
 
@@ -44,8 +44,8 @@ def test_workers_come_and_leave() -> None:
         ({"server": 0}, "expects server=0, but this server has server=1"),
         ({"worker_num": 3}, "expects worker_num=3, but this server has worker_num=2"),
         ({"server_num": 1}, "expects server_num=1, but this server has server_num=2"),
-        ({"worker": 2}, "calls itself 2, expected 0 to 1"),
-        ({"worker": -1}, "calls itself -1"),
+        ({"worker": 2}, "has index 2, expected 0 to 1"),
+        ({"worker": -1}, "has index -1"),
     ],
 )
 def test_strangers_are_told_what_does_not_fit(facts: dict[str, Any], text: str) -> None:
@@ -66,7 +66,7 @@ def test_the_first_failure_is_what_everybody_is_told() -> None:
     workers.arrive(hello(1))
     workers.leave(1, 0.0, "ValueError: boom")
     workers.lose(0, "its connection was closed", 0.0)
-    assert workers.those(LOST) == [0]
+    assert workers.in_state(LOST) == [0]
     with pytest.raises(PeerLostError, match="worker 1 failed: ValueError: boom"):
         workers.check()
 
@@ -82,35 +82,37 @@ def test_nobody_comes_back(end: str, text: str) -> None:
 
 def test_who_has_trained_with_an_earlier_life_is_told_that_it_is_lost() -> None:
     workers = roster()
-    with pytest.raises(MembershipError, match=r"trained with an earlier life .* values are lost"):
+    with pytest.raises(
+        MembershipError, match=r"trained with an earlier incarnation .* values are lost"
+    ):
         workers.arrive(hello(0, joined=True))
-    workers.outlive([])
+    workers.restore_gone([])
     workers.arrive(hello(0, joined=True))
-    assert workers.those(HERE) == [0]
+    assert workers.in_state(HERE) == [0]
 
 
 def test_a_goodbye_may_be_said_to_two_lives() -> None:
     workers = roster()
-    workers.outlive([(1, 5, False)])
-    assert workers.those(LEFT) == [1]
+    workers.restore_gone([(1, 5, False)])
+    assert workers.in_state(LEFT) == [1]
     workers.arrive(hello(1, joined=True))
-    assert workers.those(LEFT) == [1]
+    assert workers.in_state(LEFT) == [1]
     assert workers.gone() == [(1, 5, False)]
-    with pytest.raises(MembershipError, match="came back after it had left"):
+    with pytest.raises(MembershipError, match="returned after it had left"):
         workers.arrive(hello(1, incarnation=6))
 
 
 def test_one_that_was_lost_is_lost_to_the_next_life() -> None:
     workers = roster()
-    workers.outlive([(1, 5, True)])
+    workers.restore_gone([(1, 5, True)])
     assert workers.gone() == []
     workers.tolerates_loss = True
-    assert (workers.those(LOST), workers.gone()) == ([1], [(1, 5, True)])
+    assert (workers.in_state(LOST), workers.gone()) == ([1], [(1, 5, True)])
     with pytest.raises(MembershipError, match="after it had gone"):
         workers.arrive(hello(1, joined=True))
     # its goodbye comes too late
     workers.leave(1, 0.0)
-    assert workers.those(LOST) == [1]
+    assert workers.in_state(LOST) == [1]
 
 
 def test_one_that_may_be_started_again_is_waited_for() -> None:
@@ -119,11 +121,11 @@ def test_one_that_may_be_started_again_is_waited_for() -> None:
     workers.lose(0, "its connection was closed", 100.0)
     workers.give_up(110.0)
     workers.check()
-    assert workers.those(AWAY) == [0]
+    assert workers.in_state(AWAY) == [0]
     assert workers.arrive(hello(0, life=2, away_s=10.0))
     workers.give_up(1000.0)
     workers.check()
-    assert workers.those(HERE) == [0]
+    assert workers.in_state(HERE) == [0]
 
 
 def test_one_that_does_not_come_back_is_lost() -> None:
@@ -131,8 +133,8 @@ def test_one_that_does_not_come_back_is_lost() -> None:
     workers.arrive(hello(0, away_s=10.0))
     workers.lose(0, "its connection was closed", 100.0)
     workers.give_up(110.5)
-    assert workers.those(LOST) == [0]
-    with pytest.raises(PeerLostError, match=r"was closed; it has not come back for 10 s"):
+    assert workers.in_state(LOST) == [0]
+    with pytest.raises(PeerLostError, match=r"was closed; it has not returned for 10 s"):
         workers.check()
     with pytest.raises(MembershipError, match="after it had gone"):
         workers.arrive(hello(0, life=2))
@@ -146,11 +148,11 @@ def test_one_that_is_heard_of_again_was_not_lost() -> None:
     workers.come_back(0, 5, 2)
     assert workers.is_away(0)
     workers.come_back(0, 5, 1)
-    assert workers.those(HERE) == [0]
+    assert workers.in_state(HERE) == [0]
     workers.lose(0, "its connection was closed", 100.0)
     workers.give_up(110.5)
     workers.come_back(0, 5, 1)
-    assert workers.those(LOST) == [0]
+    assert workers.in_state(LOST) == [0]
 
 
 def test_an_older_life_is_shut_out() -> None:
@@ -159,7 +161,7 @@ def test_an_older_life_is_shut_out() -> None:
     assert workers.arrive(hello(0, life=2, away_s=10.0))
     assert not workers.arrive(hello(0, life=2, lane="push"))
     workers.check_life(0, 2)
-    older = r"worker 0 has been started again \(life 2\), but its life 1 still calls"
+    older = r"worker 0 has been restarted \(incarnation 2\), but its incarnation 1 still calls"
     with pytest.raises(MembershipError, match=older):
         workers.check_life(0, 1)
     with pytest.raises(MembershipError, match=older):
@@ -171,7 +173,7 @@ def test_a_later_life_may_say_goodbye_once_more() -> None:
     workers.arrive(hello(0, away_s=10.0))
     workers.leave(0, 0.0)
     assert not workers.arrive(hello(0, life=2, away_s=10.0))
-    assert workers.those(LEFT) == [0]
+    assert workers.in_state(LEFT) == [0]
 
 
 def test_a_goodbye_whose_answer_was_lost_may_be_said_again() -> None:
@@ -179,7 +181,7 @@ def test_a_goodbye_whose_answer_was_lost_may_be_said_again() -> None:
     workers.arrive(hello(0))
     workers.leave(0, 0.0)
     assert not workers.arrive(hello(0, joined=True))
-    assert workers.those(LEFT) == [0]
+    assert workers.in_state(LEFT) == [0]
 
 
 @pytest.mark.parametrize("away_s", [0.0, 10.0])
@@ -191,8 +193,8 @@ def test_where_the_others_go_on_nobody_is_told_of_a_failure(away_s: float) -> No
     workers.lose(1, "its connection was closed", 100.0)
     assert workers.give_up(100.0) == []
     ((worker, why),) = workers.give_up(111.0)
-    assert (worker, workers.those(LOST)) == (1, [1])
-    assert why.startswith("worker 1 went away without goodbye: its connection was closed")
+    assert (worker, workers.in_state(LOST)) == (1, [1])
+    assert why.startswith("worker 1 disconnected without goodbye: its connection was closed")
     workers.check()
     assert workers.give_up(112.0) == []
     with pytest.raises(MembershipError, match="after it had gone"):
@@ -228,16 +230,18 @@ def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
     workers = roster()
     # one may have come before it is known who was here
     workers.arrive(hello(1, incarnation=7))
-    workers.outlive([])
-    workers.know([*before.lives(), (1, 7, 3)])
-    with pytest.raises(MembershipError, match=r"started again \(life 2\), but its life 1 still"):
+    workers.restore_gone([])
+    workers.restore_incarnations([*before.lives(), (1, 7, 3)])
+    with pytest.raises(
+        MembershipError, match=r"restarted \(incarnation 2\), but its incarnation 1 still"
+    ):
         workers.arrive(hello(0, joined=True))
-    with pytest.raises(MembershipError, match="life 3"):
+    with pytest.raises(MembershipError, match="incarnation 3"):
         workers.check_life(1, 1)
     workers.arrive(hello(0, joined=True, life=2))
-    assert workers.those(HERE) == [0, 1]
+    assert workers.in_state(HERE) == [0, 1]
     # a goodbye changes nothing in that
-    workers.outlive([(0, 5, False)])
+    workers.restore_gone([(0, 5, False)])
     assert workers.lives() == [(0, 5, 2), (1, 7, 3)]
 
 
@@ -245,23 +249,23 @@ def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> Non
     workers = Roster(server=1, server_num=2, worker_num=4, version="0.1")
     workers.tolerates_loss = True
     workers.arrive(hello(0, worker_num=4))
-    workers.outlive([(2, 5, False)])
-    workers.know([(0, 5, 1), (1, 5, 2), (2, 5, 1)])
+    workers.restore_gone([(2, 5, False)])
+    workers.restore_incarnations([(0, 5, 1), (1, 5, 2), (2, 5, 1)])
     workers.expect(100.0, 10.0)
-    assert [workers.those(state) for state in (HERE, LEFT, ABSENT)] == [[0], [2], [1, 3]]
+    assert [workers.in_state(state) for state in (HERE, LEFT, ABSENT)] == [[0], [2], [1, 3]]
     assert workers.overdue(110.0) == []
     # worker 3 has come to no life
     ((worker, why),) = workers.give_up(110.5)
     assert worker == 1
-    assert why.endswith("this server was started again; it has not come back for 10 s")
-    assert (workers.those(LOST), workers.those(ABSENT)) == ([1], [3])
+    assert why.endswith("this server was restarted; it has not returned for 10 s")
+    assert (workers.in_state(LOST), workers.in_state(ABSENT)) == ([1], [3])
 
 
 def test_who_comes_to_the_next_life_of_a_server_is_not_lost() -> None:
     workers = roster()
-    workers.outlive([])
-    workers.know([(0, 5, 1), (1, 5, 1)])
+    workers.restore_gone([])
+    workers.restore_incarnations([(0, 5, 1), (1, 5, 1)])
     workers.expect(100.0, 10.0)
     assert not workers.arrive(hello(0, joined=True, away_s=10.0))
     assert workers.arrive(hello(1, life=2, away_s=10.0))
-    assert (workers.those(HERE), workers.overdue(1000.0)) == ([0, 1], [])
+    assert (workers.in_state(HERE), workers.overdue(1000.0)) == ([0, 1], [])

@@ -88,7 +88,7 @@ def test_a_push_leaves_once_the_one_before_it_is_answered() -> None:
     """Meanwhile the worker has what it has learned."""
 
     def train(worker: Member) -> Any:
-        dense = worker.session.live.flat
+        dense = worker.session.local_parameters.flat
         gate = Gate(worker.session.client, PUSH, "receive")
         first = dense(0).copy()
         step(worker, ONE)

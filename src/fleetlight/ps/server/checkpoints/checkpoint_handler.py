@@ -42,13 +42,13 @@ Array = NDArray[Any]
 @dataclasses.dataclass(frozen=True)
 class _CheckpointCut:
     state: StateSnapshot
-    #: the pushes that are part of it
+    #: the last push of each worker that the values contain
     marks: list[Mark]
 
 
 @dataclasses.dataclass
 class _ServerSnapshotJob:
-    """Rows for a snapshot, beside the cuts of checkpoints."""
+    """The rows of all tables for a snapshot; implements `SnapshotJob`."""
 
     state: ServerState
     done: Callable[[], None]
@@ -56,36 +56,36 @@ class _ServerSnapshotJob:
     rows: StateSnapshot | None = None
 
     def cut(self) -> None:
-        """As in `Rows`."""
+        """See `SnapshotJob`."""
         self.rows = self.state.cut(ordered=False)
 
     def write(self, folder: Path, pause: Pause) -> list[TableFile]:
-        """As in `Rows`."""
+        """See `SnapshotJob`."""
         assert self.rows is not None, "nothing was cut"
         return self.state.save(self.rows, folder, pause)
 
     def close(self) -> None:
-        """As in `Rows`."""
+        """See `SnapshotJob`."""
         self.state.drop_cuts()
         self.done()
 
 
 class CheckpointHandler:
-    """A cut lies between two pushes; the next save or fetch returns its values."""
+    """Cuts the state between two pushes; the next save or fetch returns the cut."""
 
     def __init__(
         self,
         server: int,
         state: ServerState,
         pushes: PushHandler,
-        gate: SharedExclusiveLock,
+        values_lock: SharedExclusiveLock,
         deadline_s: float,
     ) -> None:
         self._server = server
         self._deadline_s = deadline_s
         self._state = state
         self._pushes = pushes
-        self._gate = gate
+        self._values_lock = values_lock
         self._handover = FileTransfer(server)
         self._lock = threading.Condition()
         self._last: _CheckpointCut | None = None
@@ -95,15 +95,15 @@ class CheckpointHandler:
     def cut(self) -> Reply:
         """Cut the state: keep its present values for a save."""
         with self._lock:
-            self._until_idle()
+            self._wait_until_idle()
             self._last = self._cut()
         return Done(), []
 
     def save(self, message: Save) -> Reply:
-        """Write the tables, as they were cut or as they are now."""
+        """Write the tables of the cut, or the present ones without a cut."""
         folder = self._folder_for(message)
         with self._lock:
-            self._until_idle()
+            self._wait_until_idle()
             made, self._last = self._last or self._cut(), None
             self._is_writing = True
         try:
@@ -111,8 +111,8 @@ class CheckpointHandler:
         finally:
             self._written()
 
-    def aside(self) -> _ServerSnapshotJob | None:
-        """The tables, for a snapshot; None while a checkpoint has the cut of them."""
+    def snapshot_job(self) -> _ServerSnapshotJob | None:
+        """A snapshot of the tables; None while a checkpoint is cut or written."""
         with self._lock:
             if self._is_writing or self._last is not None:
                 return None
@@ -126,11 +126,11 @@ class CheckpointHandler:
             self._lock.notify_all()
 
     def read_file(self, message: ReadFile) -> Reply:
-        """A piece of what was saved without a folder."""
+        """Read a piece of a saved file, without a shared folder."""
         return FileChunk(), [self._handover.take(message.name, message.offset, message.size)]
 
     def write_file(self, message: WriteFile, arrays: Sequence[Array]) -> Reply:
-        """A piece of what is to be loaded without a folder."""
+        """Write a piece of a file to load, without a shared folder."""
         for array in arrays:
             self._handover.put(message.name, message.offset, array)
         return Done(), []
@@ -145,23 +145,23 @@ class CheckpointHandler:
         return Done(), []
 
     def fetch(self) -> Reply:
-        """Dense values and state, as they were cut or as they are now."""
+        """The dense values and state of the cut, or the present ones without a cut."""
         with self._lock:
             made = self._last
         state = self._state.dense.state() if made is None else made.state.dense
         return FetchedDense(state.state, state.scalars), [*state.values, *state.arrays]
 
     def load(self, message: Load) -> Reply:
-        """Load the rows of a checkpoint; pushes for the former rows are refused from now on."""
+        """Load the rows of a checkpoint; the server then refuses pushes for the old rows."""
         folder = Path(message.folder) if message.folder else self._handover.folder
         if message.dry:
             self._state.check(message, folder)
             return Done(), []
         with self._lock:
-            self._until_idle()
+            self._wait_until_idle()
             self._is_writing = True
         try:
-            with self._gate.alone():
+            with self._values_lock.exclusive():
                 self._pushes.begin(message.epoch)
                 self._state.load(message, folder)
         finally:
@@ -173,26 +173,26 @@ class CheckpointHandler:
         unpacking = Unpacking(arrays, "dense state")
         values = unpacking.blocks(self._state.blocks())
         state = DenseState(values, message.state, message.scalars, unpacking.rest())
-        with self._gate.alone():
+        with self._values_lock.exclusive():
             self._state.restore(state)
         return Done(), []
 
     def _folder_for(self, message: Save) -> Path:
-        """Where to save: a folder that is worker 0's, too, or the temporary one."""
+        """The folder to save to: the one shared with worker 0, or the temporary one."""
         if not message.folder:
             self._handover.clear()
             return self._handover.folder
         folder = Path(message.folder)
         if not is_file(folder / message.token):
             raise CheckpointError(
-                f"server {self._server} does not see what worker 0 wrote into {folder}; the folder "
+                f"server {self._server} does not see the file of worker 0 in {folder}; the folder "
                 "of a checkpoint must be the same for all processes, use a shared file system or "
                 'via="worker0"'
             )
         return folder
 
-    def _until_idle(self) -> None:
-        """A table holds on to one cut at a time; a snapshot is over by itself."""
+    def _wait_until_idle(self) -> None:
+        """Wait until no save, load or snapshot runs: a table has one cut at a time."""
         self._waiting += 1
         try:
             is_idle = self._lock.wait_for(lambda: not self._is_writing, self._deadline_s)
@@ -200,11 +200,11 @@ class CheckpointHandler:
             self._waiting -= 1
         if not is_idle:
             raise CheckpointError(
-                f"server {self._server} still writes the checkpoint or snapshot before, after "
-                f"{self._deadline_s:g} s; wait for it to end, and look at its disk"
+                f"server {self._server} is still writing the previous checkpoint or snapshot after "
+                f"{self._deadline_s:g} s; wait until it ends, and check the server's disk"
             )
 
     def _cut(self) -> _CheckpointCut:
         snapshot.get_ready()
-        with self._gate.alone():
+        with self._values_lock.exclusive():
             return _CheckpointCut(self._state.cut(), self._pushes.progress.marks.marks())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FileTransfer`: files of a checkpoint on their way between a server and worker 0.
+"""`FileTransfer`: transfers checkpoint files between a server and worker 0.
 
-It is used where the two see no common folder: worker 0 reads or writes the files piece by piece.
+Without a shared folder, worker 0 reads or writes the files piece by piece.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 
 
 class FileTransfer:
-    """A temporary folder of a server, made when it is first needed."""
+    """A temporary folder of a server, created on first use."""
 
     def __init__(self, server: int) -> None:
         self._server = server
@@ -30,7 +30,7 @@ class FileTransfer:
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
+        """The folder of the files."""
         with self._lock:
             if self._made is None:
                 prefix = f"fleet-server{self._server}-"
@@ -38,15 +38,14 @@ class FileTransfer:
             return Path(self._made.name)
 
     def take(self, name: str, offset: int, size: int) -> Bytes:
-        """A piece of a file; shorter, or empty, at its end."""
+        """Read a piece of a file; shorter or empty at the end of the file."""
         if offset < 0 or size < 0:
             raise ProtocolError(
-                f"worker 0 asked for {size} bytes at {offset} of {name}, expected no negative "
-                "number"
+                f"worker 0 asked for {size} bytes at {offset} of {name}, expected numbers from 0"
             )
         try:
             with self._path(name).open("rb") as file:
-                # memory is taken for what is there, not for what is asked for
+                # allocate no more memory than the file has bytes
                 end = os.fstat(file.fileno()).st_size
                 start = min(offset, end)
                 there = min(size, end - start)
@@ -55,7 +54,7 @@ class FileTransfer:
             raise self._failure(name, error) from error
 
     def put(self, name: str, offset: int, data: NDArray[Any]) -> None:
-        """Write a piece of a file; they come in order, and the same one twice does no harm."""
+        """Write a piece of a file; pieces come in order, and a repeated one has no effect."""
         path = self._path(name)
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -83,15 +82,15 @@ class FileTransfer:
         return self.folder / name
 
     def _check_follows(self, name: str, offset: int, size: int) -> None:
-        """What lies behind a hole would be a file of any size, which takes any time to read."""
+        """Refuse a hole in a file, which could make the file as large as any offset."""
         if not 0 <= offset <= size:
             raise ProtocolError(
-                f"worker 0 brought a piece of {name} at {offset}, expected one at 0 to {size}: "
-                "pieces come in order"
+                f"worker 0 sent a piece of {name} at {offset}, expected an offset of 0 to {size}: "
+                "worker 0 sends pieces in order"
             )
 
     def _failure(self, name: str, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"server {self._server} could not hand over {name}, which is in its temporary folder: "
+            f"server {self._server} could not transfer {name} of its temporary folder: "
             f"{error.strerror or error}"
         )

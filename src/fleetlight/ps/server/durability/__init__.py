@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What outlives a server: its log, its snapshots, and recovery from them."""
+"""The log and the snapshots of a server, and recovery from them."""

@@ -34,36 +34,36 @@ from fleetlight.ps.transport.protocol import FILE_HEADER_LIMIT, MessageCodec
 Array = NDArray[Any]
 Written = tuple[Change, Sequence[Array]]
 CODEC: MessageCodec[Change] = MessageCodec(Change, header_limit=FILE_HEADER_LIMIT)
-#: of a core: what a snapshot takes from training at least
+#: the least share of a core for a snapshot during training
 _SHARE = 0.1
-#: how often it is looked whether a snapshot is due
+#: how often the thread checks if a snapshot is due
 _LOOK_S = 1.0
 _TRY_EVERY_S = 0.05
-#: when a snapshot is tried again that has failed
+#: the delay before the next snapshot after a failure
 _FAILED_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Durable:
-    """How a server's values are kept, and where."""
+    """How and where a server logs its state."""
 
     path: Path
-    #: every change is written down; else only snapshots are kept
+    #: True: log every change; False: write snapshots only
     log: bool = True
     #: the name of this launch; "" if it has none
     job: str = ""
-    #: how often all its processes have been started together
+    #: the number of gang restarts of this launch
     start: int = 0
-    #: recover what an earlier launch has left
+    #: recover the state of an earlier launch
     resume: bool = False
-    #: and fail if it has left nothing
+    #: fail if there is no state to recover
     must_exist: bool = False
-    #: what all processes have agreed on, where the whole job is started again
+    #: the decision of all processes if the whole job resumes
     decision: Decision | None = None
     policy: Policy = dataclasses.field(default_factory=Policy)
-    #: how long workers may take to call again where the server was started again
+    #: how long workers may take to reconnect after a restart of the server
     away_s: float = 120.0
-    #: rows are written that often, or once the journal has so many bytes
+    #: the interval of snapshots, and the log size that starts one earlier
     snapshot_s: float = 300.0
     snapshot_bytes: int = 1 << 30
 
@@ -78,22 +78,22 @@ class SnapshotJob(Protocol):
         """Write the cut during training; call `pause` between two pieces."""
 
     def is_awaited(self) -> bool:
-        """Whether a checkpoint waits for this snapshot, and workers for the checkpoint."""
+        """True if a checkpoint waits for this snapshot."""
 
     def close(self) -> None:
         """Drop the cut."""
 
 
 class DurableState(Protocol):
-    """What is kept."""
+    """The state of a server that the log and snapshots contain."""
 
     def of_others(self) -> DurableState:
-        """A view for recovery from another launch, which leaves present workers untouched."""
+        """A view for recovery from another launch, which does not change present workers."""
 
-    def standing(self) -> list[Written]:
-        """What the first records of a file say: a `Baseline`, then what it has no place for."""
+    def baseline(self) -> list[Written]:
+        """The first records of a log file: a `Baseline`, then held steps and the last barrier."""
 
-    def restore(self, standing: Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
+    def restore(self, baseline: Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
         """Recover everything but rows; `is_last`: later changes were not logged."""
 
     def load(self, files: Sequence[TableFile], folder: Path) -> None:
@@ -109,15 +109,15 @@ class DurableState(Protocol):
         """Exclude all changes inside the block."""
 
     def rows(self) -> SnapshotJob | None:
-        """For a snapshot; None: not now, a checkpoint is being written."""
+        """A snapshot of the rows; None while a checkpoint is being written."""
 
 
 class _UnneededError(Exception):
     """The job is over, so the snapshot in progress is not needed."""
 
 
-class _GivesWayError(Exception):
-    """A checkpoint is to be written now."""
+class _CheckpointWaitsError(Exception):
+    """A checkpoint waits for the snapshot in progress, which stops."""
 
 
 class Durability:
@@ -125,8 +125,8 @@ class Durability:
 
     #: False once the job is over
     _is_needed = True
-    #: the snapshot before has given way to a checkpoint
-    _gave_way = False
+    #: True if the last snapshot stopped for a checkpoint
+    _has_yielded = False
 
     def __init__(self, durable: Durable, identity: FolderIdentity) -> None:
         self._durable = durable
@@ -140,24 +140,24 @@ class Durability:
         )
         self._journal: Journal[Change] | None = None
         #: bytes of the log that this incarnation replayed, and the next would replay again
-        self._read_back = 0
+        self._replayed_bytes = 0
         self._over = threading.Event()
         self._snapshots = threading.Thread(target=self._watch, name="fleet-snapshots", daemon=True)
 
     @property
     def life(self) -> int:
-        """How often a server has been started on this folder."""
+        """The incarnation of the server: how often it has started on this folder."""
         return self._folder.identity.life
 
     @property
     def is_new(self) -> bool:
-        """True where there is nothing to recover: values are those of the script."""
+        """True if there is nothing to recover, so that the script sets the values."""
         return self._folder.is_new
 
     def recover(self, values: DurableState) -> int:
         """Recover the values; return the number of the next change."""
         if self._folder.is_resumed:
-            # workers of this job meet already
+            # workers of this launch may have entered barriers already
             values = values.of_others()
         first, files = self._folder.base()
         if files is not None:
@@ -166,7 +166,7 @@ class Durability:
         for record in history(self._folder.path, CODEC, first, logger.warning):
             last = record.number
             if isinstance(record.message, Baseline):
-                # those of later files say what was redone
+                # later baselines repeat what the replay has restored
                 if not begun:
                     is_last = not self._durable.log
                     values.restore(record.message, record.arrays, is_last=is_last)
@@ -183,32 +183,32 @@ class Durability:
         if first > 1:
             base, files = self._folder.base()
             logger.info(
-                "life %d of this server: %s%d changes taken up from %s",
+                "incarnation %d of this server: recovered %s%d changes from %s",
                 self.life,
                 "" if files is None else "a snapshot and ",
                 first - base,
                 self._folder.path,
             )
         self._folder.drop_incomplete()
-        self._read_back = self._folder.log_bytes()
+        self._replayed_bytes = self._folder.log_bytes()
         self._values, self._log = values, log
         self._journal = Journal(
             self._folder.path, CODEC, first, self._durable.policy, logger.warning
         )
-        # workers may greet and meet already: each is in the one or in the other
+        # workers may connect meanwhile: the baseline or the log contains each
         with values.at_rest():
-            self._put_standing(self._journal)
-            log.keep(self._journal, values=self._durable.log)
-        log.settle()
+            self._put_baseline(self._journal)
+            log.start(self._journal, values=self._durable.log)
+        log.wait_on_disk()
         if not self._folder.is_own:
-            # the next incarnation recovers from here: the checkpoint may change, and
+            # the next incarnation recovers from this folder: the checkpoint may change, and
             # workers of an earlier job are irrelevant
             self.snapshot_now()
             self._folder.own()
         self._snapshots.start()
 
     def snapshot(self, pause: Callable[[SnapshotJob], Pause] = lambda rows: no_pause) -> bool:
-        """Write the rows as they are now, and drop what lies before; False: not now."""
+        """Write the present rows and drop the older log; False while a checkpoint is written."""
         rows = self._values.rows()
         if rows is None:
             return False
@@ -219,7 +219,7 @@ class Durability:
         return True
 
     def snapshot_now(self) -> None:
-        """The same, once a checkpoint that is being written is done, and there is room."""
+        """Write a snapshot; wait for a checkpoint in progress and for free disk space."""
         patience_s = self._durable.policy.patience_s
         end = time.monotonic() + patience_s
         while not once_there_is_room(self._folder.path, self.snapshot, patience_s):
@@ -233,24 +233,24 @@ class Durability:
     def _write(self, rows: SnapshotJob, pause: Pause) -> None:
         journal = self._journal
         assert journal is not None
-        # most of it, before the others have to wait
+        # sync most of the log before excluding changes
         journal.commit(journal.next - 1)
         journal.sync()
         with self._values.at_rest():
             rows.cut()
-            behind = journal.size
+            replaced = journal.size
             first = journal.rotate()
-            self._read_back += behind
-            self._put_standing(journal)
+            self._replayed_bytes += replaced
+            self._put_baseline(journal)
         journal.commit(journal.next - 1)
         try:
             self._write_rows(rows, pause, journal, first)
         except Exception:
-            # the room that it takes may be what the journal waits for
+            # the journal may wait for the disk space of the incomplete snapshot
             self._folder.drop_incomplete()
             raise
-        self._read_back = 0
-        self._gave_way = False
+        self._replayed_bytes = 0
+        self._has_yielded = False
         self._folder.drop_before(first)
 
     def _write_rows(
@@ -259,7 +259,7 @@ class Durability:
         folder = self._folder.rows_folder(first)
         folder.mkdir(exist_ok=True)
         files = rows.write(folder, pause)
-        # what rows are not, the new file says, and the old one goes
+        # the new log file has all state except rows, and replaces the old file
         journal.sync()
         self._folder.complete(first, files)
 
@@ -278,8 +278,8 @@ class Durability:
             self._folder.clear()
         self._folder.close()
 
-    def _put_standing(self, journal: Journal[Change]) -> None:
-        for change, arrays in self._values.standing():
+    def _put_baseline(self, journal: Journal[Change]) -> None:
+        for change, arrays in self._values.baseline():
             journal.put(journal.framed(change, arrays))
 
     def _watch(self) -> None:
@@ -287,48 +287,47 @@ class Durability:
         while not self._over.wait(_LOOK_S):
             passed_s += _LOOK_S
             if passed_s >= self._durable.snapshot_s or self._is_long():
-                passed_s = 0.0 if self._tried(self._beside_training) else passed_s
+                passed_s = 0.0 if self._try_snapshot(self._throttled_snapshot) else passed_s
 
     def _is_long(self) -> bool:
-        """Whether the next life would have much to read back."""
+        """True if the next incarnation would replay too many bytes."""
         assert self._journal is not None
-        return self._read_back + self._journal.size >= self._durable.snapshot_bytes
+        return self._replayed_bytes + self._journal.size >= self._durable.snapshot_bytes
 
-    def _beside_training(self) -> bool:
-        """A snapshot that takes its time, and the more of it the longer the journal has become."""
-        pace = Throttle(functools.partial(self._share, self._read_back), self._over.wait)
-        return self.snapshot(lambda rows: functools.partial(self._between, rows, pace))
+    def _throttled_snapshot(self) -> bool:
+        """Write a throttled snapshot; the longer the journal, the larger its share of a core."""
+        throttle = Throttle(functools.partial(self._share, self._replayed_bytes), self._over.wait)
+        return self.snapshot(lambda rows: functools.partial(self._pause, rows, throttle))
 
-    def _between(self, rows: SnapshotJob, pace: Throttle) -> None:
-        """A checkpoint is written in its place, for which all workers may wait.
+    def _pause(self, rows: SnapshotJob, throttle: Throttle) -> None:
+        """Throttle the snapshot, or stop it for a waiting checkpoint.
 
-        But not in the place of two, or there would be none where checkpoints are many.
+        A snapshot does not stop after one that stopped: frequent checkpoints would prevent all.
         """
         if not self._is_needed:
             raise _UnneededError
         if not rows.is_awaited():
-            pace()
-        elif not self._gave_way:
-            raise _GivesWayError
+            throttle()
+        elif not self._has_yielded:
+            raise _CheckpointWaitsError
 
-    def _share(self, read_back: int) -> float:
-        """All of a core where the next snapshot is due already, or where all wait for this one.
-
-        Until then little: a snapshot is soon done, and most of the log's room is there for it.
-        """
+    def _share(self, replayed_bytes: int) -> float:
+        """The share of a core: it grows with the log, up to 1 when the next snapshot is due."""
         assert self._journal is not None
         if self._over.is_set():
             return 1.0
-        return max(_SHARE, ((read_back + self._journal.size) / self._durable.snapshot_bytes) ** 2)
+        return max(
+            _SHARE, ((replayed_bytes + self._journal.size) / self._durable.snapshot_bytes) ** 2
+        )
 
-    def _tried(self, act: Callable[[], bool]) -> bool:
-        """Run a snapshot; a failure loses nothing, since the journal continues."""
+    def _try_snapshot(self, act: Callable[[], bool]) -> bool:
+        """Try a snapshot; after a failure the journal still contains all changes."""
         try:
             return act()
         except _UnneededError:
             return True
-        except _GivesWayError:
-            self._gave_way = True
+        except _CheckpointWaitsError:
+            self._has_yielded = True
             return False
         except Exception as error:
             logger.warning("a snapshot in %s failed: %s", self._folder.path, error)
@@ -336,7 +335,7 @@ class Durability:
             return True
 
 
-#: what is shorter is not followed by a rest: sleeping is not as exact as that
+#: shorter work adds up before a rest, because sleep is not precise
 _LEAST_S = 1e-3
 #: bounds the rest after a clock jump or one long piece
 _MOST_S = 1.0
@@ -346,7 +345,7 @@ class Throttle:
     """Limits a background thread, which calls it between pieces of work, to a share of a core."""
 
     def __init__(self, share: Callable[[], float], wait: Callable[[float], object]) -> None:
-        """Work that `share` of the time, above 0; `wait` sleeps so many seconds or less."""
+        """`share` returns the share of a core, above 0; `wait` sleeps up to so many seconds."""
         self._share, self._wait = share, wait
         self._began = time.thread_time()
 

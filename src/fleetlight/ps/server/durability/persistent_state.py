@@ -40,27 +40,27 @@ class PersistentState:
     barriers: Barriers[list[Array]]
     queue: ShardQueue
     presence: PresenceMonitor
-    gate: SharedExclusiveLock
+    values_lock: SharedExclusiveLock
     log: WriteAheadLog
 
     def of_others(self) -> PersistentState:
-        """As in `Values`."""
+        """See `DurableState`."""
         presence = copy.copy(self.presence)
-        # those that are here meet meanwhile
-        with presence.news:
+        # connected workers may enter barriers during the copy
+        with presence.changed:
             presence.roster = copy.deepcopy(presence.roster)
             barriers, work = copy.deepcopy(self.barriers), copy.deepcopy(self.queue)
         return dataclasses.replace(self, barriers=barriers, queue=work, presence=presence)
 
-    def standing(self) -> list[Written]:
-        """As in `Values`."""
+    def baseline(self) -> list[Written]:
+        """See `DurableState`."""
         dense = self.state.dense.state()
-        with self.presence.news:
-            ledger, steps, releases = self.pushes.standing()
+        with self.presence.changed:
+            ledger, steps, releases = self.pushes.baseline()
             gone, lives = self.presence.roster.gone(), self.presence.roster.lives()
-            held, met = self.pushes.held_now(), self.barriers.last
+            held, last_barrier = self.pushes.held_now(), self.barriers.last
             work = self.queue.state()
-        standing = c.Baseline(
+        baseline = c.Baseline(
             ledger,
             steps,
             releases,
@@ -72,26 +72,26 @@ class PersistentState:
             self.state.shrunk(),
             lives,
         )
-        written: list[Written] = [(standing, [*dense.values, *dense.arrays]), *held]
-        if met is not None:
-            meeting, operation, brought = met
-            written.append(barrier_change(meeting, operation, brought))
+        written: list[Written] = [(baseline, [*dense.values, *dense.arrays]), *held]
+        if last_barrier is not None:
+            meeting, operation, values = last_barrier
+            written.append(barrier_change(meeting, operation, values))
         return written
 
-    def restore(self, standing: c.Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
-        """As in `Values`."""
+    def restore(self, baseline: c.Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
+        """See `DurableState`."""
         unpacking = Unpacking(arrays, "dense state in the journal")
         values = unpacking.blocks(self.state.blocks())
-        state = DenseState(values, standing.state, standing.scalars, unpacking.rest())
-        self.state.restore(state, has_values=standing.has_values)
-        self.pushes.restore(standing, is_last=is_last)
-        self.presence.roster.outlive(standing.gone)
-        self.presence.roster.know(standing.lives)
-        self.queue.restore(standing.work)
-        self.state.remember_shrunk(standing.shrunk)
+        state = DenseState(values, baseline.state, baseline.scalars, unpacking.rest())
+        self.state.restore(state, has_values=baseline.has_values)
+        self.pushes.restore(baseline, is_last=is_last)
+        self.presence.roster.restore_gone(baseline.gone)
+        self.presence.roster.restore_incarnations(baseline.lives)
+        self.queue.restore(baseline.work)
+        self.state.remember_shrunk(baseline.shrunk)
 
     def load(self, files: Sequence[TableFile], folder: Path) -> None:
-        """As in `Values`."""
+        """See `DurableState`."""
         named = [(file.table, file.name) for file in files]
         sums = {file.name: (file.bytes, file.sha256) for file in files}
         message = Load(str(folder), named, epoch=0, sums=sums)
@@ -100,11 +100,11 @@ class PersistentState:
             try:
                 self.state.load(message, folder, whole=True)
             finally:
-                # it says more of a file that is damaged
+                # the check describes a damaged file in more detail
                 checked.result()
 
     def redo(self, change: c.Change, arrays: Sequence[Array]) -> None:
-        """As in `Values`."""
+        """See `DurableState`."""
         if isinstance(change, (c.StepApplied, c.StepHeld, c.HeldStepApplied, c.DifferencesAdded)):
             self.pushes.redo(change, arrays)
         elif isinstance(change, Fill):
@@ -116,37 +116,37 @@ class PersistentState:
         elif isinstance(change, c.PhaseEnded):
             self.pushes.end(change.worker, change.phase)
         elif isinstance(change, c.WorkerLeft):
-            # `Company.begin` has the barriers do without it
-            self.presence.roster.outlive([(change.worker, change.incarnation, change.lost)])
+            # `WorkerMembership.begin` completes barriers without it
+            self.presence.roster.restore_gone([(change.worker, change.incarnation, change.lost)])
             self.pushes.leave(change.worker)
         elif isinstance(change, c.WorkerJoined):
             life = change.worker, change.incarnation, change.life
-            self.presence.roster.know([life])
+            self.presence.roster.restore_incarnations([life])
         elif isinstance(change, c.LeasesFreed):
             self.queue.release(change.worker)
         elif isinstance(change, c.LeaseChanged):
-            self._ask_again(change)
+            self._replay_lease(change)
         else:
             assert isinstance(change, c.BarrierPassed), change
             self.barriers.restore(change.meeting, change.operation, by_worker(change, arrays))
 
-    def _ask_again(self, change: c.LeaseChanged) -> None:
+    def _replay_lease(self, change: c.LeaseChanged) -> None:
         if isinstance(change.message, LeaseRequest):
             self.queue.deal(change.worker, change.message)
         else:
             self.queue.reach(change.worker, change.message)
 
     def forget_workers(self) -> None:
-        """As in `Values`."""
+        """See `DurableState`."""
         self.pushes.forget_workers()
         self.state.remember_shrunk(())
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """As in `Values`."""
-        with self.gate.alone(), self.log.turn, self.presence.news:
+        """See `DurableState`."""
+        with self.values_lock.exclusive(), self.log.lock, self.presence.changed:
             yield
 
     def rows(self) -> SnapshotJob | None:
-        """As in `Values`."""
-        return self.checkpoints.aside()
+        """See `DurableState`."""
+        return self.checkpoints.snapshot_job()

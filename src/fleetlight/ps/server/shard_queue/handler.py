@@ -13,69 +13,69 @@ from fleetlight.ps.messages import (
     Remaining,
     RemainingRequest,
 )
-from fleetlight.ps.server.shard_queue.shard_queue import Interval, ShardQueue, told
+from fleetlight.ps.server.shard_queue.shard_queue import Interval, ShardQueue, described
 from fleetlight.ps.server.steps.request_dedup import Reply
 from fleetlight.ps.server.workers.presence import PresenceMonitor
 from fleetlight.ps.server.workers.roster import Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 
-#: how often a worker that waits for the end of a turn is told to ask again
+#: how long a request waits for records before the worker must ask again
 _WAIT_S = 1.0
 
 
 class ShardQueueHandler:
-    """Every change of the queue is logged before a reply."""
+    """Serves the shard queue, and logs each of its changes before the reply."""
 
     def __init__(self, presence: PresenceMonitor, log: WriteAheadLog, worker_num: int) -> None:
         self._presence = presence
-        self._news = presence.news
+        self._changed = presence.changed
         self._log = log
         self.queue = ShardQueue(worker_num)
 
     def lease(self, peer: Peer, message: LeaseRequest) -> Reply:
-        """The worker's next range."""
-        with self._news:
+        """Lease the next range to the worker."""
+        with self._changed:
             self._presence.check()
             self._presence.roster.check_trains(peer.worker)
             dealt = self._deal(peer, message)
             if dealt is None and message.waits:
-                # Others may take long, and no answer may wait for longer than a deadline.
-                self._news.wait_for(lambda: self.queue.has_news(message), _WAIT_S)
+                # other workers may take longer than the deadline of a reply
+                self._changed.wait_for(lambda: self.queue.has_reply(message), _WAIT_S)
         return (Done() if dealt is None else LeaseReply(*dealt)), []
 
     def progress(self, peer: Peer, message: LeaseProgress) -> Reply:
-        """What the worker has done."""
-        with self._news:
+        """Record what the worker has finished."""
+        with self._changed:
             before = self.queue.changes
             self.queue.reach(peer.worker, message)
             self._note(peer, message, before)
         return Done(), []
 
     def remaining(self, message: RemainingRequest) -> Reply:
-        """What is not done yet."""
-        with self._news:
+        """The records that are not finished."""
+        with self._changed:
             return Remaining(self.queue.remaining(message.loader, message.turn)), []
 
     def leave(self, worker: int) -> None:
-        """The worker leaves; called with `news` held."""
+        """The worker leaves; called with `changed` held."""
         self._free(worker, "has left")
 
     def lose(self, worker: int) -> None:
-        """The worker is lost, and the others continue; called with `news` held."""
+        """The worker is lost, and the other workers continue; called with `changed` held."""
         self._free(worker, "was lost")
 
     def _free(self, worker: int, what: str) -> None:
-        # others may be dealt it at once: it lies before what they are told
-        self._log.note(LeasesFreed(worker))
+        # logged first: other workers may lease the records at once
+        self._log.append(LeasesFreed(worker))
         for epoch, intervals in self.queue.release(worker):
             logger.warning(
-                "worker %d %s with records %s of epoch %d in hand: they are handed out again",
+                "worker %d %s before it finished records %s of epoch %d; other workers get them",
                 worker,
                 what,
-                told(intervals),
+                described(intervals),
                 epoch,
             )
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def _deal(self, peer: Peer, message: LeaseRequest) -> Interval | None:
         before = self.queue.changes
@@ -85,5 +85,5 @@ class ShardQueueHandler:
 
     def _note(self, peer: Peer, message: LeaseRequest | LeaseProgress, before: int) -> None:
         if self.queue.changes != before:
-            self._log.note(LeaseChanged(peer.worker, message))
-            self._news.notify_all()
+            self._log.append(LeaseChanged(peer.worker, message))
+            self._changed.notify_all()

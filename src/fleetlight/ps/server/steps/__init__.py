@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pushes: how they become steps, are applied once and counted."""
+"""Groups pushes into steps, applies each push once, and counts them."""

@@ -8,13 +8,13 @@ from collections.abc import Collection
 
 from fleetlight.ps.update import Ids
 
-#: a worker that pulls ahead and never pushes does not fill the memory
+#: limits the memory of a worker that prefetches and never pushes
 _LISTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class PrefetchedBatch:
-    """Ids of one table, under the number that the worker gave to them."""
+    """Prefetched ids of one table, with the number that the worker gave to the batch."""
 
     table: int
     batch: int
@@ -22,13 +22,13 @@ class PrefetchedBatch:
 
 
 class PrefetchedIds:
-    """What each worker has read for a step to come."""
+    """The prefetched ids of each worker."""
 
     def __init__(self) -> None:
         self._lists: dict[int, list[PrefetchedBatch]] = {}
 
     def remember(self, worker: int, pulled: PrefetchedBatch) -> None:
-        """A list under the same number replaces the one before."""
+        """Add a batch; it replaces the batch of the same table and number."""
         key = pulled.table, pulled.batch
         kept = [old for old in self._lists.get(worker, []) if (old.table, old.batch) != key]
         others = [old for old in kept if old.table != pulled.table]
@@ -36,15 +36,15 @@ class PrefetchedIds:
         self._lists[worker] = [*others, *same, pulled]
 
     def take(self, worker: int, tables: Collection[int]) -> list[PrefetchedBatch]:
-        """The worker's lists of these tables, which are forgotten."""
+        """Remove and return the worker's batches of these tables."""
         lists = self._lists.get(worker, [])
         self._lists[worker] = [kept for kept in lists if kept.table not in tables]
         return [taken for taken in lists if taken.table in tables]
 
     def forget(self, worker: int) -> None:
-        """All lists of a worker."""
+        """Forget the batches of a worker."""
         self._lists.pop(worker, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget the batches of all workers."""
         self._lists.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TrainingProgress`: which steps and pushes a server's values contain. Pure."""
+"""`TrainingProgress`: the steps and pushes that a server's values contain. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 
 
 class TrainingProgress:
-    """The steps of each worker, the staleness of gradients, and the last push applied."""
+    """The steps of each worker, the staleness of gradients, and the last applied pushes."""
 
     def __init__(self, worker_num: int) -> None:
         self._worker_num = worker_num
@@ -46,7 +46,7 @@ class TrainingProgress:
         self.call = NO_SIGNAL
 
     def state(self) -> LedgerState:
-        """All counts, as the log keeps them."""
+        """All counts, in the form of the log."""
         applied, ended = self.clocks.state()
         return LedgerState(
             epoch=self.marks.epoch,
@@ -69,20 +69,20 @@ class TrainingProgress:
 
 
 class Clocks:
-    """Steps of each worker that are applied, counted from the last barrier on.
+    """The applied steps of each worker since the last barrier.
 
-    A worker that has ended a phase or left delays no other. A worker that makes another step in a
-    phase that it had ended resumes the phase.
+    A worker that ended the phase or left delays no other worker. A worker that pushes again in a
+    phase that it ended resumes the phase.
     """
 
     def __init__(self, worker_num: int) -> None:
         #: the phase in which a worker pushed last, and its steps in that phase
         self._applied = dict.fromkeys(range(worker_num), (0, 0))
-        #: the last phase each worker has ended; a worker that has left is not in it
+        #: the last phase that each worker ended, without workers that have left
         self._ended = dict.fromkeys(range(worker_num), -1)
 
     def advance(self, worker: int, phase: int, steps: int = 1) -> None:
-        """So many more steps of the worker are applied."""
+        """Count applied steps of a worker."""
         self._applied[worker] = phase, self._steps(worker, phase) + steps
         if self._ended.get(worker, -1) >= phase:
             self._ended[worker] = phase - 1
@@ -98,26 +98,26 @@ class Clocks:
 
     def slowest(self, phase: int) -> int:
         """The fewest steps of any active worker; of all workers when none is active."""
-        going_on = self._going_on(phase) or list(self._applied)
-        return min(self._steps(worker, phase) for worker in going_on)
+        active = self._active(phase) or list(self._applied)
+        return min(self._steps(worker, phase) for worker in active)
 
-    def may(self, phase: int, at_least: int) -> bool:
-        """True when every active worker has at least so many steps applied."""
+    def all_have(self, phase: int, at_least: int) -> bool:
+        """True if every active worker has at least this many applied steps."""
         return not self.behind(phase, at_least)
 
     def behind(self, phase: int, at_least: int) -> list[int]:
-        """Active workers with fewer steps applied."""
-        return [w for w in self._going_on(phase) if self._steps(w, phase) < at_least]
+        """Active workers with fewer applied steps."""
+        return [w for w in self._active(phase) if self._steps(w, phase) < at_least]
 
     def state(self) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """What was applied of each worker, and what each has ended."""
+        """The applied steps and the last ended phase of each worker."""
         return dict(self._applied), dict(self._ended)
 
     def restore(self, applied: Mapping[int, tuple[int, int]], ended: Mapping[int, int]) -> None:
         """Restore the counts of `state`."""
         self._applied, self._ended = dict(applied), dict(ended)
 
-    def _going_on(self, phase: int) -> list[int]:
+    def _active(self, phase: int) -> list[int]:
         return [worker for worker, ended in self._ended.items() if ended < phase]
 
     def _steps(self, worker: int, phase: int) -> int:
@@ -126,7 +126,7 @@ class Clocks:
 
 
 class Versions:
-    """Counts what is applied to a server's values, and how late each push came."""
+    """Counts the changes of a server's values, and the staleness of pushes."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -134,9 +134,9 @@ class Versions:
         self.staleness: Counter[int] = Counter()
 
     def applied(self, seen: Iterable[int]) -> None:
-        """One change of the values, made of pushes whose workers had seen these versions.
+        """Count one change, made from pushes whose workers read the versions in `seen`.
 
-        The staleness of a push is the number of changes since; those of its own worker count.
+        The staleness of a push is the number of changes since then, its own worker's included.
         """
         for version in seen:
             self.staleness[max(0, self.version - version)] += 1

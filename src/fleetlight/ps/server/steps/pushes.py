@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PushHandler`: what changes the state in training, and what the workers are answered."""
+"""`PushHandler`: applies pushes and exchanges, and makes their replies."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Array = NDArray[Any]
 
 
 class PushHandler:
-    """In sync mode the pushes of all workers make one step, else each push is applied alone."""
+    """In sync mode, all workers push one step together; in other modes, each push is a step."""
 
     def __init__(
         self,
         state: ServerState,
         presence: PresenceMonitor,
-        gate: SharedExclusiveLock,
+        values_lock: SharedExclusiveLock,
         log: WriteAheadLog,
         worker_num: int,
     ) -> None:
@@ -53,35 +53,39 @@ class PushHandler:
         self._log = log
         self._plan = state.plan
         self._presence = presence
-        self._news = presence.news
-        self._gate = gate
+        self._changed = presence.changed
+        self._values_lock = values_lock
         self.progress = TrainingProgress(worker_num)
         self._coordinator = SyncStepCoordinator(
-            state, presence, gate, self.progress, log, worker_num
+            state, presence, values_lock, self.progress, log, worker_num
         )
         self._requests = RequestDedup(presence, self.progress.marks)
-        self._ahead = PrefetchedIds()
+        self._prefetched = PrefetchedIds()
 
     def push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Reply:
-        """Gradients of one step of one worker."""
+        """Apply the gradients of one worker."""
         return self._requests.once(
             peer,
             message,
             lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
-            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
+            lambda is_last: self._pushed(
+                peer, message, self._outcome_again(peer, message), is_last
+            ),
         )
 
     def apply(self, peer: Peer, message: Apply) -> Reply:
-        """The factor for gradients that are held."""
+        """Apply held gradients, times a factor."""
         return self._requests.once(
             peer,
             message,
             lambda: self._pushed(peer, message, self._coordinator.apply(peer, message)),
-            lambda is_last: self._pushed(peer, message, self._became(peer, message), is_last),
+            lambda is_last: self._pushed(
+                peer, message, self._outcome_again(peer, message), is_last
+            ),
         )
 
     def exchange(self, peer: Peer, message: GeoExchange, arrays: Sequence[Array]) -> Reply:
-        """Differences of one worker, in geo mode."""
+        """Add the differences of one worker, in geo mode."""
         if self._plan.mode != GEO:
             raise PlanError(f"{peer} exchanges differences, but the mode is {self._plan.mode!r}")
         differences = self._state.differences(message, arrays, str(peer))
@@ -90,50 +94,50 @@ class PushHandler:
             message,
             lambda: self._exchanged(self._exchange(peer, message, differences)),
             lambda _: self._exchanged(self._reread(message, differences)),
-            # many rows, which can as well be read again
+            # the reply may be large, and a repeated request can read the rows again
             keep=False,
         )
 
     def remember(self, peer: Peer, pulled: PrefetchedBatch) -> None:
-        """Ids that a worker reads for a step to come; to be called before they are read."""
+        """Note ids that a worker prefetches; call this before reading their rows."""
         if self._plan.mode == SYNC:
-            with self._news:
-                self._ahead.remember(peer.worker, pulled)
+            with self._changed:
+                self._prefetched.remember(peer.worker, pulled)
 
     def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
-        """Refuse a worker that was told of more than this server has; `news` is held."""
+        """Refuse a worker whose confirmed pushes this server lost; called with `changed` held."""
         self.progress.marks.check_has(worker, incarnation, acknowledged)
 
-    def forget_ahead(self, worker: int) -> None:
-        """The worker restarted and has prefetched nothing; called with `news` held."""
-        self._ahead.forget(worker)
+    def forget_prefetched(self, worker: int) -> None:
+        """The worker restarted and has prefetched nothing; called with `changed` held."""
+        self._prefetched.forget(worker)
 
     def end(self, worker: int, phase: int) -> None:
-        """The worker makes no more step in this phase: others may wait for just that."""
-        with self._news:
+        """The worker makes no more step in this phase; this may complete steps of others."""
+        with self._changed:
             self.progress.clocks.end(worker, phase)
-            self._log.note(PhaseEnded(worker, phase))
+            self._log.append(PhaseEnded(worker, phase))
             carry_out = self._coordinator.end(worker, phase)
-            self._news.notify_all()
+            self._changed.notify_all()
         carry_out()
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
-        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        """By optimizer: the workers that a worker waits for; called with `changed` held."""
         return self._coordinator.awaited_by(worker)
 
     def leave(self, worker: int) -> None:
         """The worker makes no more step at all."""
-        with self._news:
+        with self._changed:
             self.progress.clocks.leave(worker)
-            self._news.notify_all()
+            self._changed.notify_all()
         self._coordinator.leave(worker)
 
     def begin(self, epoch: int) -> None:
-        """A checkpoint was loaded: what was made for the values before is forgotten."""
-        with self._news:
+        """Forget all steps in progress, because a checkpoint replaces the values."""
+        with self._changed:
             self.progress.marks.begin(epoch)
             self._coordinator.clear()
-            self._ahead.clear()
+            self._prefetched.clear()
 
     def _push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Outcome:
         self._presence.roster.check_trains(peer.worker)
@@ -169,8 +173,8 @@ class PushHandler:
             absent,
             skipped=skip,
         )
-        with self._gate.passing():
-            self._log.make(change, arrays, lambda: self._stepped(change, gradients))
+        with self._values_lock.shared():
+            self._log.apply(change, arrays, lambda: self._stepped(change, gradients))
         return Outcome(applied=not skip)
 
     def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
@@ -181,17 +185,17 @@ class PushHandler:
 
     def _exchange(self, peer: Peer, message: GeoExchange, differences: Gradients) -> list[Array]:
         self._presence.roster.check_trains(peer.worker)
-        refused = self._refusal(f"{peer} brought a difference (step {message.step})", differences)
+        refused = self._refusal(f"{peer} sent a difference (step {message.step})", differences)
         self._presence.at_step(peer.worker, message.step)
         if refused is not None:
             raise refused
-        # what comes in pieces is one change
+        # an exchange in several messages counts once
         steps = 0 if message.more else 1
         entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, merged=steps)
         change = DifferencesAdded(entry, message.step, message.tables, message.dense, message.more)
         _, _, _, arrays = described(differences)
-        with self._gate.passing():
-            return self._log.make(
+        with self._values_lock.shared():
+            return self._log.apply(
                 change, arrays, lambda: self._differed(change, differences, message.wants)
             )
 
@@ -210,7 +214,7 @@ class PushHandler:
     ) -> None:
         """Replay a logged change."""
         if isinstance(change, DifferencesAdded):
-            self._differed(change, self._state.differences(change, arrays, "a journal"), False)
+            self._differed(change, self._state.differences(change, arrays, "the journal"), False)
             return
         gradients = None
         if not isinstance(change, HeldStepApplied) and not change.skipped:
@@ -221,22 +225,22 @@ class PushHandler:
             assert isinstance(change, StepApplied), change
             self._stepped(change, gradients)
 
-    def standing(self) -> tuple[LedgerState, StepsState, StepsState]:
-        """The progress of all workers; called with `news` held."""
-        return self.progress.state(), *self._coordinator.standing()
+    def baseline(self) -> tuple[LedgerState, StepsState, StepsState]:
+        """The progress of all workers; called with `changed` held."""
+        return self.progress.state(), *self._coordinator.baseline()
 
     def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
-        """The steps that wait for a factor; called with `news` held."""
+        """The steps that wait for a factor; called with `changed` held."""
         return self._coordinator.held_now()
 
-    def known_of(self, worker: int, incarnation: int) -> tuple[int, int]:
-        """The last push of a worker, and how many wait for a factor; called with `news` held."""
+    def last_push(self, worker: int, incarnation: int) -> tuple[int, int]:
+        """The last push of a worker, and the number of held ones; called with `changed` held."""
         return self.progress.marks.last(worker, incarnation), self._coordinator.held_of(worker)
 
     def restore(self, state: Baseline, *, is_last: bool) -> None:
-        """Restore `standing`, before the first push.
+        """Restore `baseline`, before the first push.
 
-        `is_last`: what came later is lost, and whatever the workers bring next is taken.
+        `is_last`: later changes were not logged; accept any next step of the workers.
         """
         self.progress.restore(state.ledger)
         self._coordinator.restore(state.steps, state.releases, is_last)
@@ -246,9 +250,9 @@ class PushHandler:
         self.progress.forget_workers()
         self._coordinator.forget_workers()
 
-    def _became(self, peer: Peer, message: Push | Apply) -> Outcome:
+    def _outcome_again(self, peer: Peer, message: Push | Apply) -> Outcome:
         """The outcome of a worker's last push, which it sends again."""
-        with self._news:
+        with self._changed:
             held = self._coordinator.held(peer, message)
             if held is not None:
                 return held
@@ -258,20 +262,20 @@ class PushHandler:
         return self._state.reread(differences, message.step) if message.wants else []
 
     def _book(self, entries: Sequence[WorkerPart], applied: bool) -> None:
-        with self._news:
+        with self._changed:
             self.progress.book(entries, applied)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _refusal_of(self, peer: Peer, message: Push, gradients: Gradients) -> GradientError | None:
         if message.skip:
             return None
         if message.refusal:
             return GradientError(message.refusal)
-        # workers look first: they see all of a step, a server only its part
+        # workers check first, because a server has only a part of the step
         return self._refusal(f"{peer} pushed a gradient (step {message.step})", gradients)
 
     def _refusal(self, what: str, gradients: Gradients) -> GradientError | None:
-        """Why values that are not finite will not be applied; None where all is well."""
+        """The error for values that are not finite; None if the server may apply them."""
         if self._plan.on_nonfinite == "apply":
             return None
         where = not_finite(gradients, self._plan)
@@ -282,14 +286,14 @@ class PushHandler:
     ) -> Reply:
         arrays: list[Array] = self._state.dense.values() if message.wants_dense else []
         changed: list[PrefetchedBatch] = []
-        # what was pulled ahead behind it is of the answer to a later one
+        # rows prefetched after it belong to the reply to a later push
         if is_last and not (isinstance(message, Push) and message.hold):
-            for pulled in self._taken_ahead(peer, message.optimizer):
+            for pulled in self._take_prefetched(peer, message.optimizer):
                 rows = self._changed_rows(pulled, outcome, message.step)
                 if rows:
                     changed.append(pulled)
                     arrays.extend(rows)
-        with self._news:
+        with self._changed:
             version, slowest = (
                 self.progress.versions.version,
                 self.progress.clocks.slowest(message.phase),
@@ -305,14 +309,14 @@ class PushHandler:
             call,
         ), arrays
 
-    def _taken_ahead(self, peer: Peer, optimizer: int) -> list[PrefetchedBatch]:
-        """The lists that this step may have made old: no other step changes those tables."""
+    def _take_prefetched(self, peer: Peer, optimizer: int) -> list[PrefetchedBatch]:
+        """Take the prefetched ids of the optimizer's tables: only its steps change these rows."""
         mine = {n for n, table in enumerate(self._plan.tables) if table.optimizer == optimizer}
-        with self._news:
-            return self._ahead.take(peer.worker, mine)
+        with self._changed:
+            return self._prefetched.take(peer.worker, mine)
 
     def _changed_rows(self, pulled: PrefetchedBatch, outcome: Outcome, step: int) -> list[Array]:
-        """Positions and rows of what the step has changed, or nothing."""
+        """The positions and values of the prefetched rows that the step changed; [] if none."""
         touched = outcome.touched.get(pulled.table)
         if touched is None or not len(touched):
             return []
@@ -323,7 +327,7 @@ class PushHandler:
         return [positions, table.pull(pulled.ids[positions], False, step)]
 
     def _exchanged(self, arrays: list[Array]) -> Reply:
-        with self._news:
+        with self._changed:
             version, slowest = self.progress.versions.version, self.progress.clocks.slowest(0)
             call = self._presence.call
         return GeoExchangeReply(version, slowest, call), arrays

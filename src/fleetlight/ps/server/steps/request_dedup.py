@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RequestDedup`: a push that arrives twice is applied once and gets the same reply twice."""
+"""`RequestDedup`: a repeated push is applied once and gets the same reply."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _PushRecord:
 
 
 class RequestDedup:
-    """The last push of each worker; it may be in progress when it arrives again."""
+    """The last push of each worker, which may be in progress when its repetition arrives."""
 
     def __init__(self, presence: PresenceMonitor, marks: HighWaterMarks) -> None:
         self._presence = presence
@@ -43,39 +43,39 @@ class RequestDedup:
         peer: Peer,
         message: Push | Apply | GeoExchange,
         carry_out: Callable[[], Reply],
-        answer_again: Callable[[bool], Reply],
+        repeat_reply: Callable[[bool], Reply],
         keep: bool = True,
     ) -> Reply:
-        """Carry it out if it is new; `answer_again` where the first answer is not kept.
+        """Run `carry_out` for a new push, else return the kept reply or call `repeat_reply`.
 
-        Its argument says whether this is the worker's last push, whose reply it may wait for.
+        The argument of `repeat_reply` is True for the worker's last push.
         """
         ticket = _PushRecord(peer.incarnation, message.sequence)
-        with self._presence.news:
-            # of an epoch that is over not even the answer is told again
+        with self._presence.changed:
+            # `is_new` raises for a push of an earlier epoch
             new = self._marks.is_new(peer.worker, peer.incarnation, message.epoch, message.sequence)
             before = self._requests.get(peer.worker)
             if before is not None and _same(before, ticket):
                 return self._first_reply(before, peer)
             later = before if before is not None and _number(before) > _number(ticket) else None
             if new and later is not None:
-                # it would stand in the way of the one that came after it
+                # its record would replace that of the later push
                 raise ProtocolError(
                     f"push {ticket.sequence} of {peer} came after its push {later.sequence}: "
-                    "nobody waits for the answer any more"
+                    "the worker no longer waits for the reply"
                 )
             if later is None:
-                # also where an earlier incarnation of this server applied it
+                # also if an earlier incarnation of this server applied the push
                 self._requests[peer.worker] = ticket
         if later is not None:
-            return answer_again(False)
+            return repeat_reply(False)
         try:
-            return self._carry_out(ticket, carry_out if new else lambda: answer_again(True))
+            return self._carry_out(ticket, carry_out if new else lambda: repeat_reply(True))
         finally:
-            with self._presence.news:
+            with self._presence.changed:
                 if not keep and self._requests.get(peer.worker) is ticket:
                     del self._requests[peer.worker]
-                self._presence.news.notify_all()
+                self._presence.changed.notify_all()
 
     def _carry_out(self, ticket: _PushRecord, carry_out: Callable[[], Reply]) -> Reply:
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StepGroups`: the pushes of all workers that make one step together. Pure.
 
-Steps are matched by their order within a phase (what lies between two barriers), not by the
-workers' own step counters, which differ once a worker has had less data than another.
+Pushes belong together by their order within a phase, the time between two barriers. The step
+counters of workers differ once a worker has less data than another.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Complete(Generic[T]):
-    """All pushes of one step are there."""
+    """A step with the pushes of all its workers."""
 
     optimizer: int
     #: the largest of the workers' step counters
     step: int
-    #: by worker, in their order
+    #: by worker, in ascending order
     contributions: dict[int, T]
 
 
 @dataclasses.dataclass
 class _Position:
-    """How far a worker is with an optimizer in a phase."""
+    """The position of one worker and optimizer in a phase."""
 
     phase: int
     pushes: int
     step: int
-    #: True when its last step was not applied, so that it may come again
+    #: True if the last step was not applied, so that the worker may push it again
     again: bool = False
 
 
@@ -46,22 +46,22 @@ class _Group(Generic[T]):
 
 
 class StepGroups(Generic[T]):
-    """Which pushes form a step, and when it is complete."""
+    """Groups pushes into steps and returns complete ones."""
 
     def __init__(self, worker_num: int, consecutive: bool = True) -> None:
-        #: False: the step counters may jump
+        #: False if step counters may skip numbers
         self._consecutive = consecutive
-        #: the last phase each worker has ended; a worker that has left is not in it
+        #: the last phase that each worker ended, without workers that have left
         self._ended = dict.fromkeys(range(worker_num), -1)
         self._positions: dict[tuple[int, int], _Position] = {}
         self._groups: dict[tuple[int, int, int], _Group[T]] = {}
-        #: optimizer and worker of groups that are complete and not yet carried out
+        #: optimizer and worker of complete steps that are not applied yet
         self._complete: set[tuple[int, int]] = set()
 
     def add(
         self, optimizer: int, worker: int, phase: int, step: int, contribution: T
     ) -> Complete[T] | None:
-        """Add a push; return its step when it is complete."""
+        """Add a push; return its step if that is complete."""
         self._check_phase(worker, phase)
         position = self._positions.get((optimizer, worker))
         if position is None or position.phase < phase:
@@ -76,7 +76,7 @@ class StepGroups(Generic[T]):
         return self._take(key)
 
     def carried_out(self, complete: Complete[T]) -> None:
-        """The step was made or has failed: it is no longer in progress."""
+        """The step was applied or failed, and is no longer in progress."""
         self._complete -= {(complete.optimizer, worker) for worker in complete.contributions}
 
     def undone(self, optimizer: int, workers: Iterable[int]) -> None:
@@ -85,19 +85,19 @@ class StepGroups(Generic[T]):
             self._positions[optimizer, worker].again = True
 
     def done(self, optimizer: int, workers: Iterable[int]) -> None:
-        """It was applied after all."""
+        """The step was applied: its workers may not push it again."""
         for worker in workers:
             self._positions[optimizer, worker].again = False
 
     def passed(self, optimizer: int, worker: int, phase: int, step: int, again: bool) -> None:
-        """A push has come and its step is over, of which others tell; `again`: not applied."""
+        """Note a push of a replayed step; `again`: the step was not applied."""
         before = self._positions.get((optimizer, worker))
         pushes = before.pushes if before is not None and before.phase == phase else 0
         self._positions[optimizer, worker] = _Position(phase, pushes + 1, step, again)
 
     def state(self) -> StepsState:
         """The positions of all workers, without steps in progress."""
-        under_way = self._complete | {
+        in_progress = self._complete | {
             (optimizer, worker)
             for (optimizer, _, _), group in self._groups.items()
             for worker in group.contributions
@@ -105,13 +105,19 @@ class StepGroups(Generic[T]):
         return StepsState(
             dict(self._ended),
             [
-                (*key, p.phase, p.pushes - (key in under_way), p.step - (key in under_way), p.again)
+                (
+                    *key,
+                    p.phase,
+                    p.pushes - (key in in_progress),
+                    p.step - (key in in_progress),
+                    p.again,
+                )
                 for key, p in sorted(self._positions.items())
             ],
         )
 
     def restore(self, state: StepsState) -> None:
-        """The way back of `state`."""
+        """Restore what `state` returned."""
         self.clear()
         self._ended = dict(state.ended)
         for optimizer, worker, phase, pushes, step, again in state.positions:
@@ -129,11 +135,11 @@ class StepGroups(Generic[T]):
         return self._completed()
 
     def missing(self, optimizer: int, worker: int) -> list[int]:
-        """Whom the group waits for that a worker has pushed to."""
+        """The workers that the last push of a worker waits for."""
         return self.awaited_by(worker).get(optimizer, [])
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
-        """By optimizer: whom a worker that has pushed waits for."""
+        """By optimizer: the workers that the pushes of a worker wait for."""
         return {
             optimizer: [w for w in self._expected(phase) if w not in group.contributions]
             for (optimizer, phase, _), group in self._groups.items()
@@ -141,7 +147,7 @@ class StepGroups(Generic[T]):
         }
 
     def begun(self, optimizer: int, worker: int) -> Complete[T] | None:
-        """What has come so far of the step that a worker has pushed to last."""
+        """The pushes so far of the step to which a worker pushed last."""
         for (number, _, _), group in reversed(self._groups.items()):
             if number == optimizer and worker in group.contributions:
                 return Complete(optimizer, group.step, dict(sorted(group.contributions.items())))
@@ -174,7 +180,7 @@ class StepGroups(Generic[T]):
             raise ProtocolError(f"worker {worker} pushed a step after it had left")
         if phase <= ended:
             raise ProtocolError(
-                f"worker {worker} pushed a step of phase {phase}, but it has ended phase {ended}; "
+                f"worker {worker} pushed a step of phase {phase}, but it ended phase {ended}; "
                 "after a barrier the next phase begins"
             )
 

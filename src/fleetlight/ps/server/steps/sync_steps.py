@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SyncStepCoordinator`: in sync mode, the pushes of all workers make one step.
 
-The thread of the last worker carries the step out, and the others wait for it. A step may be held
-once its gradients are summed, until every worker has sent the factor to apply.
+The thread of the last worker applies the step, and the other threads wait for it. A server may hold
+the summed gradients until every worker has sent the factor to apply.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ P = TypeVar("P")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a step."""
+    """The result of a step."""
 
-    #: False when it was skipped
+    #: False if the step was skipped
     applied: bool
     #: by table: the ids whose rows may have changed
     touched: dict[int, Ids] = dataclasses.field(default_factory=dict)
     square: float = 0.0
-    #: what all who made the step are to do behind it
+    #: the control signal for all workers of the step
     call: ControlSignal = NO_SIGNAL
 
 
 @dataclasses.dataclass
 class _Part:
-    """What a worker brings to a step, and what became of it."""
+    """The push of one worker to a step, and its outcome."""
 
     peer: Peer
     message: Push
     gradients: Gradients
-    #: why its gradients must not be applied
+    #: why the gradients must not be applied
     refusal: GradientError | None
     outcome: Outcome | Exception | None = None
 
 
 @dataclasses.dataclass
 class _Release:
-    """What a worker says about a step that is held."""
+    """The request of one worker to apply or skip a held step."""
 
     peer: Peer
     message: Apply
@@ -75,22 +75,22 @@ class _HeldStep:
 
     @property
     def refusal(self) -> GradientError | None:
-        """Why they must not be applied; a loss scaler may yet have the step skipped."""
+        """Why the gradients must not be applied; a loss scaler may still skip the step."""
         return GradientError(self.change.refusal) if self.change.refusal else None
 
     def entry(self, worker: int) -> WorkerPart | None:
-        """What a worker has brought."""
+        """The part of a worker in this step; None if it has none."""
         return next((entry for entry in self.change.entries if entry.worker == worker), None)
 
 
 class SyncStepCoordinator:
-    """The steps in progress. `presence.news` guards its state."""
+    """The steps in progress. `presence.changed` guards its state."""
 
     def __init__(
         self,
         state: ServerState,
         presence: PresenceMonitor,
-        gate: SharedExclusiveLock,
+        values_lock: SharedExclusiveLock,
         ledger: TrainingProgress,
         log: WriteAheadLog,
         worker_num: int,
@@ -98,15 +98,15 @@ class SyncStepCoordinator:
         self._log = log
         self._state = state
         self._presence = presence
-        self._news = presence.news
+        self._changed = presence.changed
         self._worker_num = worker_num
-        self._gate = gate
+        self._values_lock = values_lock
         self._progress = ledger
         self._steps: StepGroups[_Part] = StepGroups(worker_num)
         # not every step is held
         self._releases: StepGroups[_Release] = StepGroups(worker_num, consecutive=False)
         self._held: dict[int, _HeldStep] = {}
-        #: values are those of a snapshot: later steps are lost, and their workers continue
+        #: True if the values come from a snapshot, without the steps after it
         self._has_lost = False
 
     def push(
@@ -114,9 +114,9 @@ class SyncStepCoordinator:
     ) -> Outcome:
         """A worker's part of a step; returns when the step is applied, skipped or held."""
         part = _Part(peer, message, gradients, refusal)
-        with self._news:
+        with self._changed:
             if (held := self.held(peer, message)) is not None:
-                # the server has begun a new life since
+                # the server restarted after this push
                 return held
             complete = self._steps.add(
                 message.optimizer, peer.worker, message.phase, message.step, part
@@ -128,16 +128,16 @@ class SyncStepCoordinator:
         return self._outcome(part, self._steps.missing)
 
     def held(self, peer: Peer, message: Push | Apply) -> Outcome | None:
-        """What was said of gradients that are held, if these are; called with `news` held."""
+        """The outcome of a push whose gradients are held, or None; called with `changed` held."""
         kept = self._held.get(message.optimizer)
         if kept is None or not _is_of(kept.entry(peer.worker), peer, message.sequence):
             return None
         return Outcome(not kept.change.skipped, square=kept.change.square)
 
     def apply(self, peer: Peer, message: Apply) -> Outcome:
-        """A worker's word about a step that is held; returns when all have said theirs."""
+        """Apply or skip a held step; return when all workers have sent their requests."""
         release = _Release(peer, message)
-        with self._news:
+        with self._changed:
             kept = self._held.get(message.optimizer)
             if kept is None or kept.entry(peer.worker) is None:
                 if self._has_lost:
@@ -153,35 +153,35 @@ class SyncStepCoordinator:
         return self._outcome(release, self._releases.missing)
 
     def _apply_nothing(self, peer: Peer, message: Apply) -> Outcome:
-        """Count lost gradients of an earlier incarnation as applied; called with `news` held."""
+        """Count lost gradients of an earlier incarnation as applied; called with `changed` held."""
         entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, message.phase)
         self._progress.book([entry], not message.skip)
         return Outcome(applied=not message.skip)
 
     def end(self, worker: int, phase: int) -> Callable[[], None]:
-        """The worker makes no more step in this phase: others may wait for just that.
+        """The worker makes no more step in this phase; this may complete steps of others.
 
-        Called with `news` held; the caller runs the returned function without it.
+        Called with `changed` held; the caller runs the returned function without it.
         """
         steps, releases = self._steps.end(worker, phase), self._releases.end(worker, phase)
         return lambda: self._carry_out_all(steps, releases)
 
     def leave(self, worker: int) -> None:
         """The worker makes no more step at all."""
-        with self._news:
+        with self._changed:
             steps, releases = self._steps.leave(worker), self._releases.leave(worker)
         self._carry_out_all(steps, releases)
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
-        """By optimizer: whom a worker waits for in a step; called with `news` held."""
+        """By optimizer: the workers that a worker waits for; called with `changed` held."""
         return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
 
     def redo(
         self, change: StepApplied | StepHeld | HeldStepApplied, gradients: Gradients | None
     ) -> None:
-        """Replay a logged change: its workers do not send it again."""
+        """Replay a logged change; its workers do not send it again."""
         if isinstance(change, StepHeld) and self._has_lost:
-            # of whom it is nothing is known any more
+            # the snapshot has no positions of its workers
             return
         is_counted = isinstance(change, StepHeld) and change.restated
         for entry in () if is_counted else change.entries:
@@ -195,12 +195,12 @@ class SyncStepCoordinator:
         else:
             self._released(self._held.pop(change.optimizer), change)
 
-    def standing(self) -> tuple[StepsState, StepsState]:
-        """Who may bring what next; called with `news` held."""
+    def baseline(self) -> tuple[StepsState, StepsState]:
+        """The next pushes and releases of all workers; called with `changed` held."""
         return self._steps.state(), self._releases.state()
 
     def restore(self, steps: StepsState, releases: StepsState, is_last: bool) -> None:
-        """Restore `standing`; `is_last`: as if no worker had pushed in this phase."""
+        """Restore `baseline`; `is_last`: as if no worker had pushed in this phase."""
         self._has_lost = is_last
         for groups, state in ((self._steps, steps), (self._releases, releases)):
             groups.restore(msgspec.structs.replace(state, positions=[]) if is_last else state)
@@ -212,27 +212,27 @@ class SyncStepCoordinator:
             groups.restore(StepsState(dict.fromkeys(range(self._worker_num), -1), []))
 
     def held_now(self) -> list[tuple[StepHeld, list[Array]]]:
-        """The steps that are held, to be written down once more; called with `news` held."""
+        """The held steps, for a new log file; called with `changed` held."""
         return [
             (msgspec.structs.replace(kept.change, restated=True), described(kept.gradients)[3])
             for kept in self._held.values()
         ]
 
     def held_of(self, worker: int) -> int:
-        """How many pushes of a worker wait for a factor; called with `news` held."""
+        """How many pushes of a worker wait for a factor; called with `changed` held."""
         entries = [entry for kept in self._held.values() for entry in kept.change.entries]
         return sum(entry.worker == worker for entry in entries)
 
     def clear(self) -> None:
-        """Forget every step; called with `news` held."""
+        """Forget every step; called with `changed` held."""
         self._steps.clear()
         self._releases.clear()
         self._held.clear()
 
     def _refuse_uneven(self, optimizer: int, worker: int) -> None:
-        """Who clips and who does not need not wait for the others to learn of it.
+        """Fail a step at once if some of its workers clip and some do not.
 
-        These learn of it when they come: the step stays as it is. Called with `news` held.
+        The step stays open, so that later workers fail, too. Called with `changed` held.
         """
         begun = self._steps.begun(optimizer, worker)
         assert begun is not None
@@ -240,7 +240,7 @@ class SyncStepCoordinator:
             _agreed_hold(begun)
         except PlanError as error:
             self._steps.undone(begun.optimizer, begun.contributions)
-            self._tell(list(begun.contributions.values()), error)
+            self._set_outcome(list(begun.contributions.values()), error)
 
     @property
     def _refuses(self) -> bool:
@@ -248,7 +248,7 @@ class SyncStepCoordinator:
 
     def _outcome(self, part: _Part | _Release, missing: Callable[[int, int], list[int]]) -> Outcome:
         message = part.message
-        with self._news:
+        with self._changed:
             self._presence.wait(
                 f"step {message.step} of optimizer {message.optimizer}",
                 lambda: part.outcome is not None,
@@ -269,35 +269,35 @@ class SyncStepCoordinator:
 
     def _carry_out(self, complete: Complete[_Part]) -> None:
         parts = list(complete.contributions.values())
-        outcome = self._tried(self._steps, complete, lambda: self._step(complete, parts))
-        with self._news:
+        outcome = self._run(self._steps, complete, lambda: self._step(complete, parts))
+        with self._changed:
             if isinstance(outcome, Exception) or not outcome.applied:
                 self._steps.undone(complete.optimizer, complete.contributions)
-            self._tell(parts, outcome)
+            self._set_outcome(parts, outcome)
 
-    def _called_behind(self, parts: Sequence[_Part | _Release]) -> ControlSignal:
-        """The control signal for all workers of a step, which may reach them in no other way.
+    def _control_signal(self, parts: Sequence[_Part | _Release]) -> ControlSignal:
+        """The control signal for the replies of a step.
 
-        All must receive it with the same step, so it waits for a step that all workers make.
+        All workers must receive it with one step, so it waits for a step of all workers.
         """
-        with self._news:
+        with self._changed:
             roster = self._presence.roster
-            gone = roster.those(LEFT, LOST) if roster.tolerates_loss else []
+            gone = roster.in_state(LEFT, LOST) if roster.tolerates_loss else []
             are_all = len(parts) == self._worker_num - len(gone)
             return self._presence.call if are_all else NO_SIGNAL
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())
-        outcome = self._tried(self._releases, complete, lambda: self._release(complete, releases))
-        with self._news:
-            self._tell(releases, outcome)
+        outcome = self._run(self._releases, complete, lambda: self._release(complete, releases))
+        with self._changed:
+            self._set_outcome(releases, outcome)
 
-    def _tried(
+    def _run(
         self, groups: StepGroups[P], complete: Complete[P], act: Callable[[], Outcome]
     ) -> Outcome | Exception:
         try:
             # a snapshot of the progress finds the step applied, or still in progress
-            with self._gate.passing(), self._until_carried_out(groups, complete):
+            with self._values_lock.shared(), self._until_carried_out(groups, complete):
                 return act()
         except Exception as error:
             return error
@@ -307,17 +307,17 @@ class SyncStepCoordinator:
         try:
             yield
         finally:
-            with self._news:
+            with self._changed:
                 groups.carried_out(complete)
 
-    def _tell(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
+    def _set_outcome(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
         for part in parts:
             part.outcome = outcome
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def _step(self, complete: Complete[_Part], parts: Sequence[_Part]) -> Outcome:
         hold = _agreed_hold(complete)
-        with self._news:
+        with self._changed:
             # gradients may be clipped or computed again before they are applied
             self._held.pop(complete.optimizer, None)
         refusal = next((part.refusal for part in parts if part.refusal is not None), None)
@@ -327,7 +327,7 @@ class SyncStepCoordinator:
         gradients = None if skip else mean([part.gradients for part in parts])
         if hold:
             return self._hold(complete, gradients, refusal)
-        # hyper-parameters belong to a step: those of the worker that is furthest
+        # the step uses the hyper-parameters of the worker with the largest step
         furthest = max(parts, key=lambda part: part.message.step).message
         tables, dense, absent, arrays = described(gradients)
         change = StepApplied(
@@ -339,14 +339,14 @@ class SyncStepCoordinator:
             dense,
             absent,
             skipped=skip,
-            call=self._called_behind(parts),
+            call=self._control_signal(parts),
         )
-        self._log.make(change, arrays, lambda: self._stepped(change, gradients))
+        self._log.apply(change, arrays, lambda: self._stepped(change, gradients))
         return _outcome_of(gradients, change.call)
 
     def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
         """Apply the change; recovery calls it, too."""
-        with self._news:
+        with self._changed:
             self._held.pop(change.optimizer, None)
         if gradients is not None:
             self._state.step(change.optimizer, change.options, change.step, gradients)
@@ -355,7 +355,7 @@ class SyncStepCoordinator:
     def _hold(
         self, complete: Complete[_Part], gradients: Gradients | None, refusal: GradientError | None
     ) -> Outcome:
-        # what a worker has left out for values that are not finite counts as they would
+        # gradients that a worker omits because they are not finite have an infinite norm
         square = float("inf")
         if gradients is not None:
             gradients, square = self._state.summed(gradients)
@@ -371,16 +371,16 @@ class SyncStepCoordinator:
             skipped=gradients is None,
             refusal="" if refusal is None else str(refusal),
         )
-        self._log.make(change, arrays, lambda: self._holding(change, gradients))
+        self._log.apply(change, arrays, lambda: self._holding(change, gradients))
         return Outcome(gradients is not None, square=square)
 
     def _holding(self, change: StepHeld, gradients: Gradients | None) -> None:
-        with self._news:
+        with self._changed:
             self._held[change.optimizer] = _HeldStep(change, gradients)
             self._steps.undone(change.optimizer, [entry.worker for entry in change.entries])
 
     def _release(self, complete: Complete[_Release], releases: Sequence[_Release]) -> Outcome:
-        with self._news:
+        with self._changed:
             kept = self._held.pop(complete.optimizer, None)
         if kept is None:
             raise ProtocolError(
@@ -399,9 +399,9 @@ class SyncStepCoordinator:
             [_released(kept, release) for release in releases],
             factor,
             skipped=skip or kept.gradients is None,
-            call=self._called_behind(releases),
+            call=self._control_signal(releases),
         )
-        return self._log.make(change, [], lambda: self._released(kept, change))
+        return self._log.apply(change, [], lambda: self._released(kept, change))
 
     def _released(self, kept: _HeldStep, change: HeldStepApplied) -> Outcome:
         gradients = None
@@ -410,12 +410,12 @@ class SyncStepCoordinator:
             self._state.step(change.optimizer, change.options, change.step, gradients)
         self._book(change)
         if gradients is not None:
-            with self._news:
+            with self._changed:
                 self._steps.done(change.optimizer, [entry.worker for entry in change.entries])
         return _outcome_of(gradients, change.call)
 
     def _book(self, change: StepApplied | HeldStepApplied) -> None:
-        with self._news:
+        with self._changed:
             self._progress.book(change.entries, not change.skipped, change.call)
 
 
@@ -433,14 +433,14 @@ def _entry(part: _Part, sequence: int) -> WorkerPart:
 
 
 def _released(kept: _HeldStep, release: _Release) -> WorkerPart:
-    """The part of a held step, under the number of the word that released it."""
+    """The part of a worker in a held step, with the sequence number of its release."""
     entry = kept.entry(release.peer.worker)
     assert entry is not None
     return msgspec.structs.replace(entry, sequence=release.message.sequence)
 
 
 def _is_of(entry: WorkerPart | None, peer: Peer, sequence: int) -> bool:
-    """Whether a part is that of this push."""
+    """True if the part belongs to this push."""
     return entry is not None and (entry.incarnation, entry.sequence) == (peer.incarnation, sequence)
 
 
@@ -466,9 +466,9 @@ def _agreed_hold(complete: Complete[_Part]) -> bool:
 def _agreed_factor(complete: Complete[_Release]) -> float:
     factors = {worker: r.message.factor for worker, r in complete.contributions.items()}
     if len(set(factors.values())) > 1:
-        told = ", ".join(f"worker {worker}: {factor:g}" for worker, factor in factors.items())
+        listed = ", ".join(f"worker {worker}: {factor:g}" for worker, factor in factors.items())
         raise PlanError(
-            f"step {complete.step}: the workers clip by different factors ({told}); every worker "
+            f"step {complete.step}: the workers clip by different factors ({listed}); every worker "
             "must call clip_grad_norm_ with the same number"
         )
     return next(iter(factors.values()))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is connected, who waits for whom, and barriers."""
+"""The connected workers, waits for workers, and barriers."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Barriers`: what all workers do together at one server, one after another. Pure.
+"""`Barriers`: the barriers of all workers at one server. Pure.
 
-Each worker counts its barriers; those with the same number belong together.
+Each worker counts its barriers; equal counts are one barrier.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ def _worker(entry: tuple[int, object]) -> int:
 
 
 @dataclasses.dataclass
-class _Meeting(Generic[T]):
+class _Barrier(Generic[T]):
     operation: str
-    #: by worker: what it brought
-    brought: dict[int, T] = dataclasses.field(default_factory=dict)
+    #: by worker: the value it sent
+    values: dict[int, T] = dataclasses.field(default_factory=dict)
 
 
 class Barriers(Generic[T]):
-    """Who has come to which meeting with what."""
+    """The workers that have entered each barrier, and their values."""
 
     def __init__(self, worker_num: int) -> None:
         self._worker_num = worker_num
-        self._open: dict[int, _Meeting[T]] = {}
-        #: the last complete barrier: a worker may ask again
+        self._open: dict[int, _Barrier[T]] = {}
+        #: the last complete barrier; a worker may repeat its request
         self._last: tuple[int, str, list[T]] | None = None
         self._broken: PeerError | None = None
-        #: who comes to no more meeting
+        #: workers that enter no more barriers
         self._gone: set[int] = set()
 
-    def enter(self, worker: int, meeting: int, operation: str, brought: T) -> None:
-        """A worker has come; coming again to the same meeting changes nothing."""
+    def enter(self, worker: int, meeting: int, operation: str, values: T) -> None:
+        """A worker enters a barrier; entering it again has no effect."""
         self._check_open()
         if self._last is not None and meeting <= self._last[0]:
             self._check_last(worker, meeting)
             return
-        there = self._open.setdefault(meeting, _Meeting(operation))
-        if there.operation != operation:
-            self.give_up(ProtocolError(self._differ(meeting, there, worker, operation)))
+        barrier = self._open.setdefault(meeting, _Barrier(operation))
+        if barrier.operation != operation:
+            self.give_up(ProtocolError(self._differ(meeting, barrier, worker, operation)))
         self._check_open()
-        there.brought[worker] = brought
+        barrier.values[worker] = values
         self._complete(meeting)
 
     def leave(self, worker: int) -> None:
-        """The worker comes to no more meeting; the others may wait for just that."""
+        """The worker enters no more barriers; this may complete open ones."""
         self._gone.add(worker)
         for meeting in sorted(self._open):
             self._complete(meeting)
@@ -65,12 +65,12 @@ class Barriers(Generic[T]):
     def _complete(self, meeting: int) -> None:
         if self.missing(meeting):
             return
-        there = self._open.pop(meeting)
-        everything = [brought for _, brought in sorted(there.brought.items(), key=_worker)]
-        self._last = meeting, there.operation, everything
+        barrier = self._open.pop(meeting)
+        everything = [values for _, values in sorted(barrier.values.items(), key=_worker)]
+        self._last = meeting, barrier.operation, everything
 
     def result(self, meeting: int) -> list[T] | None:
-        """What each worker brought, in order; None while a worker is missing."""
+        """The values of all workers, in order; None while a worker is missing."""
         if self._last is not None and self._last[0] == meeting:
             return self._last[2]
         self._check_open()
@@ -78,22 +78,22 @@ class Barriers(Generic[T]):
 
     @property
     def last(self) -> tuple[int, str, list[T]] | None:
-        """The last complete meeting: its number, what it was for, and what was brought."""
+        """The last complete barrier: its number, operation and values."""
         return self._last
 
-    def restore(self, meeting: int, operation: str, brought: list[T]) -> None:
+    def restore(self, meeting: int, operation: str, values: list[T]) -> None:
         """Restore a barrier that completed in an earlier incarnation."""
-        self._last = meeting, operation, brought
+        self._last = meeting, operation, values
 
     def missing(self, meeting: int) -> list[int]:
-        """Who has not come."""
-        there = self._open.get(meeting)
-        came = there.brought if there is not None else {}
+        """Workers that have not entered the barrier."""
+        barrier = self._open.get(meeting)
+        entered = barrier.values if barrier is not None else {}
         expected = [w for w in range(self._worker_num) if w not in self._gone]
-        return [worker for worker in expected if worker not in came]
+        return [worker for worker in expected if worker not in entered]
 
     def give_up(self, error: PeerError) -> None:
-        """There will be no more barriers, and `error` is why; the first reason stays."""
+        """Fail this and all later barriers with `error`; the first error stays."""
         self._broken = self._broken or error
 
     def _check_open(self) -> None:
@@ -104,24 +104,25 @@ class Barriers(Generic[T]):
         assert self._last is not None
         if meeting < self._last[0]:
             raise ProtocolError(
-                f"worker {worker} came to meeting {meeting}, but all have been to {self._last[0]}"
+                f"worker {worker} entered barrier {meeting}, but barrier {self._last[0]} is "
+                "complete"
             )
 
-    def _differ(self, meeting: int, there: _Meeting[T], worker: int, operation: str) -> str:
-        first = min(there.brought)
+    def _differ(self, meeting: int, barrier: _Barrier[T], worker: int, operation: str) -> str:
+        first = min(barrier.values)
         return (
-            f"worker {first} waits in {there.operation!r}, but worker {worker} came with "
-            f"{operation!r} (meeting {meeting}); every worker must make the same calls in the "
+            f"worker {first} waits in {barrier.operation!r}, but worker {worker} entered with "
+            f"{operation!r} (barrier {meeting}); every worker must make the same calls in the "
             "same order"
         )
 
 
 def barrier_change(
-    number: int, operation: str, brought: Sequence[Sequence[Array]]
+    number: int, operation: str, values: Sequence[Sequence[Array]]
 ) -> tuple[BarrierPassed, list[Array]]:
     """A complete barrier as a record of the log, with the arrays of each worker."""
-    change = BarrierPassed(number, operation, [len(arrays) for arrays in brought])
-    return change, [array for arrays in brought for array in arrays]
+    change = BarrierPassed(number, operation, [len(arrays) for arrays in values])
+    return change, [array for arrays in values for array in arrays]
 
 
 def by_worker(change: BarrierPassed, arrays: Sequence[Array]) -> list[list[Array]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Roster`: which workers have come to a server, left it, or were lost. Pure."""
+"""`Roster`: which workers are connected to a server, have left it, or were lost. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from fleetlight.errors import MembershipError, PeerLostError
 from fleetlight.ps.messages import Greeting
 
-#: what has become of a worker; one that is away may be started again
+#: the states of a worker; a worker that is away may restart
 ABSENT, HERE, AWAY, LEFT, LOST = "absent", "here", "away", "left", "lost"
 
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Who speaks over a connection."""
+    """The worker at the other end of a connection."""
 
     worker: int
     incarnation: int
@@ -28,16 +28,16 @@ class Peer:
 
 
 @dataclasses.dataclass
-class _Seat:
+class _Member:
     state: str = ABSENT
     incarnation: int = 0
     life: int = 1
-    #: how long it may be away, or absent
+    #: how long the worker may be away or absent
     away_s: float = math.inf
-    #: since when it is away, or has left; and why it is away
+    #: when the worker became away or left, and why it is away
     since: float = 0.0
     why: str = ""
-    #: it has left, and knows that it was heard
+    #: True if the worker has left and received the reply to its goodbye
     confirmed: bool = False
 
 
@@ -50,167 +50,172 @@ class Roster:
     def __init__(self, server: int, server_num: int, worker_num: int, version: str) -> None:
         self._here = {"server": server, "server_num": server_num, "worker_num": worker_num}
         self._version = version
-        self._seats = [_Seat() for _ in range(worker_num)]
+        self._members = [_Member() for _ in range(worker_num)]
         self._failure: str | None = None
-        #: a server that is started again has its values still
-        self._outlives = False
+        #: True if this server recovered its values after a restart
+        self._is_recovered = False
         #: True when the job continues without a lost worker; worker 0 is always needed
         self.tolerates_loss = False
 
-    def outlive(self, gone: Iterable[tuple[int, int, bool]]) -> None:
-        """Restore the workers that `gone` listed in an earlier incarnation."""
-        self._outlives = True
+    def restore_gone(self, gone: Iterable[tuple[int, int, bool]]) -> None:
+        """Restore the workers that `gone` returned in an earlier incarnation."""
+        self._is_recovered = True
         for worker, incarnation, lost in gone:
-            seat = self._seats[worker]
-            life = seat.life if seat.incarnation == incarnation else 1
-            self._seats[worker] = _Seat(LOST if lost else LEFT, incarnation, life)
+            member = self._members[worker]
+            life = member.life if member.incarnation == incarnation else 1
+            self._members[worker] = _Member(LOST if lost else LEFT, incarnation, life)
 
     def gone(self) -> list[tuple[int, int, bool]]:
         """Workers that the job continues without: worker, incarnation, and whether it was lost."""
-        gone = self.those(LEFT) + [w for w in self.those(LOST) if not self._is_needed(w)]
-        return [(w, self._seats[w].incarnation, w in self.those(LOST)) for w in sorted(gone)]
+        gone = self.in_state(LEFT) + [w for w in self.in_state(LOST) if not self._is_needed(w)]
+        return [(w, self._members[w].incarnation, w in self.in_state(LOST)) for w in sorted(gone)]
 
     def lives(self) -> list[tuple[int, int, int]]:
-        """Who has ever come: worker, incarnation, and its newest life."""
-        seats = enumerate(self._seats)
-        return [(worker, seat.incarnation, seat.life) for worker, seat in seats if seat.incarnation]
+        """Workers that have connected: worker, incarnation, and number of its last restart."""
+        members = enumerate(self._members)
+        return [
+            (worker, member.incarnation, member.life)
+            for worker, member in members
+            if member.incarnation
+        ]
 
-    def know(self, lives: Iterable[tuple[int, int, int]]) -> None:
-        """Restore the workers that `lives` listed in an earlier incarnation."""
+    def restore_incarnations(self, lives: Iterable[tuple[int, int, int]]) -> None:
+        """Restore the workers that `lives` returned in an earlier incarnation."""
         for worker, incarnation, life in lives:
-            seat = self._seats[worker]
-            if seat.state == ABSENT:
-                seat.incarnation, seat.life = incarnation, life
-            elif seat.incarnation == incarnation:
-                seat.life = max(seat.life, life)
+            member = self._members[worker]
+            if member.state == ABSENT:
+                member.incarnation, member.life = incarnation, life
+            elif member.incarnation == incarnation:
+                member.life = max(member.life, life)
 
     def expect(self, now: float, away_s: float, parting_s: float = 0.0) -> None:
         """Count workers known from an earlier incarnation as away from now on.
 
-        Those that have left may take `parting_s` longer than others to say goodbye again.
+        Workers that have left may take `parting_s` longer to say goodbye again.
         """
-        for seat in self._seats:
-            if seat.state == LEFT:
-                seat.since = now + parting_s
-            if seat.state == ABSENT and seat.incarnation:
-                seat.since, seat.away_s = now, away_s
-                seat.why = "this server was started again"
+        for member in self._members:
+            if member.state == LEFT:
+                member.since = now + parting_s
+            if member.state == ABSENT and member.incarnation:
+                member.since, member.away_s = now, away_s
+                member.why = "this server was restarted"
 
     def arrive(self, hello: Greeting) -> bool:
-        """A worker opens a connection; an error says why it does not belong here.
+        """Admit a worker that connects; an error says why it does not belong here.
 
-        True when the worker restarted.
+        Return True if the worker has restarted.
         """
         self._check_fits(hello)
-        seat = self._seats[hello.worker]
-        is_same = seat.incarnation == hello.incarnation
+        member = self._members[hello.worker]
+        is_same = member.incarnation == hello.incarnation
         if is_same:
             self.check_life(hello.worker, hello.life)
-        if hello.joined and seat.state == ABSENT and not self._outlives:
+        if hello.joined and member.state == ABSENT and not self._is_recovered:
             raise MembershipError(
-                f"worker {hello.worker} has trained with an earlier life of this server, whose "
-                "values are lost; start the whole job anew (durability='log' keeps them)"
+                f"worker {hello.worker} trained with an earlier incarnation of this server, whose "
+                "values are lost; restart the whole job (durability='log' keeps the values)"
             )
-        may_repeat = self._outlives or hello.joined or hello.life > seat.life
-        if seat.state == LEFT and is_same and may_repeat:
-            # its goodbye was heard, and the answer lost
-            seat.life = hello.life
+        may_repeat = self._is_recovered or hello.joined or hello.life > member.life
+        if member.state == LEFT and is_same and may_repeat:
+            # the server received its goodbye, and the reply was lost
+            member.life = hello.life
             return False
-        if seat.state in (LEFT, LOST):
+        if member.state in (LEFT, LOST):
             raise MembershipError(
-                f"worker {hello.worker} came back after it had {seat.state.replace('lost', 'gone')}"
-                "; a job does not take workers in again, start the whole job anew"
+                f"worker {hello.worker} returned after it had "
+                f"{member.state.replace('lost', 'gone')}; a job does not admit a worker again, "
+                "restart the whole job"
             )
-        if seat.state in (HERE, AWAY) and not is_same:
+        if member.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
-                f"there are two workers {hello.worker} (started at {seat.incarnation} and "
-                f"{hello.incarnation}): it was started twice, or started again; every worker "
-                "needs an index of its own, and a job is started again as a whole"
+                f"there are two workers {hello.worker} (started at {member.incarnation} and "
+                f"{hello.incarnation}): it was started twice, or restarted alone; give every "
+                "worker its own index, and restart a job as a whole"
             )
-        self._seats[hello.worker] = _Seat(HERE, hello.incarnation, hello.life, hello.away_s)
-        return is_same and hello.life > seat.life
+        self._members[hello.worker] = _Member(HERE, hello.incarnation, hello.life, hello.away_s)
+        return is_same and hello.life > member.life
 
     def check_life(self, worker: int, life: int) -> None:
-        """Refuse a process in whose place another one was started."""
-        now = self._seats[worker].life
+        """Refuse a process if a newer process has replaced it."""
+        now = self._members[worker].life
         if life < now:
             raise MembershipError(
-                f"worker {worker} has been started again (life {now}), but its life {life} still "
-                "calls; end the older process"
+                f"worker {worker} has been restarted (incarnation {now}), but its incarnation "
+                f"{life} still calls; end the older process"
             )
 
     def check_trains(self, worker: int) -> None:
-        """Refuse what a worker brings that is no part of the job any more, and may not know it."""
-        if self._seats[worker].state in (LEFT, LOST):
+        """Refuse the request of a worker that the job continues without."""
+        if self._members[worker].state in (LEFT, LOST):
             raise MembershipError(
-                f"worker {worker} has left the job or was taken for lost, and the others go on "
-                "without it: what it brings is not taken; end this process"
+                f"worker {worker} has left the job or was lost, and the other workers continue "
+                "without it; the server refuses its pushes, end this process"
             )
 
     def leave(self, worker: int, now: float, error: str = "") -> None:
-        """A worker says goodbye, with an error when it has failed; one that is lost stays so."""
-        seat = self._seats[worker]
-        if seat.state not in (LEFT, LOST):
-            seat.state, seat.since = LEFT, now
+        """A worker says goodbye, with an error if it failed; a lost worker stays lost."""
+        member = self._members[worker]
+        if member.state not in (LEFT, LOST):
+            member.state, member.since = LEFT, now
         if error and self._is_needed(worker):
             self._fail(f"worker {worker} failed: {error}")
 
     def confirm(self, worker: int) -> None:
-        """A worker that has left knows that it was heard, and does not come again to ask."""
-        seat = self._seats[worker]
-        seat.confirmed = seat.state == LEFT
+        """A worker that has left received the reply to its goodbye, and does not repeat it."""
+        member = self._members[worker]
+        member.confirmed = member.state == LEFT
 
     def lose(self, worker: int, why: str, now: float) -> None:
-        """A worker is gone without goodbye; nothing changes if it has left properly."""
-        seat = self._seats[worker]
-        if seat.state != HERE:
+        """A worker disconnects without goodbye; no effect if it has left."""
+        member = self._members[worker]
+        if member.state != HERE:
             return
-        seat.since, seat.why = now, why
-        seat.state = AWAY
-        if not seat.away_s and self._is_needed(worker):
+        member.since, member.why = now, why
+        member.state = AWAY
+        if not member.away_s and self._is_needed(worker):
             self._lose(worker)
 
     def is_away(self, worker: int) -> bool:
-        """True while it is, and may come back."""
-        return self._seats[worker].state == AWAY
+        """True while the worker is away and may return."""
+        return self._members[worker].state == AWAY
 
     def come_back(self, worker: int, incarnation: int, life: int) -> None:
-        """A worker that was away calls again; ignored if it is another process."""
-        seat = self._seats[worker]
-        if seat.state == AWAY and (seat.incarnation, seat.life) == (incarnation, life):
-            seat.state = HERE
+        """A worker that was away sends a request; no effect if it is another process."""
+        member = self._members[worker]
+        if member.state == AWAY and (member.incarnation, member.life) == (incarnation, life):
+            member.state = HERE
 
     def overdue(self, now: float) -> list[int]:
-        """Workers that have been away for too long, in earlier incarnations as well."""
-        away = [(worker, self._seats[worker]) for worker in self.those(ABSENT, AWAY)]
-        return [worker for worker, seat in away if now - seat.since > seat.away_s]
+        """Workers that have been away for too long, also since an earlier incarnation."""
+        away = [(worker, self._members[worker]) for worker in self.in_state(ABSENT, AWAY)]
+        return [worker for worker, member in away if now - member.since > member.away_s]
 
     def give_up(self, now: float) -> list[tuple[int, str]]:
         """Give up overdue workers; return those that the job continues without, and why."""
         lost = []
         for worker in self.overdue(now):
-            seat = self._seats[worker]
-            seat.why += f"; it has not come back for {seat.away_s:g} s" if seat.away_s else ""
+            member = self._members[worker]
+            member.why += f"; it has not returned for {member.away_s:g} s" if member.away_s else ""
             lost.append((worker, self._lose(worker)))
-        return [one for one in lost if not self._is_needed(one[0])]
+        return [(worker, why) for worker, why in lost if not self._is_needed(worker)]
 
     def _lose(self, worker: int) -> str:
-        seat = self._seats[worker]
-        seat.state = LOST
-        text = f"worker {worker} went away without goodbye: {seat.why}"
+        member = self._members[worker]
+        member.state = LOST
+        text = f"worker {worker} disconnected without goodbye: {member.why}"
         if self._is_needed(worker):
             self._fail(text)
         return text
 
     def is_lost(self, worker: int) -> bool:
-        """True once it is, for good."""
-        return self._seats[worker].state == LOST
+        """True once the server has given up the worker."""
+        return self._members[worker].state == LOST
 
     def _is_needed(self, worker: int) -> bool:
         return not (self.tolerates_loss and worker)
 
     def check(self) -> None:
-        """Raise the first failure of a worker, if there was one."""
+        """Raise the first failure of a worker, if any."""
         if self._failure is not None:
             raise PeerLostError(self._failure)
 
@@ -221,21 +226,21 @@ class Roster:
 
     @property
     def is_over(self) -> bool:
-        """True when all have left, and no one who was needed for an error."""
-        return not self.failed and all(seat.state in (LEFT, LOST) for seat in self._seats)
+        """True once all workers have left or were lost, without a failure of the job."""
+        return not self.failed and all(member.state in (LEFT, LOST) for member in self._members)
 
     def unconfirmed_since(self) -> float:
-        """When the last one left who may not know that it was heard, and ask again."""
-        left = [seat for seat in self._seats if seat.state == LEFT]
-        return max((seat.since for seat in left if not seat.confirmed), default=-math.inf)
+        """When the last worker left that may have no reply to its goodbye and repeat it."""
+        left = [member for member in self._members if member.state == LEFT]
+        return max((member.since for member in left if not member.confirmed), default=-math.inf)
 
     def incarnation(self, worker: int) -> int:
-        """Which life of the worker is here."""
-        return self._seats[worker].incarnation
+        """The incarnation of the worker; 0 if it has never connected."""
+        return self._members[worker].incarnation
 
-    def those(self, *states: str) -> list[int]:
+    def in_state(self, *states: str) -> list[int]:
         """The workers in one of these states."""
-        return [number for number, seat in enumerate(self._seats) if seat.state in states]
+        return [number for number, member in enumerate(self._members) if member.state in states]
 
     def _fail(self, text: str) -> None:
         self._failure = self._failure or text
@@ -244,7 +249,7 @@ class Roster:
         if hello.fleetlight != self._version:
             raise MembershipError(
                 f"worker {hello.worker} runs fleetlight {hello.fleetlight}, this server "
-                f"{self._version}; use the same everywhere"
+                f"{self._version}; use one version everywhere"
             )
         for fact, here in self._here.items():
             theirs = getattr(hello, fact)
@@ -253,7 +258,7 @@ class Roster:
                     f"worker {hello.worker} expects {fact}={theirs}, but this server has "
                     f"{fact}={here}; give all processes the same endpoints in the same order"
                 )
-        if not 0 <= hello.worker < len(self._seats):
+        if not 0 <= hello.worker < len(self._members):
             raise MembershipError(
-                f"a worker calls itself {hello.worker}, expected 0 to {len(self._seats) - 1}"
+                f"a worker has index {hello.worker}, expected 0 to {len(self._members) - 1}"
             )
