@@ -128,7 +128,7 @@ def test_what_is_owed_is_in_the_checkpoint_of_as_many_workers(tmp_path: Path) ->
     # it is each worker's own
     first, *others = [told for _, told in run_workers(load_and_go_on, 3, tmp_path)]
     what = "the error feedback of the checkpoint is dropped: it is of 2 workers"
-    assert first == [f"{what}: this job has 3"]
+    assert first == [f"{what}, and this job has 3"]
     assert others == [[], []]
 
 
