@@ -60,7 +60,7 @@ def machinery() -> Iterator[None]:
         stack.enter_context(mock.patch.object(log.logger, "info", _silent))
         for kind in (snapshot, sweep):
             stack.enter_context(mock.patch.object(kind, "get_ready", _silent))
-        stack.enter_context(mock.patch.object(server, "Holdings", Rows))
+        stack.enter_context(mock.patch.object(server, "ServerState", Rows))
         # they are equal, and the check takes long
         stack.enter_context(mock.patch.object(server, "first_difference", _silent))
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Rows` stands for `Holdings`: a row counts in one column how often each update was applied.
+"""`Rows` stands for `ServerState`: a row counts in one column how often each update was applied.
 
 So a row shows which updates were lost, doubled, or never sent.
 """

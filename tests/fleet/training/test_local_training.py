@@ -485,7 +485,7 @@ def coded(compression: str) -> Any:
     fleet.barrier_worker()
     alone = current().optimizers[0].local_steps
     assert alone is not None
-    alone.settle()
+    alone.average_with_states()
     return before, (flat(model.parameters()), flat(exact)), apart(model)
 
 

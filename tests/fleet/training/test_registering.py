@@ -63,7 +63,7 @@ def test_equal_ones_and_a_single_one_are_not() -> None:
 
 def test_two_optimizers_with_two_strategies_are_told() -> None:
     [line] = lines(None, {"amp": True}, {"amp": True}, {})
-    assert "the one given to fleet.distributed_optimizer before" in line
+    assert "the one given to an earlier fleet.distributed_optimizer" in line
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_a_lost_worker_is_told_to_whoever_waits(operation: str) -> None:
     assert "worker 1 disconnected without goodbye" in str(lost)
     # and to whoever calls later
     for call in (*waits.values(), lambda: first.say(m.Heartbeat(0))):
-        with pytest.raises(PeerLostError, match="worker 1 went away"):
+        with pytest.raises(PeerLostError, match="worker 1 disconnected"):
             call()
     first.leave()
 
@@ -154,7 +154,7 @@ def test_who_comes_after_a_failure_is_told_by_the_first_answer() -> None:
     server = opened(plan())
     Worker(server, 1).hang_up()
     late = Worker(server, 0)
-    with pytest.raises(PeerLostError, match="worker 1 went away"):
+    with pytest.raises(PeerLostError, match="worker 1 disconnected"):
         late.say(m.Join(plan()))
 
 
@@ -175,7 +175,7 @@ def test_over_sockets_a_worker_that_hangs_up_is_lost() -> None:
         ):
             first.receive()
         first.call(m.Leave())
-        with pytest.raises(PeerLostError, match="worker 1 went away"):
+        with pytest.raises(PeerLostError, match="worker 1 disconnected"):
             server.wait()
         first.close()
     finally:

@@ -25,20 +25,20 @@ def journal(tmp_path: Path) -> Any:
 
 
 def test_a_change_that_is_being_made_is_waited_for(journal: Any) -> None:
-    chronicle = WriteAheadLog()
-    chronicle.keep(journal, values=True)
+    log = WriteAheadLog()
+    log.start(journal, values=True)
     is_made, may_go_on = threading.Event(), threading.Event()
 
     def act() -> None:
         is_made.set()
         assert may_go_on.wait(20)
 
-    maker = threading.Thread(target=lambda: chronicle.make(PhaseEnded(0, 0), [], act))
+    maker = threading.Thread(target=lambda: log.apply(PhaseEnded(0, 0), [], act))
     maker.start()
     assert is_made.wait(20)
     # whoever reads now may see it
     sizes: list[int] = []
-    reader = threading.Thread(target=lambda: (chronicle.settle(), sizes.append(journal.size)))
+    reader = threading.Thread(target=lambda: (log.wait_on_disk(), sizes.append(journal.size)))
     reader.start()
     reader.join(0.05)
     may_go_on.set()
@@ -48,12 +48,12 @@ def test_a_change_that_is_being_made_is_waited_for(journal: Any) -> None:
 
 
 def test_without_values_nobody_waits_for_a_change(journal: Any) -> None:
-    chronicle = WriteAheadLog()
-    chronicle.settle()
-    chronicle.keep(journal, values=False)
-    chronicle.note(PhaseEnded(0, 0))
-    with chronicle.turn:
-        thread = threading.Thread(target=chronicle.settle)
+    log = WriteAheadLog()
+    log.wait_on_disk()
+    log.start(journal, values=False)
+    log.append(PhaseEnded(0, 0))
+    with log.lock:
+        thread = threading.Thread(target=log.wait_on_disk)
         thread.start()
         thread.join(20)
     assert journal.size > 0

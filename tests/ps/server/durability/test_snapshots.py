@@ -256,7 +256,7 @@ def test_by_snapshots_alone_what_came_later_is_lost(tmp_path: Path, mode: str) -
 
 
 class Turn:
-    """A chronicle's turn that tells when a thread asks for it."""
+    """A log's turn that tells when a thread asks for it."""
 
     def __init__(self, turn: Any) -> None:
         self._turn = turn
@@ -275,19 +275,19 @@ def test_rows_that_are_read_amid_a_cut_are_in_the_snapshot_or_behind_it(
 ) -> None:
     one = lives(plan("async"))
     one.workers[0].pull(0, [1])
-    chronicle, journal, service = (
+    log, journal, service = (
         one.server._log,
         one.durability._journal,
         one.server._service,
     )
-    chronicle.turn = turn = Turn(chronicle.turn)
+    log.lock = turn = Turn(log.lock)
     rotate = journal.rotate
 
     def pull() -> None:
         # a request that was let in before the cut
         message = m.Pull([m.TablePull(0, insert=True)], dense=False)
-        reading.pulled(service.state, chronicle, message, [ids_of([2])])
-        chronicle.settle()
+        reading.pulled(service.state, log, message, [ids_of([2])])
+        log.wait_on_disk()
 
     reader = threading.Thread(target=pull)
 

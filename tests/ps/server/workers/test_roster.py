@@ -208,7 +208,7 @@ def test_there_is_no_job_without_worker_0() -> None:
     workers.tolerates_loss = True
     workers.arrive(hello(0))
     workers.lose(0, "its connection was closed", 100.0)
-    with pytest.raises(PeerLostError, match="worker 0 went away"):
+    with pytest.raises(PeerLostError, match="worker 0 disconnected"):
         workers.check()
     others = roster()
     others.tolerates_loss = True
