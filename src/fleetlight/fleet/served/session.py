@@ -24,7 +24,7 @@ from fleetlight.fleet.plan.table_names import refuse_name_clash
 from fleetlight.fleet.served import figures
 from fleetlight.fleet.served.durable.durability_dir import durable_of
 from fleetlight.fleet.served.durable.replay import NoStepReplay, StepReplay
-from fleetlight.fleet.served.tables.partial_state import warn_of_pickle, watch_state_dicts
+from fleetlight.fleet.served.partial_state import warn_of_pickle, watch_state_dicts
 from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
