@@ -73,7 +73,7 @@ def check(place: Workplace, mode: str, cut_s: float, deadline_s: float) -> None:
     assert [place.wait_for(f"value.{worker}") for worker in (0, 1)] == [f"{STEPS:.1f}\n"] * 2
     other = rig.addresses[1]
     assert f"node 1 ({other}) sends no heartbeats" in first, first
-    assert "node 0, which serves 10.213.7.1:6170, is out of reach" in second, second
+    assert "node 0, which serves 10.213.7.1:6170, is unreachable" in second, second
 
 
 @pytest.mark.parametrize("mode", ["collective", "served"])
