@@ -60,14 +60,28 @@ def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "lr", "tolerance", "steps"),
-    [(torch.float64, 0.01, 1e-12, 10), (torch.float32, 0.0001, 5e-6, 8)],
+    [(torch.float64, 0.01, 1e-12, 10), (torch.float32, 0.0001, 1e-6, 8)],
     ids=["float64", "float32"],
 )
 def test_resnet50(dtype: torch.dtype, lr: float, tolerance: float, steps: int) -> None:
-    [plain] = run_workers(train, 1, dtype, lr, steps)
+    """In float32 the exact values count as well: one process may be further from them.
+
+    A ReLU whose input rounds across zero changes a gradient. On an AMD EPYC that moves one process
+    by 7.0e-6 from its own training in float64, and two workers by 8.6e-7.
+    """
+    of_one = [run_workers(train, 1, kind, lr, steps)[0] for kind in {dtype, torch.float64}]
     for result in run_workers(train, 2, dtype, lr, steps):
-        for name, value in plain.items():
-            # relative to the size of the values: running variances reach hundreds
-            bound = tolerance * max(1.0, float(value.abs().max()))
-            difference = float((result[name].double() - value.double()).abs().max())
-            assert difference <= bound, (name, difference)
+        nearest = min((distance(result, plain) for plain in of_one), key=lambda found: found[0])
+        assert nearest[0] <= tolerance, nearest
+
+
+def distance(result: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """The largest difference and its name, relative to sizes: running variances reach hundreds."""
+    return max(
+        (float((result[name].double() - value.double()).abs().max()) / size(value), name)
+        for name, value in plain.items()
+    )
+
+
+def size(value: torch.Tensor) -> float:
+    return max(1.0, float(value.abs().max()))
