@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fleetlight.errors import FleetError
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import (
     DensePlan,
@@ -202,7 +203,11 @@ def team(server: Server, workers: int = 2) -> list[Worker]:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call answers, made at the same time; an error is answered, not raised."""
+    """The results of calls made at the same time, or their errors; a fault of a test is raised."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
-        return [future.exception(60) or future.result() for future in futures]
+        errors = [future.exception(60) for future in futures]
+    for error in errors:
+        if error is not None and not isinstance(error, (FleetError, ValueError)):
+            raise error
+    return [error or future.result() for error, future in zip(errors, futures, strict=True)]

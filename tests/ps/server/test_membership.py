@@ -285,7 +285,7 @@ def test_a_meeting_with_one_that_stops_ends_at_once(word: m.Message, lost_worker
             first.meet(0, "barrier")
 
     def stop() -> None:
-        while not server._presence._traces[0].doing:
+        while not server._presence._activities[0].doing:
             pass
         second.say(word)
 
