@@ -19,6 +19,7 @@ from fleetlight.ps.messages import Apply
 from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.server.checkpoints.checkpoint_handler import CheckpointHandler
 from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.connections import HEARTBEAT
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--kill", type=int, nargs="*", default=[], help="a server before these steps")
@@ -30,6 +31,7 @@ parser.add_argument("--go_on", action="store_true", help="without a worker that 
 parser.add_argument("--die_saving", action="store_true", help="a server, over the script's save")
 options = parser.parse_args()
 BATCH = 8
+REPLY_S = 20.0
 
 
 class Net(torch.nn.Module):
@@ -51,10 +53,14 @@ def kill_a_server(step: int) -> None:
 
 
 def call_for_a_save(number: int) -> None:
-    """Request a save as the clock of worker 0 does; both servers know before the step is made."""
+    """Request a save as the clock of worker 0 does; both servers reply before the step is made."""
     client = client_here()
-    client.own_signal = ControlSignal(saves=number)
     client.heartbeat(0)
+    with client._lane_lock(HEARTBEAT):
+        # a heartbeat goes to no server that has not replied to the one before
+        client._heartbeats.collect(REPLY_S)
+        client._heartbeats.send(0, ControlSignal(saves=number))
+        assert len(client._heartbeats.collect(REPLY_S)) == fleet.server_num()
 
 
 def die_over_a_save() -> None:
