@@ -67,7 +67,8 @@ def read(path: str) -> ProcessStatus:
 def write(path: str, status: ProcessStatus) -> None:
     """Write a status and its time atomically."""
     stamped = msgspec.structs.replace(status, at=time.monotonic())
-    replace_file(pathlib.Path(path), msgspec.json.encode(stamped), durable=False)
+    # several threads of a worker report
+    replace_file(pathlib.Path(path), msgspec.json.encode(stamped), unique=True, durable=False)
 
 
 def clear_saves_at_sigterm(path: str) -> None:

@@ -45,7 +45,7 @@ def tcp_entries(port: int) -> list[TcpEntry]:
         with contextlib.suppress(OSError):
             for line in pathlib.Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if int(fields[1].rpartition(":")[2], 16) == port:
+                if len(fields) > 9 and int(fields[1].rpartition(":")[2], 16) == port:
                     found.append(TcpEntry(state=fields[3], uid=int(fields[7]), inode=fields[9]))
     return found
 

@@ -51,8 +51,13 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: s
     if not readers:
         raise PlanError(f"table {table!r} is in the optimizer {class_path(kind)}; {what_works()}")
     _refuse_options(f"table {table!r} in {class_path(kind)}", group)
-    fixed = ((name, read(group)) for name, read in readers.items())
-    return next(RulePlan(name, options) for name, options in fixed if options is not None)
+    for name, read in readers.items():
+        if (options := read(group)) is not None:
+            return RulePlan(name, options)
+    raise PlanError(
+        f"table {table!r} in {class_path(kind)}: none of the rules {', '.join(readers)} takes the "
+        f"options of its param group; {what_works()}"
+    )
 
 
 def own_rule(name: str, table: str) -> RulePlan:

@@ -198,8 +198,9 @@ class WorkerJournal:
         acknowledged: Sequence[int] = (),
     ) -> None:
         """Log a step; a restarted worker repeats its requests and resumes after them."""
-        if origin is None or not isinstance(origin.resume_point, ResumePoint):
+        if origin is None or origin.resume_point is None:
             return
+        assert isinstance(origin.resume_point, ResumePoint), origin
         moment = msgspec.structs.replace(
             origin.resume_point, phase=origin.phase, steps=origin.steps, before=origin.before
         )
