@@ -133,6 +133,6 @@ def test_a_server_with_an_older_folder_is_refused(tmp_path: Path, mode: str) -> 
     code, text = run(tmp_path, flags, "--mode", mode, "--put_back")
     assert code == 0, text
     assert "server 0 of 2 was killed by SIGKILL" in text
-    assert "this server came back older than it was: it has acknowledged push" in text, text
+    assert "this server restarted with an older state: it has acknowledged push" in text, text
     assert text.count("restarting all processes") == 1, text
     check_counts(text, 1)

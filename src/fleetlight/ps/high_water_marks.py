@@ -55,8 +55,8 @@ class HighWaterMarks:
         known = last.sequence if last is not None and last.incarnation == incarnation else 0
         if known < acknowledged:
             raise ProtocolError(
-                f"this server came back older than it was: it has acknowledged push {acknowledged} "
-                f"of worker {worker}, but push {known} is the last one that it has. Was its folder "
+                "this server restarted with an older state: it has acknowledged push "
+                f"{acknowledged} of worker {worker}, but push {known} is the last one that it has. Was its folder "
                 "put back from an older copy, or did its machine stop before all was on the disk? "
                 "Start all processes again, as fleetrun does with --max_restarts"
             )

@@ -41,8 +41,8 @@ def test_each_start_is_a_life(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "text"),
     [
-        ({"server": 1}, "belongs to server 0, this is server 1"),
-        ({"server_num": 3}, "belongs to server_num 2, this is server_num 3"),
+        ({"server": 1}, "has server = 0, and this process has server = 1"),
+        ({"server_num": 3}, "has server_num = 2, and this process has server_num = 3"),
         ({"job": "k"}, "an earlier job has left"),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_snapshot_that_cannot_be_read_is_none(
     assert not (folder.rows_folder(5) / "manifest.json").exists()
     snapshot(folder, 9, is_complete=False)
     monkeypatch.setattr(at, "replace_file", lambda path, data, mode: path.write_bytes(data[:-1]))
-    with pytest.raises(JournalError, match=r"manifest\.json is not read as it was written"):
+    with pytest.raises(JournalError, match=r"manifest\.json was not read as it was written"):
         folder.complete(9, FILES)
     folder.close()
 

@@ -177,8 +177,7 @@ class Folder:
         replace_file(folder / _MANIFEST, data, mode=0o600)
         if self._files(first) != files:
             raise JournalError(
-                f"{folder / _MANIFEST} is not read as it was written; look what is wrong with the "
-                "disk"
+                f"{folder / _MANIFEST} was not read as it was written; check the disk"
             )
 
     def base(self) -> tuple[int, list[TableFile] | None]:
@@ -363,15 +362,15 @@ def _next_incarnation(
         wanted = msgspec.structs.replace(wanted, job=before.job, start=before.start)
     elif not resume and (before.job != wanted.job or not wanted.job):
         raise JournalError(
-            f"durability: {path} has what an earlier job has left, which did not end well; let the "
-            "servers resume it (fleetrun --resume, or FLEET_RESUME=1), or remove it, or name "
-            "another folder in strategy.durability_configs.folder"
+            f"durability: {path} has the state of a job that did not finish; resume that job "
+            "(fleetrun --resume, or FLEET_RESUME=1), delete the folder, or name another one in "
+            "strategy.durability_configs.folder"
         )
     for what in ("server", "server_num"):
         if getattr(before, what) != getattr(wanted, what):
             raise JournalError(
-                f"durability: {path} belongs to {what} {getattr(before, what)}, this is {what} "
-                f"{getattr(wanted, what)}"
+                f"durability: {path} has {what} = {getattr(before, what)}, and this process has "
+                f"{what} = {getattr(wanted, what)}"
             )
     difference = first_difference(wanted.plan, before.plan)
     if difference is not None:

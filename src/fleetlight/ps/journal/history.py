@@ -173,11 +173,11 @@ def _mend(path: Path, gap: Gap, known: _Known, say: Callable[[str], None]) -> No
     size = path.stat().st_size - gap.at
     what = f"{path}: its last {size} bytes are no whole record ({gap.why}); "
     if known.is_all_there:
-        say(f"{what}no worker was told that they were written, so they are cut off")
+        say(f"{what}no worker has a reply to them, so they are cut off")
     else:
         behind = "" if gap.followed_by is None else f"; with them goes record {gap.followed_by}"
         say(
-            f"{what}as far as is known they were not on the disk yet when the machine stopped, so "
+            f"{what}they were probably not on the disk when the machine stopped, so "
             f"they are cut off{behind}"
         )
     cut(path, gap.at)

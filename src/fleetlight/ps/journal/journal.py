@@ -170,7 +170,7 @@ class Journal(Generic[M]):
                 if not self._news.wait(2 * self._policy.patience_s):
                     raise DeadlineError(
                         f"{self._segment.path}: a write has taken more than "
-                        f"{2 * self._policy.patience_s:g} s; look what is wrong with the disk"
+                        f"{2 * self._policy.patience_s:g} s; check the disk"
                     )
         return None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SharedExclusiveLock`: pushes hold it shared, a cut or a load holds it exclusively."""
+"""`SharedExclusiveLock`: pushes hold it shared, a snapshot or a load holds it exclusively."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SharedExclusiveLock:
     def shared(self) -> Iterator[None]:
         """Hold the lock shared; wait while another thread holds or requests it exclusively."""
         with self._changed:
-            self._wait(lambda: not self._is_exclusive, "a push", "a cut or a load")
+            self._wait(lambda: not self._is_exclusive, "a push", "a snapshot or a load")
             self._shared += 1
         try:
             yield
@@ -36,11 +36,13 @@ class SharedExclusiveLock:
     def exclusive(self) -> Iterator[None]:
         """Hold the lock exclusively: wait for shared holders, and block new ones."""
         with self._changed:
-            self._wait(lambda: not self._is_exclusive, "a cut or a load", "another one")
+            self._wait(lambda: not self._is_exclusive, "a snapshot or a load", "another one")
             self._is_exclusive = True
         try:
             with self._changed:
-                self._wait(lambda: not self._shared, "a cut or a load", "the pushes in progress")
+                self._wait(
+                    lambda: not self._shared, "a snapshot or a load", "the pushes in progress"
+                )
             yield
         finally:
             with self._changed:

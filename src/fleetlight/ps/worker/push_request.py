@@ -87,7 +87,7 @@ def check_differences(
     arrays = [array for mine in blocks.values() for array in mine]
     where = not_finite(Gradients(parts, arrays, places), plan)
     if where is not None:
-        raise GradientError(refusal(f"worker {worker} brought a difference (step {step})", where))
+        raise GradientError(refusal(f"worker {worker} sent a difference (step {step})", where))
 
 
 def checked(push: PushRequest, plan: Plan, placement: Placement, worker: int) -> PushRequest:

@@ -214,7 +214,7 @@ def test_what_another_job_has_left_is_not_taken_up_unasked(tmp_path: Path) -> No
     Lives(tmp_path, plan("async")).end()
     for job in ("another", ""):
         with pytest.raises(
-            JournalError, match="what an earlier job has left, which did not end well; let the"
+            JournalError, match="has the state of a job that did not finish; resume that job"
         ):
             open_up(closed_server(), plan("async"), Durable(tmp_path, job=job))
     server = closed_server()

@@ -299,7 +299,7 @@ def test_a_refused_difference_is_an_error_of_a_later_call() -> None:
         step(worker, [1, 2], float("nan"))
         worker.communicator.flush()
 
-    with pytest.raises(GradientError, match=r"worker 0 brought a difference .* NaN or inf"):
+    with pytest.raises(GradientError, match=r"worker 0 sent a difference .* NaN or inf"):
         run(build, train, geo(1), workers=1)
 
 
