@@ -56,8 +56,9 @@ class HighWaterMarks:
         if known < acknowledged:
             raise ProtocolError(
                 "this server restarted with an older state: it has acknowledged push "
-                f"{acknowledged} of worker {worker}, but push {known} is the last one that it has. Was its folder "
-                "put back from an older copy, or did its machine stop before all was on the disk? "
+                f"{acknowledged} of worker {worker}, but push {known} is the last one that it has. "
+                "Was its folder restored from an older copy, or did its machine stop before all "
+                "was on the disk? "
                 "Start all processes again, as fleetrun does with --max_restarts"
             )
 

@@ -43,7 +43,7 @@ def test_each_start_is_a_life(tmp_path: Path) -> None:
     [
         ({"server": 1}, "has server = 0, and this process has server = 1"),
         ({"server_num": 3}, "has server_num = 2, and this process has server_num = 3"),
-        ({"job": "k"}, "an earlier job has left"),
+        ({"job": "k"}, "a job that did not finish"),
     ],
 )
 def test_whose_it_is_not_is_told(tmp_path: Path, facts: dict[str, Any], text: str) -> None:
