@@ -205,7 +205,7 @@ class Pulls:
         self._raw.recv_into(self._rows, flags=socket.MSG_WAITALL)
 
     def _connect(self, lane: str) -> Sequence[SocketChannel]:
-        hello = m.Greeting("benchmark", 0, 1, 0, 1, incarnation=1, lane=lane)
+        hello = m.Greeting("benchmark", 0, 1, 0, 1, started_at=1, lane=lane)
         endpoint = ("127.0.0.1", self._server.ports["server"])
         return [SocketChannel.connect(endpoint, "server", deadline_s=60.0, greeting=lambda: hello)]
 

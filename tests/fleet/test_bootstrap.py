@@ -130,13 +130,13 @@ def test_every_lane_is_welcome() -> None:
 def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
     with Job() as job:
         server = job.process.server
-        server._life = 3
+        server._incarnation = 3
         crew = joined(job.roles[0], deadline_s=0.5).group
         assert isinstance(crew, ServedGroup)
-        server._life = 2
-        with pytest.raises(DeadlineError, match="replies as life 2, but life 3 has"):
+        server._incarnation = 2
+        with pytest.raises(DeadlineError, match="replies as incarnation 2, but incarnation 3 has"):
             crew.client.open_lane(PUSH)
-        server._life = 3
+        server._incarnation = 3
         crew.client.open_lane(PUSH)
         crew.leave()
 

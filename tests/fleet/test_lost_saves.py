@@ -30,7 +30,7 @@ class Lost:
                 (folder / "half-a-table").touch()
                 if isinstance(error, CheckpointError):
                     # it was started again, and knows nothing of what it had written
-                    monkeypatch.setattr(files._client, "lives", lambda *lanes: [1, 2])
+                    monkeypatch.setattr(files._client, "incarnations", lambda *lanes: [1, 2])
                 raise error
             return save(files, folder, *how)
 

@@ -72,7 +72,7 @@ def closed_server(
 
 def hello(index: int, lane: str, workers: int = 2, server: int = 0, servers: int = 1) -> m.Greeting:
     """What a worker begins with."""
-    return m.Greeting("test", index, workers, server, servers, incarnation=1, lane=lane)
+    return m.Greeting("test", index, workers, server, servers, started_at=1, lane=lane)
 
 
 def ask(number: int = 0, reached: tuple[int, int] = (0, 0), **facts: Any) -> m.LeaseRequest:

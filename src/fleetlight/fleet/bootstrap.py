@@ -149,7 +149,7 @@ def _enrolled_server(
 def _worker(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
-    journal = worker_journal_of(role, strategy, _index(role), _incarnation())
+    journal = worker_journal_of(role, strategy, _index(role), _started_at())
     connector = _Connector(role, strategy, deadline_s, tls, journal)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect, journal)
     connector.has_joined = lambda: client.has_joined
@@ -169,12 +169,14 @@ def _single_process(
     """One process, whose server is an object that the worker calls without a network."""
     server = _server(role, 0, 1, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
-    journal = worker_journal_of(role, strategy, 0, _incarnation())
+    journal = worker_journal_of(role, strategy, 0, _started_at())
 
     def connect(lane: str) -> Sequence[Channel]:
         channel = MemoryChannel(server)
-        hello = _hello(role, 0, 1, lane, journal.incarnation)
-        channel.welcome = channel.call(msgspec.structs.replace(hello, life=journal.life))
+        hello = _hello(role, 0, 1, lane, journal.started_at)
+        channel.welcome = channel.call(
+            msgspec.structs.replace(hello, incarnation=journal.incarnation)
+        )
         return [channel]
 
     client = Client(0, 1, 1, connect, journal)
@@ -199,7 +201,7 @@ class _Connector:
         self._deadline_s = deadline_s
         self._endpoints = _endpoints(role)
         self._tls: ssl.SSLContext | None = None if tls is None else tls.as_client
-        self._incarnation, self._life = journal.incarnation, journal.life
+        self._started_at, self._incarnation = journal.started_at, journal.incarnation
         #: how long servers wait for this worker if it dies, and this worker for a server
         self._away_s = 0.0
         if journal.is_stored and role.job and role.max_restarts != 0:
@@ -233,18 +235,18 @@ class _Connector:
         return channels
 
     def _greeting(self, server: int, lane: str) -> m.Greeting:
-        hello = _hello(self._role, server, len(self._endpoints), lane, self._incarnation)
+        hello = _hello(self._role, server, len(self._endpoints), lane, self._started_at)
         return msgspec.structs.replace(
             hello,
             joined=self.has_joined(),
-            life=self._life,
+            incarnation=self._incarnation,
             away_s=self._away_s,
             acknowledged=self.acknowledged(server),
         )
 
 
-def _incarnation() -> int:
-    """A number that grows with each incarnation of a worker."""
+def _started_at() -> int:
+    """Now, in microseconds: tells an unrelated process of the same rank from a restarted one."""
     return time.time_ns() // 1000
 
 
@@ -252,14 +254,14 @@ def _report_not_ready(missing: list[str]) -> None:
     logger.info("not ready endpoints: %s", missing)
 
 
-def _hello(role: Role, server: int, server_num: int, lane: str, incarnation: int) -> m.Greeting:
+def _hello(role: Role, server: int, server_num: int, lane: str, started_at: int) -> m.Greeting:
     return m.Greeting(
         fleetlight=VERSION,
         worker=_index(role),
         worker_num=role.worker_num,
         server=server,
         server_num=server_num,
-        incarnation=incarnation,
+        started_at=started_at,
         lane=lane if lane in (CONTROL, PUSH) else PULL,
     )
 

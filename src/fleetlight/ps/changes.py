@@ -20,7 +20,7 @@ class WorkerPart(msgspec.Struct, frozen=True, array_like=True):
     """The push of one worker in a change."""
 
     worker: int
-    incarnation: int
+    started_at: int
     sequence: int
     phase: int = 0
     #: steps merged into this push
@@ -111,21 +111,23 @@ class PhaseEnded(_Change, frozen=True, tag="EndedPhase"):
     phase: int
 
 
-class WorkerLeft(_Change, frozen=True, tag="Went"):
+class WorkerLeft(_Change, frozen=True, tag="Went", rename={"started_at": "incarnation"}):
     """A worker has left the job, or was lost."""
 
     worker: int
-    incarnation: int
+    started_at: int
     #: True for a worker that was lost without a goodbye; it cannot rejoin
     lost: bool = False
 
 
-class WorkerJoined(_Change, frozen=True, tag="Came"):
+class WorkerJoined(
+    _Change, frozen=True, tag="Came", rename={"started_at": "incarnation", "incarnation": "life"}
+):
     """A worker joined or restarted; the server refuses requests of its earlier incarnations."""
 
     worker: int
+    started_at: int
     incarnation: int
-    life: int
 
 
 class BarrierPassed(_Change, frozen=True, tag="Met"):
@@ -206,7 +208,7 @@ class ShardQueueState(msgspec.Struct, frozen=True):
     gone: list[int] = []
 
 
-class Baseline(_Change, frozen=True, tag="Standing"):
+class Baseline(_Change, frozen=True, tag="Standing", rename={"arrivals": "lives"}):
     """All state except rows, before the next change. Arrays: D; then those of `state`.
 
     It is the first record of each file; with a snapshot of the rows, replay can start there.
@@ -215,7 +217,7 @@ class Baseline(_Change, frozen=True, tag="Standing"):
     ledger: LedgerState
     steps: StepsState
     releases: StepsState
-    #: workers that left: worker, incarnation, and whether it was lost
+    #: workers that left: worker, its first start, and whether it was lost
     gone: list[tuple[int, int, bool]]
     #: True when first values or a checkpoint are loaded; the server then ignores first values
     has_values: bool
@@ -224,8 +226,8 @@ class Baseline(_Change, frozen=True, tag="Standing"):
     work: ShardQueueState = ShardQueueState()
     #: shrunk tables: table, number of the last call, rows removed, rows left
     shrunk: list[tuple[int, int, int, int]] = []
-    #: all workers that ever joined: worker, incarnation, its newest life
-    lives: list[tuple[int, int, int]] = []
+    #: all workers that ever joined: worker, its first start, its newest incarnation
+    arrivals: list[tuple[int, int, int]] = []
 
 
 Change = (

@@ -25,7 +25,7 @@ class Disk:
         self.manifests: dict[int, list[Any]] = {}
         #: the bytes that a process is about to write, and their place
         self.writing: tuple[bytearray, bytes] | None = None
-        self.life = 0
+        self.incarnation = 0
 
     def __str__(self) -> str:
         return f"the disk of {self.name}"
@@ -90,14 +90,14 @@ class MemoryFolder:
     is_resumed, is_own = False, True
 
     def __init__(self, disk: Disk) -> None:
-        disk.life += 1
+        disk.incarnation += 1
         self.path = disk
-        self.identity = types.SimpleNamespace(life=disk.life)
+        self.identity = types.SimpleNamespace(incarnation=disk.incarnation)
 
     @property
     def is_new(self) -> bool:
         """True before the first write."""
-        return bool(self.identity.life == 1)
+        return bool(self.identity.incarnation == 1)
 
     def base(self) -> tuple[int, list[Any] | None]:
         """The newest complete snapshot whose file was begun."""

@@ -95,7 +95,7 @@ class Link:
 
     def __init__(self, lane: Any) -> None:
         self.lane = lane
-        self.life = 0
+        self.incarnation = 0
         self.is_broken = False
         self.connection = Connection(
             f"a worker's {lane.name} connection", has_ended=lambda: self.is_broken
@@ -111,7 +111,7 @@ class Host:
         self.world, self.index, self.script, self.oracle = world, index, script, oracle
         self.disk = Disk(world, f"server {index}")
         self.server: _Server | None = None
-        self.life = 0
+        self.incarnation = 0
         #: the incarnation ends after so many moments, or within that write; below 0: never
         self.doom = -1
         self.writes_left = -1
@@ -123,9 +123,9 @@ class Host:
 
     def start(self) -> None:
         """An event: start an incarnation."""
-        self.life += 1
-        self.world.tell(str(self), f"starts, life {self.life}")
-        self.world.spawn(self, f"{self} life {self.life}", self._serve)
+        self.incarnation += 1
+        self.world.tell(str(self), f"starts, incarnation {self.incarnation}")
+        self.world.spawn(self, f"{self} incarnation {self.incarnation}", self._serve)
 
     def _serve(self) -> None:
         script = self.script
@@ -179,7 +179,7 @@ class Host:
 
     def hear(self, link: Link, message: m.Message, arrays: Sequence[Any]) -> None:
         """An event: a request arrives."""
-        if self.server is None or link.life != self.life:
+        if self.server is None or link.incarnation != self.incarnation:
             self.world.later(link.lane.broke, link)
             return
         name = f"{link.lane} {link.owed}"
@@ -208,7 +208,7 @@ class Host:
 
     def _check_here(self, serving: _Server, link: Link) -> None:
         worker, roster = link.lane.worker, serving._roster
-        is_it = roster.incarnation(worker.index) == worker.redo.incarnation
+        is_it = roster.started_at(worker.index) == worker.redo.started_at
         if roster.is_away(worker.index) and is_it and not (link.is_broken or worker.is_gone):
             raise broken("away", f"{self} takes {worker} for away, and replies to it")
 
@@ -224,7 +224,7 @@ class Host:
 
     def hung_up(self, link: Link) -> None:
         """An event: a connection has ended, perhaps during a request."""
-        if self.server is not None and link.life == self.life and not link.owed:
+        if self.server is not None and link.incarnation == self.incarnation and not link.owed:
             self.world.spawn(self, f"{link.lane}, hung up", lambda: self._gone(link))
 
     def _gone(self, link: Link) -> None:

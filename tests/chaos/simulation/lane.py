@@ -24,7 +24,7 @@ class Lane:
     def __init__(self, worker: Worker, name: str, host: Host) -> None:
         self.worker, self.name, self.host = worker, name, host
         #: the incarnation of the server that accepted it last
-        self.life = 1
+        self.incarnation = 1
         self._world = worker.world
         self._link: Link | None = None
         self._is_welcome = False
@@ -48,7 +48,7 @@ class Lane:
             self._world.later(self._connect)
             return
         self._link, self._is_welcome = link, _ = Link(self), False
-        link.life = self.host.life
+        link.incarnation = self.host.incarnation
         self.host.links.append(link)
         self._transmit(link, self.worker.hello(self), [])
 
@@ -68,7 +68,7 @@ class Lane:
             self._request = None
             self.worker.answered(self, reply)
         elif isinstance(message, m.Welcome):
-            self._is_welcome, self.life = True, message.life
+            self._is_welcome, self.incarnation = True, message.incarnation
             if self._request is not None:
                 self._transmit(link, *self._request)
         elif message.kind == "PeerLostError":

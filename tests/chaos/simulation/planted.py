@@ -39,10 +39,14 @@ def _redo_unmarked(real: Callable[..., None]) -> Callable[..., None]:
 
 
 def _any_life(
-    self: HighWaterMarks, worker: int, incarnation: int, epoch: int, sequence: int
+    self: HighWaterMarks, worker: int, started_at: int, epoch: int, sequence: int
 ) -> bool:
-    life = self._last.get(worker)
-    return life is None or life.incarnation != incarnation or sequence > life.sequence
+    incarnation = self._last.get(worker)
+    return (
+        incarnation is None
+        or incarnation.started_at != started_at
+        or sequence > incarnation.sequence
+    )
 
 
 def _one_too_few(real: Callable[..., list[int]]) -> Callable[..., list[int]]:

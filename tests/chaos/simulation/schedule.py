@@ -77,7 +77,7 @@ class Served:
                 host.die()
         lost.dies()
         redo = copy.deepcopy(lost.redo)
-        redo.life += 1
+        redo.incarnation += 1
         self.workers[lost.index] = again = self._worker(lost.index, redo)
         self.world.later(again.start)
 

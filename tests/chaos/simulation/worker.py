@@ -47,7 +47,7 @@ class Redo:
     A process that restarts resumes from it, and repeats the push that may be lost.
     """
 
-    incarnation: int
+    started_at: int
     #: by server: the number of the last push, and its messages
     sequences: list[int]
     last: dict[int, Words] = dataclasses.field(default_factory=dict)
@@ -59,7 +59,7 @@ class Redo:
     step: int = 0
     meetings: int = 0
     #: how often the worker was started
-    life: int = 1
+    incarnation: int = 1
 
 
 @dataclasses.dataclass
@@ -103,7 +103,7 @@ class Worker:
         self._ahead: tuple[int, list[int], dict[int, Array]] | None = None
 
     def __str__(self) -> str:
-        return f"worker {self.index}" + "'" * (self.redo.incarnation - 1)
+        return f"worker {self.index}" + "'" * (self.redo.started_at - 1)
 
     def start(self) -> None:
         """An event: the process starts, once all servers accept workers."""
@@ -124,10 +124,10 @@ class Worker:
             self.script.workers,
             lane.host.index,
             self.script.servers,
-            self.redo.incarnation,
+            self.redo.started_at,
             lane.name,
             self._has_joined,
-            self.redo.life,
+            self.redo.incarnation,
             # in a job whose servers wait for no worker that is gone
             0.0 if self.script.loses_worker else _AWAY_S,
         )
@@ -212,7 +212,7 @@ class Worker:
         yield from self._everywhere(m.Join(self._hosts[0].plan))
         self._has_joined = True
         yield from self._send_again()
-        phases = self.script.of(self.index, self.redo.incarnation)
+        phases = self.script.of(self.index, self.redo.started_at)
         while self.redo.phase < len(phases):
             self._steps = self.redo.number
             updates = phases[self.redo.phase]
@@ -299,11 +299,11 @@ class Worker:
         answers = yield from self._ask(AHEAD, self._pulls(update, message))
         for server, (_, arrays) in answers.items():
             box[2][server] = arrays[0].copy()
-            box[1].append(self._lanes[AHEAD, server].life)
+            box[1].append(self._lanes[AHEAD, server].incarnation)
 
     def _incarnations(self) -> list[int]:
         return [
-            max(lane.life for key, lane in self._lanes.items() if key[1] == server)
+            max(lane.incarnation for key, lane in self._lanes.items() if key[1] == server)
             for server in range(self.script.servers)
         ]
 

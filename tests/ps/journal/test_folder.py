@@ -32,9 +32,9 @@ def opened(path: Path, **facts: Any) -> Folder:
 
 
 def test_each_start_is_a_life(tmp_path: Path) -> None:
-    for life in (1, 2, 3):
+    for incarnation in (1, 2, 3):
         folder = opened(tmp_path / "deep" / "er")
-        assert (folder.identity.life, folder.is_new) == (life, life == 1)
+        assert (folder.identity.incarnation, folder.is_new) == (incarnation, incarnation == 1)
         folder.close()
 
 
@@ -96,12 +96,16 @@ def test_a_disk_that_cannot_be_written_is_told(
 def test_a_full_disk_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    for life in (1, 2):
+    for incarnation in (1, 2):
         with monkeypatch.context() as patch:
             full = NoRoom(patch, name, 4)
             full.only_open = name == "lock"
             folder = Folder.open(tmp_path, identity(), patience_s=60.0)
-            assert (full.left, folder.identity.life, folder.is_new) == (0, life, life == 1)
+            assert (full.left, folder.identity.incarnation, folder.is_new) == (
+                0,
+                incarnation,
+                incarnation == 1,
+            )
             if name != "lock":
                 full.left = 4
                 folder.own()
@@ -136,7 +140,7 @@ def test_what_somebody_died_over_removing_is_nothing_to_go_on_from(
     other.clear()
     other.close()
     folder = Folder.open(tmp_path, identity(job="k"), resume=resume)
-    assert (folder.is_new, folder.identity.life, folder.identity.over) == (True, 1, False)
+    assert (folder.is_new, folder.identity.incarnation, folder.identity.over) == (True, 1, False)
     assert folder.base() == (1, None)
     assert not list(segments(tmp_path))
     folder.close()
@@ -144,10 +148,10 @@ def test_what_somebody_died_over_removing_is_nothing_to_go_on_from(
 
 def test_what_was_inherited_is_so_until_the_heir_has_its_own(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    for life in (2, 3):
+    for incarnation in (2, 3):
         # it dies before it has written anything
         folder = Folder.open(tmp_path, identity(job="k"), resume=True)
-        assert (folder.identity.life, folder.is_resumed) == (life, True)
+        assert (folder.identity.incarnation, folder.is_resumed) == (incarnation, True)
         folder.close()
     folder = opened(tmp_path, job="k")
     assert folder.is_resumed
@@ -258,11 +262,11 @@ def test_a_journal_without_its_beginning_is_an_error(tmp_path: Path) -> None:
 def test_a_job_that_is_resumed_stays_the_job_that_began(tmp_path: Path, kind: str) -> None:
     opened(tmp_path).close()
     decision = Decision(kind, job="j")
-    for life, job in enumerate(("second", "third"), 2):
+    for incarnation, job in enumerate(("second", "third"), 2):
         wanted = identity(job=job)
         assert not at.is_of_launch(tmp_path, at.launch_of(job, 0))
         folder = Folder.open(tmp_path, wanted, resume=True, decision=decision)
-        assert (folder.identity.job, folder.identity.life) == ("j", life)
+        assert (folder.identity.job, folder.identity.incarnation) == ("j", incarnation)
         # of the workers it speaks only where they go on with it
         assert folder.is_resumed == (kind != POSITIONS)
         folder.own()
@@ -270,7 +274,7 @@ def test_a_job_that_is_resumed_stays_the_job_that_began(tmp_path: Path, kind: st
         assert at.is_of_launch(tmp_path, at.launch_of(job, 0))
     # a server that was started again alone in this launch asks nobody
     folder = Folder.open(tmp_path, identity(job="third"), resume=True)
-    assert (folder.identity.job, folder.identity.life, folder.is_resumed) == ("j", 4, False)
+    assert (folder.identity.job, folder.identity.incarnation, folder.is_resumed) == ("j", 4, False)
     folder.close()
 
 

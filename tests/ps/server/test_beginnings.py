@@ -93,7 +93,7 @@ def test_who_died_before_all_of_it_was_written_reads_it_anew(
     again = begun(tmp_path, saved, job=job, **how)
     assert values(again) == ([5], [7, 8, 9])
     assert again._durability is not None
-    assert again._durability.life == 1
+    assert again._durability.incarnation == 1
     again.close()
 
 

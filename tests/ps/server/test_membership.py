@@ -364,11 +364,11 @@ def test_the_server_notices_silence() -> None:
         server.wait()
 
 
-def another_life(worker: Worker, lane: str, life: int, away_s: float = 5.0) -> None:
+def another_life(worker: Worker, lane: str, incarnation: int, away_s: float = 5.0) -> None:
     """The worker greets as one that was started again."""
     worker.lanes[lane] = Connection(lane)
     greeting = msgspec.structs.replace(
-        hello(worker.index, lane, worker.workers), life=life, away_s=away_s
+        hello(worker.index, lane, worker.workers), incarnation=incarnation, away_s=away_s
     )
     worker.say(greeting, lane=lane)
 

@@ -335,7 +335,7 @@ def test_who_makes_steps_alone_hears_of_a_stop_with_the_answer(mode: str) -> Non
 
 def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
     """Behind the step that it brings again, and what the life before had heard before that."""
-    whose = WorkerIdentity(0, 1, 2, job="j", start=0, incarnation=1)
+    whose = WorkerIdentity(0, 1, 2, job="j", start=0, started_at=1)
     first = WorkerJournal(tmp_path, whose)
     team = Team(mode="sync", journal=first)
 
@@ -390,7 +390,7 @@ def test_what_was_acknowledged_is_counted_for_each_server(monkeypatch: pytest.Mo
 
 
 def test_a_later_life_knows_what_was_acknowledged(tmp_path: Path) -> None:
-    whose = WorkerIdentity(0, 1, 2, job="j", start=0, incarnation=1)
+    whose = WorkerIdentity(0, 1, 2, job="j", start=0, started_at=1)
     first = WorkerJournal(tmp_path, whose)
     team = Team(journal=first)
     for _ in range(2):

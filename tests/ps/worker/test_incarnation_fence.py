@@ -19,9 +19,11 @@ from fleetlight.ps.worker.connections import IncarnationFence
 
 def test_an_earlier_life_of_a_server_is_refused() -> None:
     fence = IncarnationFence()
-    for life in (1, 3, 3):
-        fence.check(m.Welcome(0, 0, life))
-    with pytest.raises(PeerLostError, match="server 0 replies as life 2, but life 3 has"):
+    for incarnation in (1, 3, 3):
+        fence.check(m.Welcome(0, 0, incarnation))
+    with pytest.raises(
+        PeerLostError, match="server 0 replies as incarnation 2, but incarnation 3 has"
+    ):
         fence.check(m.Welcome(0, 0, 2))
     # another one has lives of its own, and one that is not open yet does not know its life
     fence.check(m.Welcome(1, 0, 1))
@@ -31,7 +33,7 @@ def test_an_earlier_life_of_a_server_is_refused() -> None:
 def test_a_mended_connection_is_one_to_the_newest_life() -> None:
     served: list[int] = []
 
-    def life(number: int, *, answers: bool) -> Callable[[socket.socket, Frames], None]:
+    def incarnation(number: int, *, answers: bool) -> Callable[[socket.socket, Frames], None]:
         def act(raw: socket.socket, frames: Frames) -> None:
             hello = frames.receive("a greeting")
             assert hello is not None
@@ -44,7 +46,11 @@ def test_a_mended_connection_is_one_to_the_newest_life() -> None:
 
         return act
 
-    acts = [life(2, answers=False), life(1, answers=True), life(2, answers=True)]
+    acts = [
+        incarnation(2, answers=False),
+        incarnation(1, answers=True),
+        incarnation(2, answers=True),
+    ]
     with scripted(*acts) as address:
         channel = SocketChannel(
             address,

@@ -224,9 +224,11 @@ def test_rows_that_an_earlier_life_of_a_server_gave_are_not_read(
         before = worker.communicator.figures()["prefetched rows"]
         read(worker, 1, 2, 3)
         # a lane has found it in its second life
-        lives = worker.communicator.client.lives
+        incarnations = worker.communicator.client.incarnations
         monkeypatch.setattr(
-            worker.communicator.client, "lives", lambda *lanes: lives(*lanes) if lanes else [1, 2]
+            worker.communicator.client,
+            "incarnations",
+            lambda *lanes: incarnations(*lanes) if lanes else [1, 2],
         )
         read(worker, 1, 2, 3)
         figures = worker.communicator.figures()

@@ -86,11 +86,11 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     files: list[TableFileEntry]
 
 
-class HighWaterEntry(msgspec.Struct, frozen=True):
+class HighWaterEntry(msgspec.Struct, frozen=True, rename={"started_at": "incarnation"}):
     """The last push of a worker that a server had applied."""
 
     worker: int
-    incarnation: int
+    started_at: int
     server: int
     sequence: int
 

@@ -29,7 +29,7 @@ _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 _NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class FolderIdentity(msgspec.Struct, frozen=True):
+class FolderIdentity(msgspec.Struct, frozen=True, rename={"incarnation": "life"}):
     """Which server and job a folder belongs to."""
 
     server: int
@@ -40,7 +40,7 @@ class FolderIdentity(msgspec.Struct, frozen=True):
     #: the number of gang restarts of the job
     start: int = 0
     #: the number of processes that have opened the folder
-    life: int = 1
+    incarnation: int = 1
     #: the content is from an earlier launch, and does not cover the workers of this one
     inherited: bool = False
     #: the content is not needed any more and is being removed
@@ -379,4 +379,6 @@ def _next_incarnation(
             f"{difference}; run the same script, or name another folder"
         )
     inherited = before.inherited or (inherits and not is_same)
-    return msgspec.structs.replace(wanted, life=before.life + 1, inherited=inherited, loading=False)
+    return msgspec.structs.replace(
+        wanted, incarnation=before.incarnation + 1, inherited=inherited, loading=False
+    )

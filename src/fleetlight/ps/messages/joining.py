@@ -9,8 +9,11 @@ from fleetlight.ps.messages.base import MessageBase
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.resume import Decision, Remains, Report
 
+#: an earlier version must be able to read a greeting and refuse it for its version
+_NAMES_ON_WIRE = {"started_at": "incarnation", "incarnation": "life"}
 
-class Greeting(MessageBase, frozen=True, tag="Hello"):
+
+class Greeting(MessageBase, frozen=True, tag="Hello", rename=_NAMES_ON_WIRE):
     """The first message on a connection. Reply: Welcome."""
 
     fleetlight: str
@@ -18,28 +21,28 @@ class Greeting(MessageBase, frozen=True, tag="Hello"):
     worker_num: int
     server: int
     server_num: int
-    #: distinguishes unrelated processes with the same worker index
-    incarnation: int
+    #: when the worker first started: distinguishes unrelated processes with the same worker index
+    started_at: int
     #: control | push | pull
     lane: str
     #: the worker has joined before: the server replies once it has restored its values
     joined: bool = False
     #: number of times that the worker was started; a restarted worker resumes at its last step
-    life: int = 1
+    incarnation: int = 1
     #: how long the worker may be absent during a restart
     away_s: float = 0.0
     #: the last push that this server acknowledged to this worker; 0 when servers may lose pushes
     acknowledged: int = 0
 
 
-class Welcome(MessageBase, frozen=True):
+class Welcome(MessageBase, frozen=True, rename=_NAMES_ON_WIRE):
     """The server admits the worker, or confirms its plan."""
 
     server: int
     #: number of loaded checkpoints; pushes of an older epoch are refused
     epoch: int
     #: number of times that the server was started on the same values; 0: not known yet
-    life: int = 1
+    incarnation: int = 1
     #: the state of the server's folder, when the whole job resumes
     remains: Remains | None = None
 

@@ -62,12 +62,14 @@ class WorkerMembership:
         """
         # the next request reports a failure; a worker would retry a greeting that fails
         with self._changed:
-            lives = self._roster.lives()
+            arrivals = self._roster.arrivals()
             is_another = self._roster.arrive(message)
-            is_new = self._roster.lives() != lives and not self._presence.closed
+            is_new = self._roster.arrivals() != arrivals and not self._presence.closed
             if is_new:
-                self._log.append(WorkerJoined(message.worker, message.incarnation, message.life))
-            peer = Peer(message.worker, message.incarnation, message.lane, message.life)
+                self._log.append(
+                    WorkerJoined(message.worker, message.started_at, message.incarnation)
+                )
+            peer = Peer(message.worker, message.started_at, message.lane, message.incarnation)
             if is_another and self._pushes is not None:
                 self._pushes.forget_prefetched(message.worker)
             connection.note = peer
@@ -96,7 +98,7 @@ class WorkerMembership:
         """Mark a worker that was away as present, because it sent a request."""
         if self._roster.is_away(peer.worker):
             with self._changed:
-                self._roster.come_back(peer.worker, peer.incarnation, peer.life)
+                self._roster.come_back(peer.worker, peer.started_at, peer.incarnation)
                 self._changed.notify_all()
 
     def until_all_left(self) -> None:
@@ -125,7 +127,7 @@ class WorkerMembership:
             self._complete_without(worker)
 
     def _note_gone(self, worker: int, *, lost: bool) -> None:
-        self._log.append(WorkerLeft(worker, self._roster.incarnation(worker), lost))
+        self._log.append(WorkerLeft(worker, self._roster.started_at(worker), lost))
 
     def _lose_unconnected(self, worker: int, why: str) -> None:
         """Lose a worker without an open connection; called with `changed` held."""

@@ -105,7 +105,7 @@ class Server:
         self._server_num = server_num
         self._durability: Durability | None = None
         #: the incarnation that `Welcome` reports; valid after `_durability` is closed, too
-        self._life = 0
+        self._incarnation = 0
         self._log = WriteAheadLog()
         self._worker_num = worker_num
         self._roster = Roster(index, server_num, worker_num, version)
@@ -149,7 +149,7 @@ class Server:
                 check_beginning(durable.decision, pushes.progress.versions.version)
         self._membership.begin(pushes, tolerates_loss=plan.lost_worker == "go_on")
         with self._changed:
-            self._life = 1 if durability is None else durability.life
+            self._incarnation = 1 if durability is None else durability.incarnation
             self._service = service
             if durable is not None:
                 resumes = durable.decision is not None
@@ -206,7 +206,7 @@ class Server:
             raise ProtocolError(
                 f"{connection.peer} sent {type(message).__name__} first, expected Greeting"
             )
-        self._roster.check_life(peer.worker, peer.life)
+        self._roster.check_incarnation(peer.worker, peer.incarnation)
         with self._presence.during(peer.worker, _operation(message)):
             self._membership.mark_present(peer)
             reply = self._handle(peer, message, arrays)
@@ -374,7 +374,7 @@ class Server:
                 )
             if self._service is not None:
                 self._service.pushes.check_has(
-                    message.worker, message.incarnation, message.acknowledged
+                    message.worker, message.started_at, message.acknowledged
                 )
             is_new = self._membership.greet(connection, message)
         if is_new:
@@ -387,7 +387,7 @@ class Server:
 
     def _welcome(self) -> Reply:
         epoch = 0 if self._service is None else self._service.pushes.progress.marks.epoch
-        return m.Welcome(self.index, epoch, self._life, self.resuming.remains), []
+        return m.Welcome(self.index, epoch, self._incarnation, self.resuming.remains), []
 
     def _resume(self, peer: Peer, message: m.Resume) -> Reply:
         decision = self.resuming.report(peer.worker, message.report)
@@ -397,7 +397,7 @@ class Server:
             self._presence.check()
             if not self._changed.wait_for(lambda: self.is_open, _LOADING_S):
                 return m.Done(), []
-            pushed = self._open_service().pushes.last_push(peer.worker, peer.incarnation)
+            pushed = self._open_service().pushes.last_push(peer.worker, peer.started_at)
             return m.Resumed(decision, *pushed, self._roster.is_lost(peer.worker)), []
 
     def _join(self, peer: Peer, message: m.Join) -> Reply:

@@ -62,8 +62,8 @@ class ReplyValues:
     versions: dict[int, int] = dataclasses.field(default_factory=dict)
     #: applied steps of the slowest worker, over all servers
     slowest: int = 0
-    #: of a pull: the life of each server
-    lives: list[int] = dataclasses.field(default_factory=list)
+    #: of a pull: the incarnation of each server
+    incarnations: list[int] = dataclasses.field(default_factory=list)
     applied: bool = True
     #: the square of the norm of held gradients, over all servers
     square: float = 0.0
@@ -206,7 +206,7 @@ class Client(Connections):
             )
             requests[server] = message, [w.ids.ids[w.ids.of_server(server)] for w in mine]
         values = self._pulled(wanted, self.ask(lane, requests))
-        values.lives = self.lives(lane)
+        values.incarnations = self.incarnations(lane)
         return values
 
     def _pulled(self, wanted: Sequence[Wanted], answers: Mapping[int, Answer]) -> ReplyValues:

@@ -87,11 +87,11 @@ class Connections:
             for channel in self._lanes[lane]:
                 channel.retry = retry
 
-    def lives(self, *lanes: str) -> list[int]:
-        """By server: its newest life on these lanes, or on any lane."""
+    def incarnations(self, *lanes: str) -> list[int]:
+        """By server: its newest incarnation on these lanes, or on any lane."""
         known = [self._lanes[lane] for lane in lanes or list(self._lanes) if lane in self._lanes]
         return [
-            max((_life(channels[server]) for channels in known), default=1)
+            max((_incarnation(channels[server]) for channels in known), default=1)
             for server in range(self.server_num)
         ]
 
@@ -276,9 +276,9 @@ class Connections:
             _hang_up(channels)
 
 
-def _life(channel: Channel) -> int:
+def _incarnation(channel: Channel) -> int:
     welcome = None if channel.welcome is None else channel.welcome.message
-    return max(1, welcome.life) if isinstance(welcome, m.Welcome) else 1
+    return max(1, welcome.incarnation) if isinstance(welcome, m.Welcome) else 1
 
 
 def _hang_up(channels: Sequence[Channel]) -> None:
@@ -294,19 +294,19 @@ def _round_robin(requests: Mapping[int, Sequence[Request]]) -> Iterator[tuple[in
 
 
 class IncarnationFence:
-    """Refuses an old process of a restarted server: tracks the newest life of each server."""
+    """Refuses an old process of a restarted server, by the newest incarnation of each."""
 
     def __init__(self) -> None:
         self._newest: dict[int, int] = {}
 
     def check(self, welcome: m.Message) -> None:
-        """Refuse an older life; the channel retries, since the newer process may reply then."""
-        if not isinstance(welcome, m.Welcome) or not welcome.life:
+        """Refuse an older incarnation; the channel retries, and may reach the newer process."""
+        if not isinstance(welcome, m.Welcome) or not welcome.incarnation:
             return
         newest = self._newest.get(welcome.server, 1)
-        if welcome.life < newest:
+        if welcome.incarnation < newest:
             raise PeerLostError(
-                f"server {welcome.server} replies as life {welcome.life}, but life {newest} has "
-                "replied before; end the older process"
+                f"server {welcome.server} replies as incarnation {welcome.incarnation}, but "
+                f"incarnation {newest} has replied before; end the older process"
             )
-        self._newest[welcome.server] = welcome.life
+        self._newest[welcome.server] = welcome.incarnation

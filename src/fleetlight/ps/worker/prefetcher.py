@@ -148,7 +148,7 @@ class Prefetcher:
         # the connection watches the deadline
         values = batch.pulled.result()[1]
         self._waited_s += time.monotonic() - began
-        if values.slowest < at_least or values.lives != self._client.lives():
+        if values.slowest < at_least or values.incarnations != self._client.incarnations():
             # a restarted server has lost the prefetch lists, so its replies to pushes do not
             # contain changed rows
             return None

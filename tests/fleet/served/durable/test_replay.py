@@ -63,14 +63,16 @@ class Lives(Job):
         self.returns: list[bool] = []
 
     def client(self, index: int) -> Client:
-        whose = WorkerIdentity(index, 1, 2, job="j", start=0, incarnation=1)
+        whose = WorkerIdentity(index, 1, 2, job="j", start=0, started_at=1)
         journal = WorkerJournal(self.folder, whose)
 
         def connect(lane: str) -> Sequence[MemoryChannel]:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
-                hello = m.Greeting("test", 0, 1, server, 2, 1, known, life=journal.identity.life)
+                hello = m.Greeting(
+                    "test", 0, 1, server, 2, 1, known, incarnation=journal.identity.incarnation
+                )
                 channel.call(hello)
             return channels
 

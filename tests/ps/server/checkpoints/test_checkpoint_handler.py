@@ -236,9 +236,11 @@ def test_a_cut_that_worker_0_has_died_over_is_let_go_of() -> None:
     server = opened(plan("async", workers=1))
     service = server._service
     assert service is not None
-    lives = [Connection("one life"), Connection("the next")]
-    for life, connection in enumerate(lives, 1):
-        greeting = msgspec.structs.replace(hello(0, "control", 1), life=life, away_s=60.0)
+    connections = [Connection("one life"), Connection("the next")]
+    for incarnation, connection in enumerate(connections, 1):
+        greeting = msgspec.structs.replace(
+            hello(0, "control", 1), incarnation=incarnation, away_s=60.0
+        )
         server(connection, greeting, [])
         assert service.checkpoints.snapshot_job() is not None
         service.checkpoints._written()

@@ -53,7 +53,7 @@ def test_rows_dense_values_and_figures_outlive_a_server(lives: Any) -> None:
     second.push(1, {0: ([2], [1])})
     one.die()
     assert one.workers[0].pull(0, [2], insert=False) == [-7]
-    assert one.durability.life == 3
+    assert one.durability.incarnation == 3
 
 
 @pytest.mark.parametrize("log", [True, False])

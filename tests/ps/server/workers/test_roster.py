@@ -19,7 +19,7 @@ def roster() -> Roster:
 def hello(worker: int = 0, **facts: Any) -> Greeting:
     usual: dict[str, Any] = {
         "fleetlight": "0.1", "worker_num": 2, "server": 1, "server_num": 2,
-        "incarnation": 5, "lane": "control",
+        "started_at": 5, "lane": "control",
     }  # fmt: skip
     return Greeting(worker=worker, **{**usual, **facts})
 
@@ -57,7 +57,7 @@ def test_two_with_one_index_are_told() -> None:
     workers = roster()
     workers.arrive(hello(0))
     with pytest.raises(MembershipError, match="two workers 0"):
-        workers.arrive(hello(0, incarnation=6))
+        workers.arrive(hello(0, started_at=6))
 
 
 def test_the_first_failure_is_what_everybody_is_told() -> None:
@@ -99,7 +99,7 @@ def test_a_goodbye_may_be_said_to_two_lives() -> None:
     assert workers.in_state(LEFT) == [1]
     assert workers.gone() == [(1, 5, False)]
     with pytest.raises(MembershipError, match="returned after it had left"):
-        workers.arrive(hello(1, incarnation=6))
+        workers.arrive(hello(1, started_at=6))
 
 
 def test_one_that_was_lost_is_lost_to_the_next_life() -> None:
@@ -122,7 +122,7 @@ def test_one_that_may_be_started_again_is_waited_for() -> None:
     workers.give_up(110.0)
     workers.check()
     assert workers.in_state(AWAY) == [0]
-    assert workers.arrive(hello(0, life=2, away_s=10.0))
+    assert workers.arrive(hello(0, incarnation=2, away_s=10.0))
     workers.give_up(1000.0)
     workers.check()
     assert workers.in_state(HERE) == [0]
@@ -137,7 +137,7 @@ def test_one_that_does_not_come_back_is_lost() -> None:
     with pytest.raises(PeerLostError, match=r"was closed; it has not returned for 10 s"):
         workers.check()
     with pytest.raises(MembershipError, match="after it had gone"):
-        workers.arrive(hello(0, life=2))
+        workers.arrive(hello(0, incarnation=2))
 
 
 def test_one_that_is_heard_of_again_was_not_lost() -> None:
@@ -158,12 +158,12 @@ def test_one_that_is_heard_of_again_was_not_lost() -> None:
 def test_an_older_life_is_shut_out() -> None:
     workers = roster()
     assert not workers.arrive(hello(0, away_s=10.0))
-    assert workers.arrive(hello(0, life=2, away_s=10.0))
-    assert not workers.arrive(hello(0, life=2, lane="push"))
-    workers.check_life(0, 2)
+    assert workers.arrive(hello(0, incarnation=2, away_s=10.0))
+    assert not workers.arrive(hello(0, incarnation=2, lane="push"))
+    workers.check_incarnation(0, 2)
     older = r"worker 0 has been restarted \(incarnation 2\), but its incarnation 1 still calls"
     with pytest.raises(MembershipError, match=older):
-        workers.check_life(0, 1)
+        workers.check_incarnation(0, 1)
     with pytest.raises(MembershipError, match=older):
         workers.arrive(hello(0, lane="push"))
 
@@ -172,7 +172,7 @@ def test_a_later_life_may_say_goodbye_once_more() -> None:
     workers = roster()
     workers.arrive(hello(0, away_s=10.0))
     workers.leave(0, 0.0)
-    assert not workers.arrive(hello(0, life=2, away_s=10.0))
+    assert not workers.arrive(hello(0, incarnation=2, away_s=10.0))
     assert workers.in_state(LEFT) == [0]
 
 
@@ -198,7 +198,7 @@ def test_where_the_others_go_on_nobody_is_told_of_a_failure(away_s: float) -> No
     workers.check()
     assert workers.give_up(112.0) == []
     with pytest.raises(MembershipError, match="after it had gone"):
-        workers.arrive(hello(1, life=2))
+        workers.arrive(hello(1, incarnation=2))
     workers.leave(0, 0.0)
     assert workers.is_over
 
@@ -222,27 +222,27 @@ def test_there_is_no_job_without_worker_0() -> None:
 
 def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
     before = roster()
-    assert before.lives() == []
+    assert before.arrivals() == []
     before.arrive(hello(0, away_s=10.0))
-    assert before.lives() == [(0, 5, 1)]
-    before.arrive(hello(0, life=2, away_s=10.0))
-    assert before.lives() == [(0, 5, 2)]
+    assert before.arrivals() == [(0, 5, 1)]
+    before.arrive(hello(0, incarnation=2, away_s=10.0))
+    assert before.arrivals() == [(0, 5, 2)]
     workers = roster()
     # one may have come before it is known who was here
-    workers.arrive(hello(1, incarnation=7))
+    workers.arrive(hello(1, started_at=7))
     workers.restore_gone([])
-    workers.restore_incarnations([*before.lives(), (1, 7, 3)])
+    workers.restore_arrivals([*before.arrivals(), (1, 7, 3)])
     with pytest.raises(
         MembershipError, match=r"restarted \(incarnation 2\), but its incarnation 1 still"
     ):
         workers.arrive(hello(0, joined=True))
     with pytest.raises(MembershipError, match="incarnation 3"):
-        workers.check_life(1, 1)
-    workers.arrive(hello(0, joined=True, life=2))
+        workers.check_incarnation(1, 1)
+    workers.arrive(hello(0, joined=True, incarnation=2))
     assert workers.in_state(HERE) == [0, 1]
     # a goodbye changes nothing in that
     workers.restore_gone([(0, 5, False)])
-    assert workers.lives() == [(0, 5, 2), (1, 7, 3)]
+    assert workers.arrivals() == [(0, 5, 2), (1, 7, 3)]
 
 
 def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> None:
@@ -250,7 +250,7 @@ def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> Non
     workers.tolerates_loss = True
     workers.arrive(hello(0, worker_num=4))
     workers.restore_gone([(2, 5, False)])
-    workers.restore_incarnations([(0, 5, 1), (1, 5, 2), (2, 5, 1)])
+    workers.restore_arrivals([(0, 5, 1), (1, 5, 2), (2, 5, 1)])
     workers.expect(100.0, 10.0)
     assert [workers.in_state(state) for state in (HERE, LEFT, ABSENT)] == [[0], [2], [1, 3]]
     assert workers.overdue(110.0) == []
@@ -264,8 +264,8 @@ def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> Non
 def test_who_comes_to_the_next_life_of_a_server_is_not_lost() -> None:
     workers = roster()
     workers.restore_gone([])
-    workers.restore_incarnations([(0, 5, 1), (1, 5, 1)])
+    workers.restore_arrivals([(0, 5, 1), (1, 5, 1)])
     workers.expect(100.0, 10.0)
     assert not workers.arrive(hello(0, joined=True, away_s=10.0))
-    assert workers.arrive(hello(1, life=2, away_s=10.0))
+    assert workers.arrive(hello(1, incarnation=2, away_s=10.0))
     assert (workers.in_state(HERE), workers.overdue(1000.0)) == ([0, 1], [])

@@ -33,7 +33,7 @@ from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJou
 
 def identity(**facts: Any) -> WorkerIdentity:
     usual = {"worker": 1, "worker_num": 2, "server_num": 2, "job": "j", "start": 0}
-    return WorkerIdentity(**{**usual, "incarnation": 5, **facts})
+    return WorkerIdentity(**{**usual, "started_at": 5, **facts})
 
 
 def opened(path: Path, **facts: Any) -> WorkerJournal:
@@ -55,12 +55,12 @@ def commit(journal: WorkerJournal, number: int, **facts: Any) -> None:
 
 def test_the_last_push_is_found_by_a_later_life(tmp_path: Path) -> None:
     first = opened(tmp_path)
-    assert (first.identity.life, first.last) == (1, None)
+    assert (first.identity.incarnation, first.last) == (1, None)
     for number in range(1, 4):
         commit(first, number)
     first.close(is_needed=True)
-    second = opened(tmp_path, incarnation=6)
-    assert (second.identity.life, second.identity.incarnation) == (2, 5)
+    second = opened(tmp_path, started_at=6)
+    assert (second.identity.incarnation, second.identity.started_at) == (2, 5)
     last = second.last
     assert last is not None
     assert (last.commit.sequences, last.commit.moment.script) == ([3, 3], b"s3")
@@ -75,7 +75,7 @@ def test_a_moment_may_be_longer_than_what_travels(tmp_path: Path) -> None:
     first, script = opened(tmp_path), bytes(HEADER_LIMIT + 1)
     commit(first, 1, script=script)
     first.close(is_needed=True)
-    second = opened(tmp_path, incarnation=6)
+    second = opened(tmp_path, started_at=6)
     assert second.last is not None
     assert second.last.commit.moment.script == script
     second.close(is_needed=True)
@@ -138,8 +138,8 @@ def test_what_others_have_left_is_not_taken_up(tmp_path: Path, facts: dict[str, 
     commit(first, 1)
     first.replies.once("a", lambda: [b"1"])
     first.close(is_needed=True)
-    second = opened(tmp_path, incarnation=6, **facts)
-    assert (second.identity.life, second.identity.incarnation) == (1, 6)
+    second = opened(tmp_path, started_at=6, **facts)
+    assert (second.identity.incarnation, second.identity.started_at) == (1, 6)
     assert second.last is None
     assert not second.replies.is_known
     second.close(is_needed=True)
@@ -256,13 +256,13 @@ FILES = ["lock", "identity.json.new", "push.0", "push.1", "answers"]
 def test_a_life_begins_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    for life in (1, 2):
+    for incarnation in (1, 2):
         with monkeypatch.context() as patch:
             full = NoRoom(patch, name, 4)
             full.only_open = name != "identity.json.new"
             journal = opened(tmp_path)
-            assert (full.left, journal.identity.life) == (0, life)
-        commit(journal, life)
+            assert (full.left, journal.identity.incarnation) == (0, incarnation)
+        commit(journal, incarnation)
         journal.close(is_needed=True)
 
 
@@ -288,7 +288,7 @@ def test_what_is_large_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def of_next_launch(path: Path, **facts: Any) -> WorkerJournal:
-    wanted = identity(**{"job": "next", "incarnation": 6, **facts})
+    wanted = identity(**{"job": "next", "started_at": 6, **facts})
     return WorkerJournal(path, wanted, resume=True)
 
 
@@ -303,17 +303,17 @@ def test_a_job_that_is_resumed_goes_on_in_the_folder_if_all_agree(
     of_next_launch(tmp_path).close(is_needed=True)
     again = of_next_launch(tmp_path)
     assert (again.remains.state, again.remains.job) == (STEPPED, "j")
-    assert (again.identity.life, again.identity.incarnation) == (2, 5)
+    assert (again.identity.incarnation, again.identity.started_at) == (2, 5)
     assert again.is_undecided
     again.decide(Decision(kind, job="j"))
     assert (again.last is not None) == (kind == POSITIONS)
     again.begin()
     again.close(is_needed=True)
     # a life in the same launch asks nobody, one in another asks again
-    for job, life in (("next", 3), ("a third", 4)):
+    for job, incarnation in (("next", 3), ("a third", 4)):
         later = of_next_launch(tmp_path, job=job)
         assert later.is_undecided == (job != "next")
-        assert later.identity.life == life
+        assert later.identity.incarnation == incarnation
         assert (later.last is not None) == (kind == POSITIONS)
         later.close(is_needed=True)
 
@@ -324,15 +324,15 @@ def test_what_another_job_has_left_stays_until_this_one_has_joined(tmp_path: Pat
     commit(first, 1)
     first.close(is_needed=True)
     for joins in (False, True):
-        other = WorkerJournal(tmp_path, identity(job="other", incarnation=9))
-        assert (other.identity.incarnation, other.last, other.has_committed) == (9, None, False)
+        other = WorkerJournal(tmp_path, identity(job="other", started_at=9))
+        assert (other.identity.started_at, other.last, other.has_committed) == (9, None, False)
         other.replies.once("before it joined", lambda: [b"x"])
         if joins:
             other.begin()
             other.replies.once("behind that", lambda: [b"y"])
         other.close(is_needed=True)
         assert of_next_launch_state(tmp_path) == (STARTED if joins else STEPPED)
-    later = WorkerJournal(tmp_path, identity(job="other", incarnation=10))
+    later = WorkerJournal(tmp_path, identity(job="other", started_at=10))
     for name, answer in (("before it joined", b"x"), ("behind that", b"y")):
         assert later.replies.once(name, list) == [answer]
     later.close(is_needed=True)
@@ -356,7 +356,7 @@ def test_a_worker_says_that_it_has_left_or_cannot_resume(tmp_path: Path) -> None
     assert of_next_launch_state(tmp_path) == LEFT
     # which is in nobody's way
     another = opened(tmp_path, job="another")
-    assert another.identity.life == 1
+    assert another.identity.incarnation == 1
     commit(another, 1)
     another.close(is_needed=True)
     assert of_next_launch_state(tmp_path) == STEPPED

@@ -59,21 +59,21 @@ def _server_folder(role: Role, strategy: DistributedStrategy) -> Path:
 
 
 def worker_journal_of(
-    role: Role, strategy: DistributedStrategy, index: int, incarnation: int
+    role: Role, strategy: DistributedStrategy, index: int, started_at: int
 ) -> StepJournal:
     """The journal of a worker; `NoJournal` where no later incarnation resumes from it.
 
     Workers that average dense gradients among themselves can only be restarted together.
     """
     if strategy.durability == "none" or strategy.a_sync_configs.dense != "servers":
-        return NoJournal(incarnation)
+        return NoJournal(started_at)
     identity = WorkerIdentity(
         worker=index,
         worker_num=role.worker_num,
         server_num=role.server_num,
         job=role.job,
         start=role.restart,
-        incarnation=incarnation,
+        started_at=started_at,
     )
     path = durability_dir(strategy) / f"worker-{index}-of-{role.worker_num}"
     return WorkerJournal(

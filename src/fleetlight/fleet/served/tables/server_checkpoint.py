@@ -49,7 +49,7 @@ class ServerCheckpoint:
     def complete(self, snapshot: JobSnapshot) -> JobSnapshot:
         """Freeze the values of the servers, and add them to a worker's snapshot."""
         self._files.ask_all(m.SnapshotRequest(), self._files.table_bytes())
-        self._incarnations = self._client.lives(LANE)
+        self._incarnations = self._client.incarnations(LANE)
         self._dense = self._fetch()
         return dataclasses.replace(
             snapshot,
@@ -71,7 +71,7 @@ class ServerCheckpoint:
         try:
             yield
         except CheckpointError as error:
-            if self._client.lives(LANE) == self._incarnations:
+            if self._client.incarnations(LANE) == self._incarnations:
                 raise
             raise PeerLostError(f"a server was restarted during a save: {error}") from error
 
@@ -108,9 +108,9 @@ class ServerCheckpoint:
         with self._lost_with_its_server():
             saved, files = self._files.save(folder, self._via, self._step)
         marks = [
-            HighWaterEntry(worker, incarnation, server, sequence)
+            HighWaterEntry(worker, started_at, server, sequence)
             for server, one in saved.items()
-            for worker, incarnation, sequence in one.marks
+            for worker, started_at, sequence in one.marks
         ]
         tables = [self._entry(n, table, saved) for n, table in enumerate(self._bound.plan.tables)]
         return SavedTables(tables, files, marks)

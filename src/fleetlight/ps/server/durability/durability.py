@@ -145,9 +145,9 @@ class Durability:
         self._snapshots = threading.Thread(target=self._watch, name="fleet-snapshots", daemon=True)
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """The incarnation of the server: how often it has started on this folder."""
-        return self._folder.identity.life
+        return self._folder.identity.incarnation
 
     @property
     def is_new(self) -> bool:
@@ -184,7 +184,7 @@ class Durability:
             base, files = self._folder.base()
             logger.info(
                 "incarnation %d of this server: recovered %s%d changes from %s",
-                self.life,
+                self.incarnation,
                 "" if files is None else "a snapshot and ",
                 first - base,
                 self._folder.path,

@@ -57,7 +57,7 @@ class PersistentState:
         dense = self.state.dense.state()
         with self.presence.changed:
             ledger, steps, releases = self.pushes.baseline()
-            gone, lives = self.presence.roster.gone(), self.presence.roster.lives()
+            gone, arrivals = self.presence.roster.gone(), self.presence.roster.arrivals()
             held, last_barrier = self.pushes.held_now(), self.barriers.last
             work = self.queue.state()
         baseline = c.Baseline(
@@ -70,7 +70,7 @@ class PersistentState:
             dense.scalars,
             work,
             self.state.shrunk(),
-            lives,
+            arrivals,
         )
         written: list[Written] = [(baseline, [*dense.values, *dense.arrays]), *held]
         if last_barrier is not None:
@@ -86,7 +86,7 @@ class PersistentState:
         self.state.restore(state, has_values=baseline.has_values)
         self.pushes.restore(baseline, is_last=is_last)
         self.presence.roster.restore_gone(baseline.gone)
-        self.presence.roster.restore_incarnations(baseline.lives)
+        self.presence.roster.restore_arrivals(baseline.arrivals)
         self.queue.restore(baseline.work)
         self.state.remember_shrunk(baseline.shrunk)
 
@@ -117,11 +117,11 @@ class PersistentState:
             self.pushes.end(change.worker, change.phase)
         elif isinstance(change, c.WorkerLeft):
             # `WorkerMembership.begin` completes barriers without it
-            self.presence.roster.restore_gone([(change.worker, change.incarnation, change.lost)])
+            self.presence.roster.restore_gone([(change.worker, change.started_at, change.lost)])
             self.pushes.leave(change.worker)
         elif isinstance(change, c.WorkerJoined):
-            life = change.worker, change.incarnation, change.life
-            self.presence.roster.restore_incarnations([life])
+            arrival = change.worker, change.started_at, change.incarnation
+            self.presence.roster.restore_arrivals([arrival])
         elif isinstance(change, c.LeasesFreed):
             self.queue.release(change.worker)
         elif isinstance(change, c.LeaseChanged):

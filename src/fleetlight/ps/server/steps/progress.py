@@ -35,7 +35,7 @@ class TrainingProgress:
         self.skipped = self.skipped - workers if applied else self.skipped | workers
         for entry in entries:
             self.clocks.advance(entry.worker, entry.phase, entry.merged)
-            self.marks.applied(entry.worker, entry.incarnation, entry.sequence)
+            self.marks.applied(entry.worker, entry.started_at, entry.sequence)
 
     def forget_workers(self) -> None:
         """Forget the workers; other workers start at their first step."""

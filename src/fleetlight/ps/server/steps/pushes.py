@@ -104,9 +104,9 @@ class PushHandler:
             with self._changed:
                 self._prefetched.remember(peer.worker, pulled)
 
-    def check_has(self, worker: int, incarnation: int, acknowledged: int) -> None:
+    def check_has(self, worker: int, started_at: int, acknowledged: int) -> None:
         """Refuse a worker whose confirmed pushes this server lost; called with `changed` held."""
-        self.progress.marks.check_has(worker, incarnation, acknowledged)
+        self.progress.marks.check_has(worker, started_at, acknowledged)
 
     def forget_prefetched(self, worker: int) -> None:
         """The worker restarted and has prefetched nothing; called with `changed` held."""
@@ -156,7 +156,7 @@ class PushHandler:
         tables, dense, absent, arrays = described(None if skip else gradients)
         entry = WorkerPart(
             worker=peer.worker,
-            incarnation=peer.incarnation,
+            started_at=peer.started_at,
             sequence=message.sequence,
             phase=message.phase,
             merged=message.merged,
@@ -191,7 +191,7 @@ class PushHandler:
             raise refused
         # an exchange in several messages counts once
         steps = 0 if message.more else 1
-        entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, merged=steps)
+        entry = WorkerPart(peer.worker, peer.started_at, message.sequence, merged=steps)
         change = DifferencesAdded(entry, message.step, message.tables, message.dense, message.more)
         _, _, _, arrays = described(differences)
         with self._values_lock.shared():
@@ -233,9 +233,9 @@ class PushHandler:
         """The steps that wait for a factor; called with `changed` held."""
         return self._coordinator.held_now()
 
-    def last_push(self, worker: int, incarnation: int) -> tuple[int, int]:
+    def last_push(self, worker: int, started_at: int) -> tuple[int, int]:
         """The last push of a worker, and the number of held ones; called with `changed` held."""
-        return self.progress.marks.last(worker, incarnation), self._coordinator.held_of(worker)
+        return self.progress.marks.last(worker, started_at), self._coordinator.held_of(worker)
 
     def restore(self, state: Baseline, *, is_last: bool) -> None:
         """Restore `baseline`, before the first push.

@@ -20,7 +20,7 @@ Reply = tuple[Message, Sequence[NDArray[Any]]]
 
 @dataclasses.dataclass
 class _PushRecord:
-    incarnation: int
+    started_at: int
     sequence: int
     reply: Reply | None = None
     error: Exception | None = None
@@ -50,10 +50,10 @@ class RequestDedup:
 
         The argument of `repeat_reply` is True for the worker's last push.
         """
-        ticket = _PushRecord(peer.incarnation, message.sequence)
+        ticket = _PushRecord(peer.started_at, message.sequence)
         with self._presence.changed:
             # `is_new` raises for a push of an earlier epoch
-            new = self._marks.is_new(peer.worker, peer.incarnation, message.epoch, message.sequence)
+            new = self._marks.is_new(peer.worker, peer.started_at, message.epoch, message.sequence)
             before = self._requests.get(peer.worker)
             if before is not None and _same(before, ticket):
                 return self._first_reply(before, peer)
@@ -99,4 +99,4 @@ def _same(one: _PushRecord, other: _PushRecord) -> bool:
 
 
 def _number(ticket: _PushRecord) -> tuple[int, int]:
-    return ticket.incarnation, ticket.sequence
+    return ticket.started_at, ticket.sequence

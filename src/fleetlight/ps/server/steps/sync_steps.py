@@ -154,7 +154,7 @@ class SyncStepCoordinator:
 
     def _apply_nothing(self, peer: Peer, message: Apply) -> Outcome:
         """Count lost gradients of an earlier incarnation as applied; called with `changed` held."""
-        entry = WorkerPart(peer.worker, peer.incarnation, message.sequence, message.phase)
+        entry = WorkerPart(peer.worker, peer.started_at, message.sequence, message.phase)
         self._progress.book([entry], not message.skip)
         return Outcome(applied=not message.skip)
 
@@ -423,7 +423,7 @@ def _entry(part: _Part, sequence: int) -> WorkerPart:
     peer, message = part.peer, part.message
     return WorkerPart(
         worker=peer.worker,
-        incarnation=peer.incarnation,
+        started_at=peer.started_at,
         sequence=sequence,
         phase=message.phase,
         merged=message.merged,
@@ -441,7 +441,7 @@ def _released(kept: _HeldStep, release: _Release) -> WorkerPart:
 
 def _is_of(entry: WorkerPart | None, peer: Peer, sequence: int) -> bool:
     """True if the part belongs to this push."""
-    return entry is not None and (entry.incarnation, entry.sequence) == (peer.incarnation, sequence)
+    return entry is not None and (entry.started_at, entry.sequence) == (peer.started_at, sequence)
 
 
 def _outcome_of(gradients: Gradients | None, call: ControlSignal) -> Outcome:

@@ -206,7 +206,7 @@ class PresenceMonitor:
 
     def _described(self, worker: int) -> str:
         activity = self._activities[worker]
-        if worker in self.roster.in_state(ABSENT) and not self.roster.incarnation(worker):
+        if worker in self.roster.in_state(ABSENT) and not self.roster.started_at(worker):
             return f"worker {worker} (it never connected)"
         if worker in self.roster.in_state(ABSENT, AWAY):
             return f"worker {worker} (it has disconnected and not returned)"

@@ -19,9 +19,9 @@ class Peer:
     """The worker at the other end of a connection."""
 
     worker: int
-    incarnation: int
+    started_at: int
     lane: str
-    life: int = 1
+    incarnation: int = 1
 
     def __str__(self) -> str:
         return f"worker {self.worker}"
@@ -30,8 +30,8 @@ class Peer:
 @dataclasses.dataclass
 class _Member:
     state: str = ABSENT
-    incarnation: int = 0
-    life: int = 1
+    started_at: int = 0
+    incarnation: int = 1
     #: how long the worker may be away or absent
     away_s: float = math.inf
     #: when the worker became away or left, and why it is away
@@ -60,33 +60,33 @@ class Roster:
     def restore_gone(self, gone: Iterable[tuple[int, int, bool]]) -> None:
         """Restore the workers that `gone` returned in an earlier incarnation."""
         self._is_recovered = True
-        for worker, incarnation, lost in gone:
+        for worker, started_at, lost in gone:
             member = self._members[worker]
-            life = member.life if member.incarnation == incarnation else 1
-            self._members[worker] = _Member(LOST if lost else LEFT, incarnation, life)
+            incarnation = member.incarnation if member.started_at == started_at else 1
+            self._members[worker] = _Member(LOST if lost else LEFT, started_at, incarnation)
 
     def gone(self) -> list[tuple[int, int, bool]]:
-        """Workers that the job continues without: worker, incarnation, and whether it was lost."""
+        """Workers that the job continues without: worker, first start, and whether it was lost."""
         gone = self.in_state(LEFT) + [w for w in self.in_state(LOST) if not self._is_needed(w)]
-        return [(w, self._members[w].incarnation, w in self.in_state(LOST)) for w in sorted(gone)]
+        return [(w, self._members[w].started_at, w in self.in_state(LOST)) for w in sorted(gone)]
 
-    def lives(self) -> list[tuple[int, int, int]]:
-        """Workers that have connected: worker, incarnation, and number of its last restart."""
+    def arrivals(self) -> list[tuple[int, int, int]]:
+        """Workers that have connected: worker, first start, and newest incarnation."""
         members = enumerate(self._members)
         return [
-            (worker, member.incarnation, member.life)
+            (worker, member.started_at, member.incarnation)
             for worker, member in members
-            if member.incarnation
+            if member.started_at
         ]
 
-    def restore_incarnations(self, lives: Iterable[tuple[int, int, int]]) -> None:
-        """Restore the workers that `lives` returned in an earlier incarnation."""
-        for worker, incarnation, life in lives:
+    def restore_arrivals(self, arrivals: Iterable[tuple[int, int, int]]) -> None:
+        """Restore the workers that `arrivals` returned in an earlier incarnation."""
+        for worker, started_at, incarnation in arrivals:
             member = self._members[worker]
             if member.state == ABSENT:
-                member.incarnation, member.life = incarnation, life
-            elif member.incarnation == incarnation:
-                member.life = max(member.life, life)
+                member.started_at, member.incarnation = started_at, incarnation
+            elif member.started_at == started_at:
+                member.incarnation = max(member.incarnation, incarnation)
 
     def expect(self, now: float, away_s: float, parting_s: float = 0.0) -> None:
         """Count workers known from an earlier incarnation as away from now on.
@@ -96,7 +96,7 @@ class Roster:
         for member in self._members:
             if member.state == LEFT:
                 member.since = now + parting_s
-            if member.state == ABSENT and member.incarnation:
+            if member.state == ABSENT and member.started_at:
                 member.since, member.away_s = now, away_s
                 member.why = "this server was restarted"
 
@@ -107,18 +107,18 @@ class Roster:
         """
         self._check_fits(hello)
         member = self._members[hello.worker]
-        is_same = member.incarnation == hello.incarnation
+        is_same = member.started_at == hello.started_at
         if is_same:
-            self.check_life(hello.worker, hello.life)
+            self.check_incarnation(hello.worker, hello.incarnation)
         if hello.joined and member.state == ABSENT and not self._is_recovered:
             raise MembershipError(
                 f"worker {hello.worker} trained with an earlier incarnation of this server, whose "
                 "values are lost; restart the whole job (durability='log' keeps the values)"
             )
-        may_repeat = self._is_recovered or hello.joined or hello.life > member.life
+        may_repeat = self._is_recovered or hello.joined or hello.incarnation > member.incarnation
         if member.state == LEFT and is_same and may_repeat:
             # the server received its goodbye, and the reply was lost
-            member.life = hello.life
+            member.incarnation = hello.incarnation
             return False
         if member.state in (LEFT, LOST):
             raise MembershipError(
@@ -128,20 +128,22 @@ class Roster:
             )
         if member.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
-                f"there are two workers {hello.worker} (started at {member.incarnation} and "
-                f"{hello.incarnation}): it was started twice, or restarted alone; give every "
+                f"there are two workers {hello.worker} (started at {member.started_at} and "
+                f"{hello.started_at}): it was started twice, or restarted alone; give every "
                 "worker its own index, and restart a job as a whole"
             )
-        self._members[hello.worker] = _Member(HERE, hello.incarnation, hello.life, hello.away_s)
-        return is_same and hello.life > member.life
+        self._members[hello.worker] = _Member(
+            HERE, hello.started_at, hello.incarnation, hello.away_s
+        )
+        return is_same and hello.incarnation > member.incarnation
 
-    def check_life(self, worker: int, life: int) -> None:
+    def check_incarnation(self, worker: int, incarnation: int) -> None:
         """Refuse a process if a newer process has replaced it."""
-        now = self._members[worker].life
-        if life < now:
+        now = self._members[worker].incarnation
+        if incarnation < now:
             raise MembershipError(
                 f"worker {worker} has been restarted (incarnation {now}), but its incarnation "
-                f"{life} still calls; end the older process"
+                f"{incarnation} still calls; end the older process"
             )
 
     def check_trains(self, worker: int) -> None:
@@ -179,10 +181,13 @@ class Roster:
         """True while the worker is away and may return."""
         return self._members[worker].state == AWAY
 
-    def come_back(self, worker: int, incarnation: int, life: int) -> None:
+    def come_back(self, worker: int, started_at: int, incarnation: int) -> None:
         """A worker that was away sends a request; no effect if it is another process."""
         member = self._members[worker]
-        if member.state == AWAY and (member.incarnation, member.life) == (incarnation, life):
+        if member.state == AWAY and (member.started_at, member.incarnation) == (
+            started_at,
+            incarnation,
+        ):
             member.state = HERE
 
     def overdue(self, now: float) -> list[int]:
@@ -234,9 +239,9 @@ class Roster:
         left = [member for member in self._members if member.state == LEFT]
         return max((member.since for member in left if not member.confirmed), default=-math.inf)
 
-    def incarnation(self, worker: int) -> int:
-        """The incarnation of the worker; 0 if it has never connected."""
-        return self._members[worker].incarnation
+    def started_at(self, worker: int) -> int:
+        """When the worker first started; 0 if it has never connected."""
+        return self._members[worker].started_at
 
     def in_state(self, *states: str) -> list[int]:
         """The workers in one of these states."""

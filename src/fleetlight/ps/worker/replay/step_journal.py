@@ -33,11 +33,11 @@ class StepJournal(Protocol):
         """True when a restarted worker resumes at its last step."""
 
     @property
-    def incarnation(self) -> int:
-        """Identifies the worker on the servers; it stays the same over restarts."""
+    def started_at(self) -> int:
+        """When the worker first started; it stays the same over restarts."""
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """Number of times that the worker was started."""
 
     @property
@@ -67,11 +67,11 @@ class NoJournal:
     """The journal of a worker that restarts only together with all processes."""
 
     is_stored = False
-    life = 1
+    incarnation = 1
     last = None
 
-    def __init__(self, incarnation: int = 0) -> None:
-        self.incarnation = incarnation
+    def __init__(self, started_at: int = 0) -> None:
+        self.started_at = started_at
         self.replies = ReplayLog()
 
     def begin(self) -> None:

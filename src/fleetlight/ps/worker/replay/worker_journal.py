@@ -41,12 +41,14 @@ from fleetlight.ps.worker.replay.step_journal import StepOrigin
 
 FORMAT = 2
 _IDENTITY, _ANSWERS = "identity.json", "answers"
+#: the names in the file, which are those of earlier versions
+_NAMES_IN_FILE = {"started_at": "incarnation", "incarnation": "life"}
 #: size at which results that no restart can ask for are removed
 _COMPACT_BYTES = 4 << 20
 _CODEC: MessageCodec[LoggedReply] = MessageCodec(LoggedReply)
 
 
-class WorkerIdentity(msgspec.Struct, frozen=True):
+class WorkerIdentity(msgspec.Struct, frozen=True, rename=_NAMES_IN_FILE):
     """The owner of a folder."""
 
     worker: int
@@ -55,9 +57,9 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     #: the job, and the number of starts of all its processes together
     job: str
     start: int
-    #: identifies the worker on the servers; it stays the same over restarts
-    incarnation: int
-    life: int = 1
+    #: when the worker first started; it stays the same over restarts
+    started_at: int
+    incarnation: int = 1
     #: the current launch; "" if unknown
     launch: str = ""
     #: True once the worker has left the job
@@ -105,7 +107,7 @@ class WorkerJournal:
         self.identity = wanted
         if before is not None and (is_here or (resume and _is_alike(before, wanted))):
             self.identity = msgspec.structs.replace(
-                before, life=before.life + 1, launch=wanted.launch, ended=False
+                before, incarnation=before.incarnation + 1, launch=wanted.launch, ended=False
             )
             self._open()
         elif resume:
@@ -168,14 +170,14 @@ class WorkerJournal:
     is_stored = True
 
     @property
+    def started_at(self) -> int:
+        """As in `StepJournal`."""
+        return self.identity.started_at
+
+    @property
     def incarnation(self) -> int:
         """As in `StepJournal`."""
         return self.identity.incarnation
-
-    @property
-    def life(self) -> int:
-        """As in `StepJournal`."""
-        return self.identity.life
 
     @property
     def last(self) -> Committed | None:
