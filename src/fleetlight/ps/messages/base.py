@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import ClassVar
@@ -57,7 +58,12 @@ def combined(signals: Iterable[ControlSignal]) -> ControlSignal:
 
 def operation_of(message: object) -> str:
     """The name of a request in errors, such as `push` or `geo exchange`."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(message).__name__).lower()
+    return _operation_of_class(type(message))
+
+
+@functools.cache
+def _operation_of_class(message: type) -> str:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", message.__name__).lower()
     return words.removesuffix(" request")
 
 
