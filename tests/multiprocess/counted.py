@@ -40,7 +40,7 @@ def is_told() -> bool:
     stopping, session = current().autosave, current().session
     assert stopping is not None
     assert session is not None
-    return stopping.seen or session.client.received_signals.stop
+    return stopping.seen or session.client.signals.received.stop
 
 
 def kill_server_0() -> None:

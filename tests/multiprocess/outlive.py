@@ -16,10 +16,10 @@ from mortal import die_if_asked
 import fleetlight as fleet
 from fleetlight.fleet.job import current
 from fleetlight.ps.messages import Apply
-from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.server.checkpoints.checkpoint_handler import CheckpointHandler
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import HEARTBEAT
+from fleetlight.wire.control_signals import ControlSignal
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--kill", type=int, nargs="*", default=[], help="a server before these steps")
@@ -59,7 +59,8 @@ def call_for_a_save(number: int) -> None:
     with client._lane_lock(HEARTBEAT):
         # a heartbeat goes to no server that has not replied to the one before
         client._heartbeats.collect(REPLY_S)
-        client._heartbeats.send(0, ControlSignal(saves=number))
+        client.signals.own = ControlSignal(saves=number)
+        client._heartbeats.send(0)
         assert len(client._heartbeats.collect(REPLY_S)) == fleet.server_num()
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetlight.ps.high_water_marks import Mark
 from fleetlight.ps.messages import Fill, LeaseProgress, LeaseRequest, Shrink, TablePush
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
 class WorkerPart(msgspec.Struct, frozen=True, array_like=True):

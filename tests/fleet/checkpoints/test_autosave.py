@@ -28,7 +28,7 @@ from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.checkpoints.autosave import RESUME_CODE, JobAutosave, Stopped
 from fleetlight.fleet.job import current
 from fleetlight.fleet.served.stop_agreement import ServedAgreement
-from fleetlight.ps.messages.base import ControlSignal
+from fleetlight.wire.control_signals import ControlSignal
 
 pytestmark = pytest.mark.multiprocess
 
@@ -447,7 +447,8 @@ class Left:
         self.done: list[str] = []
         one: Any = object.__new__(JobAutosave)
         plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
-        client = SimpleNamespace(received_signals=ControlSignal(stop=heard))
+        signals = SimpleNamespace(received=ControlSignal(stop=heard))
+        client = SimpleNamespace(signals=signals)
         session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
         crew: Any = SimpleNamespace(client=client)
         one._agreement = ServedAgreement(SimpleNamespace(), session, crew)  # type: ignore[arg-type]

@@ -27,11 +27,11 @@ from tests.ps.serving import (
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError, StoppedError
 from fleetlight.launch.processes import watch
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.server.workers import presence as attendance
 from fleetlight.ps.server.workers.roster import AWAY, HERE, LOST
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
+from fleetlight.wire.control_signals import ControlSignal
 
 
 def test_workers_meet_before_the_plan_is_known() -> None:

@@ -16,7 +16,6 @@ from tests.ps.worker.team import Team
 from fleetlight.errors import GradientError, PeerLostError, PlanError, ProtocolError
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.plan import DensePlan, Plan
 from fleetlight.ps.transport.interface import Answer
 from fleetlight.ps.update import TableGradients, Update
@@ -26,6 +25,7 @@ from fleetlight.ps.worker.push_request import PushRequest
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 #: of two servers, 0 owns the first and 1 the second
 OWNED = dedup(np.arange(40), 2)
@@ -326,7 +326,7 @@ def test_who_makes_steps_alone_hears_of_a_stop_with_the_answer(mode: str) -> Non
             team.client.exchange(team.parcel([ZERO]).tables, {}, step=step)
         else:
             team.client.push(team.parcel([ZERO], step=step), phase=0)
-        return team.client.received_signals
+        return team.client.signals.received
 
     assert bring(0) == ControlSignal()
     team.servers[0].call_stop()
@@ -351,21 +351,21 @@ def test_a_later_life_hears_what_was_called_for(tmp_path: Path) -> None:
 
     call_for(0, ControlSignal(saves=1))
     team.client.push(parcel(0), phase=0)
-    assert team.client.step_signals == ControlSignal(saves=1)
+    assert team.client.signals.of_steps == ControlSignal(saves=1)
     # a server that was started again knows nothing of what it had told
     team.servers[0]._presence._called = NO_SIGNAL
     call_for(1, ControlSignal(stop=True))
     last = parcel(1)
     team.client.push(last, phase=0, hold=True)
-    assert team.client.step_signals == ControlSignal(saves=1)
+    assert team.client.signals.of_steps == ControlSignal(saves=1)
     team.client.apply(last, phase=0, factor=0.5)
-    assert team.client.step_signals == ControlSignal(stop=True, saves=1)
+    assert team.client.signals.of_steps == ControlSignal(stop=True, saves=1)
     first.close(is_needed=True)
     second = WorkerJournal(tmp_path, whose)
     later = Client(0, 1, 2, team.connect, second)
     assert second.last is not None
     assert later.repeat(second.last)
-    assert later.step_signals == ControlSignal(stop=True, saves=1)
+    assert later.signals.of_steps == ControlSignal(stop=True, saves=1)
     second.close(is_needed=False)
 
 

@@ -128,7 +128,7 @@ def test_who_waits_for_one_that_stops_does_what_is_to_be_done_then() -> None:
     _, [zero, one] = crews(2)
     done: list[str] = []
     zero.when_left_alone = lambda error: done.append(type(error).__name__)
-    one.client.stops = True
+    one.client.signals.stops = True
     one.client.heartbeat(0)
     with pytest.raises(StoppedError, match="barrier would wait for worker 1, which stops"):
         zero.barrier()

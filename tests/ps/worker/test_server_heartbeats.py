@@ -13,7 +13,6 @@ from tests.ps.serving import opened, plan
 
 from fleetlight.errors import DeadlineError, PeerLostError
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import NO_SIGNAL
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, Connection, Reply, RetryPolicy
@@ -23,6 +22,7 @@ from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PUSH
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.ps.worker.server_heartbeats import ServerHeartbeats
+from fleetlight.wire.control_signals import NO_SIGNAL, WorkerSignals
 
 LIMIT_S = 20.0
 
@@ -70,7 +70,7 @@ class Scripted:
 
 def test_who_owes_an_answer_is_left_out_until_it_gives_it() -> None:
     channels = [Scripted(f"server {n}") for n in range(3)]
-    signs = ServerHeartbeats(channels)
+    signs = ServerHeartbeats(channels, WorkerSignals())
     channels[1].hangs = True
     for step in range(3):
         signs.send(step)
@@ -85,7 +85,7 @@ def test_who_owes_an_answer_is_left_out_until_it_gives_it() -> None:
 
 def test_a_server_that_is_gone_is_asked_no_more() -> None:
     channels = [Scripted("server 0"), Scripted("server 1")]
-    signs = ServerHeartbeats(channels)
+    signs = ServerHeartbeats(channels, WorkerSignals())
     channels[0].error = PeerLostError("server 0 is gone")
     signs.send(0)
     channels[0].error = None
@@ -101,7 +101,7 @@ def test_a_server_that_comes_back_is_told_again() -> None:
     for channel in channels:
         channel.retry = RetryPolicy(0.0, restarts=True)
         channel.error = PeerLostError(f"{channel.peer} is gone")
-    signs = ServerHeartbeats(channels)
+    signs = ServerHeartbeats(channels, WorkerSignals())
     # there is nobody to hear it, but there will be
     signs.send(0)
     channels[1].error = None
@@ -113,7 +113,7 @@ def test_a_server_that_comes_back_is_told_again() -> None:
 
 def test_how_many_are_here_is_unknown_until_server_0_has_told_it() -> None:
     channels = [Scripted("server 0"), Scripted("server 1")]
-    signs = ServerHeartbeats(channels)
+    signs = ServerHeartbeats(channels, WorkerSignals())
     channels[0].answer, channels[1].answer = (
         m.HeartbeatAck(NO_SIGNAL, 3),
         m.HeartbeatAck(NO_SIGNAL, 2),

@@ -26,8 +26,8 @@ from fleetlight.fleet.exit.exit_status import report_saves_at_sigterm, report_st
 from fleetlight.fleet.job import Job
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
-from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.strategy import CheckpointConfigs
+from fleetlight.wire.control_signals import ControlSignal
 
 
 class Stopped(SystemExit):

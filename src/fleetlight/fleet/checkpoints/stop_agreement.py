@@ -10,7 +10,7 @@ import torch
 
 from fleetlight.errors import MembershipError
 from fleetlight.fleet.protocols import Peers
-from fleetlight.ps.messages.base import ControlSignal
+from fleetlight.wire.control_signals import ControlSignal
 
 #: the time between two polls, if the next steps take as long as the last ones
 POLL_EVERY_S = 0.5

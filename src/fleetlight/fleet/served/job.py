@@ -233,4 +233,6 @@ class ServedJob(Job):
         """
         if self.session.embedded is not None:
             self.session.embedded.close()
-        self.session.client.journal.close(is_needed=False, ended=not self._peers.stopped)
+        self.session.client.journal.close(
+            is_needed=False, ended=not self.session.client.signals.stopped
+        )

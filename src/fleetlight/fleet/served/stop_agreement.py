@@ -10,9 +10,9 @@ from fleetlight.fleet.checkpoints.stop_agreement import PolledAgreement
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
-from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.served_group import ServedGroup
+from fleetlight.wire.control_signals import ControlSignal
 
 #: how long worker 0 waits for the last pushes of the others before its last save
 _LAST_S = 10.0
@@ -40,17 +40,17 @@ class ServedAgreement:
         self._send(request)
         if self._is_sync:
             # it came with the reply to the last common step
-            return self._peers.client.step_signals
+            return self._peers.client.signals.of_steps
         if not self.in_lockstep:
             # each worker stops by itself, and worker 0 saves the values of the servers
-            return request | ControlSignal(stop=self._peers.client.received_signals.stop)
+            return request | ControlSignal(stop=self._peers.client.signals.received.stop)
         return self._polled.agree(request)
 
     def _send(self, request: ControlSignal) -> None:
         """Send this worker's request with its heartbeats; a stop goes at once."""
         client = self._peers.client
-        is_urgent = request.stop and not client.own_signal.stop
-        client.own_signal = request
+        is_urgent = request.stop and not client.signals.own.stop
+        client.signals.own = request
         if is_urgent:
             client.heartbeat(self._job.step)
 
@@ -59,19 +59,19 @@ class ServedAgreement:
             return False
         # a restarted server does not know why the others have left
         return (
-            isinstance(error, StoppedError) or was_asked or self._peers.client.received_signals.stop
+            isinstance(error, StoppedError) or was_asked or self._peers.client.signals.received.stop
         )
 
     def prepare_stop(self, grace_s: float) -> None:
         if self.in_lockstep:
             return
         # workers that wait for this one in a barrier stop, too
-        self._peers.client.stops = True
+        self._peers.client.signals.stops = True
         if self._peers.index == 0:
             self._await_the_others(grace_s)
 
     def note_stopped(self) -> None:
-        self._peers.stopped = True
+        self._peers.client.signals.stopped = True
 
     def _await_the_others(self, grace_s: float) -> None:
         """Wait until the other workers have left, when all their pushes have arrived."""

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all messages share: their base class, the replies `Done` and `Failure`, control signals."""
+"""What all messages share: their base class, and the replies `Done` and `Failure`."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
@@ -33,37 +32,14 @@ class Failure(MessageBase, frozen=True):
     text: str
 
 
-class ControlSignal(msgspec.Struct, frozen=True):
-    """What all workers of a job are asked to do after a step. Signals merge and never expire."""
-
-    #: stop the job
-    stop: bool = False
-    #: how many automatic saves have been requested so far
-    saves: int = 0
-
-    def __or__(self, other: ControlSignal) -> ControlSignal:
-        return ControlSignal(self.stop or other.stop, max(self.saves, other.saves))
-
-
-NO_SIGNAL = ControlSignal()
-
-
-def combined(signals: Iterable[ControlSignal]) -> ControlSignal:
-    """Merge signals of several workers."""
-    total = NO_SIGNAL
-    for signal in signals:
-        total |= signal
-    return total
-
-
 def operation_of(message: object) -> str:
     """The name of a request in errors, such as `push` or `geo exchange`."""
-    return _operation_of_class(type(message))
+    return _operation_of_class(type(message).__name__)
 
 
 @functools.cache
-def _operation_of_class(message: type) -> str:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", message.__name__).lower()
+def _operation_of_class(name: str) -> str:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
     return words.removesuffix(" request")
 
 

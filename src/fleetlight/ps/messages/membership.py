@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, MessageBase
+from fleetlight.ps.messages.base import MessageBase
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
 class Barrier(MessageBase, frozen=True, tag="Meet"):

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, MessageBase
+from fleetlight.ps.messages.base import MessageBase
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
 class Fill(MessageBase, frozen=True):

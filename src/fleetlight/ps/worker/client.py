@@ -17,7 +17,6 @@ from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.high_water_marks import common_epoch
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, combined
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.unpacking import Unpacking
@@ -35,6 +34,7 @@ from fleetlight.ps.worker.push_request import (
 )
 from fleetlight.ps.worker.replay.commit_log import Committed
 from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal, StepOrigin
+from fleetlight.wire.control_signals import combined
 
 Array = NDArray[Any]
 
@@ -91,8 +91,6 @@ class Client(Connections):
         self.begins = False
         #: number of loaded checkpoints
         self.epoch = 0
-        #: control signals in replies to steps, which all workers of a step receive alike
-        self.step_signals = NO_SIGNAL
         self._sequences = [0] * server_num
         last = self.journal.last
         if last is not None and last.commit.acknowledged:
@@ -310,7 +308,7 @@ class Client(Connections):
     def _receive_signals(self, answers: Iterable[Answer]) -> None:
         """Record the control signals in replies to steps."""
         told = [one.message for one in answers]
-        self.step_signals |= combined(
+        self.signals.of_steps |= combined(
             o.call for o in told if isinstance(o, (m.Pushed, m.GeoExchangeReply))
         )
 
@@ -379,14 +377,9 @@ class Client(Connections):
             self.epoch,
             self._sequences,
             requests,
-            called=self.step_signals,
+            called=self.signals.of_steps,
             acknowledged=self.acknowledged,
         )
-
-    @property
-    def received_signals(self) -> ControlSignal:
-        """As in `Connections`, plus the signals in replies to steps."""
-        return super().received_signals | self.step_signals
 
     def repeat(self, last: Committed) -> bool:
         """Repeat a logged step; False when all workers skipped it."""
@@ -395,7 +388,7 @@ class Client(Connections):
             one for answers in self._ask_in_turns(PUSH, last.requests).values() for one in answers
         ]
         # the previous incarnation may not have acted on earlier control signals
-        self.step_signals |= last.commit.called
+        self.signals.of_steps |= last.commit.called
         self._receive_signals(heard)
         return all(getattr(answer.message, "applied", True) for answer in heard)
 

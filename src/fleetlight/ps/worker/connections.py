@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.transport.interface import Answer, Channel, RetryPolicy
 from fleetlight.ps.worker.server_heartbeats import ServerHeartbeats
+from fleetlight.wire.control_signals import WorkerSignals
 
 Request = tuple[m.Message, Sequence[NDArray[Any]]]
 #: opens a lane and greets the servers: a channel to each server
@@ -37,11 +37,8 @@ class Connections:
         self.server_num = server_num
         self._connect = connect
         self._lanes: dict[str, Sequence[Channel]] = {}
-        self._heartbeats = ServerHeartbeats(())
-        #: the control signal of this worker
-        self.own_signal = NO_SIGNAL
-        #: True once this worker stops and reaches no further barrier
-        self.stops = False
+        self.signals = WorkerSignals()
+        self._heartbeats = ServerHeartbeats((), self.signals)
         self._closed = False
         #: by server: the last acknowledged push
         self.acknowledged = [0] * server_num
@@ -58,7 +55,7 @@ class Connections:
             channels = self._lanes[lane] = self._connect(lane)
             self._expect_restarts(lane)
             if lane == HEARTBEAT:
-                self._heartbeats = ServerHeartbeats(channels)
+                self._heartbeats = ServerHeartbeats(channels, self.signals)
             if self._closed:  # by another thread
                 _hang_up(channels)
         self._check_not_closed()
@@ -126,12 +123,7 @@ class Connections:
         """Send a heartbeat, independent of other lanes and of slow servers."""
         with self._lane_lock(HEARTBEAT):
             self.open_lane(HEARTBEAT)
-            self._heartbeats.send(step, self.own_signal, stops=self.stops)
-
-    @property
-    def received_signals(self) -> ControlSignal:
-        """Control signals received by this worker; other workers may not have them yet."""
-        return self._heartbeats.received_signals
+            self._heartbeats.send(step)
 
     @property
     def active_workers(self) -> int | None:
@@ -234,10 +226,10 @@ class Connections:
         ):
             self.acknowledged[server] = message.sequence
 
-    def leave(self, error: str = "", *, stopped: bool = False) -> None:
+    def leave(self, error: str = "") -> None:
         """Say goodbye to every server and close all lanes."""
         try:
-            self.everywhere(m.Leave(error, stopped))
+            self.everywhere(m.Leave(error, self.signals.stopped))
             # a server that misses this only ends a little later
             with contextlib.suppress(PeerError):
                 self.everywhere(m.GoodbyeAck(), deadline_s=_LAST_WORDS_S)

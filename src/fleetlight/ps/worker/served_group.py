@@ -56,8 +56,6 @@ class ServedGroup:
         self.hellos: Mapping[int, Any] = {}
         #: the worker's step, sent with its heartbeats
         self.step = 0
-        #: True once this worker has stopped because of a stop signal
-        self.stopped = False
         #: called when a barrier is impossible because other workers have left
         self.when_left_alone: Callable[[MembershipError], None] | None = None
         self._over = threading.Event()
@@ -182,7 +180,7 @@ class ServedGroup:
         """Say goodbye after a successful run; do nothing after `fail`."""
         if not self._over.is_set():
             self._over.set()
-            self.client.leave(stopped=self.stopped)
+            self.client.leave()
             self._heartbeats.join(_HEARTBEAT_S)
 
     def fail(self, error: str, *, consequence: bool = False) -> None:

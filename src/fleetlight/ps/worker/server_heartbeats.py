@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from fleetlight.errors import PeerError
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.transport.interface import Channel
+from fleetlight.wire.control_signals import WorkerSignals
 
 #: how long an unreachable server may delay the heartbeats of the others
 _REOPEN_S = 0.5
@@ -21,18 +21,16 @@ class ServerHeartbeats:
     One thread at a time uses it; other threads may call `late` only.
     """
 
-    def __init__(self, channels: Sequence[Channel]) -> None:
-        self._channels = channels
+    def __init__(self, channels: Sequence[Channel], signals: WorkerSignals) -> None:
+        self._channels, self._signals = channels, signals
         #: by server without a reply: when the heartbeat was sent
         self._asked: dict[int, float] = {}
         self._gone: dict[int, PeerError] = {}
         self._late: Mapping[int, float] = {}
-        #: control signals received
-        self.received_signals = NO_SIGNAL
         #: number of workers that have not left, by server 0; None before its first reply
         self.active_workers: int | None = None
 
-    def send(self, step: int, call: ControlSignal = NO_SIGNAL, *, stops: bool = False) -> None:
+    def send(self, step: int) -> None:
         """Send a heartbeat to all servers without an outstanding reply; raise if none is left."""
         self.collect()
         self._late = dict(self._asked)
@@ -42,7 +40,7 @@ class ServerHeartbeats:
         for server, channel in enumerate(self._channels):
             if server not in self._asked and server not in self._gone:
                 try:
-                    channel.send(m.Heartbeat(step, call, stops))
+                    channel.send(m.Heartbeat(step, self._signals.own, self._signals.stops))
                     self._asked[server] = time.monotonic()
                 except PeerError as error:
                     self._gone[server] = error
@@ -70,7 +68,7 @@ class ServerHeartbeats:
 
     def _receive(self, server: int, answer: m.Message) -> None:
         if isinstance(answer, m.HeartbeatAck):
-            self.received_signals |= answer.call
+            self._signals.of_heartbeats |= answer.call
             self.active_workers = self.active_workers if server else answer.here
 
     def late(self) -> dict[int, float]:

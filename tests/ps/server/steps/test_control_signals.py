@@ -11,7 +11,7 @@ from tests.ps.server.durability.test_durability import Lives
 from tests.ps.serving import OPTIONS, plan
 
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import ControlSignal
+from fleetlight.wire.control_signals import ControlSignal
 
 
 @pytest.mark.parametrize("clips", [False, True])

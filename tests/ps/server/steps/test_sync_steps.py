@@ -14,8 +14,8 @@ from tests.ps.serving import Worker, opened, plan, team, together
 
 from fleetlight.errors import DeadlineError, GradientError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.plan import OptimizerPlan
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
 def both(workers: list[Worker], call: Callable[[Worker], Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fleetlight.ps.changes import LedgerState, WorkerPart
 from fleetlight.ps.high_water_marks import HighWaterMarks
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
 class TrainingProgress:

@@ -19,7 +19,6 @@ from fleetlight.errors import GradientError, PlanError, ProtocolError
 from fleetlight.ps.changes import HeldStepApplied, StepApplied, StepHeld, StepsState, WorkerPart
 from fleetlight.ps.gradients import Gradients, described, mean, scaled
 from fleetlight.ps.messages import Apply, Push
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 from fleetlight.ps.server.steps.progress import TrainingProgress
 from fleetlight.ps.server.steps.step_groups import Complete, StepGroups
@@ -28,6 +27,7 @@ from fleetlight.ps.server.workers.roster import LEFT, LOST, Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.ps.update import Ids
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 Array = NDArray[Any]
 P = TypeVar("P")

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.resume import Decision, Remains, Report, decide
 from fleetlight.ps.server.workers.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
 #: how often a wait checks its condition without a notification

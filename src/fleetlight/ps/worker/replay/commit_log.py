@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.messages import Apply, GeoExchange, Push
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.transport.protocol import (
     FILE_HEADER_LIMIT,
     PREFIX_BYTES,
     MessageCodec,
     views,
 )
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 from fleetlight.wire.plain import Buffer, unsent
 
 Array = NDArray[Any]

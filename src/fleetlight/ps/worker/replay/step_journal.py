@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from fleetlight.ps.messages.base import ControlSignal
 from fleetlight.ps.worker.replay.commit_log import Committed, Request
 from fleetlight.ps.worker.replay.replay_log import ReplayLog
+from fleetlight.wire.control_signals import ControlSignal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,6 @@ from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.journal.folder import launch_of
 from fleetlight.ps.journal.locked_dir import lock_folder
 from fleetlight.ps.journal.records import LogRecord, Reader, framed
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal
 from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
 from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.ps.worker.replay import blob_store as shelf
@@ -38,6 +37,7 @@ from fleetlight.ps.worker.replay.commit_log import (
 )
 from fleetlight.ps.worker.replay.replay_log import LoggedReply, ReplayLog, may_be_made_again
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 FORMAT = 2
 _IDENTITY, _ANSWERS = "identity.json", "answers"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is called for adds up, in any order."""
+"""Control signals combine in any order."""
 
 from __future__ import annotations
 
 import itertools
 
-from fleetlight.ps.messages.base import NO_SIGNAL, ControlSignal, combined
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal, combined
 
 CALLS = [
     NO_SIGNAL,
