@@ -48,8 +48,8 @@ class Gate:
     def reopen(self, limit_s: float) -> bool:
         return False
 
-    def answered(self, within_s: float) -> bool:
-        return bool(self._channel.answered(within_s))
+    def has_reply(self, within_s: float) -> bool:
+        return bool(self._channel.has_reply(within_s))
 
     def receive(self, deadline_s: Any = None) -> Any:
         self._hold("receive")

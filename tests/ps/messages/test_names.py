@@ -13,6 +13,7 @@ from fleetlight.checkpoint.storage.manifest import HighWaterEntry
 from fleetlight.ps import messages as m
 from fleetlight.ps.changes import Baseline, WorkerJoined, WorkerLeft
 from fleetlight.ps.journal.folder import FolderIdentity
+from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity
 
 
@@ -26,6 +27,7 @@ from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity
         (FolderIdentity(0, 2, "job", plan()), {"life": 1}),
         (WorkerIdentity(1, 2, 2, "job", 0, 5, 3), {"incarnation": 5, "life": 3}),
         (HighWaterEntry(1, 5, 0, 9), {"incarnation": 5}),
+        (ResumePoint(7, 0, 0, b""), {"answers": 7}),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -13,7 +13,7 @@ from tests.ps.serving import DIM, OPTIONS, opened, plan
 from fleetlight.errors import PeerLostError
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, MemoryChannel
+from fleetlight.ps.transport.interface import DEFAULT_RETRY, MemoryChannel, ReceivedReply
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.client import Client, Wanted
 from fleetlight.ps.worker.local_parameters import LocalParameters
@@ -49,12 +49,12 @@ class Spy:
     def reopen(self, limit_s: float) -> bool:
         return False
 
-    def answered(self, within_s: float) -> bool:
-        return bool(self._inner.answered(within_s))
+    def has_reply(self, within_s: float) -> bool:
+        return bool(self._inner.has_reply(within_s))
 
-    def receive(self, deadline_s: float | None = None) -> Answer:
+    def receive(self, deadline_s: float | None = None) -> ReceivedReply:
         self.events.append(f"receive {self._server}")
-        answer: Answer = self._inner.receive(deadline_s)
+        answer: ReceivedReply = self._inner.receive(deadline_s)
         if self.fails == "receive":
             raise PeerLostError(f"{self.peer} hung up")
         return answer

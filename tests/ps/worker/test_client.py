@@ -17,7 +17,7 @@ from fleetlight.errors import GradientError, PeerLostError, PlanError, ProtocolE
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import DensePlan, Plan
-from fleetlight.ps.transport.interface import Answer
+from fleetlight.ps.transport.interface import ReceivedReply
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker import client
 from fleetlight.ps.worker.client import Client, ReplyValues
@@ -39,10 +39,10 @@ def test_rows_that_do_not_fit_are_refused(change: Callable[[Any], Any]) -> None:
     team.first(1, 2)
     [spy] = team.lanes["pull"]
     whole = spy.receive
-    spy.receive = lambda d=None: Answer(  # type: ignore[method-assign]
+    spy.receive = lambda d=None: ReceivedReply(  # type: ignore[method-assign]
         (found := whole(d)).message, [change(rows) for rows in found.arrays]
     )
-    with pytest.raises(PlanError, match=r"answer of server 0: the rows of table 'users' are float"):
+    with pytest.raises(PlanError, match=r"reply of server 0: the rows of table 'users' are float"):
         team.first(1, 2)
 
 
@@ -52,7 +52,7 @@ def test_rows_that_are_missing_are_refused() -> None:
     team.client.exchange(parcel.tables, {}, step=1)
     for spy in team.lanes["push"]:
         whole = spy.receive
-        spy.receive = lambda d=None, w=whole: Answer(w(d).message, [])  # type: ignore[method-assign,misc]
+        spy.receive = lambda d=None, w=whole: ReceivedReply(w(d).message, [])  # type: ignore[method-assign,misc]
     with pytest.raises(ProtocolError, match="0 arrays, the rows of table 'users' are missing"):
         team.client.exchange(parcel.tables, {}, step=2)
 

@@ -15,7 +15,13 @@ from fleetlight.errors import DeadlineError, PeerLostError
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
-from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, Connection, Reply, RetryPolicy
+from fleetlight.ps.transport.interface import (
+    DEFAULT_RETRY,
+    Connection,
+    ReceivedReply,
+    Reply,
+    RetryPolicy,
+)
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.worker import served_group as group_module
 from fleetlight.ps.worker.client import Client
@@ -53,15 +59,15 @@ class Scripted:
     def reopen(self, limit_s: float) -> bool:
         return self.retry.restarts and self.error is None
 
-    def answered(self, within_s: float) -> bool:
+    def has_reply(self, within_s: float) -> bool:
         return not self.hangs
 
-    def receive(self, deadline_s: float | None = None) -> Answer:
+    def receive(self, deadline_s: float | None = None) -> ReceivedReply:
         assert not self.hangs, "would wait"
         self.owes = False
-        return Answer(self.answer, [])
+        return ReceivedReply(self.answer, [])
 
-    def call(self, *_: Any) -> Answer:
+    def call(self, *_: Any) -> ReceivedReply:
         raise AssertionError("would wait")
 
     def close(self) -> None:

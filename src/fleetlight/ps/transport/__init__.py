@@ -7,22 +7,22 @@ needs no bookkeeping, cannot deadlock on full buffers and keeps one thread in a 
 
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import (
-    Answer,
     Channel,
     Connection,
     Handler,
     MemoryChannel,
+    ReceivedReply,
     Reply,
 )
 from fleetlight.ps.transport.listener import Listener
 
 __all__ = [
-    "Answer",
     "Channel",
     "Connection",
     "Handler",
     "Listener",
     "MemoryChannel",
+    "ReceivedReply",
     "Reply",
     "SocketChannel",
     "connect_all",

@@ -17,7 +17,7 @@ from fleetlight.ps.messages.base import error_of, operation_of
 from fleetlight.ps.transport.authentication import authenticate
 from fleetlight.ps.transport.dialing import NotReadyError, dial
 from fleetlight.ps.transport.frames import Frame, Frames
-from fleetlight.ps.transport.interface import DEFAULT_RETRY, Answer, RetryPolicy
+from fleetlight.ps.transport.interface import DEFAULT_RETRY, ReceivedReply, RetryPolicy
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
@@ -66,7 +66,7 @@ class SocketChannel:
         is the latest reply to it, which `check` may refuse. With a `token` both sides prove it.
         """
         self.peer = f"{name} ({endpoint_text(endpoint)})"
-        self.welcome: Answer | None = None
+        self.welcome: ReceivedReply | None = None
         self._endpoint, self._tls, self._greeting = endpoint, tls, greeting
         self._token, self._check = token, check
         self._deadline_s = deadline_s
@@ -141,12 +141,12 @@ class SocketChannel:
             with self._broken_by_errors():
                 frames.wire.wait_readable(request.operation, limit_s)
 
-    def answered(self, within_s: float) -> bool:
+    def has_reply(self, within_s: float) -> bool:
         """True when `receive` would not wait longer, also because the connection broke."""
         frames = self._frames
         return frames is None or frames.wire.is_readable(within_s)
 
-    def receive(self, deadline_s: float | None = None) -> Answer:
+    def receive(self, deadline_s: float | None = None) -> ReceivedReply:
         """Return the reply; a `Failure` is raised as the error that it names."""
         request = self._request
         assert request is not None, f"{self.peer}: nothing was sent"
@@ -155,7 +155,7 @@ class SocketChannel:
             while (frame := self._tried(request, limit_s)) is None:
                 pass
         self._request = None
-        return self._answer(frame)
+        return self._received(frame)
 
     def _tried(self, request: _Request, limit_s: float) -> Frame | None:
         """Return the reply; None after a reconnect that repeated the request."""
@@ -167,7 +167,7 @@ class SocketChannel:
 
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
-    ) -> Answer:
+    ) -> ReceivedReply:
         """Send and receive."""
         self.send(message, arrays)
         return self.receive(deadline_s)
@@ -212,12 +212,12 @@ class SocketChannel:
         if frames is not None:
             frames.wire.close()
 
-    def _greet(self, frames: Frames, greeting: Message, until: float) -> Answer:
+    def _greet(self, frames: Frames, greeting: Message, until: float) -> ReceivedReply:
         request = _Request(next(self._numbers), greeting, ())
 
-        def answer() -> Answer:
+        def reply() -> ReceivedReply:
             try:
-                return self._answer(self._next(frames, request, self._deadline_s, until))
+                return self._received(self._next(frames, request, self._deadline_s, until))
             except DeadlineError as error:
                 raise DeadlineError(
                     f"{error}; expected a parameter server there, but another program may listen"
@@ -226,8 +226,8 @@ class SocketChannel:
         if self._token is None:
             frames.send(request.number, greeting, (), request.operation)
         else:
-            authenticate(frames, request.number, greeting, self._token, lambda: answer().message)
-        return answer()
+            authenticate(frames, request.number, greeting, self._token, lambda: reply().message)
+        return reply()
 
     def _transmit(self, request: _Request) -> None:
         frames = self._frames
@@ -271,10 +271,10 @@ class SocketChannel:
             )
         return frame
 
-    def _answer(self, frame: Frame) -> Answer:
+    def _received(self, frame: Frame) -> ReceivedReply:
         if isinstance(frame.message, Failure):
             raise error_of(frame.message, self.peer)
-        return Answer(frame.message, frame.arrays)
+        return ReceivedReply(frame.message, frame.arrays)
 
     def _mend(self, request: _Request, lost: PeerLostError) -> None:
         """Reconnect and repeat the request under the same number, if the retry policy allows."""

@@ -16,7 +16,7 @@ Reply: TypeAlias = tuple[Message, Sequence[Array]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ReceivedReply:
     """A received reply. The caller may keep the arrays."""
 
     message: Message
@@ -54,7 +54,7 @@ class Channel(Protocol):
     #: `server 1 (127.0.0.1:4711)`
     peer: str
     #: the latest reply to a greeting
-    welcome: Answer | None
+    welcome: ReceivedReply | None
     #: how the channel treats a server that it cannot reach
     retry: RetryPolicy
 
@@ -64,15 +64,15 @@ class Channel(Protocol):
     def expect(self, deadline_s: float | None = None) -> None:
         """Wait for the start of the reply."""
 
-    def answered(self, within_s: float) -> bool:
+    def has_reply(self, within_s: float) -> bool:
         """True when the reply starts to arrive in this time."""
 
-    def receive(self, deadline_s: float | None = None) -> Answer:
+    def receive(self, deadline_s: float | None = None) -> ReceivedReply:
         """Return the reply; a `Failure` is raised as the error that it names."""
 
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
-    ) -> Answer:
+    ) -> ReceivedReply:
         """Send and receive."""
 
     def reopen(self, limit_s: float) -> bool:
@@ -126,7 +126,7 @@ class MemoryChannel:
 
     def __init__(self, handler: Handler, peer: str = "server 0 (in this process)") -> None:
         self.peer = peer
-        self.welcome: Answer | None = None
+        self.welcome: ReceivedReply | None = None
         self.retry = RetryPolicy(0.0)
         self._handler = handler
         self._connection = Connection("worker 0 (in this process)")
@@ -141,19 +141,19 @@ class MemoryChannel:
     def expect(self, deadline_s: float | None = None) -> None:
         """Return at once: the reply is there."""
 
-    def answered(self, within_s: float) -> bool:
+    def has_reply(self, within_s: float) -> bool:
         """True: the reply is there."""
         return True
 
-    def receive(self, deadline_s: float | None = None) -> Answer:
+    def receive(self, deadline_s: float | None = None) -> ReceivedReply:
         """Return the reply."""
         assert self._reply is not None, "nothing was sent"
         (message, arrays), self._reply = self._reply, None
-        return Answer(message, list(arrays))
+        return ReceivedReply(message, list(arrays))
 
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
-    ) -> Answer:
+    ) -> ReceivedReply:
         """Send and receive."""
         self.send(message, arrays)
         return self.receive(deadline_s)

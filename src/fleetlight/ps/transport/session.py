@@ -121,7 +121,7 @@ class Session(threading.Thread):
         frames = Frames(self._wire, self._limits.silence_s, self._room)
         frame = self._greeting(frames, until)
         while frame is not None:
-            self._answer(frames, frame)
+            self._reply(frames, frame)
             # its buffer may serve the next frame
             del frame
             frame = self._request(frames)
@@ -153,7 +153,7 @@ class Session(threading.Thread):
             self._refuse(frames, error)
             raise
 
-    def _answer(self, frames: Frames, frame: Frame) -> None:
+    def _reply(self, frames: Frames, frame: Frame) -> None:
         message, arrays = self._handled(frame)
         try:
             frames.send(frame.request, message, arrays, "a reply")

@@ -20,7 +20,7 @@ from fleetlight.ps.high_water_marks import common_epoch
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.unpacking import Unpacking
-from fleetlight.ps.transport.interface import Answer
+from fleetlight.ps.transport.interface import ReceivedReply
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.chunks import CHUNK_BYTES, LONE_CHUNK_BYTES, Chunk, chunks_of
 from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, Connect, Connections, Request
@@ -129,8 +129,8 @@ class Client(Connections):
             )
         epochs: dict[int, int] = {}
         while missing := [n for n in range(self.server_num) if n not in epochs]:
-            answers = self.ask(CONTROL, dict.fromkeys(missing, (m.Join(plan), ())))
-            told = {n: answer.message for n, answer in answers.items()}
+            replies = self.ask(CONTROL, dict.fromkeys(missing, (m.Join(plan), ())))
+            told = {n: reply.message for n, reply in replies.items()}
             # the other servers still read a checkpoint
             epochs |= {n: w.epoch for n, w in told.items() if isinstance(w, m.Welcome)}
         self.epoch = common_epoch(epochs)
@@ -207,11 +207,13 @@ class Client(Connections):
         values.incarnations = self.incarnations(lane)
         return values
 
-    def _pulled(self, wanted: Sequence[Wanted], answers: Mapping[int, Answer]) -> ReplyValues:
-        values = _counted(answers)
+    def _pulled(
+        self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
+    ) -> ReplyValues:
+        values = _counted(replies)
         parts: list[list[Floats]] = [[] for _ in wanted]
-        for server, answer in answers.items():
-            arrays = Unpacking(answer.arrays, f"the answer of server {server}")
+        for server, reply in replies.items():
+            arrays = Unpacking(reply.arrays, f"the reply of server {server}")
             for number, w in enumerate(wanted):
                 if count := int(w.ids.starts[server + 1] - w.ids.starts[server]):
                     parts[number].append(arrays.rows(self.plan.tables[w.table], count))
@@ -301,13 +303,13 @@ class Client(Connections):
         return self._pushed(requests)
 
     def _pushed(self, requests: Mapping[int, Request]) -> ReplyValues:
-        answers = self.ask(PUSH, requests)
-        self._receive_signals(answers.values())
-        return _pushed(answers)
+        replies = self.ask(PUSH, requests)
+        self._receive_signals(replies.values())
+        return _pushed(replies)
 
-    def _receive_signals(self, answers: Iterable[Answer]) -> None:
+    def _receive_signals(self, replies: Iterable[ReceivedReply]) -> None:
         """Record the control signals in replies to steps."""
-        told = [one.message for one in answers]
+        told = [one.message for one in replies]
         self.signals.of_steps |= combined(
             o.call for o in told if isinstance(o, (m.Pushed, m.GeoExchangeReply))
         )
@@ -339,12 +341,12 @@ class Client(Connections):
                     for piece in cut
                 ]
         self._commit(origin, requests)
-        answers = self._ask_in_turns(PUSH, requests)
-        self._receive_signals(one for heard in answers.values() for one in heard)
-        values = _counted({server: heard[-1] for server, heard in answers.items()})
-        for server, heard in answers.items() if wants else ():
-            for piece, answer in zip(pieces[server], heard, strict=True):
-                arrived = Unpacking(answer.arrays, f"the answer of server {server}")
+        replies = self._ask_in_turns(PUSH, requests)
+        self._receive_signals(one for heard in replies.values() for one in heard)
+        values = _counted({server: heard[-1] for server, heard in replies.items()})
+        for server, heard in replies.items() if wants else ():
+            for piece, reply in zip(pieces[server], heard, strict=True):
+                arrived = Unpacking(reply.arrays, f"the reply of server {server}")
                 for number, span in piece.spans.items():
                     rows = arrived.rows(self.plan.tables[number], span.stop - span.start)
                     values.pieces.append((number, span, rows))
@@ -385,12 +387,12 @@ class Client(Connections):
         """Repeat a logged step; False when all workers skipped it."""
         self._sequences = list(last.commit.sequences)
         heard = [
-            one for answers in self._ask_in_turns(PUSH, last.requests).values() for one in answers
+            one for replies in self._ask_in_turns(PUSH, last.requests).values() for one in replies
         ]
         # the previous incarnation may not have acted on earlier control signals
         self.signals.of_steps |= last.commit.called
         self._receive_signals(heard)
-        return all(getattr(answer.message, "applied", True) for answer in heard)
+        return all(getattr(reply.message, "applied", True) for reply in heard)
 
     def end_phase(self, phase: int) -> None:
         """Tell every server that this worker makes no step before the next barrier."""
@@ -398,8 +400,8 @@ class Client(Connections):
 
     def figures(self) -> list[m.ServerFigures]:
         """The counters of each server."""
-        answers = self.everywhere(m.FiguresRequest())
-        counted = [answers[server].message for server in range(self.server_num)]
+        replies = self.everywhere(m.FiguresRequest())
+        counted = [replies[server].message for server in range(self.server_num)]
         return [one for one in counted if isinstance(one, m.ServerFigures)]
 
     def _next(self, server: int) -> int:
@@ -424,11 +426,11 @@ def _of_server(
     return pushes, arrays
 
 
-def _counted(answers: Mapping[int, Answer]) -> ReplyValues:
+def _counted(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
     values = ReplyValues()
     slowest = []
-    for server, answer in answers.items():
-        message = answer.message
+    for server, reply in replies.items():
+        message = reply.message
         assert isinstance(message, (m.Pulled, m.Pushed, m.GeoExchangeReply)), message
         values.versions[server] = message.version
         slowest.append(message.slowest)
@@ -436,18 +438,18 @@ def _counted(answers: Mapping[int, Answer]) -> ReplyValues:
     return values
 
 
-def _pushed(answers: Mapping[int, Answer]) -> ReplyValues:
-    values = _counted(answers)
-    for server, answer in answers.items():
-        message = answer.message
+def _pushed(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
+    values = _counted(replies)
+    for server, reply in replies.items():
+        message = reply.message
         assert isinstance(message, m.Pushed), message
         values.applied &= message.applied
         values.square += message.square
         changed = len(message.changed)
-        dense = answer.arrays[: len(answer.arrays) - 2 * changed]
+        dense = reply.arrays[: len(reply.arrays) - 2 * changed]
         if dense:
             values.dense[server] = dense
-        pairs = answer.arrays[len(dense) :]
+        pairs = reply.arrays[len(dense) :]
         for number, (table, batch) in enumerate(zip(message.changed, message.batches, strict=True)):
             positions, rows = pairs[2 * number : 2 * number + 2]
             values.changed.append((server, batch, table, positions, rows))

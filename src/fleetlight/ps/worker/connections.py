@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError
 from fleetlight.ps import messages as m
-from fleetlight.ps.transport.interface import Answer, Channel, RetryPolicy
+from fleetlight.ps.transport.interface import Channel, ReceivedReply, RetryPolicy
 from fleetlight.ps.worker.server_heartbeats import ServerHeartbeats
 from fleetlight.wire.control_signals import WorkerSignals
 
@@ -98,7 +98,7 @@ class Connections:
 
     def everywhere(
         self, message: m.Message, lane: str = CONTROL, deadline_s: float | None = None
-    ) -> dict[int, Answer]:
+    ) -> dict[int, ReceivedReply]:
         """Send one message to every server."""
         return self.ask(lane, dict.fromkeys(range(self.server_num), (message, ())), deadline_s)
 
@@ -107,13 +107,13 @@ class Connections:
         lane: str,
         requests: Mapping[int, Request],
         deadline_s: float | None = None,
-    ) -> dict[int, Answer]:
+    ) -> dict[int, ReceivedReply]:
         """Send to all servers, then receive from all; raise one error after the last reply."""
         with self._lane_lock(lane):
-            answers, errors = self._send_and_receive(lane, requests, deadline_s)
+            replies, errors = self._send_and_receive(lane, requests, deadline_s)
         if errors:
             raise self._cause(errors)
-        return answers
+        return replies
 
     def _lane_lock(self, lane: str) -> threading.Lock:
         """The lock of a lane."""
@@ -150,7 +150,7 @@ class Connections:
         lane: str,
         requests: Mapping[int, Request],
         deadline_s: float | None,
-    ) -> tuple[dict[int, Answer], dict[int, Exception]]:
+    ) -> tuple[dict[int, ReceivedReply], dict[int, Exception]]:
         """The replies of reachable servers, and the errors of the others."""
         channels = self.open_lane(lane)
         errors: dict[int, Exception] = {}
@@ -165,18 +165,18 @@ class Connections:
                 # the request itself is the same for all servers.
                 if not isinstance(error, PeerError):
                     break
-        answers = {}
+        replies = {}
         for server in asked:
             try:
-                answers[server] = channels[server].receive(deadline_s)
+                replies[server] = channels[server].receive(deadline_s)
                 self._acknowledge(server, requests[server])
             except Exception as error:
                 errors[server] = error
-        return answers, errors
+        return replies, errors
 
     def _ask_in_turns(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
-    ) -> dict[int, list[Answer]]:
+    ) -> dict[int, list[ReceivedReply]]:
         """Send several requests to each server: one replies while the next receives its request.
 
         This uses both directions of a slow link. Sent at once, all servers would first receive
@@ -187,15 +187,15 @@ class Connections:
 
     def _pipeline(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
-    ) -> dict[int, list[Answer]]:
+    ) -> dict[int, list[ReceivedReply]]:
         channels = self.open_lane(lane)
-        answers: dict[int, list[Answer]] = {server: [] for server in requests}
+        replies: dict[int, list[ReceivedReply]] = {server: [] for server in requests}
         owing: list[int] = []
 
         def hear() -> None:
             server = owing.pop(0)
-            answers[server].append(channels[server].receive())
-            self._acknowledge(server, requests[server][len(answers[server]) - 1])
+            replies[server].append(channels[server].receive())
+            self._acknowledge(server, requests[server][len(replies[server]) - 1])
 
         try:
             for server, (message, arrays) in _round_robin(requests):
@@ -215,7 +215,7 @@ class Connections:
                 with contextlib.suppress(Exception):
                     channels[server].receive()
             raise
-        return answers
+        return replies
 
     def _acknowledge(self, server: int, request: Request) -> None:
         """Record an acknowledged push: a restarted server must still have it."""

@@ -97,8 +97,8 @@ class ServedGroup:
             message = m.Barrier(replies.meetings, operation, deadline_s)
             brought = np.frombuffer(data, np.uint8)
             # the server watches the deadline, since it can name who is missing
-            answer = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
-            return [array.tobytes() for array in answer.arrays]
+            reply = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
+            return [array.tobytes() for array in reply.arrays]
 
         try:
             return list(replies.once(operation, meet))

@@ -58,7 +58,7 @@ class ServerHeartbeats:
         for server in list(self._asked):
             channel = self._channels[server]
             try:
-                if not channel.answered(max(0.0, end - time.monotonic())):
+                if not channel.has_reply(max(0.0, end - time.monotonic())):
                     continue
                 self._receive(server, channel.receive().message)
             except PeerError as error:
@@ -66,10 +66,10 @@ class ServerHeartbeats:
             del self._asked[server]
         return [server for server in range(len(self._channels)) if server not in self._asked]
 
-    def _receive(self, server: int, answer: m.Message) -> None:
-        if isinstance(answer, m.HeartbeatAck):
-            self._signals.of_heartbeats |= answer.call
-            self.active_workers = self.active_workers if server else answer.here
+    def _receive(self, server: int, reply: m.Message) -> None:
+        if isinstance(reply, m.HeartbeatAck):
+            self._signals.of_heartbeats |= reply.call
+            self.active_workers = self.active_workers if server else reply.here
 
     def late(self) -> dict[int, float]:
         """Servers that missed at least one heartbeat, with the seconds of silence."""

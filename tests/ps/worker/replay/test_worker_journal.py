@@ -47,7 +47,7 @@ def push(sequence: int, value: float) -> tuple[m.Push, list[Any]]:
 
 def commit(journal: WorkerJournal, number: int, **facts: Any) -> None:
     moment = ResumePoint(
-        **{"answers": 0, "meetings": 0, "prelude": 0, "script": b"s%d" % number, **facts}
+        **{"replies": 0, "meetings": 0, "prelude": 0, "script": b"s%d" % number, **facts}
     )
     requests = {server: [push(number, float(server))] for server in range(2)}
     journal.commit(StepOrigin(0, 0, 0, moment), 0, [number, number], requests)
@@ -178,7 +178,7 @@ def test_answers_that_nobody_asks_for_again_are_thrown_away(
     first = opened(tmp_path)
     for number in range(40):
         first.replies.once("a", lambda number=number: [b"%d" % number])  # type: ignore[misc]
-    commit(first, 1, answers=38, prelude=2)
+    commit(first, 1, replies=38, prelude=2)
     assert (tmp_path / "answers").stat().st_size < 1000
     first.replies.once("a", lambda: [b"40"])
     first.close(is_needed=True)
@@ -202,7 +202,7 @@ def test_what_is_kept_is_not_written_anew_at_each_step(
     for number in range(20, 120):
         first.replies.once("a", lambda: [bytes(100)])
         before = file.stat()
-        commit(first, number, answers=number + 1, prelude=20)
+        commit(first, number, replies=number + 1, prelude=20)
         if file.stat().st_ino != before.st_ino:
             sizes.append((before.st_size, file.stat().st_size))
     kept = sizes[-1][1]
@@ -225,7 +225,7 @@ def test_an_answer_that_comes_while_it_is_written_anew_stays(
 
     def write_and_push(*arguments: Any) -> None:
         write(*arguments)
-        commit(first, 1, answers=20)
+        commit(first, 1, replies=20)
 
     monkeypatch.setattr(first.replies, "_write", write_and_push)
     first.replies.once("b", lambda: [b"1"])

@@ -62,7 +62,7 @@ class _BatchMark:
     #: number of its loader, and the positions of all loaders
     loader: int
     positions: list[Position]
-    answers: int
+    replies: int
     meetings: int
 
 
@@ -197,7 +197,7 @@ class WorkerReplay:
             # the earlier incarnation had opened the job before its first step
             self.job.open()
             self.is_catching_up, self._is_stale = False, True
-            self._replies.go_on(self._moment.answers, self._moment.meetings)
+            self._replies.go_on(self._moment.replies, self._moment.meetings)
             self._calls_before[loader] = self._moment.prelude
             epoch, consumed = self.job.loaders[loader].epoch, self.job.loaders[loader].consumed
             logger.warning("restarted: resuming in epoch %d after %d samples", epoch, consumed)
@@ -327,7 +327,7 @@ class WorkerReplay:
             tensors={name: tensor for name, tensor in own.items() if name not in kept},
         )
         return ResumePoint(
-            mark.answers,
+            mark.replies,
             mark.meetings,
             self._calls_before[mark.loader],
             state.to_bytes(),
@@ -349,7 +349,7 @@ class WorkerReplay:
         made, meetings = self._replies.made, self._replies.meetings
         self._calls_before = dict.fromkeys(self._calls_before, made)
         if self._mark is not None:
-            self._mark = dataclasses.replace(self._mark, answers=made, meetings=meetings)
+            self._mark = dataclasses.replace(self._mark, replies=made, meetings=meetings)
         self._report(True)
 
     def forget_position(self) -> None:

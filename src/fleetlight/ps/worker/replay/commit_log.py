@@ -43,11 +43,11 @@ _HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 _BUFFERS = 1024
 
 
-class ResumePoint(msgspec.Struct, frozen=True):
+class ResumePoint(msgspec.Struct, frozen=True, rename={"replies": "answers"}):
     """The position of a worker in its script when it makes a step."""
 
     #: logged calls and barriers when the loader returned the batch; calls before the first batch
-    answers: int
+    replies: int
     meetings: int
     prelude: int
     #: the encoded state of the script

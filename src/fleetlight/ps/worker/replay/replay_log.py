@@ -41,11 +41,11 @@ class ReplayLog:
         self.made = 0
         self.meetings = 0
 
-    def remember(self, one: LoggedReply, answer: Sequence[bytes]) -> None:
+    def remember(self, one: LoggedReply, reply: Sequence[bytes]) -> None:
         """Add a result of an earlier incarnation; drop results of later calls."""
         for number in [n for n in self._known if n >= one.number]:
             del self._known[number]
-        self._known[one.number] = one, answer
+        self._known[one.number] = one, reply
 
     def forget(self) -> None:
         """Drop all results of earlier incarnations."""
@@ -60,25 +60,25 @@ class ReplayLog:
         """Return the logged result of a call, or run `act` and log its result."""
         known = self._known.pop(self.made, None)
         if known is not None:
-            one, answer = known
+            one, reply = known
             self._check(one, name)
             self.meetings = one.meetings
         else:
             number = self.made
-            answer = act()
+            reply = act()
             # nested calls are part of this call
             self.made = number
-            self._write(LoggedReply(number, name, self.meetings), answer)
+            self._write(LoggedReply(number, name, self.meetings), reply)
         self.made += 1
-        return answer
+        return reply
 
     def go_on(self, made: int, meetings: int) -> None:
         """Continue from the position of the previous incarnation."""
         self.made, self.meetings = made, meetings
 
-    def _write(self, one: LoggedReply, answer: Sequence[bytes]) -> None:
+    def _write(self, one: LoggedReply, reply: Sequence[bytes]) -> None:
         if self._sink is not None:
-            self._sink(one, answer)
+            self._sink(one, reply)
 
     def _check(self, one: LoggedReply, name: str) -> None:
         if one.name != name:

@@ -40,7 +40,7 @@ from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 FORMAT = 2
-_IDENTITY, _ANSWERS = "identity.json", "answers"
+_IDENTITY, _REPLIES = "identity.json", "answers"
 #: the names in the file, which are those of earlier versions
 _NAMES_IN_FILE = {"started_at": "incarnation", "incarnation": "life"}
 #: size at which results that no restart can ask for are removed
@@ -94,7 +94,7 @@ class WorkerJournal:
         self._has_given_up = False
         #: one thread trains, and another may push
         self._writing = threading.Lock()
-        self.replies = ReplayLog(self._write_answer)
+        self.replies = ReplayLog(self._write_reply)
         #: results to write once the folder belongs to this job
         self._early: list[bytes] = []
         if not wanted.launch:
@@ -124,7 +124,7 @@ class WorkerJournal:
         self.shelf = BlobStore(self._path, self._patience_s, kept, sync=self._sync)
         for record in self._recorded():
             self.replies.remember(record.message, [array.tobytes() for array in record.arrays])
-        self._file = opened(self._path / _ANSWERS, self._patience_s)
+        self._file = opened(self._path / _REPLIES, self._patience_s)
         self._size = os.fstat(self._file).st_size
         if last is not None and self.remains.state == STARTED:
             self.remains = msgspec.structs.replace(
@@ -157,7 +157,7 @@ class WorkerJournal:
             self._identify()
             self._open()
             for record in self._early:
-                self._put_answer(record)
+                self._put_reply(record)
             self._early.clear()
         elif not self.is_undecided:
             self._identify()
@@ -243,18 +243,18 @@ class WorkerJournal:
             _clear(self._path, identity=not ended)
         self._lock.release()
 
-    def _write_answer(self, one: LoggedReply, answer: Sequence[bytes]) -> None:
-        arrays = [np.frombuffer(part, np.uint8) for part in answer]
+    def _write_reply(self, one: LoggedReply, reply: Sequence[bytes]) -> None:
+        arrays = [np.frombuffer(part, np.uint8) for part in reply]
         record = b"".join(framed(_CODEC, one, arrays).sealed(1))
         with self._writing:
             if self._commits is None:
                 self._early.append(record)
             elif not self._is_over:
-                self._put_answer(record)
+                self._put_reply(record)
 
-    def _put_answer(self, record: bytes) -> None:
+    def _put_reply(self, record: bytes) -> None:
         patiently(
-            self._path / _ANSWERS,
+            self._path / _REPLIES,
             self._file,
             [record],
             self._size,
@@ -265,7 +265,7 @@ class WorkerJournal:
 
     def _recorded(self) -> Iterable[LogRecord[LoggedReply]]:
         """Read the logged results; truncate an incomplete one at the end."""
-        path, records = self._path / _ANSWERS, []
+        path, records = self._path / _REPLIES, []
         data = np.fromfile(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
         at = 0
         while found := next(iter(Reader(_CODEC, data[at:], 1)), None):
@@ -279,10 +279,10 @@ class WorkerJournal:
         parts = [
             part
             for record in self._recorded()
-            if may_be_made_again(record.message.number, moment.prelude, moment.answers)
+            if may_be_made_again(record.message.number, moment.prelude, moment.replies)
             for part in framed(_CODEC, record.message, record.arrays).sealed(1)
         ]
-        path = self._path / _ANSWERS
+        path = self._path / _REPLIES
         # where the disk has no room, the old file continues
         with contextlib.suppress(OSError):
             replace_file(path, b"".join(parts), mode=0o600, durable=self._sync)
@@ -319,6 +319,6 @@ def _read(path: Path) -> WorkerIdentity | None:
 
 def _clear(path: Path, *, identity: bool = True) -> None:
     mine = [_IDENTITY] if identity else []
-    for name in (*mine, _ANSWERS, f"{_ANSWERS}.new", "push.0", "push.1"):
+    for name in (*mine, _REPLIES, f"{_REPLIES}.new", "push.0", "push.1"):
         (path / name).unlink(missing_ok=True)
     shelf.clear(path)
