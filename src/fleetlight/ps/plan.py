@@ -94,9 +94,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lost_worker: str = "fail"
 
     @property
+    def steps_together(self) -> bool:
+        """True when the gradients of all workers make one step."""
+        return self.mode == SYNC
+
+    @property
+    def pushes_alone(self) -> bool:
+        """True when each worker pushes its gradients without waiting for the other workers."""
+        return self.mode == ASYNC
+
+    @property
+    def exchanges_differences(self) -> bool:
+        """True when workers step all values and servers add the differences."""
+        return self.mode == GEO
+
+    @property
     def workers_step_dense(self) -> bool:
         """True when each worker steps dense parameters and the servers add the differences."""
-        return self.serves_dense and self.mode != SYNC
+        return self.serves_dense and not self.steps_together
 
     def digest(self) -> str:
         """A hash that is equal for equal plans."""

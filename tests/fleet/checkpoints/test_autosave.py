@@ -416,7 +416,7 @@ def waited_for(grace_s: float, *told: int | None) -> Any:
         client.active_workers = next(told_by, client.active_workers)
 
     client: Any = SimpleNamespace(heartbeat=beat, active_workers=None)
-    plan = SimpleNamespace(mode="async", serves_dense=True)
+    plan = SimpleNamespace(steps_together=False, serves_dense=True)
     session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
     context: Any = SimpleNamespace(step=7)
     crew: Any = SimpleNamespace(index=0, client=client)
@@ -446,7 +446,7 @@ class Left:
     def __init__(self, *, lockstep: bool = False, heard: bool = False, stepped: bool = True):
         self.done: list[str] = []
         one: Any = object.__new__(JobAutosave)
-        plan = SimpleNamespace(mode="sync" if lockstep else "async", serves_dense=True)
+        plan = SimpleNamespace(steps_together=lockstep, serves_dense=True)
         signals = SimpleNamespace(received=ControlSignal(stop=heard))
         client = SimpleNamespace(signals=signals)
         session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from fleetlight.ps.messages import ServerFigures
-from fleetlight.ps.plan import ASYNC, Plan
+from fleetlight.ps.plan import Plan
 from fleetlight.strategy import ASyncConfigs
 
 
@@ -39,7 +39,7 @@ def staleness_warning(
     its gradient, each worker then makes about two changes. Rows without dense parameters have a
     queue, and `staleness` is its own bound.
     """
-    one_at_a_time = plan.mode == ASYNC and plan.workers_step_dense and bool(plan.dense)
+    one_at_a_time = plan.pushes_alone and plan.workers_step_dense and bool(plan.dense)
     if not one_at_a_time or plan.staleness is not None:
         return None
     mean, bound = max((_mean(one.staleness) for one in counted), default=0.0), 2 * plan.worker_num

@@ -31,7 +31,6 @@ from fleetlight.fleet.served.tables.shrinking import shrink_tables
 from fleetlight.fleet.served.tables.values import ServedValues
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
-from fleetlight.ps.plan import GEO
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.served_group import ServedGroup
 
@@ -152,7 +151,7 @@ class ServedJob(Job):
             # an earlier incarnation of this worker has done what follows
             yield
             return
-        forced = everything or self.session.bound.plan.mode == GEO
+        forced = everything or self.session.bound.plan.exchanges_differences
         communicator.settle() if forced else communicator.flush()
         try:
             yield

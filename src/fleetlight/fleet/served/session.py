@@ -32,7 +32,6 @@ from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.handle import TableHandle
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.layers.table_weight import stand_for
-from fleetlight.ps.plan import ASYNC, SYNC
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.optimizers import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
@@ -219,7 +218,7 @@ class ServerSession:
     def _warn_of_local_clip(self, table: str, gradients: list[TableGradient]) -> None:
         """Warn once of a local clip in sync mode, whose step must equal that of one process."""
         plan = self.bound.plan
-        if self._has_warned_of_clip or plan.mode != SYNC or plan.worker_num == 1:
+        if self._has_warned_of_clip or not plan.steps_together or plan.worker_num == 1:
             return
         if any(gradient.is_clipped for gradient in gradients):
             self._has_warned_of_clip = True
@@ -234,7 +233,7 @@ class ServerSession:
     def skips(self, update: Update) -> bool:
         """True if the step is dropped for gradients that are not finite, or GradientError."""
         plan = self.bound.plan
-        if plan.mode != ASYNC or plan.on_nonfinite == "apply" or update.skip:
+        if not plan.pushes_alone or plan.on_nonfinite == "apply" or update.skip:
             return False
         arrays = [array for array in update.dense.values() if array is not None]
         arrays += [part.gradients for part in update.tables.values()]
@@ -283,7 +282,7 @@ class ServerSession:
         if self.is_open:
             if not is_past:
                 self.communicator.resume()
-            if self.bound.plan.mode != SYNC:
+            if not self.bound.plan.steps_together:
                 # a push before all have the values would make them differ
                 job.group.barrier("barrier_worker")
 

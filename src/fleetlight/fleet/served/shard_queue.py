@@ -15,7 +15,6 @@ from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps import messages as m
-from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.connections import CONTROL
 
 #: the server that deals out records
@@ -121,8 +120,8 @@ class NoShardQueue:
 
 def _check_mode(session: ServerSession) -> None:
     plan = session.bound.plan
-    if plan.mode == SYNC or not plan.serves_dense:
-        how = "in sync mode" if plan.mode == SYNC else "with dense='allreduce'"
+    if plan.steps_together or not plan.serves_dense:
+        how = "in sync mode" if plan.steps_together else "with dense='allreduce'"
         raise ConfigError(
             f"fleet.shard: got deal='queue', but {how} all workers make each step together, so all "
             "need as many batches; leave deal out, or train with a_sync=True and dense='servers'"

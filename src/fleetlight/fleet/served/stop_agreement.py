@@ -10,7 +10,6 @@ from fleetlight.fleet.checkpoints.stop_agreement import PolledAgreement
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
-from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.wire.control_signals import ControlSignal
 
@@ -32,7 +31,7 @@ class ServedAgreement:
 
     @property
     def _is_sync(self) -> bool:
-        return self._session.bound.plan.mode == SYNC
+        return self._session.bound.plan.steps_together
 
     def agree(self, request: ControlSignal) -> ControlSignal:
         if self._peers.alone:

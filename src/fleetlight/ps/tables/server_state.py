@@ -18,7 +18,7 @@ from fleetlight.ps.changes import DifferencesAdded, StepApplied, StepHeld
 from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
 from fleetlight.ps.messages import Fill, GeoExchange, Load, Pull, Push, Shrink, TableFile
 from fleetlight.ps.placement import Block, Placement, buckets_of
-from fleetlight.ps.plan import GEO, Plan
+from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.table import Table, TableSnapshot
@@ -58,7 +58,7 @@ class ServerState:
         self.plan = plan
         self._server = server
         self._placement = Placement(plan)
-        self.tables = [Table(table, plan.seed, plan.mode == GEO) for table in plan.tables]
+        self.tables = [Table(table, plan.seed, plan.exchanges_differences) for table in plan.tables]
         self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
         #: the server has first values or a checkpoint's, and refuses other first values
         self._has_values = False

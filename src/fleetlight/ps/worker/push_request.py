@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import GradientError
 from fleetlight.ps.gradients import Gradients, TablePart, not_finite, refusal
 from fleetlight.ps.placement import Placement
-from fleetlight.ps.plan import SYNC, Plan
+from fleetlight.ps.plan import Plan
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
@@ -102,7 +102,7 @@ def checked(push: PushRequest, plan: Plan, placement: Placement, worker: int) ->
         return push
     text = refusal(f"worker {worker} made a gradient (step {push.step})", where)
     skip = plan.on_nonfinite == "skip"
-    if not skip and plan.mode != SYNC:
+    if not skip and not plan.steps_together:
         raise GradientError(text)
     empty = dataclasses.replace(push, tables={}, blocks={}, absent=[])
     return dataclasses.replace(empty, skip=skip, refusal="" if skip else text)

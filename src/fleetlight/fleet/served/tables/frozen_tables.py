@@ -23,7 +23,7 @@ from fleetlight.fleet.served.tables.table_files import TableFiles
 from fleetlight.kernels import BUCKETS, Initializer, table_seed
 from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.frozen import FrozenRows, frozen
-from fleetlight.ps.plan import ASYNC, TablePlan
+from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.table_file import WEIGHTS, Column, TableReader
 
 #: ascending ids, and their rows
@@ -42,7 +42,7 @@ def open_tables(job: Job, session: ServerSession, rows: Rows) -> Iterator[PlainL
         )
     _check_rows(session, rows)
     session.communicator.flush()
-    if session.bound.plan.mode == ASYNC:
+    if session.bound.plan.pushes_alone:
         # the values of this worker may be older than the rows
         session.communicator.take_dense()
     with _Tables(job, session, rows) as tables:

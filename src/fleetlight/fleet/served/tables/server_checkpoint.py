@@ -29,7 +29,7 @@ from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.table_files import LANE, Saved, TableFiles, files_of
 from fleetlight.fleet.training.registering import names_of
 from fleetlight.ps import messages as m
-from fleetlight.ps.plan import GEO, SYNC, TablePlan
+from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
 
 
@@ -139,7 +139,7 @@ class ServerCheckpoint:
             name=table.name,
             dim=table.dim,
             rows=sum(file.rows for file in files),
-            rule="add" if self._bound.plan.mode == GEO else table.rule.name,
+            rule="add" if self._bound.plan.exchanges_differences else table.rule.name,
             options=dict(table.rule.options),
             initializer=(table.initializer.kind, table.initializer.a, table.initializer.b),
             entry=None if entry is None else (entry.kind, entry.value),
@@ -152,7 +152,7 @@ class ServerCheckpoint:
 def elsewhere(bound: BoundPlan) -> list[nn.Parameter]:
     """The parameters whose optimizer state is not in this worker's optimizers."""
     plan = bound.plan
-    return table_weights(bound) + (bound.dense if plan.mode == SYNC and plan.serves_dense else [])
+    return table_weights(bound) + (bound.dense if plan.steps_together and plan.serves_dense else [])
 
 
 def table_weights(bound: BoundPlan) -> list[nn.Parameter]:

@@ -24,7 +24,7 @@ from fleetlight.kernels import servers_of
 from fleetlight.ps import messages as m
 from fleetlight.ps.dtypes import NAMES, flat_array
 from fleetlight.ps.placement import Placement
-from fleetlight.ps.plan import GEO, TablePlan
+from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.dense_state import PieceState, WholeState, part
 
 ServerRequest = tuple[m.Message, Sequence[NDArray[Any]]]
@@ -83,7 +83,7 @@ class RestorePlan:
         for table in self._plan.tables:
             entry = self._entries.get(table.name)
             rule = "no rule" if entry is None else entry.rule
-            if self._plan.mode != GEO and table.rule.name not in (rule, "sgd"):
+            if not self._plan.exchanges_differences and table.rule.name not in (rule, "sgd"):
                 yield (
                     f"table {table.name}: it was saved with {rule} and is now trained with "
                     f"{table.rule.name}; its weights are loaded, its optimizer state is reset"

@@ -27,7 +27,6 @@ from fleetlight.fleet.checkpoints.model_values import (
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.server_checkpoint import ServerCheckpoint, table_weights
-from fleetlight.ps.plan import SYNC
 from fleetlight.ps.worker.client import Client
 
 #: bytes of rows in one message to a server
@@ -95,7 +94,7 @@ class ServedValues:
 
     def wait_until_applied(self, operation: str) -> None:
         # a push before all workers have the values would make them differ
-        if self._session.bound.plan.mode != SYNC:
+        if not self._session.bound.plan.steps_together:
             self._job.group.barrier(operation)
 
     def _rows_of(self, number: int, values: dict[str, Any]) -> tuple[Tensor, Tensor]:

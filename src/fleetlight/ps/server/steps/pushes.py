@@ -24,7 +24,6 @@ from fleetlight.ps.changes import (
 )
 from fleetlight.ps.gradients import Gradients, described, not_finite, refusal
 from fleetlight.ps.messages import Apply, GeoExchange, GeoExchangeReply, Push, Pushed
-from fleetlight.ps.plan import GEO, SYNC
 from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 from fleetlight.ps.server.steps.prefetched_ids import PrefetchedBatch, PrefetchedIds
 from fleetlight.ps.server.steps.progress import TrainingProgress
@@ -86,7 +85,7 @@ class PushHandler:
 
     def exchange(self, peer: Peer, message: GeoExchange, arrays: Sequence[Array]) -> Reply:
         """Add the differences of one worker, in geo mode."""
-        if self._plan.mode != GEO:
+        if not self._plan.exchanges_differences:
             raise PlanError(f"{peer} exchanges differences, but the mode is {self._plan.mode!r}")
         differences = self._state.differences(message, arrays, str(peer))
         return self._requests.once(
@@ -100,7 +99,7 @@ class PushHandler:
 
     def remember(self, peer: Peer, pulled: PrefetchedBatch) -> None:
         """Note ids that a worker prefetches; call this before reading their rows."""
-        if self._plan.mode == SYNC:
+        if self._plan.steps_together:
             with self._changed:
                 self._prefetched.remember(peer.worker, pulled)
 
@@ -144,7 +143,7 @@ class PushHandler:
         gradients = self._state.gradients(message, arrays, str(peer))
         self._presence.at_step(peer.worker, message.step)
         refused = self._refusal_of(peer, message, gradients)
-        if self._plan.mode == SYNC:
+        if self._plan.steps_together:
             return self._coordinator.push(peer, message, gradients, refused)
         if message.hold:
             raise PlanError(f"{peer} clips by the norm over all servers, which only sync mode does")
@@ -219,7 +218,7 @@ class PushHandler:
         gradients = None
         if not isinstance(change, HeldStepApplied) and not change.skipped:
             gradients = self._state.unpacked(change, arrays, "a change in the journal")
-        if self._plan.mode == SYNC:
+        if self._plan.steps_together:
             self._coordinator.redo(change, gradients)
         else:
             assert isinstance(change, StepApplied), change
@@ -298,7 +297,7 @@ class PushHandler:
                 self.progress.versions.version,
                 self.progress.clocks.slowest(message.phase),
             )
-            call = outcome.call if self._plan.mode == SYNC else self._presence.call
+            call = outcome.call if self._plan.steps_together else self._presence.call
         return Pushed(
             version,
             slowest,

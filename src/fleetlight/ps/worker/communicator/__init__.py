@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from fleetlight.ps.plan import ASYNC, SYNC
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.async_ import Async
 from fleetlight.ps.worker.communicator.base import Communicator
@@ -26,8 +25,8 @@ def open_communicator(
 
     Without `queue_size`, async sends one push at a time if the servers have dense values.
     """
-    if client.plan.mode == SYNC:
+    if client.plan.steps_together:
         return Sync(client, live)
-    if client.plan.mode == ASYNC:
+    if client.plan.pushes_alone:
         return Async(client, live, queue_size=queue_size, max_merge=max_merge)
     return Geo(client, live, cache_rows=cache_rows)
