@@ -148,6 +148,8 @@ def _main(
 ) -> None:
     # what the server has imported is no garbage, and looking at it would copy its memory
     gc.freeze()
+    # else loaders with processes start a second server, which imports everything again
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(env)
     import torch
 
