@@ -126,11 +126,14 @@ class Job:
 
         return Client(index, self.workers, servers, connect)
 
+    def job_of(self, **parts: Any) -> ServedJob:
+        return ServedJob(**parts)
+
     def member(self, index: int) -> Member:
         """A worker, its session still closed."""
         model, optimizers = self.built()
         client = self.client(index)
-        context = ServedJob(
+        context = self.job_of(
             role=Role(index=index, worker_num=self.workers, server_num=len(self.servers)),
             group=ServedGroup(client, self.deadline_s),
             strategy=DistributedStrategy(**self.strategy),

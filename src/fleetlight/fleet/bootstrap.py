@@ -18,8 +18,8 @@ from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.served.durable.durability_dir import remains_of, worker_journal_of
-from fleetlight.fleet.served.durable.replay import replay_of
+from fleetlight.fleet.plan.durability_dir import remains_of, worker_journal_of
+from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.served.session import ServerSession
@@ -157,10 +157,9 @@ def _worker(
         connector.acknowledged = lambda server: client.acknowledged[server]
     resume_with_all(client, role, strategy, waits=True)
     # a worker that cannot resume says so before the servers admit it
-    report = functools.partial(report_restartable, role)
-    session = ServerSession(client, None, replay_of(journal, report))
-    group = ServedGroup(client, deadline_s)
-    return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
+    replay = replay_of(journal, functools.partial(report_restartable, role))
+    group, session = ServedGroup(client, deadline_s), ServerSession(client, None)
+    return served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
 
 
 def _single_process(
@@ -181,9 +180,9 @@ def _single_process(
 
     client = Client(0, 1, 1, connect, journal)
     resume_with_all(client, role, strategy, waits=False)
-    session = ServerSession(client, server, replay_of(journal, lambda restartable: None))
-    group = ServedGroup(client, deadline_s)
-    return ServedJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
+    replay = replay_of(journal, lambda restartable: None)
+    group, session = ServedGroup(client, deadline_s), ServerSession(client, server)
+    return served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
 
 
 class _Connector:

@@ -85,6 +85,8 @@ class Job(abc.ABC):
     #: learning-rate schedulers and loss scalers given to `fleet.attach`
     schedulers: Schedulers = dataclasses.field(default_factory=Schedulers)
     scalers: list[torch.amp.GradScaler] = dataclasses.field(default_factory=list)
+    #: returns this worker to its last step, after it was killed
+    replay: Replay = dataclasses.field(default_factory=NoReplay)
     #: the number of blocks and features that keep gradients local now
     no_sync_depth: int = 0
     #: optimizer steps made so far
@@ -193,11 +195,6 @@ class Job(abc.ABC):
         """Where the next loader asks for its records, range by range."""
 
     # -- state
-
-    @property
-    def replay(self) -> Replay:
-        """Returns this worker to its last step, after it was killed."""
-        return NoReplay()
 
     @property
     def is_untrained(self) -> bool:

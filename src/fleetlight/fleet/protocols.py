@@ -293,7 +293,7 @@ class Autosave(Protocol):
 
 
 class Replay(Protocol):
-    """Returns a killed worker to its last step; implemented by `served.durable.replay`."""
+    """Returns a killed worker to its last step; `served.durable.replay.WorkerReplay` does."""
 
     #: True until the script reaches the loop in which the earlier incarnation was
     is_catching_up: bool

@@ -28,7 +28,7 @@ from fleetlight.errors import MembershipError, StoppedError
 from fleetlight.fleet.checkpoints.autosave import RESUME_CODE, JobAutosave, Stopped
 from fleetlight.fleet.job import current
 from fleetlight.fleet.served.stop_agreement import ServedAgreement
-from fleetlight.wire.control_signals import ControlSignal
+from fleetlight.wire.control_signals import ControlSignal, WorkerSignals
 
 pytestmark = pytest.mark.multiprocess
 
@@ -415,7 +415,7 @@ def waited_for(grace_s: float, *told: int | None) -> Any:
     def beat(step: int) -> None:
         client.active_workers = next(told_by, client.active_workers)
 
-    client: Any = SimpleNamespace(heartbeat=beat, active_workers=None)
+    client: Any = SimpleNamespace(heartbeat=beat, active_workers=None, signals=WorkerSignals())
     plan = SimpleNamespace(steps_together=False, serves_dense=True)
     session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
     context: Any = SimpleNamespace(step=7)

@@ -18,7 +18,6 @@ from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
 from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
 from fleetlight.fleet.plan.tied_weights import refuse_tied
-from fleetlight.fleet.served.durable.replay import StepReplay
 from fleetlight.fleet.served.prefetch_hints import IdLookahead
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.shard_queue import ShardQueueClient
@@ -31,6 +30,7 @@ from fleetlight.fleet.served.tables.shrinking import shrink_tables
 from fleetlight.fleet.served.tables.values import ServedValues
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
+from fleetlight.ps.update import Update
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.served_group import ServedGroup
 
@@ -46,7 +46,6 @@ class ServedJob(Job):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.session.replay.attach(self, lambda: self.session.bound.dense)
         self.closers.callback(self._delete_durable_state)
         self.closers.callback(self._say_goodbye)
         self.closers.callback(self.session.leave)
@@ -63,9 +62,11 @@ class ServedJob(Job):
         return ManagedOptimizer(optimizer, self, self._served_steps)
 
     def _served_steps(self, managed: ManagedOptimizer) -> ServedSteps:
-        steps = ServedSteps(managed, self.session, served_programs)
-        self.steps.append(steps)
-        return steps
+        self.steps.append(self._make_steps(managed))
+        return self.steps[-1]
+
+    def _make_steps(self, managed: ManagedOptimizer) -> ServedSteps:
+        return ServedSteps(managed, self.session, served_programs)
 
     def check_model(self, module: nn.Module) -> None:
         refuse_tied(module, served=True)
@@ -97,10 +98,13 @@ class ServedJob(Job):
         merges = [steps.managed.merge for steps in owners]
         if any(merge is not None and merge.is_between() for merge in merges):
             return torch.tensor(norm_of(updates, norm_type))
-        norm = self.session.clip(updates, max_norm, norm_type)
+        norm = self._clip(updates, max_norm, norm_type)
         for steps in owners:
             steps.norm = norm
         return torch.tensor(norm)
+
+    def _clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
+        return self.session.clip(updates, max_norm, norm_type)
 
     def _owners(self, wanted: set[int]) -> list[ServedSteps]:
         """The optimizers that step those parameters; each is clipped as a whole."""
@@ -147,10 +151,6 @@ class ServedJob(Job):
         for model in self.models:
             model.freeze()
         communicator = self.session.communicator
-        if self.session.replay.is_catching_up:
-            # an earlier incarnation of this worker has done what follows
-            yield
-            return
         forced = everything or self.session.bound.plan.exchanges_differences
         communicator.settle() if forced else communicator.flush()
         try:
@@ -195,10 +195,6 @@ class ServedJob(Job):
 
     def shard_queue(self, range_batches: int) -> QueueOptions:
         return QueueOptions(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
-
-    @property
-    def replay(self) -> StepReplay:
-        return self.session.replay
 
     @property
     def is_untrained(self) -> bool:

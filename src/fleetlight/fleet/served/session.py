@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,10 @@ from fleetlight.errors import PlanError, counted
 from fleetlight.fleet.exit.exit_status import report_expendable
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.bound_plan import BoundPlan, build_plan
+from fleetlight.fleet.plan.durability_dir import durable_of
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, rows_of
 from fleetlight.fleet.plan.table_names import refuse_name_clash
 from fleetlight.fleet.served import figures
-from fleetlight.fleet.served.durable.durability_dir import durable_of
-from fleetlight.fleet.served.durable.replay import NoStepReplay, StepReplay
 from fleetlight.fleet.served.partial_state import warn_of_pickle, watch_state_dicts
 from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
@@ -37,7 +36,6 @@ from fleetlight.ps.tables.optimizers import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
-from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.strategy import ASyncConfigs
 from fleetlight.version import VERSION
@@ -49,12 +47,10 @@ _NAMED = 3
 class ServerSession:
     """Moves values between the script's objects and the communicator, by the plan."""
 
-    def __init__(
-        self, client: Client, embedded: Server | None, replay: StepReplay | None = None
-    ) -> None:
+    def __init__(self, client: Client, embedded: Server | None) -> None:
         self.client = client
-        #: returns the next incarnation of this worker to its last step
-        self.replay: StepReplay = replay or NoStepReplay()
+        #: called once, before the communicator pulls its first values
+        self.before_start: Callable[[Communicator], None] = lambda communicator: None
         self.trainer_guard = SingleTrainerGuard()
         #: the server object in a job of one process
         self.embedded = embedded
@@ -144,11 +140,10 @@ class ServerSession:
         self._attach_layers()
         layers = [layer for some in bound.layers for layer in some]
         watch_state_dicts([plan.module for plan in job.models], layers)
-        self.replay.has_applied = self._communicator.restore()
+        self.before_start(self._communicator)
         self._communicator.start()
         if bound.plan.lost_worker == "go_on" and job.group.index:
             report_expendable(job.role)
-        self.replay.begin()
         logger.info("%s", _summary(bound))
 
     def _fill(self, bound: BoundPlan) -> Sequence[bytes]:
@@ -273,15 +268,12 @@ class ServerSession:
 
     def barrier(self, job: Job) -> None:
         """Wait for all workers, and make them equal."""
-        # a restarted worker had passed this barrier before
-        is_past = self.replay.is_catching_up
-        if self.is_open and not is_past:
+        if self.is_open:
             self._warn_of_lost_values()
             self.communicator.settle()
         job.group.barrier("barrier_worker")
         if self.is_open:
-            if not is_past:
-                self.communicator.resume()
+            self.communicator.resume()
             if not self.bound.plan.steps_together:
                 # a push before all have the values would make them differ
                 job.group.barrier("barrier_worker")
@@ -337,9 +329,6 @@ class ServerSession:
 
     def clip(self, updates: list[Update], max_norm: float, norm_type: float) -> float:
         """Clip the gradients of the next steps to `max_norm`; returns their norm."""
-        if self.replay.is_skipping:
-            # the servers have applied this step
-            return norm_of(updates, norm_type)
         if not self.bound.plan.serves_dense:
             raise PlanError(
                 "clip_grad_norm_: with dense='allreduce' dense gradients stay in the workers, and "

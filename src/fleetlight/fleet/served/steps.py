@@ -118,9 +118,6 @@ class ServedSteps:
         self.norm: float | None = None
         #: True where an infinity is the reason for a dropped step
         self._is_infinite = True
-
-        #: True when this step is skipped in a replay, since the servers have it
-        self._skips = False
         #: the scaler whose infinities drop steps
         self._scaling: torch.amp.GradScaler | None = None
         # let the step, not the scaler, handle an infinity: all workers must drop the same steps
@@ -188,13 +185,12 @@ class ServedSteps:
         # and a dropped step means that the script has cleared the clipped gradients.
         norm, self.norm = self.norm, None
         self._is_infinite = skip or norm is None or not math.isfinite(norm)
-        replay, number = session.replay, session.number_of(self.optimizer)
-        if replay.skips(number):
-            self._skips, self._applied = True, replay.has_applied
-            self._hide_gradients(everything=True)
-            return changed
-        update = session.collect(self.optimizer, self._steps)
-        update.resume_point = replay.resume_point(number)
+        self._push(session, skip)
+        return changed
+
+    def _push(self, session: ServerSession, skip: bool) -> None:
+        """Push the gradients, or check them where torch's own step comes first."""
+        update = self._collect(session)
         update.skip = skip
         if session.bound.plan.workers_step_dense:
             # checked before torch's own step, which would apply infinities
@@ -204,7 +200,9 @@ class ServedSteps:
         else:
             self._applied = session.step(update)
             self._hide_gradients(everything=session.bound.plan.serves_dense or not self._applied)
-        return changed
+
+    def _collect(self, session: ServerSession) -> Update:
+        return session.collect(self.optimizer, self._steps)
 
     def after(self) -> None:
         try:
@@ -216,25 +214,26 @@ class ServedSteps:
         for parameter, gradient in self._hidden:
             parameter.grad = gradient
         self._hidden.clear()
-        session = self._open_session()
-        skips, self._skips = self._skips, False
-        if session.bound.plan.workers_step_dense and not skips:
+        self._finish_push(self._open_session())
+        self._report_step()
+
+    def _finish_push(self, session: ServerSession) -> None:
+        """Push what torch's own step has changed, take the received values, and count the step."""
+        if session.bound.plan.workers_step_dense:
             assert self._pending is not None, "before() of the step has not run"
             self._applied = session.step(self._pending)
-        if self._scaling is not None and not self._applied and self._is_infinite:
-            # maybe another worker's infinity; the scales stay equal on all workers
-            tell_infinity(self._scaling, self.optimizer)
-        if skips:
-            session.replay.after_skip(session.number_of(self.optimizer))
-            self._report_step()
-            return
+        self._tell_scaler()
         # only here, as in one process: backward must find the values that forward has read
         session.communicator.refresh()
         # the bias correction of Adam counts applied steps
         self._steps += self._applied
         self.job.step += self._applied
         self.job.group.tell_step(self.job.step)
-        self._report_step()
+
+    def _tell_scaler(self) -> None:
+        """Report the infinity of a dropped step: the scales stay equal on all workers."""
+        if self._scaling is not None and not self._applied and self._is_infinite:
+            tell_infinity(self._scaling, self.optimizer)
 
     def _report_step(self) -> None:
         for model in self.job.models:

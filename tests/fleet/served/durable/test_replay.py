@@ -21,7 +21,8 @@ from fleetlight.errors import ConfigError
 from fleetlight.fleet.checkpoints import loading
 from fleetlight.fleet.job import set_current
 from fleetlight.fleet.served.durable import replay
-from fleetlight.fleet.served.durable.replay import WorkerReplay
+from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
+from fleetlight.fleet.served.job import ServedJob
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import MemoryChannel
 from fleetlight.ps.worker.client import Client
@@ -78,16 +79,15 @@ class Lives(Job):
 
         return Client(index, 1, 2, connect, journal)
 
+    def job_of(self, **parts: Any) -> ServedJob:
+        return served_job(replay_of(parts["session"].client.journal, self.returns.append), **parts)
+
     def life(self, script: Callable[[Member], Any]) -> Any:
         """What the script answers, or that it has died."""
         member = self.member(0)
         journal = member.session.client.journal
-        assert isinstance(journal, WorkerJournal)
         set_current(member.context)
         try:
-            replay = WorkerReplay(journal, self.returns.append)
-            replay.attach(member.context, lambda: member.session.bound.dense)
-            member.session.replay = replay
             found = script(member)
             member.session.stop()
         except Died as died:
@@ -384,7 +384,7 @@ def test_one_that_could_not_may_be_able_to_later(at: Callable[..., Lives]) -> No
         loader = sharded()
         for number, (ids,) in enumerate(loader):
             if not number and script.life == 1:
-                script.member.session.replay.forget_position()  # type: ignore[union-attr]
+                script.member.context.replay.forget_position()
             script.step(ids)
 
     job = at()

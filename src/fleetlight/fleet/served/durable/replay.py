@@ -13,7 +13,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +26,11 @@ from fleetlight.checkpoint.state.rng import RngStateCache
 from fleetlight.errors import CheckpointError, ComebackError
 from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.protocols import NoReplay, Purpose, Replay, SavedPart
+from fleetlight.fleet.protocols import Purpose, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
+from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
-from fleetlight.ps.worker.replay.step_journal import StepJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 from fleetlight.torch_compat.tensors import assign, version
 
@@ -64,62 +64,6 @@ class _BatchMark:
     positions: list[Position]
     replies: int
     meetings: int
-
-
-class StepReplay(Replay, Protocol):
-    """The replay of a worker, as sessions and steps use it."""
-
-    #: False when all workers had dropped the last skipped step for an infinity
-    has_applied: bool
-
-    @property
-    def is_skipping(self) -> bool:
-        """True while steps are skipped."""
-
-    def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
-        """Use a job; `served` returns the tensors that its servers store."""
-
-    def begin(self) -> None:
-        """Report that the worker may be restarted: it has pushed nothing yet."""
-
-    def skips(self, optimizer: int) -> bool:
-        """True for a step that the servers have applied already."""
-
-    def after_skip(self, optimizer: int) -> None:
-        """Restore the state of the worker after the last skipped step."""
-
-    def resume_point(self, optimizer: int) -> ResumePoint | None:
-        """The state of this worker in the middle of a step."""
-
-
-class NoStepReplay(NoReplay):
-    """The replay of a worker that keeps no state."""
-
-    has_applied = True
-    is_skipping = False
-
-    def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
-        """Nothing is kept."""
-
-    def begin(self) -> None:
-        """Nothing is kept."""
-
-    def skips(self, optimizer: int) -> bool:
-        """No step is skipped."""
-        return False
-
-    def after_skip(self, optimizer: int) -> None:
-        """No step is skipped."""
-
-    def resume_point(self, optimizer: int) -> None:
-        """Nothing is kept."""
-
-
-def replay_of(journal: StepJournal, on_change: Callable[[bool], None]) -> StepReplay:
-    """The replay that belongs to a journal; `on_change` as in `WorkerReplay`."""
-    if isinstance(journal, WorkerJournal):
-        return WorkerReplay(journal, on_change)
-    return NoStepReplay()
 
 
 class WorkerReplay:
@@ -343,8 +287,10 @@ class WorkerReplay:
             known = self._shelved[name] = fingerprint, shelf.put(_bytes(tensor))
         return known[1]
 
-    def begin(self) -> None:
-        """Report that the worker may be restarted: it has pushed nothing yet."""
+    def begin(self, communicator: Communicator) -> None:
+        """Repeat the last logged step, and report that the worker may be restarted."""
+        last = self._journal.last
+        self.has_applied = last is None or communicator.repeat(last)
         # the first forward, inside the loop, may be the place where workers agree on the model
         made, meetings = self._replies.made, self._replies.meetings
         self._calls_before = dict.fromkeys(self._calls_before, made)

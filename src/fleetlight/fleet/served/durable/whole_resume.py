@@ -10,7 +10,7 @@ import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.errors import ComebackError, JournalError
 from fleetlight.fleet.exit.exit_status import report_left_job
-from fleetlight.fleet.served.durable.durability_dir import asks_to_resume
+from fleetlight.fleet.plan.durability_dir import asks_to_resume
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.resume import (

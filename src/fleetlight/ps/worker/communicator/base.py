@@ -14,6 +14,7 @@ from fleetlight.ps.update import Floats, Ids, Update
 from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.replay.commit_log import Committed
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 
 
@@ -42,11 +43,8 @@ class Communicator:
         #: called with the ids of a lookup, as they are in the caller's tensor
         self.reached: Callable[[int, Ids], None] | None = None
 
-    def restore(self) -> bool:
-        """Repeat the last logged step of a restarted worker, if any; False if all skipped it."""
-        last = self.client.journal.last
-        if last is None:
-            return True
+    def repeat(self, last: Committed) -> bool:
+        """Repeat the last logged step of a restarted worker; False if all workers skipped it."""
         point = last.commit.moment
         self.phase, self.steps, self._before = point.phase, point.steps, point.before
         return self.client.repeat(last)

@@ -11,7 +11,7 @@ from tests.ps.serving import plan
 
 from fleetlight.collective.group import Group
 from fleetlight.errors import JournalError
-from fleetlight.fleet.served.durable.durability_dir import durable_of, remains_of, worker_journal_of
+from fleetlight.fleet.plan.durability_dir import durable_of, remains_of, worker_journal_of
 from fleetlight.fleet.server.job import ServerJob
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import Folder, FolderIdentity
