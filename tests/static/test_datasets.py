@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole data sets through a program, with a line in the log now and then."""
+"""Programs run over whole data sets and log lines at intervals."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def lines_of(log: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in log.records if r.name == "fleetlight"]
 
 
-def test_arguments_of_fleet_are_taken_and_explained(caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_arguments_of_fleet_are_explained(caplog: pytest.LogCaptureFixture) -> None:
     made = Written()
     caplog.set_level(logging.INFO, "fleetlight")
     executor = made.executor
     executor.train_from_dataset(
         None, loader(1), [made.loss], scope=object(), thread=12, debug=True, fetch_info=["cost"]
     )
-    told = lines_of(caplog)[:3]
-    for line, name in zip(told, ("scope=", "thread=12", "debug=True"), strict=True):
+    logged = lines_of(caplog)[:3]
+    for line, name in zip(logged, ("scope=", "thread=12", "debug=True"), strict=True):
         assert line.startswith("train_from_dataset: ")
         assert f"{name}" in line
         assert "has no effect: " in line
@@ -50,9 +50,7 @@ def test_arguments_of_fleet_are_taken_and_explained(caplog: pytest.LogCaptureFix
         executor.train_from_dataset(None, loader(1), print_priod=1)  # type: ignore[call-arg]
 
 
-def test_a_stream_of_files_trains_a_program(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_stream_trains_a_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleetlight")
     file = tmp_path / "records.txt"
     file.write_text("".join(f"{n % 3} {n} {n + 1} 0 1\n" for n in range(10)))
@@ -69,12 +67,12 @@ def test_a_stream_of_files_trains_a_program(
     )
     assert done.steps == 5
     assert not torch.equal(made.model.weight, before)
-    told = lines_of(caplog)
-    assert [line.split(" cost ")[0] for line in told] == [
+    logged = lines_of(caplog)
+    assert [line.split(" cost ")[0] for line in logged] == [
         *("train: step 1,", "train: step 2,", "train: step 4,"),
         "train: 5 steps",
     ]
-    assert f"{done.fetched[0].item():.6g}" in told[2]
+    assert f"{done.fetched[0].item():.6g}" in logged[2]
 
 
 def test_an_evaluation_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +86,7 @@ def test_an_evaluation_changes_nothing(caplog: pytest.LogCaptureFixture) -> None
     assert lines_of(caplog)[0].startswith("infer: step 1, ")
 
 
-def test_no_fetch_and_no_batch_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_fetch_and_no_batch_are_allowed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleetlight")
     made = Written()
     assert made.executor.train_from_dataset(dataset=loader()).fetched == []
@@ -96,7 +94,7 @@ def test_no_fetch_and_no_batch_are_fine(caplog: pytest.LogCaptureFixture) -> Non
     assert lines_of(caplog) == ["train: 3 steps", "train: 0 steps"]
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_mismatched_arguments_are_refused(tmp_path: Path) -> None:
     made = Written()
     (tmp_path / "a").write_text("1\n")
     stream = FileStream(str(tmp_path / "a"), lambda lines: lines)

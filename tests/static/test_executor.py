@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executor runs programs by the names of their feeds and fetches, and says what is missing."""
+"""The executor runs programs by the names of feeds and fetches, and names what is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _fresh() -> Iterator[None]:
 
 
 class Written:
-    """A small program, written line by line into the default one."""
+    """A small program, written line by line into the default program."""
 
     def __init__(self, is_started: bool = True) -> None:
         torch.manual_seed(3)
@@ -124,7 +124,7 @@ def test_feeds_that_do_not_fit_are_refused(feed: Any, words: str) -> None:
     assert torch.equal(made.model.weight, before)
 
 
-def test_a_variable_is_no_value() -> None:
+def test_a_variable_is_refused_as_a_feed() -> None:
     made = Written()
     with pytest.raises(
         ConfigError, match=r"^feed 'x': got Variable x: .*, which has no values; fee"
@@ -136,12 +136,12 @@ def test_a_prediction_needs_no_label() -> None:
     made = Written()
     (prediction,) = made.executor.run(made.test, {"x": X}, [made.prediction])
     torch.testing.assert_close(prediction, made.model(torch.tensor(X)).softmax(-1).detach())
-    # named when the program was minimized, later than it was cloned
+    # the loss gets its name at minimize(), after the clone
     for loss in (made.loss, "loss", made.loss.name):
         made.executor.run(made.test, made.feed, [loss])
         with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
             made.executor.run(made.test, {"x": X}, [loss])
-    # a step is made whatever is fetched
+    # a training step needs all feeds, whatever is fetched
     with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
         made.run(feed={"x": X}, fetch_list=[made.prediction])
 
@@ -166,25 +166,25 @@ def test_the_startup_program_runs_first_and_may_run_twice() -> None:
     made.run()
 
 
-def test_what_is_no_program_is_refused() -> None:
+def test_other_objects_are_refused_as_programs() -> None:
     with pytest.raises(ConfigError, match=r"^Executor: got a Linear, expected a static\.Program$"):
         static.Executor().run(nn.Linear(1, 1), {})  # type: ignore[arg-type]
 
 
-def test_a_model_for_inference_is_called(tmp_path: Path) -> None:
+def test_an_inference_model_is_refused_with_advice(tmp_path: Path) -> None:
     save_inference(tmp_path, nn.Linear(2, 1), torch.ones(3, 2))
     model: Any = load_inference(tmp_path)
     with pytest.raises(ConfigError, match=r"got an InferenceModel: call it, model\(x\)$"):
         static.Executor().run(model, {})
 
 
-def test_a_module_is_no_fetch() -> None:
+def test_a_module_is_refused_as_a_fetch() -> None:
     made = Written()
     with pytest.raises(ConfigError, match="got a Linear, expected a variable of the program"):
         made.run(fetch_list=[nn.Linear(1, 1)])
 
 
-def test_minimize_wants_one_loss_of_one_number() -> None:
+def test_minimize_needs_one_scalar_loss() -> None:
     made = Written()
     optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
     with pytest.raises(PlanError, match=r"^minimize: the program has an optimizer already"):
@@ -196,11 +196,11 @@ def test_minimize_wants_one_loss_of_one_number() -> None:
         static.minimize(optimizer, hidden)
     with pytest.raises(PlanError, match=r"^minimize: the loss depends on no parameter"):
         static.minimize(optimizer, x.mean())
-    # neither is in the way of a good one
+    # refused losses leave the program usable
     static.minimize(optimizer, hidden.mean())
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_feed_name_is_declared_once() -> None:
     static.data("x", [None, 4])
     with pytest.raises(
         ConfigError, match=r"^data 'x': the program has a feed of this name already$"
@@ -208,7 +208,7 @@ def test_a_name_is_taken_once() -> None:
         static.data("x", [None, 5])
 
 
-def test_fetched_values_stay_what_they_were() -> None:
+def test_fetched_values_are_not_overwritten() -> None:
     made = Written()
     given = torch.tensor(X)
     weight, x = made.run(feed=[given, [0, 2]], fetch_list=["p_weight", made.x])
@@ -219,15 +219,15 @@ def test_fetched_values_stay_what_they_were() -> None:
     assert x.data_ptr() != given.data_ptr()
 
 
-def test_fetches_are_computed_now_and_then() -> None:
-    """Every third run computes; those between answer what was computed last, and train as well."""
+def test_fetch_frequency_repeats_the_last_fetched_values() -> None:
+    """Every third run computes; the runs between train and return the last computed value."""
     made = Written()
     static.default_main_program().options = RunOptions(fetch_frequency=3)
     losses = [float(made.run()[0]) for _ in range(7)]
     assert losses[0] == losses[1] == losses[2] != losses[3] == losses[4] == losses[5] != losses[6]
-    # what has never been computed is
+    # a new fetch is computed at once
     assert made.run(fetch_list=[made.prediction])[0].shape == (2, 3)
-    # the executor's own word counts more, and an evaluation always answers what is
+    # the executor's own setting wins, and an evaluation computes in every run
     executor = static.Executor(fetch_frequency=1)
     assert len({float(executor.run(feed=made.feed, fetch_list=["loss"])[0]) for _ in range(4)}) == 4
     often = static.Executor(fetch_frequency=5)
@@ -236,14 +236,14 @@ def test_fetches_are_computed_now_and_then() -> None:
     assert not torch.equal(one, often.run(made.test, {"x": X}, [made.prediction])[0])
 
 
-def test_threads_are_those_of_a_run() -> None:
+def test_num_threads_applies_during_a_run_only() -> None:
     seen: list[int] = []
 
-    class Looks(nn.Module):
+    class Doubles(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
 
-    program = static.capture(Looks(), None, None, {"x": torch.ones(2, 4)})
+    program = static.capture(Doubles(), None, None, {"x": torch.ones(2, 4)})
     before = torch.get_num_threads()
 
     class Runner:
@@ -265,15 +265,15 @@ def test_threads_are_those_of_a_run() -> None:
 
 
 @pytest.mark.slow
-def test_code_and_values_go_with_their_program() -> None:
+def test_code_and_values_are_freed_with_their_program() -> None:
     executor = static.Executor()
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     executor.run(program, batch(0), ["loss"])
-    form, gone = weakref.ref(program.form), weakref.ref(program)
+    form, freed = weakref.ref(program.form), weakref.ref(program)
     del program
     gc.collect()
-    assert gone() is None
+    assert freed() is None
     assert form() is None
     executor.close()
     executor.close()
@@ -288,7 +288,7 @@ def test_options_are_whole_numbers_above_zero() -> None:
                 static.Executor(**{name: value})
 
 
-def test_a_variable_of_another_program_is_not_taken_for_one_of_the_same_name() -> None:
+def test_a_variable_of_another_program_is_refused() -> None:
     programs = []
     for factor in (2, 3):
         with static.program_guard(static.Program(), static.Program()):
@@ -309,7 +309,7 @@ def test_a_variable_may_not_have_the_name_of_a_feed() -> None:
         tripled.name = "x"  # type: ignore[attr-defined]
 
 
-def test_what_is_fed_stays_what_it_was() -> None:
+def test_feeds_are_not_changed_in_place() -> None:
     x = static.data("x", [None, 4])
     out = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 1))(x)
     executor = static.Executor()
@@ -319,7 +319,7 @@ def test_what_is_fed_stays_what_it_was() -> None:
     assert given.sum() == -8
 
 
-def test_no_answer_is_older_than_the_frequency_says() -> None:
+def test_repeated_fetches_are_no_older_than_the_frequency() -> None:
     made = Written()
     for _ in range(3):
         made.run()
@@ -335,7 +335,7 @@ def test_no_answer_is_older_than_the_frequency_says() -> None:
     assert executor.run(feed=made.feed, fetch_list=[made.loss])[0] == now
 
 
-def test_passes_that_were_changed_in_place_are_made() -> None:
+def test_passes_changed_in_place_take_effect() -> None:
     made = Written()
     program = static.default_main_program()
     program.passes = [GradientMerge(2)]
@@ -346,8 +346,8 @@ def test_passes_that_were_changed_in_place_are_made() -> None:
     assert not torch.equal(made.model.weight, before)
 
 
-def test_another_guard_does_not_end_the_writing_of_the_default_program() -> None:
-    """Modules called behind it have their names, and are seen to look at whether they train."""
+def test_another_program_guard_leaves_the_default_program_open() -> None:
+    """Modules called after it keep their names, and their training flag is observed."""
     x = static.data("x", [None, 4])
     with static.program_guard(static.Program()):
         static.data("other", [None])
@@ -358,7 +358,7 @@ def test_another_guard_does_not_end_the_writing_of_the_default_program() -> None
     assert "1.num_batches_tracked" in names
 
 
-def test_a_module_that_is_called_after_the_first_run_is_refused() -> None:
+def test_a_module_called_after_the_first_run_is_refused() -> None:
     made = Written()
     made.run()
     with pytest.raises(PlanError, match="call all modules before the first run"):

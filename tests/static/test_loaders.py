@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders give batches by the names of feeds, or are started and asked by the executor."""
+"""Loaders yield batches by the names of feeds, or are started and read by the executor."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_batches_that_do_not_fit_are_refused(batch: Any, words: str) -> None:
         named(("x", "y"), batch)
 
 
-def test_a_started_loader_gives_its_batches_until_its_end() -> None:
+def test_a_started_loader_yields_its_batches_until_its_end() -> None:
     made = Written()
     reader = static.bind(loader(), [made.x, made.y])
     for _ in range(2):
@@ -100,14 +100,14 @@ def test_a_started_loader_gives_its_batches_until_its_end() -> None:
         )
         with pytest.raises(static.EndOfData, match=words):
             made.run(feed=None)
-        # and again, until it is reset
+        # and again, until the reset
         with pytest.raises(static.EndOfData):
             made.run(feed=None)
         reader.reset()
     assert not issubclass(static.EndOfData, (FleetError, StopIteration))
 
 
-def test_the_end_makes_no_step() -> None:
+def test_the_end_of_data_makes_no_step() -> None:
     made = Written()
     reader = static.bind(loader(4, 4), [made.x, made.y])
     reader.start()
@@ -118,7 +118,7 @@ def test_the_end_makes_no_step() -> None:
     assert torch.equal(made.model.weight, before)
 
 
-def test_who_was_not_started_or_was_reset_gives_nothing() -> None:
+def test_a_loader_yields_nothing_before_start_or_after_reset() -> None:
     made = Written()
     reader = static.bind(loader(), [made.x, made.y])
     reader.reset()
@@ -129,7 +129,7 @@ def test_who_was_not_started_or_was_reset_gives_nothing() -> None:
             made.run(feed=None)
         reader.start()
         made.run(feed=None)
-        # in the middle: the rest is left, and the next start is the first batch
+        # a reset in the middle drops the rest; the next start begins at the first batch
         reader.reset()
 
 
@@ -148,16 +148,16 @@ def test_one_loader_is_started_at_a_time() -> None:
     made.run(feed=None)
     with pytest.raises(static.EndOfData):
         made.run(feed=None)
-    # one that is at its end has nothing to lose
+    # a loader at its end may be replaced
     other.start()
     assert not one.is_started
     made.run(feed=None)
-    # what is not started is not stopped by its reset
+    # the reset of a stopped loader does not stop the other
     one.reset()
     assert other.is_started
 
 
-def test_a_feed_that_is_given_is_taken_and_the_loader_stays_where_it_is() -> None:
+def test_an_explicit_feed_does_not_advance_the_loader() -> None:
     made = Written()
     reader = static.bind(loader(8, 4), [made.x, made.y])
     reader.start()
@@ -169,43 +169,43 @@ def test_a_feed_that_is_given_is_taken_and_the_loader_stays_where_it_is() -> Non
     made.run()
 
 
-def test_an_evaluation_takes_what_it_needs_of_a_loader_of_its_own() -> None:
+def test_an_evaluation_reads_the_needed_feeds_of_its_own_loader() -> None:
     made = Written()
     reader = static.bind(loader(8, 4), ["x", "y"], made.test)
     reader.start()
     assert len(made.executor.run(made.test, fetch_list=[made.prediction])[0]) == 4
-    # another program's loader is none of the main program's
+    # the main program does not see the loader of another program
     with pytest.raises(ConfigError, match=r"no loader was started for the program"):
         made.run(feed=None)
 
 
-def test_a_reset_tidies_up_behind_the_loader() -> None:
-    tidied = []
+def test_a_reset_closes_the_iterator() -> None:
+    closed = []
 
-    class Tidies:
+    class Closes:
         def __iter__(self) -> Iterator[Any]:
             try:
                 yield from loader()
             finally:
-                tidied.append(True)
+                closed.append(True)
 
     made = Written()
-    reader = static.bind(Tidies(), [made.x, made.y])
+    reader = static.bind(Closes(), [made.x, made.y])
     reader.start()
     made.run(feed=None)
     reader.reset()
-    assert tidied == [True]
+    assert closed == [True]
 
 
-def test_a_sharded_loader_says_what_its_batches_weigh() -> None:
-    told: list[Any] = []
+def test_a_sharded_loader_reports_its_sample_counts() -> None:
+    shares: list[Any] = []
     shard = ShardLoader(
         loader(8, 4),
         worker=0,
         workers=1,
         seed=0,
         tail="join",
-        observer=Observing(lambda share: told.append(share and share.mine)),
+        observer=Observing(lambda share: shares.append(share and share.mine)),
     )
     made = Written()
     reader = static.bind(shard, [made.x, made.y])
@@ -217,10 +217,10 @@ def test_a_sharded_loader_says_what_its_batches_weigh() -> None:
             made.run(feed=None)
         reader.reset()
         assert shard.epoch == epoch + 1
-    assert [mine for mine in told if mine] == [4, 4, 4, 4]
+    assert [mine for mine in shares if mine] == [4, 4, 4, 4]
 
 
-def test_what_cannot_be_bound_is_refused() -> None:
+def test_invalid_bindings_are_refused() -> None:
     made = Written()
     bound = static.bind(loader(), [made.x, made.y])
     for feeds, words in (
@@ -240,7 +240,7 @@ def test_what_cannot_be_bound_is_refused() -> None:
         static.bind(3, ["x"])  # type: ignore[arg-type]
 
 
-def test_all_feeds_are_bound_where_none_are_named() -> None:
+def test_all_feeds_are_bound_if_none_is_named() -> None:
     Written()
     assert static.bind(loader()).names == ("x", "y")
 
