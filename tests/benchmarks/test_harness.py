@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds: every job once a round, another one first each time."""
+"""Rounds: each job runs once per round, and the first job rotates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_any_commands_can_be_compared(
     assert "written: page.md" in capsys.readouterr().out
 
 
-def test_a_job_that_fails_is_made_anew_as_often_as_said(
+def test_a_failed_job_is_created_again_up_to_the_attempts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[int] = []
