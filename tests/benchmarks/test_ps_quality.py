@@ -25,7 +25,7 @@ RECORDS = TableDataset(
 )
 
 
-def test_sync_learns_what_plain_torch_learns() -> None:
+def test_sync_learns_like_plain_torch() -> None:
     # generated records in the shape of the census
     flags = ["--task", "adult", "--epochs", "1", "--batch", "256"]
     alone, served = (jobs.run(make("job", flags)) for make in (torch_job, servers_job))

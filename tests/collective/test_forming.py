@@ -201,7 +201,7 @@ def test_the_store_of_torchrun_is_refused_across_hosts(
 
 
 def adopted_by_torchrun(folder: str, host: str) -> Any:
-    """One of two workers under an agent whose store this test keeps."""
+    """A worker of two, under an agent whose store this test keeps."""
     env = os.environ
     index, master = int(env["FLEET_INDEX"]), env["FLEET_MASTER"]
     for name in [n for n in env if n.startswith("FLEET_")]:
@@ -227,9 +227,9 @@ def test_torchrun_on_one_host_uses_the_loopback(tmp_path: Path) -> None:
         run_processes(adopted_by_torchrun, [(str(tmp_path), "a"), (str(tmp_path), "b")])
 
 
-def addresses(said: str) -> Any:
-    if said:
-        os.environ["FLEET_HOST"] = said
+def addresses(host_variable: str) -> Any:
+    if host_variable:
+        os.environ["FLEET_HOST"] = host_variable
     open_own_process_group("gloo")
     forming.route_to = lambda host: f"route to {host}"
     fleet.init(is_collective=True)

@@ -48,7 +48,9 @@ def test_an_unknown_operation_is_refused() -> None:
         ("The size of tensor a (2) must match the size of tensor b (3)", False),
     ],
 )
-def test_network_errors_are_told_from_wrong_arguments(text: str, of_the_network: bool) -> None:
+def test_network_errors_are_distinguished_from_wrong_arguments(
+    text: str, of_the_network: bool
+) -> None:
     assert is_network_error(RuntimeError(text)) is of_the_network
 
 

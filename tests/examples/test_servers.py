@@ -21,7 +21,7 @@ ONE_BATCH = ["--samples", "512", "--test", "2000", "--epochs", "4", "--lr", "0.0
 AUC = r"AUC (\S+)"
 
 
-def test_wide_deep_learns_in_every_mode_alone_and_as_its_plain_twin() -> None:
+def test_wide_deep_learns_in_every_mode_like_its_plain_twin() -> None:
     script = EXAMPLES / "wide_deep/train_fleet.py"
     running = [start(sys.executable, EXAMPLES / "wide_deep/train_torch.py", *CLICKS)]
     running += [

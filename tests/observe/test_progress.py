@@ -79,7 +79,7 @@ def run(progress: Progress[Any], clock: FakeClock, seconds: float, **values: Any
         progress.show(**values)
 
 
-def test_items_come_through_unchanged(lines: Console) -> None:
+def test_items_pass_through_unchanged(lines: Console) -> None:
     items = batches(3)
     assert all(a is b for a, b in zip(Progress(items, console=lines), items, strict=True))
 

@@ -124,15 +124,15 @@ def test_a_typo_gives_the_intended_name(place: Place) -> None:
 
 
 def test_the_programs_use_the_checked_variables() -> None:
-    said = {".".join(filter(None, place)) for place in PLACES}
-    assert len(said) > 60
+    names = {".".join(filter(None, place)) for place in PLACES}
+    assert len(names) > 60
     assert {
         "fleet.PaddleCloudRoleMaker.is_collective",
         "static.accuracy.label",
         "fleet.nn.SparseEmbeddingBag.initializer",
         "executor.run.fetch_list",
         "strategy.a_sync_configs.k_steps",
-    } <= said
+    } <= names
 
 
 def misspell_minimize() -> str:

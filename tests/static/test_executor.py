@@ -33,7 +33,7 @@ def _fresh() -> Iterator[None]:
     reset_default_programs()
 
 
-class Written:
+class SmallProgram:
     """A small program, written line by line into the default program."""
 
     def __init__(self, is_started: bool = True) -> None:
@@ -58,15 +58,15 @@ class Written:
 
 
 def test_values_are_fetched_by_variable_and_by_name() -> None:
-    made = Written()
+    example = SmallProgram()
     program = static.default_main_program()
-    one, other = made.run(program=program, fetch_list=[made.loss, made.loss.name])
+    one, other = example.run(program=program, fetch_list=[example.loss, example.loss.name])
     assert torch.equal(one, other)
     assert f"{one:.3f}" == f"{float(one):.3f}" == "%.3f" % one  # noqa: UP031
-    assert made.run(fetch_list=made.loss)[0].dim() == 0
-    assert made.run(fetch_list="loss")[0].dim() == 0
-    assert made.run(fetch_list=None) == []
-    (array,) = made.run(return_numpy=True)
+    assert example.run(fetch_list=example.loss)[0].dim() == 0
+    assert example.run(fetch_list="loss")[0].dim() == 0
+    assert example.run(fetch_list=None) == []
+    (array,) = example.run(return_numpy=True)
     assert isinstance(array, np.ndarray)
 
 
@@ -83,10 +83,10 @@ def test_values_are_fetched_by_variable_and_by_name() -> None:
         {"x": np.array(X, np.float32)[::-1][::-1], "y": torch.tensor([0, 2]).requires_grad_(False)},
     ],
 )
-def test_feeds_come_in_many_forms(feed: Any) -> None:
-    (expected,) = Written().run()
+def test_feeds_of_many_forms_are_accepted(feed: Any) -> None:
+    (expected,) = SmallProgram().run()
     reset_default_programs()
-    torch.testing.assert_close(Written().run(feed=feed)[0], expected)
+    torch.testing.assert_close(SmallProgram().run(feed=feed)[0], expected)
 
 
 BAD_FEEDS: list[tuple[Any, str]] = [
@@ -117,53 +117,53 @@ BAD_FEEDS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("feed", "words"), BAD_FEEDS)
 def test_feeds_that_do_not_fit_are_refused(feed: Any, words: str) -> None:
-    made = Written()
-    before = made.model.weight.clone()
+    example = SmallProgram()
+    before = example.model.weight.clone()
     with pytest.raises(ConfigError, match=words):
-        made.run(feed=feed)
-    assert torch.equal(made.model.weight, before)
+        example.run(feed=feed)
+    assert torch.equal(example.model.weight, before)
 
 
 def test_a_variable_is_refused_as_a_feed() -> None:
-    made = Written()
+    example = SmallProgram()
     with pytest.raises(
         ConfigError, match=r"^feed 'x': got Variable x: .*, which has no values; fee"
     ):
-        made.run(feed={"x": made.x, "y": [0, 2]})
+        example.run(feed={"x": example.x, "y": [0, 2]})
 
 
 def test_a_prediction_needs_no_label() -> None:
-    made = Written()
-    (prediction,) = made.executor.run(made.test, {"x": X}, [made.prediction])
-    torch.testing.assert_close(prediction, made.model(torch.tensor(X)).softmax(-1).detach())
+    example = SmallProgram()
+    (prediction,) = example.executor.run(example.test, {"x": X}, [example.prediction])
+    torch.testing.assert_close(prediction, example.model(torch.tensor(X)).softmax(-1).detach())
     # the loss gets its name at minimize(), after the clone
-    for loss in (made.loss, "loss", made.loss.name):
-        made.executor.run(made.test, made.feed, [loss])
+    for loss in (example.loss, "loss", example.loss.name):
+        example.executor.run(example.test, example.feed, [loss])
         with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
-            made.executor.run(made.test, {"x": X}, [loss])
+            example.executor.run(example.test, {"x": X}, [loss])
     # a training step needs all feeds, whatever is fetched
     with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
-        made.run(feed={"x": X}, fetch_list=[made.prediction])
+        example.run(feed={"x": X}, fetch_list=[example.prediction])
 
 
 def test_a_fetch_that_does_not_exist_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"^fetch 'los' is not one of this program: did you mean 'loss'\?$"
     ):
-        Written().run(fetch_list=["los"])
+        SmallProgram().run(fetch_list=["los"])
 
 
 def test_the_startup_program_runs_first_and_may_run_twice() -> None:
-    made = Written(is_started=False)
+    example = SmallProgram(is_started=False)
     with pytest.raises(
         ConfigError,
         match=r"^the program ran before its startup program, which sends the first values to "
         r"all workers; call exe\.run\(startup\) first$",
     ):
-        made.run()
+        example.run()
     for _ in range(2):
-        assert made.executor.run(static.default_startup_program()) == []
-    made.run()
+        assert example.executor.run(static.default_startup_program()) == []
+    example.run()
 
 
 def test_other_objects_are_refused_as_programs() -> None:
@@ -179,19 +179,19 @@ def test_an_inference_model_is_refused_with_advice(tmp_path: Path) -> None:
 
 
 def test_a_module_is_refused_as_a_fetch() -> None:
-    made = Written()
+    example = SmallProgram()
     with pytest.raises(ConfigError, match="got a Linear, expected a variable of the program"):
-        made.run(fetch_list=[nn.Linear(1, 1)])
+        example.run(fetch_list=[nn.Linear(1, 1)])
 
 
 def test_minimize_needs_one_scalar_loss() -> None:
-    made = Written()
-    optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
+    example = SmallProgram()
+    optimizer = torch.optim.SGD(example.model.parameters(), lr=0.1)
     with pytest.raises(PlanError, match=r"^minimize: the program has an optimizer already"):
-        static.minimize(optimizer, made.loss)
+        static.minimize(optimizer, example.loss)
     reset_default_programs()
     x = static.data("x", [None, 4])
-    hidden = made.model(x)
+    hidden = example.model(x)
     with pytest.raises(PlanError, match=r"^minimize: got a loss of shape .*, expected one number"):
         static.minimize(optimizer, hidden)
     with pytest.raises(PlanError, match=r"^minimize: the loss depends on no parameter"):
@@ -209,31 +209,33 @@ def test_a_feed_name_is_declared_once() -> None:
 
 
 def test_fetched_values_are_not_overwritten() -> None:
-    made = Written()
+    example = SmallProgram()
     given = torch.tensor(X)
-    weight, x = made.run(feed=[given, [0, 2]], fetch_list=["p_weight", made.x])
+    weight, x = example.run(feed=[given, [0, 2]], fetch_list=["p_weight", example.x])
     kept = weight.clone()
-    made.run()
+    example.run()
     assert torch.equal(weight, kept)
-    assert not torch.equal(weight, made.model.weight)
+    assert not torch.equal(weight, example.model.weight)
     assert x.data_ptr() != given.data_ptr()
 
 
 def test_fetch_frequency_repeats_the_last_fetched_values() -> None:
     """Every third run computes; the runs between train and return the last computed value."""
-    made = Written()
+    example = SmallProgram()
     static.default_main_program().options = RunOptions(fetch_frequency=3)
-    losses = [float(made.run()[0]) for _ in range(7)]
+    losses = [float(example.run()[0]) for _ in range(7)]
     assert losses[0] == losses[1] == losses[2] != losses[3] == losses[4] == losses[5] != losses[6]
     # a new fetch is computed at once
-    assert made.run(fetch_list=[made.prediction])[0].shape == (2, 3)
+    assert example.run(fetch_list=[example.prediction])[0].shape == (2, 3)
     # the executor's own setting wins, and an evaluation computes in every run
     executor = static.Executor(fetch_frequency=1)
-    assert len({float(executor.run(feed=made.feed, fetch_list=["loss"])[0]) for _ in range(4)}) == 4
+    assert (
+        len({float(executor.run(feed=example.feed, fetch_list=["loss"])[0]) for _ in range(4)}) == 4
+    )
     often = static.Executor(fetch_frequency=5)
-    one = often.run(made.test, {"x": X}, [made.prediction])[0]
-    made.run()
-    assert not torch.equal(one, often.run(made.test, {"x": X}, [made.prediction])[0])
+    one = often.run(example.test, {"x": X}, [example.prediction])[0]
+    example.run()
+    assert not torch.equal(one, often.run(example.test, {"x": X}, [example.prediction])[0])
 
 
 def test_num_threads_applies_during_a_run_only() -> None:
@@ -320,30 +322,30 @@ def test_feeds_are_not_changed_in_place() -> None:
 
 
 def test_repeated_fetches_are_no_older_than_the_frequency() -> None:
-    made = Written()
+    example = SmallProgram()
     for _ in range(3):
-        made.run()
+        example.run()
     for _ in range(9):
-        made.run(fetch_list=[])
-    expected = made.model(torch.tensor(X)).softmax(-1)
+        example.run(fetch_list=[])
+    expected = example.model(torch.tensor(X)).softmax(-1)
     executor = static.Executor(fetch_frequency=4)
-    old = executor.run(feed=made.feed, fetch_list=[made.loss])
+    old = executor.run(feed=example.feed, fetch_list=[example.loss])
     assert old[0] == F.cross_entropy(expected, torch.tensor([0, 2]))
     for _ in range(20):
-        executor.run(feed=made.feed)
-    now = F.cross_entropy(made.model(torch.tensor(X)).softmax(-1), torch.tensor([0, 2]))
-    assert executor.run(feed=made.feed, fetch_list=[made.loss])[0] == now
+        executor.run(feed=example.feed)
+    now = F.cross_entropy(example.model(torch.tensor(X)).softmax(-1), torch.tensor([0, 2]))
+    assert executor.run(feed=example.feed, fetch_list=[example.loss])[0] == now
 
 
 def test_passes_changed_in_place_take_effect() -> None:
-    made = Written()
+    example = SmallProgram()
     program = static.default_main_program()
     program.passes = [GradientMerge(2)]
-    made.run()
+    example.run()
     program.passes.clear()
-    before = made.model.weight.detach().clone()
-    made.run()
-    assert not torch.equal(made.model.weight, before)
+    before = example.model.weight.detach().clone()
+    example.run()
+    assert not torch.equal(example.model.weight, before)
 
 
 def test_another_program_guard_leaves_the_default_program_open() -> None:
@@ -359,7 +361,7 @@ def test_another_program_guard_leaves_the_default_program_open() -> None:
 
 
 def test_a_module_called_after_the_first_run_is_refused() -> None:
-    made = Written()
-    made.run()
+    example = SmallProgram()
+    example.run()
     with pytest.raises(PlanError, match="call all modules before the first run"):
-        nn.Linear(3, 2)(made.prediction)
+        nn.Linear(3, 2)(example.prediction)

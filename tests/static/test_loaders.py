@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.data.observing import Observing
-from tests.static.test_executor import Written
+from tests.static.test_executor import SmallProgram
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,15 +34,15 @@ def loader(records: int = 10, size: int = 4) -> DataLoader[Any]:
 
 
 def test_batches_have_the_names_of_the_feeds() -> None:
-    made = Written()
-    bound = static.bind(loader(), [made.x, made.y])
+    example = SmallProgram()
+    bound = static.bind(loader(), [example.x, example.y])
     assert len(bound) == 3
     assert [(sorted(b), len(b["x"]), len(b["y"])) for b in bound] == [
         (["x", "y"], size, size) for size in (4, 4, 2)
     ]
     assert [len(b["y"]) for b in bound()] == [4, 4, 2]
     for given in bound:
-        assert made.run(feed=given)[0].dim() == 0
+        assert example.run(feed=given)[0].dim() == 0
 
 
 class Pair(NamedTuple):
@@ -67,7 +67,7 @@ A, B, C = torch.ones(2, 4), torch.zeros(2), torch.ones(1)
         ([[1.0, 2.0], [3.0, 4.0]], "x", [[[1.0, 2.0], [3.0, 4.0]]]),
     ],
 )
-def test_batches_come_in_many_forms(batch: Any, names: str, expected: list[Any]) -> None:
+def test_batches_of_many_forms_are_accepted(batch: Any, names: str, expected: list[Any]) -> None:
     found = named(tuple(names), batch)
     assert list(found) == list(names)
     for one, other in zip(found.values(), expected, strict=True):
@@ -89,53 +89,53 @@ def test_batches_that_do_not_fit_are_refused(batch: Any, words: str) -> None:
 
 
 def test_a_started_loader_yields_its_batches_until_its_end() -> None:
-    made = Written()
-    reader = static.bind(loader(), [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(loader(), [example.x, example.y])
     for _ in range(2):
         reader.start()
         for _ in range(3):
-            made.run(feed=None)
+            example.run(feed=None)
         words = (
             r"^the loader of 'x', 'y' is at its end; call its reset\(\), and start\(\) for the next"
         )
         with pytest.raises(static.EndOfData, match=words):
-            made.run(feed=None)
+            example.run(feed=None)
         # and again, until the reset
         with pytest.raises(static.EndOfData):
-            made.run(feed=None)
+            example.run(feed=None)
         reader.reset()
     assert not issubclass(static.EndOfData, (FleetError, StopIteration))
 
 
 def test_the_end_of_data_makes_no_step() -> None:
-    made = Written()
-    reader = static.bind(loader(4, 4), [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(loader(4, 4), [example.x, example.y])
     reader.start()
-    made.run(feed=None)
-    before = made.model.weight.clone()
+    example.run(feed=None)
+    before = example.model.weight.clone()
     with pytest.raises(static.EndOfData):
-        made.run(feed=None)
-    assert torch.equal(made.model.weight, before)
+        example.run(feed=None)
+    assert torch.equal(example.model.weight, before)
 
 
 def test_a_loader_yields_nothing_before_start_or_after_reset() -> None:
-    made = Written()
-    reader = static.bind(loader(), [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(loader(), [example.x, example.y])
     reader.reset()
     for _ in range(2):
         with pytest.raises(
             ConfigError, match=r"^feed 'x' is missing: the run got no feed, and no lo"
         ):
-            made.run(feed=None)
+            example.run(feed=None)
         reader.start()
-        made.run(feed=None)
+        example.run(feed=None)
         # a reset in the middle drops the rest; the next start begins at the first batch
         reader.reset()
 
 
 def test_one_loader_is_started_at_a_time() -> None:
-    made = Written()
-    one, other = (static.bind(loader(4, 4), [made.x, made.y]) for _ in range(2))
+    example = SmallProgram()
+    one, other = (static.bind(loader(4, 4), [example.x, example.y]) for _ in range(2))
     one.start()
     with pytest.raises(
         ConfigError, match=r"^start: another loader of the program was started and is"
@@ -145,38 +145,38 @@ def test_one_loader_is_started_at_a_time() -> None:
         ConfigError, match=r"^start: this loader was started and is not at its end; c"
     ):
         one.start()
-    made.run(feed=None)
+    example.run(feed=None)
     with pytest.raises(static.EndOfData):
-        made.run(feed=None)
+        example.run(feed=None)
     # a loader at its end may be replaced
     other.start()
     assert not one.is_started
-    made.run(feed=None)
+    example.run(feed=None)
     # the reset of a stopped loader does not stop the other
     one.reset()
     assert other.is_started
 
 
 def test_an_explicit_feed_does_not_advance_the_loader() -> None:
-    made = Written()
-    reader = static.bind(loader(8, 4), [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(loader(8, 4), [example.x, example.y])
     reader.start()
-    made.run()
+    example.run()
     for _ in range(2):
-        made.run(feed=None)
+        example.run(feed=None)
     with pytest.raises(static.EndOfData):
-        made.run(feed=None)
-    made.run()
+        example.run(feed=None)
+    example.run()
 
 
 def test_an_evaluation_reads_the_needed_feeds_of_its_own_loader() -> None:
-    made = Written()
-    reader = static.bind(loader(8, 4), ["x", "y"], made.test)
+    example = SmallProgram()
+    reader = static.bind(loader(8, 4), ["x", "y"], example.test)
     reader.start()
-    assert len(made.executor.run(made.test, fetch_list=[made.prediction])[0]) == 4
+    assert len(example.executor.run(example.test, fetch_list=[example.prediction])[0]) == 4
     # the main program does not see the loader of another program
     with pytest.raises(ConfigError, match=r"no loader was started for the program"):
-        made.run(feed=None)
+        example.run(feed=None)
 
 
 def test_a_reset_closes_the_iterator() -> None:
@@ -189,10 +189,10 @@ def test_a_reset_closes_the_iterator() -> None:
             finally:
                 closed.append(True)
 
-    made = Written()
-    reader = static.bind(Closes(), [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(Closes(), [example.x, example.y])
     reader.start()
-    made.run(feed=None)
+    example.run(feed=None)
     reader.reset()
     assert closed == [True]
 
@@ -207,27 +207,27 @@ def test_a_sharded_loader_reports_its_sample_counts() -> None:
         tail="join",
         observer=Observing(lambda share: shares.append(share and share.mine)),
     )
-    made = Written()
-    reader = static.bind(shard, [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(shard, [example.x, example.y])
     for epoch in range(2):
         reader.start()
         for _ in range(2):
-            made.run(feed=None)
+            example.run(feed=None)
         with pytest.raises(static.EndOfData):
-            made.run(feed=None)
+            example.run(feed=None)
         reader.reset()
         assert shard.epoch == epoch + 1
     assert [mine for mine in shares if mine] == [4, 4, 4, 4]
 
 
 def test_invalid_bindings_are_refused() -> None:
-    made = Written()
-    bound = static.bind(loader(), [made.x, made.y])
+    example = SmallProgram()
+    bound = static.bind(loader(), [example.x, example.y])
     for feeds, words in (
         (["x", "z"], r"^bind: the program has no feed 'z': known names: x, y$"),
         (["x", "x"], r"^bind: got the feeds \['x', 'x'\], expected each of some feeds once$"),
         (
-            [made.prediction],
+            [example.prediction],
             r"^bind: Variable .* is not a feed; bind variables that static.data returned$",
         ),
         ([3], r"^bind: got a int as a feed, expected a variable of static\.data or its name$"),
@@ -241,11 +241,11 @@ def test_invalid_bindings_are_refused() -> None:
 
 
 def test_all_feeds_are_bound_if_none_is_named() -> None:
-    Written()
+    SmallProgram()
     assert static.bind(loader()).names == ("x", "y")
 
 
 def test_a_feed_that_was_renamed_is_found() -> None:
-    made = Written()
-    made.x.name = "pictures"  # type: ignore[attr-defined]
-    assert static.bind(loader(), [made.x, made.y]).names == ("x", "y")
+    example = SmallProgram()
+    example.x.name = "pictures"  # type: ignore[attr-defined]
+    assert static.bind(loader(), [example.x, example.y]).names == ("x", "y")

@@ -19,20 +19,20 @@ from fleetlight.static.running.runners import EVERYTHING
 pytestmark = pytest.mark.slow
 
 
-def made() -> static.Program:
+def make_program() -> static.Program:
     model = net()
     return captured(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
 def test_the_summary_lists_feeds_state_and_fetches() -> None:
-    summary = made().summary()
+    summary = make_program().summary()
     assert "feeds      x: float64[?, 8], y: int64[?]" in summary
     assert "parameter  6 tensors" in summary
     assert "fetches    output, loss, accuracy" in summary
 
 
 def test_every_operation_has_a_line() -> None:
-    program = made()
+    program = make_program()
     lines = str(program).splitlines()
     assert len(lines) == len(program.form.graph.nodes) + len(program.form.fetches)
     first, *_, last = lines
@@ -42,7 +42,7 @@ def test_every_operation_has_a_line() -> None:
 
 
 def test_columns_are_aligned_and_long_lists_are_short() -> None:
-    lines = str(made()).splitlines()
+    lines = str(make_program()).splitlines()
     starts = {line.index("feed ") for line in lines if "  feed " in line}
     starts |= {line.index("parameter ") for line in lines if "  parameter " in line}
     assert len(starts) == 1
@@ -77,7 +77,7 @@ def test_untrained_parameters_are_named() -> None:
 
 
 def test_a_run_computes_only_fetches_and_state_changes() -> None:
-    program = made()
+    program = make_program()
     wanted = [(), ("loss",), ("accuracy", "loss", "output")]
     graphs = [graph_of(program.form, names, EVERYTHING) for names in wanted]
     sizes = [len(graph.nodes) for graph in graphs]
@@ -103,7 +103,7 @@ def test_a_fetch_that_does_not_exist_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"fetch 'acuracy' is not one of this program: .*accuracy"
     ):
-        static.Executor().run(made(), batch(0), ["acuracy"])
+        static.Executor().run(make_program(), batch(0), ["acuracy"])
 
 
 def test_state_of_passes_survives_a_rebuilt_form() -> None:
@@ -127,7 +127,7 @@ def test_state_of_passes_survives_a_rebuilt_form() -> None:
 
 
 def test_unknown_fetches_get_suggestions_from_user_names() -> None:
-    program = made()
+    program = make_program()
     with pytest.raises(ConfigError, match=r"known names: output, loss, accuracy, x, y$"):
         program.form.node("qqq")
     with pytest.raises(ConfigError, match="did you mean 'addmm"):
@@ -135,7 +135,7 @@ def test_unknown_fetches_get_suggestions_from_user_names() -> None:
 
 
 def test_startup_of_an_initialised_program_does_nothing(tmp_path: Path) -> None:
-    program, executor = made(), static.Executor()
+    program, executor = make_program(), static.Executor()
     program.save(tmp_path / "program")
     loaded = static.load_program(tmp_path / "program")
     for one in (program, loaded, loaded.clone(), program.clone(for_test=True)):
@@ -169,7 +169,7 @@ def test_a_program_without_state_needs_no_startup() -> None:
 
 
 def test_programs_of_parameter_servers_are_not_saved_as_files(tmp_path: Path) -> None:
-    program = made().apply(SplitPS())
+    program = make_program().apply(SplitPS())
     assert not program.form.lookups
     with pytest.raises(PlanError, match=r"^Program\.save: parameter servers make the steps"):
         program.save(tmp_path / "program")

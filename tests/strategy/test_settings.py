@@ -111,7 +111,7 @@ def test_a_nested_config_is_a_dict_or_its_class(bad: object) -> None:
         ("weights", [], r"got \[\], expected at least one float"),
     ],
 )
-def test_wrong_values_say_where_and_what_was_expected(
+def test_wrong_values_name_the_setting_and_the_expectation(
     name: str, value: object, expected: str
 ) -> None:
     with pytest.raises(StrategyError, match=rf"outer\.{name}.*{expected}"):

@@ -106,10 +106,10 @@ assert hidden._torchdynamo_disable
 """
 
 
-def run_script(script: str, told: dict[str, str]) -> None:
+def run_script(script: str, variables: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START + script],
-        env={**os.environ, **told, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -124,14 +124,14 @@ THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": HIDES_METHODS}
 )
 def test_a_process_loads_the_compiler_only_on_demand(role: str, then: str) -> None:
     script = {"server": SERVER, "worker": WORKER}[role] + NOT_LOADED + THENS[then]
-    told = {
+    variables = {
         "FLEET_ROLE": "server",
         "FLEET_INDEX": "0",
         "FLEET_SERVER_NUM": "1",
         "FLEET_WORKER_NUM": "1",
         "FLEET_SERVER_ENDPOINTS": f"127.0.0.1:{free_ports(['127.0.0.1'], 1)}",
     }
-    run_script(script, told if role == "server" else {})
+    run_script(script, variables if role == "server" else {})
 
 
 WITH_A_TABLE = """
@@ -160,8 +160,8 @@ def test_optimizer_methods_need_no_compiler() -> None:
     """The methods that torch hides from its compiler have their plain form ready."""
     postpone_compiler()
     hidden = [getattr(torch.optim.Optimizer, name) for name in ("zero_grad", "add_param_group")]
-    for told in hidden:
-        assert told.__wrapped__.__dict__["__dynamo_disable"] is not None
+    for method in hidden:
+        assert method.__wrapped__.__dict__["__dynamo_disable"] is not None
 
 
 def weight() -> nn.Parameter:

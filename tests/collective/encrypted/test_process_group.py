@@ -24,18 +24,18 @@ SIZES = [1, 5, SMALL_BYTES // 4 + 3]
 @contextlib.contextmanager
 def groups(folder: Path, count: int, limit_s: float = LIMIT_S) -> Iterator[list[EncryptedGroup]]:
     with linked(folder, count) as links:
-        made = [EncryptedGroup(link, "0", link.index, range(count), limit_s) for link in links]
+        members = [EncryptedGroup(link, "0", link.index, range(count), limit_s) for link in links]
         try:
-            yield made
+            yield members
         finally:
-            for group in made:
+            for group in members:
                 group.shutdown()
 
 
 def on_all(folder: Path, count: int, act: Callable[[EncryptedGroup, int], Any]) -> list[Any]:
     """Returns the result of `act` on each member."""
-    with groups(folder, count) as made:
-        return each([lambda g=g, i=i: act(g, i) for i, g in enumerate(made)])  # type: ignore[misc]
+    with groups(folder, count) as members:
+        return each([lambda g=g, i=i: act(g, i) for i, g in enumerate(members)])  # type: ignore[misc]
 
 
 def values(index: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -33,8 +33,8 @@ def test_averagings_are_k_steps_apart_after_begin_step(k: int, begin: int) -> No
 @given(ks, begins, st.integers(0, 40))
 def test_workers_train_alone_after_begin_step(k: int, begin: int, steps: int) -> None:
     schedule = FixedInterval(k, begin)
-    for made in range(steps):
-        assert schedule.alone == (made + 1 > begin)
+    for done in range(steps):
+        assert schedule.alone == (done + 1 > begin)
         will_meet = schedule.meets_next
         assert schedule.step_made() == will_meet
         assert schedule.apart == (schedule.step - schedule.last > 0)
@@ -116,10 +116,10 @@ def test_a_smaller_k_ends_a_longer_window() -> None:
     assert schedule.step_made()
 
 
-def adaptive(schedule: AdaptiveInterval, made: list[float]) -> list[int]:
+def adaptive(schedule: AdaptiveInterval, step_losses: list[float]) -> list[int]:
     """Makes steps with these losses; returns k after each."""
     ks = []
-    for loss in made:
+    for loss in step_losses:
         meets = schedule.step_made()
         if schedule.wants_first:
             schedule.first(loss, 0.1)

@@ -59,7 +59,7 @@ def groups(count: int) -> list[Any]:
     return group.lend((tuple(range(group.size)),), count)  # type: ignore[union-attr]
 
 
-def made(kind: str) -> tuple[Exchange, ErrorFeedback | None]:
+def make_exchange(kind: str) -> tuple[Exchange, ErrorFeedback | None]:
     """An exchange of this kind; coded ones also have error feedback."""
     turns = GroupRotation(groups(2))
     if kind in ("plain", "bf16"):
@@ -78,7 +78,7 @@ def values_of(index: int, round_: int) -> Tensor:
 def summed(kind: str) -> tuple[list[Tensor], Tensor]:
     """The totals of each round, and the final residual of this worker."""
     index, totals = current().group.index, []
-    exchange, feedback = made(kind)
+    exchange, feedback = make_exchange(kind)
     for round_ in range(ROUNDS):
         bucket, place, shots = values_of(index, round_), SegmentPlace(PARTS), []
         for piece in bucket.split(list(PIECES)):

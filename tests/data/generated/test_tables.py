@@ -125,7 +125,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 10])
-def test_a_batch_ends_where_the_log_ends(index: int) -> None:
+def test_indices_outside_the_log_are_refused(index: int) -> None:
     with pytest.raises(IndexError, match=f"got indices from {index} to {index}, expected 0 to"):
         ClickLog(10).batch([index])
 

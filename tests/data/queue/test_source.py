@@ -93,8 +93,8 @@ def test_batches_of_a_batch_sampler_stay_whole() -> None:
     assert sorted(batch for worker in workers for batch in worker.read) == sorted(Ragged())
 
 
-def test_a_worker_reports_nothing_that_its_next_incarnation_needs() -> None:
-    """The worker repeats its last step, so it reports one step less than the servers have."""
+def test_a_worker_reports_one_step_less_than_the_servers_have() -> None:
+    """Its next incarnation repeats the last step."""
     worker, _ = workers_of(2, lambda: plain(length=80))
     epoch = worker.epoch()
     for _ in range(5):
@@ -172,7 +172,7 @@ def test_a_worker_restarted_between_epochs_rereads_its_last_batches() -> None:
         assert next(epochs[-1]) == batch
 
 
-def test_other_workers_read_what_a_worker_gives_back() -> None:
+def test_other_workers_read_returned_records() -> None:
     one, other = workers_of(2, lambda: plain(length=60))
     for _, _ in zip(range(3), one.epoch(), strict=False):
         pass

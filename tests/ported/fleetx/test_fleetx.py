@@ -62,9 +62,9 @@ def test_a_waiting_worker_names_the_missing_ones(
         listed = ["127.0.0.1:10039", "127.0.0.1:31719"]
         with pytest.raises(MembershipError):
             rendezvous.gather(store, 2, listed, rendezvous.RendezvousDeadline(0.2))
-    said = [record.getMessage() for record in caplog.records]
-    assert f"not ready endpoints: ['127.0.0.1:{port}'] (worker 0)" in said
-    assert "not ready endpoints: ['127.0.0.1:10039', '127.0.0.1:31719']" in said
+    messages = [record.getMessage() for record in caplog.records]
+    assert f"not ready endpoints: ['127.0.0.1:{port}'] (worker 0)" in messages
+    assert "not ready endpoints: ['127.0.0.1:10039', '127.0.0.1:31719']" in messages
 
 
 def test_several_machines_train_together(tmp_path: Path) -> None:

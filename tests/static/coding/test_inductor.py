@@ -71,12 +71,12 @@ def test_a_program_compiles_once_and_computes_the_same(
     """With equal dropout, for batches of all sizes and learning rates."""
     if not inductor.has_compiler():
         pytest.skip("there is no C++ compiler")
-    made, version = [], inductor._version
-    monkeypatch.setattr(inductor, "_version", lambda *a: made.append(a) or version(*a))
+    compiled, version = [], inductor._version
+    monkeypatch.setattr(inductor, "_version", lambda *a: compiled.append(a) or version(*a))
     executor = static.Executor(compile="inductor")
     ours, theirs = both(kind, options, executor)
     torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
-    assert len(made) == 1
+    assert len(compiled) == 1
     assert not messages(caplog)
 
 

@@ -54,7 +54,7 @@ def test_generated_names_avoid_taken_names() -> None:
 def test_a_value_is_freed_after_its_last_use() -> None:
     alive: list[weakref.ref[Tensor]] = []
 
-    def made(x: Tensor) -> Tensor:
+    def add_one(x: Tensor) -> Tensor:
         out = x + 1
         alive.append(weakref.ref(out))
         return out
@@ -65,7 +65,7 @@ def test_a_value_is_freed_after_its_last_use() -> None:
     graph = fx.Graph()
     value = graph.placeholder("x")
     for _ in range(5):
-        value = graph.call_function(made, (value,))
+        value = graph.call_function(add_one, (value,))
     graph.output([graph.call_function(count_alive, (value,))])
     # the argument under count still has a name
     assert function_of(graph)(torch.zeros(2)) == [1]

@@ -22,7 +22,7 @@ def picture(program: static.Program) -> Picture:
     return picture_of(program.form, program.model, "SGD")
 
 
-def made() -> static.Program:
+def make_program() -> static.Program:
     model = net()
     return captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -43,7 +43,7 @@ def arrows(of: Picture, flow: str = "value") -> dict[tuple[str, str], str]:
 
 
 def test_modules_are_boxes_with_their_contents() -> None:
-    found = picture(made())
+    found = picture(make_program())
     assert titles(found, "forward") == ["0", "1", "2", "3", "4"]
     forward = {box.lines[0]: box for box in boxes(found, "forward", "loss")}
     assert forward["0"].lines == ("0", "Linear", "2 ops", "108 parameters · 864 B")
@@ -57,22 +57,22 @@ def test_modules_are_boxes_with_their_contents() -> None:
 
 
 def test_the_heading_names_the_program_and_its_passes() -> None:
-    found = picture(made().apply(InsertAllReduce(), FuseAllReduce()))
+    found = picture(make_program().apply(InsertAllReduce(), FuseAllReduce()))
     assert found.title == "Training step of Sequential"
     assert "171 parameters in 6 tensors · 1.34 KiB" in found.lines[0]
     assert found.lines[1:] == ("6 gradients, each reduced by itself", "all_reduce: 6 -> 1 (25 MiB)")
 
 
 def test_arrows_show_shapes() -> None:
-    flows = arrows(picture(made()))
+    flows = arrows(picture(make_program()))
     assert flows["0", "1"] == "batch × 12"
     assert flows["4", "loss"] == "batch × 3"
     assert {("x", "0"), ("y", "loss"), ("loss", "∂ loss"), ("∂ 1", "∂ 0")} <= set(flows)
-    assert arrows(picture(made()), "kept")["1", "∂ 1"] == "2 kept"
+    assert arrows(picture(make_program()), "kept")["1", "∂ 1"] == "2 kept"
 
 
 def test_the_optimizer_step_is_a_box() -> None:
-    (step,) = boxes(picture(made()), "step")
+    (step,) = boxes(picture(make_program()), "step")
     assert step.lines == ("step of SGD", "fused_sgd", "7 ops", "changes 6 parameters")
 
 
@@ -85,7 +85,7 @@ def test_kernels_of_param_groups_form_a_chain() -> None:
 
 
 def test_an_evaluation_shows_only_the_forward() -> None:
-    found = picture(made().clone(for_test=True))
+    found = picture(make_program().clone(for_test=True))
     assert found.title.startswith("Forward of")
     assert not boxes(found, "backward", "bucket", "step")
     assert found.beside == ()

@@ -31,7 +31,7 @@ MERMAID = re.compile(
 )
 
 
-def made() -> static.Program:
+def make_program() -> static.Program:
     model = net()
     return captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -91,7 +91,7 @@ def test_both_formats_show_the_program_and_are_deterministic() -> None:
         assert shown in labels
     model = net()
     again = captured(model, torch.optim.SGD(model.parameters(), lr=0.1)).draw()
-    assert (again.dot, again.mermaid) == (made().draw().dot, made().draw().mermaid)
+    assert (again.dot, again.mermaid) == (make_program().draw().dot, make_program().draw().mermaid)
 
 
 def test_long_names_are_full_in_the_tooltip() -> None:
@@ -102,18 +102,18 @@ def test_long_names_are_full_in_the_tooltip() -> None:
 
 def test_text_needs_no_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    drawing = made().draw(tmp_path / "program.dot")
+    drawing = make_program().draw(tmp_path / "program.dot")
     drawing.save(tmp_path / "program.mmd")
     assert (tmp_path / "program.dot").read_text(encoding="utf-8") == drawing.dot
     assert (tmp_path / "program.mmd").read_text(encoding="utf-8") == drawing.mermaid
     assert "Drawing of Training step of Sequential" in repr(drawing)
     assert list(drawing._repr_mimebundle_()) == ["text/markdown"]
     with pytest.raises(ConfigError, match=r"install .*graphviz.* or draw to a \.dot or \.mmd"):
-        made().draw(tmp_path / "program.svg")
+        make_program().draw(tmp_path / "program.svg")
     with pytest.raises(ConfigError, match=r"got the path .*program\.gif.*\.dot, \.mmd, \.svg"):
-        made().draw(tmp_path / "program.gif")
+        make_program().draw(tmp_path / "program.gif")
     with pytest.raises(ConfigError, match="does not exist"):
-        made().draw(str(tmp_path / "missing" / "program.dot"))
+        make_program().draw(str(tmp_path / "missing" / "program.dot"))
 
 
 @needs_graphviz

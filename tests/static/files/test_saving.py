@@ -37,19 +37,19 @@ OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
 ]
 
 
-def made(optimizer: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[0]) -> static.Program:
+def make_program(optimizer: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[0]) -> static.Program:
     model = net()
     return captured(model, optimizer(model.parameters()))
 
 
 def run_all(program: static.Program, numbers: range = range(4)) -> list[Tensor]:
     """Fetched values and the final state, over batches of several sizes."""
-    executor, answers = static.Executor(), []
+    executor, results = static.Executor(), []
     for number in numbers:
         feed = batch(number)
         torch.manual_seed(number)
-        answers += executor.run(program, feed, ["loss", "output", "accuracy"])
-    return [*(a.clone() for a in answers), *(slot.tensor.clone() for slot in program.state)]
+        results += executor.run(program, feed, ["loss", "output", "accuracy"])
+    return [*(a.clone() for a in results), *(slot.tensor.clone() for slot in program.state)]
 
 
 def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
@@ -60,7 +60,7 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
 def test_a_loaded_program_continues_bit_for_bit(
     tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer]
 ) -> None:
-    program = made(optimizer)
+    program = make_program(optimizer)
     run_all(program, range(2))
     program.save(tmp_path)
     loaded = static.load_program(tmp_path)
@@ -69,7 +69,7 @@ def test_a_loaded_program_continues_bit_for_bit(
 
 
 def test_a_loaded_program_has_its_own_state(tmp_path: Path) -> None:
-    program = made()
+    program = make_program()
     program.save(tmp_path)
     before = [slot.tensor.clone() for slot in program.state]
     first = static.load_program(tmp_path)
@@ -102,16 +102,16 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(path.glob("generation-*/*"))}
 
 
-def test_another_process_runs_it_equally_and_writes_equal_bytes(tmp_path: Path) -> None:
-    program, feed = made(), batch(1)
+def test_another_process_runs_equally_and_writes_equal_bytes(tmp_path: Path) -> None:
+    program, feed = make_program(), batch(1)
     program.save(tmp_path / "program")
     static.load_program(tmp_path / "program").save(tmp_path / "again")
     torch.save(feed, tmp_path / "batch")
     paths = [str(tmp_path / name) for name in ("program", "batch", "out", "there")]
     subprocess.run([sys.executable, "-c", ELSEWHERE, *paths], check=True, timeout=100)
     torch.manual_seed(5)
-    answers = static.Executor().run(program, feed, ["loss", "output"])
-    expected = [*answers, *(slot.tensor.detach() for slot in program.state)]
+    results = static.Executor().run(program, feed, ["loss", "output"])
+    expected = [*results, *(slot.tensor.detach() for slot in program.state)]
     assert_same(torch.load(tmp_path / "out"), expected)
     here, again, there = (files_of(tmp_path / name) for name in ("program", "again", "there"))
     assert set(here) == {"program.json", "state.safetensors"}
@@ -119,7 +119,7 @@ def test_another_process_runs_it_equally_and_writes_equal_bytes(tmp_path: Path) 
 
 
 def test_a_loaded_program_can_be_cloned_printed_and_rewritten(tmp_path: Path) -> None:
-    program = made()
+    program = make_program()
     run_all(program, range(2))
     program.save(tmp_path)
     loaded = static.load_program(tmp_path)
@@ -127,8 +127,8 @@ def test_a_loaded_program_can_be_cloned_printed_and_rewritten(tmp_path: Path) ->
     assert loaded.summary() == program.summary()
     assert loaded.explain() == "no passes"
     tests = [p.clone(for_test=True) for p in (loaded, program)]
-    answers = [static.Executor().run(p, batch(2), ["output", "loss"]) for p in tests]
-    assert_same(*answers)
+    results = [static.Executor().run(p, batch(2), ["output", "loss"]) for p in tests]
+    assert_same(*results)
     # passes use the shapes of values
     metas = [[n.meta.get("val") for n in p.form.graph.nodes] for p in (loaded, program)]
     for mine, theirs in zip(*metas, strict=True):
@@ -148,7 +148,7 @@ def test_a_loaded_program_explains_its_passes(tmp_path: Path) -> None:
         def __call__(self, form: Any) -> Any:
             return form.rewritten(form.copied()[0], "nothing: 3 -> 3")
 
-    program = made()
+    program = make_program()
     program.passes = (Nothing(),)
     assert program.explain() == "nothing  nothing: 3 -> 3"
     program.save(tmp_path)
@@ -159,7 +159,7 @@ def test_a_loaded_program_explains_its_passes(tmp_path: Path) -> None:
 
 def test_merged_gradients_are_saved_and_reductions_are_not(tmp_path: Path) -> None:
     """Two of three backwards are accumulated; reductions need the other workers."""
-    program, together = made(), made()
+    program, together = make_program(), make_program()
     program.passes = (Amp("float16", 8.0), GradientMerge(3))
     together.passes = (*program.passes, InsertAllReduce())
     run_all(program, range(2))
@@ -237,8 +237,8 @@ def test_sizes_infinities_and_strides_are_restored(tmp_path: Path) -> None:
     executor = static.Executor()
     for rows, columns in ((3, 5), (1, 2), (8, 1)):
         feed = odd(rows, columns)
-        answers = [executor.run(p, feed, ["loss"]) for p in (main, loaded)]
-        assert_same(*answers)
+        results = [executor.run(p, feed, ["loss"]) for p in (main, loaded)]
+        assert_same(*results)
     assert "untrained" not in loaded.summary()
     assert "other: the program does not read them" in loaded.summary()
 
@@ -294,7 +294,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
 def test_a_forged_file_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
-    made().save(tmp_path)
+    make_program().save(tmp_path)
     rewritten(tmp_path, change)
     with pytest.raises(CheckpointError, match=rf"(?s)program\.json.*{message}"):
         static.load_program(tmp_path)
@@ -303,7 +303,7 @@ def test_a_forged_file_is_refused(
 def test_names_of_values_never_become_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made().save(tmp_path)
+    make_program().save(tmp_path)
 
     def harm(document: dict[str, Any]) -> None:
         text = json.dumps(document).replace('"p_0_weight"', json.dumps(HARMFUL))
@@ -324,7 +324,7 @@ def graph_file(path: Path) -> Path:
 
 @pytest.mark.parametrize("which", [state_file, graph_file])
 def test_damaged_files_are_named(tmp_path: Path, which: Callable[[Path], Path]) -> None:
-    made().save(tmp_path)
+    make_program().save(tmp_path)
     file, data = which(tmp_path), which(tmp_path).read_bytes()
     file.write_bytes(data[:-9])
     with pytest.raises(CorruptCheckpointError, match=f"{file.name} was truncated"):
@@ -338,7 +338,7 @@ def test_damaged_files_are_named(tmp_path: Path, which: Callable[[Path], Path]) 
 
 
 def test_other_versions_and_directories_are_refused(tmp_path: Path) -> None:
-    program = made()
+    program = make_program()
     program.save(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 9'))
@@ -356,7 +356,7 @@ def test_other_versions_and_directories_are_refused(tmp_path: Path) -> None:
 def test_a_failed_save_keeps_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = made()
+    program = make_program()
     program.save(tmp_path)
     before = [slot.tensor.clone() for slot in program.state]
     run_all(program)
@@ -390,7 +390,7 @@ def test_shared_memory_is_refused_before_writing(tmp_path: Path) -> None:
 
 
 def test_foreign_operations_are_refused_when_saving(tmp_path: Path) -> None:
-    program = made()
+    program = make_program()
     graph, _ = program.form.copied()
     next(n for n in graph.nodes if n.op == "call_function").target = torch.load
     strange = program.apply(lambda form: form.rewritten(graph, "strange"))  # type: ignore[arg-type]
@@ -401,7 +401,7 @@ def test_foreign_operations_are_refused_when_saving(tmp_path: Path) -> None:
 
 
 def test_a_document_restores_the_form() -> None:
-    form = made().form
+    form = make_program().form
     document, tensors = describe(form)
     text = msgspec.json.encode(document)
     again, _ = describe(form_of(msgspec.json.decode(text, type=Document), tensors))
@@ -410,7 +410,7 @@ def test_a_document_restores_the_form() -> None:
 
 
 def test_the_weight_of_the_last_batch_is_not_saved(tmp_path: Path) -> None:
-    program = made()
+    program = make_program()
     (weight,) = (slot for slot in program.state if slot.kind == "weight")
     weight.tensor.fill_(0.25)
     program.save(tmp_path)

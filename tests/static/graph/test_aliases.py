@@ -29,7 +29,7 @@ def inputs(graph: fx.Graph, count: int = 2) -> list[fx.Node]:
         (GRADIENT, ("weight",)),
     ],
 )
-def test_views_are_known(target: object, args: tuple[object, ...]) -> None:
+def test_views_are_recognised(target: object, args: tuple[object, ...]) -> None:
     graph = fx.Graph()
     [x] = inputs(graph, 1)
     node = graph.call_function(target, (x, *args))  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ print(fingerprint(captured(model, torch.optim.SGD(model.parameters(), lr=0.5)).f
 """
 
 
-def made(lr: float = 0.5, **options: Any) -> static.Program:
+def make_program(lr: float = 0.5, **options: Any) -> static.Program:
     model = net()
     return captured(model, torch.optim.SGD(model.parameters(), lr=lr, **options))
 
@@ -43,7 +43,7 @@ def test_fingerprints_are_equal_in_another_process() -> None:
     found = subprocess.run(
         [sys.executable, "-c", ALONE], check=True, capture_output=True, text=True, timeout=100
     )
-    assert found.stdout.strip() == fingerprint(made().form)
+    assert found.stdout.strip() == fingerprint(make_program().form)
 
 
 def test_parameter_values_and_batch_size_are_ignored() -> None:
@@ -52,7 +52,7 @@ def test_parameter_values_and_batch_size_are_ignored() -> None:
         model[0].weight.add_(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     other = static.capture(model, loss, optimizer, batch(3), {"accuracy": accuracy})
-    assert difference_of(made(), other) == ""
+    assert difference_of(make_program(), other) == ""
 
 
 class Product(nn.Module):
@@ -96,7 +96,7 @@ def test_a_missing_entry_is_named() -> None:
 
 @pytest.mark.parametrize("options", [{"momentum": 0.5}, {"weight_decay": 0.1}])
 def test_optimizer_options_are_compared(options: dict[str, float]) -> None:
-    assert difference_of(made(), made(**options))
+    assert difference_of(make_program(), make_program(**options))
 
 
 def test_fetch_names_are_compared() -> None:

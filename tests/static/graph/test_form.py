@@ -17,8 +17,8 @@ def written() -> tuple[static.Program, Tensor]:
         other = static.data("other", [None, 2])
         flat = x.reshape(-1, 4)
         joined = torch.cat([other, other])
-        made = flat.sum(0) + joined.sum()
-    return program, made
+        output = flat.sum(0) + joined.sum()
+    return program, output
 
 
 def test_dynamic_sizes_are_named_batch_or_by_feed() -> None:

@@ -36,7 +36,7 @@ LOOKS: list[tuple[Callable[[Tensor], bool], str]] = [
 
 
 @pytest.mark.parametrize(("looks", "limit"), LOOKS)
-def test_branches_on_a_size_limit_it(looks: Callable[[Tensor], bool], limit: str) -> None:
+def test_branches_on_a_size_limit_the_size(looks: Callable[[Tensor], bool], limit: str) -> None:
     x = static.data("x", [None, 4])
     _ = x * 2 if looks(x) else x * 3
     assert str(static.default_main_program().feeds["x"].limits[0]) == limit

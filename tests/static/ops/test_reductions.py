@@ -74,9 +74,9 @@ def reductions_by(
     route: DoublingRoute, stamps: list[Mapping[int, GradientStamp]]
 ) -> GroupReductions:
     group: Any = PlainGroup()
-    made = GroupReductions({None: Reducer(1, [], route=route)}, group, stamps.append)
-    made.prepare(BLANK)
-    return made
+    reductions = GroupReductions({None: Reducer(1, [], route=route)}, group, stamps.append)
+    reductions.prepare(BLANK)
+    return reductions
 
 
 def test_reducing_outside_a_job_is_refused_with_advice() -> None:

@@ -98,8 +98,8 @@ def test_a_bucket_is_filled_by_one_copy() -> None:
     form = fused(program_of(Odd().double()), BucketLimits())
     assert [short_name(node) for node in form.graph.nodes].count("clone") == 1
     alone = fused(program_of(nn.Linear(8, 3, bias=False).double()), BucketLimits())
-    made = [short_name(node) for node in alone.graph.nodes]
-    assert not {"cat", "clone", "split_with_sizes"} & set(made)
+    operations = [short_name(node) for node in alone.graph.nodes]
+    assert not {"cat", "clone", "split_with_sizes"} & set(operations)
 
 
 def test_unreduced_gradients_can_be_fetched() -> None:

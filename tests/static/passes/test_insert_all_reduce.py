@@ -33,8 +33,8 @@ def added_operations(program: static.Program) -> list[str]:
 def test_all_reductions_begin_after_backward_and_then_end() -> None:
     form = rewritten(program_of(net()).form, InsertAllReduce())
     assert form.reports == ("6 gradients, each reduced by itself",)
-    begun = [("begin", n) for n in range(6)]
-    assert reductions(form.graph) == begun + [("end", n) for n in range(6)]
+    begins = [("begin", n) for n in range(6)]
+    assert reductions(form.graph) == begins + [("end", n) for n in range(6)]
 
 
 def adam(parameters: Any, lr: float) -> torch.optim.Adam:

@@ -41,16 +41,16 @@ def test_a_table_is_pulled_and_pushed_once_for_all_lookups() -> None:
 def test_splitting_leaves_the_given_form_unchanged() -> None:
     form = source_of(written(Fields(), ids=(5, 3))).form()
     before, state = calls(form), form.state
-    made = SplitPS()(form)
+    result = SplitPS()(form)
     assert calls(form) == before
     assert form.state is state
     assert form.split is None
-    assert [str(slot) for slot in made.state[len(state) :]] == [
+    assert [str(slot) for slot in result.state[len(state) :]] == [
         *("pulled rows of deep", "pulled places 0", "pulled places 1", "pulled places 2"),
         *("pulled rows of wide", "pulled places 3", "pulled bounds 3"),
     ]
     # splitting twice equals splitting once
-    assert calls(SplitPS()(made)) == calls(made)
+    assert calls(SplitPS()(result)) == calls(result)
 
 
 def test_pulled_rows_and_their_gradients_have_a_dynamic_size() -> None:

@@ -17,20 +17,20 @@ from fleetlight.static.passes import Amp
 F = nn.functional
 
 
-class Made(nn.Module):
+class FunctionModel(nn.Module):
     def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.made = forward
+        self.function = forward
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.made(self, x)
+        return self.function(self, x)
 
 
 def narrowed(forward: Callable[[nn.Module, Tensor], Tensor]) -> tuple[Form, Tensor, Tensor]:
     """Returns the narrow form, its result, and the result of autocast."""
-    model = Made(forward)
+    model = FunctionModel(forward)
     given = {"x": torch.randn(4, 6)}
     program = static.capture(model, None, None, given).apply(Amp())
     (found,) = static.Executor().run(program, given, ["output"])
@@ -97,14 +97,16 @@ def test_double_precision_is_not_narrowed() -> None:
 
 
 def test_every_value_keeps_its_name_and_type() -> None:
-    model = Made(lambda m, x: F.scaled_dot_product_attention(m.one(x), m.two(x), x[None])[0])
+    model = FunctionModel(
+        lambda m, x: F.scaled_dot_product_attention(m.one(x), m.two(x), x[None])[0]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     program = static.capture(model, lambda y: y.sum(), optimizer, {"x": torch.randn(4, 6)})
 
     def kinds(form: Form) -> dict[str, tuple[torch.dtype, str]]:
         nodes: list[fx.Node] = [*form.graph.nodes]
-        made = {node.name: node.meta.get("val") for node in nodes}
-        return {n: (v.dtype, str(v.shape)) for n, v in made.items() if isinstance(v, Tensor)}
+        values = {node.name: node.meta.get("val") for node in nodes}
+        return {n: (v.dtype, str(v.shape)) for n, v in values.items() if isinstance(v, Tensor)}
 
     before, after = kinds(program.form), kinds(program.apply(Amp()).form)
     assert before.items() <= after.items()
