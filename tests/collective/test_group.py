@@ -80,7 +80,7 @@ def test_three_workers_exchange() -> None:
     assert [result[5] for result in results] == [[b"", b"w", b"ww"], [], []]
 
 
-def one_fails() -> str:
+def worker_1_fails() -> str:
     group = current().group
 
     def action() -> None:
@@ -96,12 +96,12 @@ def one_fails() -> str:
 
 @pytest.mark.multiprocess
 def test_a_failure_of_one_worker_is_raised_on_all() -> None:
-    zero, one = run_workers(one_fails)
+    zero, one = run_workers(worker_1_fails)
     assert zero == "PeerError: on worker 1: the disk is full"
     assert one == "the disk is full"
 
 
-def one_fails_strangely() -> str:
+def worker_1_raises_key_error() -> str:
     group = current().group
 
     def action() -> None:
@@ -114,7 +114,7 @@ def one_fails_strangely() -> str:
 
 @pytest.mark.multiprocess
 def test_a_foreign_exception_keeps_its_type_name() -> None:
-    assert run_workers(one_fails_strangely)[0] == "on worker 1: KeyError: 'x'"
+    assert run_workers(worker_1_raises_key_error)[0] == "on worker 1: KeyError: 'x'"
 
 
 def works_longer_than_the_deadline() -> bool:
@@ -142,7 +142,7 @@ def test_a_script_may_destroy_the_process_group() -> None:
     assert run_workers(destroyed_by_the_script) == [2, 2]
 
 
-def one_is_late() -> None:
+def worker_1_is_late() -> None:
     group = current().group
     if group.index == 0:
         try:
@@ -158,10 +158,10 @@ def one_is_late() -> None:
 @pytest.mark.multiprocess
 def test_a_timeout_does_not_blame_a_worker_at_the_same_step() -> None:
     with pytest.raises(WorkerFailedError, match=r"test barrier at step 0 timed out: this worker"):
-        run_workers(one_is_late, deadline_s=2.0)
+        run_workers(worker_1_is_late, deadline_s=2.0)
 
 
-def one_stops() -> None:
+def worker_1_stops() -> None:
     group = current().group
     if group.index == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -176,5 +176,5 @@ def one_stops() -> None:
 def test_a_stopped_worker_is_named_at_the_deadline() -> None:
     # neither returns a result: worker 0 kills worker 1 after checking the error
     with pytest.raises(WorkerFailedError) as caught:
-        run_workers(one_stops, deadline_s=2.0)
+        run_workers(worker_1_stops, deadline_s=2.0)
     assert "Error:" not in str(caught.value)

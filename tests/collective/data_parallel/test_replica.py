@@ -288,7 +288,7 @@ def test_different_models_are_refused(what: str, text: str) -> None:
         run_workers(different_models, 2, what)
 
 
-def one_dies_after_a_step() -> None:
+def worker_1_dies_after_a_step() -> None:
     model = fleet.distributed_model(mlp(0))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     F.cross_entropy(model(data()[0]), data()[1]).backward()
@@ -301,7 +301,7 @@ def one_dies_after_a_step() -> None:
 
 def test_a_worker_lost_while_agreeing_on_buckets_is_named() -> None:
     with pytest.raises(WorkerFailedError, match=r"agreeing on the buckets .* worker 1 \(pid"):
-        run_workers(one_dies_after_a_step)
+        run_workers(worker_1_dies_after_a_step)
 
 
 def train_sparse() -> Any:

@@ -212,7 +212,7 @@ def test_k_follows_the_mean_loss_of_all_workers() -> None:
     assert together(adaptive) == [(expected, 3)] * 2
 
 
-def one_without_a_loss(worker: Any) -> Any:
+def worker_1_without_a_loss(worker: Any) -> Any:
     training = Training(worker, schedule=AdaptiveInterval(4, 16, 0))
     training.step(0, None if worker.index else 8.0)
     wants_loss = training.engine.wants_first_loss
@@ -222,7 +222,7 @@ def one_without_a_loss(worker: Any) -> Any:
 
 
 def test_a_first_loss_missing_on_a_worker_is_requested_again() -> None:
-    assert together(one_without_a_loss) == [(True, 4.0)] * 2
+    assert together(worker_1_without_a_loss) == [(True, 4.0)] * 2
 
 
 def resumed(worker: Any) -> Any:

@@ -110,7 +110,7 @@ def test_all_members_learn_the_server_endpoints() -> None:
     assert first.result()[1] is second.result()[1] is None
 
 
-def tried(role: Role) -> str:
+def enrol_error(role: Role) -> str:
     """The error of a member that must be refused."""
     try:
         _, heartbeats = enrol(role, "test", 20.0, 7000)
@@ -131,7 +131,7 @@ def test_a_server_that_the_workers_cannot_reach_is_refused() -> None:
     ]
     with holder, ThreadPoolExecutor(3) as pool:
         code = pool.submit(scheduler.run)
-        members = [pool.submit(tried, role) for role in roles]
+        members = [pool.submit(enrol_error, role) for role in roles]
         replies = [member.result() for member in members]
         assert code.result() == 1
     for text in replies:

@@ -224,7 +224,7 @@ def test_models_of_one_backward_use_separate_process_groups() -> None:
     assert [used for _, used in results] == [4, 4, 2, 2]
 
 
-def other_rate() -> str:
+def train_with_another_rate() -> str:
     model, optimizer, x, y = prepared({})
     if fleet.worker_index() == 3:
         optimizer.param_groups[0]["lr"] = 0.05
@@ -234,12 +234,12 @@ def other_rate() -> str:
 
 
 def test_divergence_is_detected_across_hosts() -> None:
-    for text in run_on(TWO_HOSTS, other_rate):
+    for text in run_on(TWO_HOSTS, train_with_another_rate):
         assert text.startswith("DivergedError: the workers no longer train alike: lr of group 0")
         assert "is 0.1 on worker 0, but 0.05 on worker 3" in text
 
 
-def one_ends(how: str) -> None:
+def worker_3_ends(how: str) -> None:
     model, optimizer, x, y = prepared({})
     steps(model, optimizer, x, y)
     # its buckets are final after the second
@@ -258,7 +258,7 @@ def one_ends(how: str) -> None:
 )
 def test_a_lost_worker_is_an_error_on_every_host(how: str, kind: str) -> None:
     with pytest.raises(WorkerFailedError) as caught:
-        run_on(TWO_HOSTS, one_ends, how, deadline_s=4.0)
+        run_on(TWO_HOSTS, worker_3_ends, how, deadline_s=4.0)
     text = str(caught.value)
     assert "worker 3 died without a word" in text
     for index in range(3):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.static.live import most_bytes
 from tests.static.nets import batch, captured
+from tests.static.peak_memory import peak_bytes
 from torch import Tensor, nn
 
 from fleetlight import static
@@ -118,7 +118,7 @@ def test_recompute_changes_no_bit_of_the_results(kind: type[nn.Module], names: t
 def memory(kind: type[nn.Module], names: tuple[str, ...]) -> int:
     form = trained(kind(), names)[0].form
     torch.manual_seed(0)
-    return most_bytes(form, [torch.randn(256, 8).double(), torch.randint(0, 3, (256,))])
+    return peak_bytes(form, [torch.randn(256, 8).double(), torch.randint(0, 3, (256,))])
 
 
 def test_recompute_needs_less_memory() -> None:

@@ -13,7 +13,7 @@ from fleetlight.static.graph.form import Form, graph_of
 from fleetlight.static.running.runners import EVERYTHING
 
 
-def most_bytes(form: Form, feeds: Sequence[Tensor]) -> int:
+def peak_bytes(form: Form, feeds: Sequence[Tensor]) -> int:
     """The peak, if each value is freed after its last use."""
     graph = graph_of(form, ["loss"], EVERYTHING)
     given = iter([*(slot.tensor for slot in form.state), *feeds])
