@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous quality: what is compared, and when the bar is met."""
+"""Asynchronous quality: the compared modes, and the verdicts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_every_mode_is_a_strategy(mode: str) -> None:
     ],
     ids=["near", "median too low", "worst too low"],
 )
-def test_median_and_worst_count(accuracies: list[float], verdict: str) -> None:
-    one = async_quality.Reached("async", accuracies, [94.0, 93.0, 95.0])
-    assert one.verdict == verdict
+def test_median_and_worst_decide_the_verdict(accuracies: list[float], verdict: str) -> None:
+    reached = async_quality.Reached("async", accuracies, [94.0, 93.0, 95.0])
+    assert reached.verdict == verdict
 
 
-def test_servers_and_workers_are_told_who_they_are() -> None:
-    each = async_quality._environments(4)
-    assert [one["FLEET_ROLE"] for one in each] == ["worker"] * 4 + ["server"] * 2
-    assert [one["FLEET_INDEX"] for one in each] == ["0", "1", "2", "3", "0", "1"]
+def test_servers_and_workers_receive_their_roles() -> None:
+    environments = async_quality._environments(4)
+    assert [reached["FLEET_ROLE"] for reached in environments] == ["worker"] * 4 + ["server"] * 2
+    assert [reached["FLEET_INDEX"] for reached in environments] == ["0", "1", "2", "3", "0", "1"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chaos: what is run of each program, and what is kept of what it says."""
+"""Chaos: the programs it runs, and the output it keeps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from benchmarks import chaos
 
 
-def test_each_program_is_run_as_often_as_is_claimed() -> None:
+def test_each_program_runs_as_often_as_claimed() -> None:
     found = dict(chaos.programs(chaos._parse([])))
     assert found["Kills of servers"][1:] == [
         "--kinds", "server", "--kills", "38", "--seed", "1"
@@ -23,9 +23,9 @@ def test_each_program_is_run_as_often_as_is_claimed() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_program_says_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_program_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--schedules", "20", "--only", "simulation", "--no-write"]
     assert chaos.main(small) == 0
-    shown = capsys.readouterr().out
-    assert "## Simulated schedules" in shown
-    assert "no fault was found" in shown
+    output = capsys.readouterr().out
+    assert "## Simulated schedules" in output
+    assert "no fault was found" in output

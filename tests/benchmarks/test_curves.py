@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts: all points lie on the paper, names stand beside their curves."""
+"""Charts: all points are inside the plot, and each curve has its name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds: every job once a round, another one first each time."""
+"""Rounds: each job runs once per round, and the first job rotates."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_any_commands_can_be_compared(
     assert "written: page.md" in capsys.readouterr().out
 
 
-def test_a_job_that_fails_is_made_anew_as_often_as_said(
+def test_a_failed_job_is_created_again_up_to_the_attempts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: list[int] = []
+    created: list[int] = []
 
     def make() -> jobs.Job:
-        made.append(len(made))
-        return jobs.Job(f"job {made[-1]}", [])
+        created.append(len(created))
+        return jobs.Job(f"job {created[-1]}", [])
 
     def run(job: jobs.Job) -> jobs.Run:
         if job.name == "job 0":
@@ -68,7 +68,7 @@ def test_a_job_that_fails_is_made_anew_as_often_as_said(
     monkeypatch.setattr(harness, "run", run)
     with pytest.raises(jobs.BenchmarkError):
         harness.rounds({"a": make}, 1)
-    made.clear()
+    created.clear()
     assert len(harness.rounds({"a": make}, 1, attempts=2)["a"]) == 1
-    assert made == [0, 1]
+    assert created == [0, 1]
     assert "attempt 1 failed: it did not start" in capsys.readouterr().out

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants in turn: everyone gets the same steps, nobody always the same place."""
+"""Interleaved variants: equal steps, in alternating order."""
 
 from __future__ import annotations
 
 from benchmarks import interleave
 
 
-def test_turns_alternate_their_order_and_meet_first() -> None:
+def test_turns_alternate_their_order_after_a_barrier() -> None:
     seen: list[str] = []
     variants = {"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}
     interleave.interleave(variants, rounds=1, turns=2, steps=2, meet=lambda: seen.append("|"))
@@ -31,5 +31,5 @@ def test_the_slowest_worker_sets_the_rate() -> None:
     assert one.cpu_ms == [150.0]
 
 
-def test_load_that_nothing_tells_stays_unknown() -> None:
+def test_unmeasured_load_stays_unknown() -> None:
     assert interleave.foreign([worker(2.0, 1.0)]) == [None]

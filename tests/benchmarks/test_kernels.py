@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of tables, on tables of a size that nobody would measure."""
+"""The benchmark of tables, on tiny tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks import kernels
 
 
 @pytest.mark.slow
-def test_it_says_what_is_met(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_prints_its_results(capsys: pytest.CaptureFixture[str]) -> None:
     cores = os.sched_getaffinity(0)
     assert kernels.main(["--ids", "30000", "--rounds", "1", "--scale", "--no-write"]) == 0
     printed = capsys.readouterr().out
@@ -22,7 +22,7 @@ def test_it_says_what_is_met(capsys: pytest.CaptureFixture[str]) -> None:
     assert os.sched_getaffinity(0) == cores
 
 
-def test_all_ids_are_there_before_measuring() -> None:
+def test_all_ids_exist_before_measuring() -> None:
     work = kernels.prepare(30_000, 2, 0, 2)
     assert len(work.table) == 30_000
     for batches in work.batches.values():
@@ -49,7 +49,7 @@ def test_a_turn_measures_its_first_and_last_batches(monkeypatch: pytest.MonkeyPa
     assert (turn.first, turn.steady) == (1.0, 2.0)
 
 
-def test_the_largest_table_is_held_to_the_bar_and_memory_is_not(
+def test_only_the_largest_table_has_a_bar_and_memory_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns = [[kernels.Turn(1.0, 10.0), kernels.Turn(1.0, 4.0)]]
@@ -60,7 +60,7 @@ def test_the_largest_table_is_held_to_the_bar_and_memory_is_not(
     assert [line.split("|")[4].strip() for line in lines[2:]] == ["-", "2: missed", "-", "-"]
 
 
-def test_memory_is_read_where_the_high_bits_say() -> None:
+def test_memory_is_read_by_the_high_bits() -> None:
     memory = np.zeros(64, np.float32)
     memory[48] = 1
     last, first = -1, 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What useless settings cost: the bars, and that each setting is told to be useless."""
+"""The cost of inert settings: the bars, and that all settings are valid."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from fleetlight import DistributedStrategy
     [(98.0, 10.2, "met", "met"), (96.0, 10.2, "missed", "met"), (98.0, 10.4, "met", "missed")],
     ids=["fine", "slow", "dear"],
 )
-def test_speed_and_cpu_have_bars_of_their_own(
-    rate: float, cpu: float, speed: str, cost: str
-) -> None:
+def test_speed_and_cpu_have_separate_bars(rate: float, cpu: float, speed: str, cost: str) -> None:
     series = {
         "ddp": Series("ddp", [100.0], [10.0]),
         "ddp again": Series("ddp again", [101.0], [10.0]),
@@ -29,7 +27,7 @@ def test_speed_and_cpu_have_bars_of_their_own(
     assert found[5] == f"1.03: {cost}"
 
 
-def test_every_mode_holds_together_and_runs_on_some_workload() -> None:
+def test_every_mode_is_valid_and_runs_on_a_workload() -> None:
     for mode, settings in local_cost.MODES.items():
         DistributedStrategy(**settings)
         assert set(local_cost.ONLY.get(mode, local_cost.TURNS)) <= set(local_cost.TURNS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine: what it is, and whose work it is doing."""
+"""The description of the machine, and the load of other programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from benchmarks import machine
 
 
-def test_foreign_share_is_what_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_share_excludes_our_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 2)
     assert machine.foreign_share(wall_s=10.0, busy=12.0, own_s=2.0) == 0.5
     assert machine.foreign_share(wall_s=10.0, busy=1.9, own_s=2.0) == 0.0
     assert machine.foreign_share(wall_s=10.0, busy=None, own_s=2.0) is None
 
 
-def test_the_meter_knows_wall_time_even_where_load_is_not_told(
+def test_the_meter_measures_wall_time_without_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "busy_s", lambda: None)

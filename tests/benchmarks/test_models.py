@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timed models are the ones their titles say."""
+"""The timed models match their titles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of parameter servers: a tiny one runs, and its results come to the right figures."""
+"""Jobs of parameter servers: a tiny one runs, and its figures are correct."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 def result(**facts: Any) -> dict[str, Any]:
-    """What a worker prints."""
+    """The result that a worker prints."""
     usual = {"examples": 1000, "seconds": 2.0, "cpu_seconds": 3.0, "server_cpu_seconds": 4.0}
     return {**usual, "server_mib": 5.0, "worker_mib": 6.0, "steps": 10, **facts}
 
@@ -28,14 +28,14 @@ def run(*results: dict[str, Any]) -> jobs.Run:
     return jobs.Run(1.0, 1.0, 0.0, list(results))
 
 
-def test_a_job_of_one_server_and_two_workers_reports_both() -> None:
-    # by a program in one of both kinds
+def test_a_job_with_a_server_and_two_workers_reports_both() -> None:
+    # a program runs both kinds
     job = Ours("tiny", "word2vec", "async", steps=3, system="static", warmup=1).job()
     found = jobs.run(job)
     assert len(found.results) == 2
     figures = Figures.of("tiny", [found])
     assert figures.rates[0] > 0
-    # the server was found, and is a process of its own
+    # the server was found, and is a separate process
     assert figures.server_mib[0] > 50
 
 
@@ -46,7 +46,7 @@ def test_workers_add_up_and_the_server_counts_once() -> None:
     assert figures.row()[3:] == ("5", "6")
 
 
-def test_bars_of_what_was_left_out_are_left_out() -> None:
+def test_bars_of_omitted_variants_are_omitted() -> None:
     runs = {"a": [run(result())], "b": [run(result(seconds=1.0))]}
     text = section("title", runs, [Bar("b", "a", 1.9), Bar("c", "a", 1.0)], [0.0])
     assert "| b / a | 2.00 (2.00..2.00) | 1.90: met | 2.000 |" in text
@@ -54,14 +54,14 @@ def test_bars_of_what_was_left_out_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_takes_its_batches(model: str) -> None:
+def test_a_model_accepts_its_batches(model: str) -> None:
     batch = ps_timed.batches(model, 0, count=1)[0]
     tensors = [torch.from_numpy(array) for array in batch]
     logits = MODELS[model](Bags)(*tensors[:-1])
     assert logits.shape == tensors[-1].shape
 
 
-def test_batches_are_those_of_the_worker() -> None:
+def test_batches_depend_on_the_rank() -> None:
     first, again, other = (ps_timed.batches("word2vec", rank, 1)[0] for rank in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first[1], other[1])
@@ -69,7 +69,7 @@ def test_batches_are_those_of_the_worker() -> None:
     assert first[1].max() < ps_timed.ROWS["word2vec"]
 
 
-def test_every_bar_is_between_variants_there_are() -> None:
+def test_every_bar_names_existing_variants() -> None:
     for model in MODELS:
         for page in (ps_modes, static_ps):
             names = set(page.variants(model, 1))
@@ -78,7 +78,7 @@ def test_every_bar_is_between_variants_there_are() -> None:
     assert {geo_link.name_of(k) for k in geo_link.AT_LEAST} <= known
 
 
-def test_peers_that_are_not_installed_are_left_out() -> None:
+def test_peers_that_are_not_installed_are_omitted() -> None:
     chosen = peers_ps._parse(["--modes", "sync", "async"])
     names = set(peers_ps.variants("word2vec", chosen))
     assert names == {peers_ps.ALONE, "fleetlight, sync", "fleetlight, async"}

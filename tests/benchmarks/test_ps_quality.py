@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quality: the same records for all, the verdicts, and that sync learns what plain torch learns."""
+"""Quality: equal records for all, the verdicts, and sync equals plain torch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RECORDS = TableDataset(
 )
 
 
-def test_sync_learns_what_plain_torch_learns() -> None:
-    # made-up records in the shape of the census
+def test_sync_learns_like_plain_torch() -> None:
+    # generated records in the shape of the census
     flags = ["--task", "adult", "--epochs", "1", "--batch", "256"]
     alone, served = (jobs.run(make("job", flags)) for make in (torch_job, servers_job))
     reached, beside = served.results[0]["auc"], alone.results[0]["auc"]
     assert beside > 0.6
-    # another batch size or learning rate of one of them makes at least twice as much
+    # a different batch size or learning rate changes at least twice as much
     assert reached == pytest.approx(beside, abs=4e-4)
 
 
@@ -46,9 +46,7 @@ def test_sync_learns_what_plain_torch_learns() -> None:
         (-0.0021, True, "missed"),
     ],
 )
-def test_more_is_no_loss_unless_both_should_be_the_same(
-    more: float, both_ways: bool, word: str
-) -> None:
+def test_a_gain_is_met_unless_both_must_be_equal(more: float, both_ways: bool, word: str) -> None:
     one = Difference("geo", [0.7 + more], [0.7], both_ways)
     assert one.verdict == f"0.002: {word}"
 
@@ -61,12 +59,12 @@ def test_the_difference_is_taken_seed_by_seed() -> None:
     assert (more, each) == ("+0.0000 (-0.0200..+0.0100)", "+0.0100 -0.0200 +0.0000")
 
 
-def test_ids_are_counted_from_zero_and_stay_apart() -> None:
+def test_ids_are_numbered_from_zero_and_stay_distinct() -> None:
     ids = quality_models.compact(RECORDS).columns.ids
     assert ids[:5].tolist() == [[0, 4], [2, 4], [0, 1], [2, 1], [3, 3]]
 
 
-def test_a_record_is_trained_on_or_tested_on() -> None:
+def test_a_record_is_in_the_training_or_the_test_set() -> None:
     records = quality_models.compact(RECORDS)
     parts = quality_models.split(records, seed=0)
     assert (len(parts.train), len(parts.test), parts.rows) == (8, 2, 5)
@@ -76,7 +74,7 @@ def test_a_record_is_trained_on_or_tested_on() -> None:
     assert not torch.equal(other, both[1])
 
 
-def test_a_model_begins_with_the_same_values_for_the_same_seed() -> None:
+def test_equal_seeds_give_equal_first_values() -> None:
     parts = quality_models.split(quality_models.compact(RECORDS), seed=0)
     models = []
     for _ in range(2):
@@ -87,7 +85,7 @@ def test_a_model_begins_with_the_same_values_for_the_same_seed() -> None:
     assert not one["wide.weight"].any()
 
 
-def test_files_are_found_below_and_their_absence_is_told(tmp_path: Path) -> None:
+def test_files_in_subfolders_are_found_and_absent_ones_named(tmp_path: Path) -> None:
     with pytest.raises(jobs.BenchmarkError, match=r"no ratings\.csv"):
         quality_models.movielens(str(tmp_path))
     (tmp_path / "deep").mkdir()
@@ -99,6 +97,6 @@ def test_files_are_found_below_and_their_absence_is_told(tmp_path: Path) -> None
     assert records.label.tolist() == [1.0, 0.0]
 
 
-def test_every_mode_is_told_apart() -> None:
+def test_every_mode_has_distinct_flags() -> None:
     assert SYNC in ps_quality.MODES
     assert len({tuple(flags) for flags in ps_quality.MODES.values()}) == len(ps_quality.MODES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result pages: spreads, ratios round by round, and nothing that names this machine's folders."""
+"""Result pages: spreads, ratios by round, and no local folder names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = report.Series("slow", rates=[10.0, 10.0, 20.0], cpu_ms=[2.0, 2.0, 2.0])
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
-def test_a_spread_holds_its_values(values: list[float]) -> None:
+def test_a_spread_contains_its_values(values: list[float]) -> None:
     spread = report.Spread.of(values)
     assert spread.low == min(values)
     assert spread.high == max(values)
@@ -26,7 +26,7 @@ def test_a_spread_holds_its_values(values: list[float]) -> None:
 def test_a_ratio_is_taken_within_each_round() -> None:
     ratio = report.Ratio(FAST, SLOW)
     assert ratio.rounds == [2.0, 3.0, 1.2]
-    # not the ratio of the medians, which would be 2.4
+    # not the ratio of the medians, which is 2.4
     assert ratio.spread.median == 2.0
 
 
@@ -36,7 +36,7 @@ def test_rounds_that_do_not_pair_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(("bar", "verdict"), [(2.0, "2.00: met"), (2.1, "2.10: missed")])
-def test_the_verdict_says_which_bar(bar: float, verdict: str) -> None:
+def test_the_verdict_names_the_bar(bar: float, verdict: str) -> None:
     assert report.Ratio(FAST, SLOW, bar).verdict == verdict
 
 
@@ -47,11 +47,11 @@ def test_a_section_shows_rates_ratios_and_load() -> None:
     assert "Rounds: 3. Other programs' share of the machine: median 6%, highest 10%." in text
 
 
-def test_load_that_nothing_tells_is_said_to_be_unknown() -> None:
+def test_unmeasured_load_is_reported_as_unknown() -> None:
     assert "not known" in report.foreign_line([None, None])
 
 
-def test_the_command_line_holds_no_folder_of_this_machine() -> None:
+def test_the_command_line_has_no_local_folders() -> None:
     argv = ["/a/b/benchmarks/peers_collective.py", "--paddle", "/c/d/bin/python", "--x=/e/f", "1/2"]
     expected = "python -m benchmarks.peers_collective --paddle python --x=f 1/2"
     assert report.command_line(argv) == expected

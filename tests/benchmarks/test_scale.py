@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scale: a small table grows, is saved and loaded; what it came to, and the verdicts."""
+"""Scale: a small table grows, is saved and loaded; the figures and verdicts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_a_small_table_grows_is_saved_and_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert scale.main(["--rows", "60000", "--folder", str(tmp_path), "--no-write"]) == 0
-    shown = capsys.readouterr().out
-    for what in ("growth, 1 server", "save, beside training", "load, 2 servers"):
-        assert f"| {what} | " in shown
-    # of other sizes the claim says nothing
-    assert "met" not in shown
-    # what was saved is gone
+    output = capsys.readouterr().out
+    for measurement in ("growth, 1 server", "save, beside training", "load, 2 servers"):
+        assert f"| {measurement} | " in output
+    # the claim is about one size only
+    assert "met" not in output
+    # the saved files are removed
     assert not list(tmp_path.iterdir())
 
 
@@ -43,22 +43,22 @@ def test_rows_that_changed_are_an_error() -> None:
         check_same(rows, other)
 
 
-def test_all_processes_count() -> None:
+def test_memory_of_all_processes_counts() -> None:
     assert scale.together_mib(MADE) == 10_024.0
     assert scale.verdict(scale.CLAIMED_ROWS, 10_240.0) == "met"
     assert scale.verdict(scale.CLAIMED_ROWS, 10_241.0) == "missed"
 
 
-def test_a_pause_is_the_call_or_a_step() -> None:
+def test_a_pause_is_the_longest_of_call_and_step() -> None:
     assert scale.pause_ms(MADE) == 50.0
     assert scale.pause_ms({**MADE, "beside": {"longest_ms": 70.0}}) == 70.0
 
 
-def test_ids_of_numbers_differ_and_are_spread() -> None:
+def test_ids_of_numbers_are_distinct_and_spread() -> None:
     ids = ids_of(np.arange(10_000)).numpy()
     assert len(np.unique(ids)) == 10_000
     assert (ids < 0).mean() == pytest.approx(0.5, abs=0.05)
 
 
-def test_steps_are_told_in_milliseconds() -> None:
+def test_steps_are_reported_in_milliseconds() -> None:
     assert told([0.001, 0.005, 0.002]) == {"median_ms": 2.0, "longest_ms": 5.0, "steps": 3}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slow link: who is where, what is compared, and that every setting is one of ours."""
+"""The slow link: placement of workers, compared variants, and valid settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """What a job is told of a rig."""
+    """The part of a rig that a job reads."""
 
     hosts: tuple[Place, ...] = (Place(("in", "a")), Place(("in", "b")))
     addresses: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")
@@ -38,25 +38,25 @@ def run(seconds: float, sent: int, checksum: float = 1.0) -> jobs.Run:
     [(False, "aabb", "0101"), (True, "abab", "0011")],
     ids=["blocks", "alternating"],
 )
-def test_workers_are_placed_in_the_order_asked_for(
+def test_workers_are_placed_in_the_requested_order(
     alternating: bool, hosts: str, local: str
 ) -> None:
     variant = Variant("flat", alternating=alternating)
-    made = slow_link.job(variant, "train", Places())  # type: ignore[arg-type]
-    assert "".join(command.argv[1] for command in made.commands) == hosts
-    assert "".join(command.environment["LOCAL_RANK"] for command in made.commands) == local
-    assert [command.environment["RANK"] for command in made.commands] == list("0123")
+    job = slow_link.job(variant, "train", Places())  # type: ignore[arg-type]
+    assert "".join(command.argv[1] for command in job.commands) == hosts
+    assert "".join(command.environment["LOCAL_RANK"] for command in job.commands) == local
+    assert [command.environment["RANK"] for command in job.commands] == list("0123")
 
 
-def test_only_what_is_encrypted_gets_certificates() -> None:
+def test_only_encrypted_variants_get_certificates() -> None:
     for variant in slow_link.TLS.variants:
-        made = slow_link.job(variant, "train", Places(), ssl="certs")  # type: ignore[arg-type]
-        argv = made.commands[0].argv
+        job = slow_link.job(variant, "train", Places(), ssl="certs")  # type: ignore[arg-type]
+        argv = job.commands[0].argv
         strategy = json.loads(argv[argv.index("--strategy") + 1])
         assert strategy.get("ssl") == ("certs" if variant.encrypted else None)
 
 
-def test_the_settings_of_every_variant_hold_together() -> None:
+def test_the_settings_of_every_variant_are_valid() -> None:
     for section in slow_link.SECTIONS.values():
         names = [variant.name for variant in section.variants]
         assert len(set(names)) == len(names)
@@ -66,7 +66,7 @@ def test_the_settings_of_every_variant_hold_together() -> None:
             DistributedStrategy(**again)
 
 
-def test_time_and_bytes_have_bars_of_their_own() -> None:
+def test_time_and_bytes_have_separate_bars() -> None:
     section = Section(
         "Title",
         "reduce",
@@ -84,7 +84,7 @@ def test_time_and_bytes_have_bars_of_their_own() -> None:
     assert "0.200: missed" in second
 
 
-def test_published_figures_stand_beside_ours() -> None:
+def test_published_figures_are_listed_next_to_ours() -> None:
     flat, dgc = (variant.name for variant in slow_link.DGC_CLAIM.variants)
     runs = {flat: [run(8.0, 8 << 20)], dgc: [run(2.0, 2 << 20)]}
     found = {slow_link.DGC_CLAIM.title: slow_link.reached(slow_link.DGC_CLAIM, runs)}
@@ -101,7 +101,7 @@ def test_workers_that_end_with_different_values_are_an_error() -> None:
         slow_link._agreed("flat", [broken])
 
 
-def test_backward_gives_the_gradients_that_are_known() -> None:
+def test_backward_gives_the_known_gradients() -> None:
     torch.manual_seed(0)
     model = slow_train.Known(torch.nn.Linear(3, 2), seed=1)
     for _ in range(2):
@@ -110,15 +110,15 @@ def test_backward_gives_the_gradients_that_are_known() -> None:
         for parameter, known in zip(model.model.parameters(), model.known, strict=True):
             assert parameter.grad is not None
             assert torch.equal(parameter.grad, known)
-            # whoever reduces in place must not change what is known
+            # a reduction in place must not change the known gradient
             parameter.grad += 1
 
 
-def test_bytes_are_counted_for_each_interface() -> None:
+def test_bytes_are_counted_per_interface() -> None:
     assert slow_train.counters().get("lo", 0) >= 0
     assert slow_train.sent_bytes() >= 0
 
 
-def test_the_model_is_as_large_as_the_page_says() -> None:
+def test_the_model_has_the_size_on_the_page() -> None:
     sizes = [a * b + b for a, b in zip(slow_train.WIDTHS, slow_train.WIDTHS[1:], strict=False)]
     assert 4 * sum(sizes) / 2**20 == slow_link.MODEL_MIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quality over slow networks: verdicts, settings, and that a mode trains to its end."""
+"""Quality over slow networks: verdicts, settings, and a mode that trains to its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_images_are_judged_by_accuracy_and_text_by_loss(one: Reached, verdict: s
     assert one.verdict == verdict
 
 
-def test_every_mode_has_settings_that_hold_together() -> None:
+def test_every_mode_has_valid_settings() -> None:
     for task in slow_quality_data.TASKS:
         for settings in slow_quality.modes(task, 500).values():
             DistributedStrategy(**{"shared_memory": False, **settings})
@@ -49,14 +49,14 @@ def test_every_mode_has_settings_that_hold_together() -> None:
     ]
 
 
-def test_a_curve_is_the_mean_of_neighbouring_steps() -> None:
+def test_a_curve_averages_adjacent_steps() -> None:
     assert slow_quality_train.binned([4.0, 2.0]) == [4.0, 2.0]
     found = slow_quality_train.binned([float(n) for n in range(100)])
     assert found[:2] == [0.5, 2.5]
     assert len(found) == slow_quality_train.BINS
 
 
-def test_letters_are_guessed_from_those_before_them() -> None:
+def test_letters_are_predicted_from_earlier_ones() -> None:
     torch.manual_seed(0)
     model = slow_quality_data.Transformer(5, width=8, heads=2, layers=1)
     x = torch.randint(5, (1, slow_quality_data.CONTEXT))
@@ -67,7 +67,7 @@ def test_letters_are_guessed_from_those_before_them() -> None:
     assert not torch.allclose(one[0, 40:], changed[0, 40:])
 
 
-def test_each_piece_of_text_is_followed_by_its_next_letters(tmp_path: Path) -> None:
+def test_targets_are_the_next_letters(tmp_path: Path) -> None:
     letters = bytes(range(97, 123)) * 60
     (tmp_path / "input.txt").write_bytes(letters)
     train, test = slow_quality_data.text(tmp_path, seed=0)
@@ -75,26 +75,26 @@ def test_each_piece_of_text_is_followed_by_its_next_letters(tmp_path: Path) -> N
     assert len(train.x) + len(test.x) == (len(letters) - 1) // slow_quality_data.CONTEXT
 
 
-def test_absent_records_are_told(tmp_path: Path) -> None:
+def test_absent_records_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(jobs.BenchmarkError, match=r"no input\.txt in .*--data"):
         slow_quality_data.text(tmp_path, seed=0)
 
 
 @pytest.mark.multiprocess
-def test_workers_end_equal_and_have_learnt(tmp_path: Path) -> None:
+def test_workers_end_with_equal_trained_models(tmp_path: Path) -> None:
     write_digits(tmp_path, count=400)
     slow_quality_data.put("digits", tmp_path, seed=0, folder=tmp_path)
     settings = slow_quality.modes("digits", 20)["LocalSGD, k = 4"]
-    asked = {"task": "digits", "folder": str(tmp_path), "seed": 0, "epochs": 3, "batch": 16}
-    asked = {**asked, "settings": settings}
-    one, other = run_processes(slow_quality_train.work, [(asked,)] * 2)
+    options = {"task": "digits", "folder": str(tmp_path), "seed": 0, "epochs": 3, "batch": 16}
+    options = {**options, "settings": settings}
+    one, other = run_processes(slow_quality_train.work, [(options,)] * 2)
     assert one["checksum"] == other["checksum"]
     assert (one["steps"], one["examples"], one["tested"]) == (30, 960, 80)
     assert one["accuracy"] > 0.4
 
 
 def write_digits(folder: Path, count: int) -> None:
-    """Images whose bright row says which digit they are."""
+    """Images whose bright row encodes their digit."""
     images, labels = bytearray(), bytearray()
     for number in range(count):
         label = number % 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static programs beside DDP: what is compared, and that both train in one pair of processes."""
+"""Static programs compared with DDP: the ratios, and a quick run of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def series(**rates: list[float]) -> list[report.Series]:
     return [report.Series(name.replace("_", " "), of, of) for name, of in rates.items()]
 
 
-def test_each_is_compared_with_plain_ddp_and_the_best_of_ours_with_the_compiled_one() -> None:
+def test_variants_are_compared_with_plain_and_compiled_ddp() -> None:
     found = static_vs_ddp.ratios(
         "tiny",
         series(
@@ -24,8 +24,8 @@ def test_each_is_compared_with_plain_ddp_and_the_best_of_ours_with_the_compiled_
             static_inductor=[140.0, 59.0, 130.0],
         ),
     )
-    told = {(r.over.name, r.under.name): (r.spread.median, r.at_least) for r in found}
-    assert told == {
+    output = {(r.over.name, r.under.name): (r.spread.median, r.at_least) for r in found}
+    assert output == {
         ("compiled ddp", "ddp"): (1.0, None),
         ("static fx", "ddp"): (1.2, 1.10),
         ("static inductor", "ddp"): (1.3, 1.3),
@@ -33,7 +33,7 @@ def test_each_is_compared_with_plain_ddp_and_the_best_of_ours_with_the_compiled_
     }
 
 
-def test_what_is_not_claimed_of_a_workload_has_no_bar() -> None:
+def test_a_ratio_without_a_claim_has_no_bar() -> None:
     (ratio,) = static_vs_ddp.ratios("mlp8", series(ddp=[1.0], static_fx=[2.0]))
     assert ratio.verdict == "-"
 
@@ -45,6 +45,6 @@ def test_a_quick_run_measures_and_writes_no_page(
     monkeypatch.setattr(report, "write", None)
     argv = ["--quick", "--rounds", "1", "--workloads", "tiny", "--variants", "ddp", "static fx"]
     assert static_vs_ddp.main(argv) == 0
-    told = capsys.readouterr().out
-    assert "| static fx / ddp |" in told
-    assert "CPU s to capture" in told
+    output = capsys.readouterr().out
+    assert "| static fx / ddp |" in output
+    assert "CPU s to capture" in output

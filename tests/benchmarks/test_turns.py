@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns: one job goes on, the others stand still, and each is counted in its own turns only."""
+"""Turns: one job runs while the others are stopped, and counts only in its own turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks import jobs, turns
 
 pytestmark = pytest.mark.slow
 
-#: makes steps for ever, and leaves its process id where the test can read it
+#: makes steps forever, and writes its process id for the test
 STEP = """
 import os, sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def stepping(name: str, pid: Path, code: str = STEP) -> jobs.Job:
     return jobs.Job(name, [command], results=1, deadline_s=60.0)
 
 
-def test_each_has_its_turns_and_all_are_ended(tmp_path: Path) -> None:
+def test_each_job_has_its_turns_and_all_are_ended(tmp_path: Path) -> None:
     make = {n: lambda n=n: stepping(n, tmp_path / n) for n in ("a", "b")}
     series, shares = turns.take(make, rounds=2, turns=2, turn_s=0.1)
     assert [one.name for one in series] == ["a", "b"]
@@ -45,13 +45,13 @@ def test_each_has_its_turns_and_all_are_ended(tmp_path: Path) -> None:
             os.kill(int((tmp_path / name).read_text()), 0)
 
 
-def test_who_has_no_turn_stands_still(tmp_path: Path) -> None:
+def test_a_job_without_a_turn_is_stopped(tmp_path: Path) -> None:
     with (
         turns._player(stepping("a", tmp_path / "a")) as one,
         turns._player(stepping("b", tmp_path / "b")) as other,
     ):
         one.play(0.1)
-        # a signal is there when the process is scheduled next; then nothing moves
+        # the signal takes effect when the process is scheduled; then it stops
         while _state(one) != "T":
             os.sched_yield()
         before = one._counts()
@@ -66,7 +66,7 @@ def _state(player: turns._Player) -> str:
     return stat.rpartition(") ")[2][0]
 
 
-def test_a_job_is_at_work_once_every_worker_is(tmp_path: Path) -> None:
+def test_a_job_is_at_work_once_every_worker_made_a_step(tmp_path: Path) -> None:
     player = turns._Player(jobs.Job("two", [], results=2, deadline_s=0.0), [], tmp_path)
     turns.Counter(tmp_path, 0).add()
     for late in ("not there", "empty"):
@@ -79,13 +79,13 @@ def test_a_job_is_at_work_once_every_worker_is(tmp_path: Path) -> None:
     player.wait_until_at_work()
 
 
-def test_a_job_that_ends_is_told_of(tmp_path: Path) -> None:
+def test_a_job_that_ends_is_reported(tmp_path: Path) -> None:
     bad = stepping("bad", tmp_path / "a", "raise SystemExit('no room')")
     with pytest.raises(jobs.BenchmarkError, match=r"(?s)bad has ended:.*no room"):
         turns.take({"bad": lambda: bad}, 1, 1, 0.1)
 
 
-def test_a_job_that_makes_no_step_in_its_turn_is_told_of(tmp_path: Path) -> None:
+def test_a_job_that_makes_no_step_is_reported(tmp_path: Path) -> None:
     hangs = STEP.replace("while True:", "counter.add()\nwhile True:\n    continue")
     with pytest.raises(jobs.BenchmarkError, match="slow made no step"):
         turns.take({"slow": lambda: stepping("slow", tmp_path / "a", hangs)}, 1, 1, 0.1)
@@ -101,13 +101,13 @@ turns.take({"one": lambda: stepping("one", pid)}, 1000, 1, 0.1)
 
 
 @pytest.mark.multiprocess
-def test_a_benchmark_that_is_asked_to_end_leaves_no_job_behind(tmp_path: Path) -> None:
+def test_a_terminated_benchmark_leaves_no_job_running(tmp_path: Path) -> None:
     command = [sys.executable, "-u", "-c", ENDED, str(tmp_path / "pid")]
     with subprocess.Popen(
         command, cwd=jobs.ROOT, env=jobs.environment({}), stdout=subprocess.PIPE
     ) as benchmark:
         assert benchmark.stdout is not None
-        # a round is over, and its job stands still
+        # after a round, the job is stopped
         assert b"round 1/1000" in benchmark.stdout.readline()
         benchmark.terminate()
         assert benchmark.wait(60) == 128 + signal.SIGTERM

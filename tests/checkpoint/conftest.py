@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk under observation."""
+"""A file system whose changes a test observes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ Observer = Callable[[int, str, tuple[Any, ...]], None]
 
 @pytest.fixture
 def watched_os() -> Iterator[Callable[[Observer], None]]:
-    """A function that has each call that changes the disk told to its argument first."""
+    """A function that installs an observer, which is called before each change of the disk."""
     yield lambda observer: WatchedOs(observer).install()
     uninstall()

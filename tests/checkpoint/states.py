@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small states to save, and an operating system that fails or stops at the n-th call."""
+"""Small snapshots to save, and an os module that fails or stops at the n-th call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fleetlight.checkpoint.storage import files, generations
 from fleetlight.checkpoint.storage.manifest import FileEntry
 from fleetlight.files import atomic, lock
 
-#: the modules that change a disk, and the calls that do so
+#: the modules that change a disk, and their calls that do so
 _CHANGERS = (files, generations, atomic, lock)
 CHANGES = ("open", "write", "pwrite", "ftruncate", "fsync", "mkdir", "replace", "unlink")
 
 
 def snapshot(step: int, size: int = 4) -> checkpoint.JobSnapshot:
-    """A job after `step` steps; every number in it tells the step."""
+    """A job after `step` steps; every number in it equals the step."""
     module = torch.nn.Linear(size, 2)
     with torch.no_grad():
         for param in module.parameters():
@@ -48,7 +48,7 @@ def names(module: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
 
 
 def whole_step(dirname: str | os.PathLike[str]) -> int:
-    """The step of the checkpoint in `dirname`, after checking every byte and number of it."""
+    """The step of the checkpoint in `dirname`, after checking every byte and number."""
     found = checkpoint.read(dirname)
     found.verify()
     assert {float(t.unique()) for t in found.model().tensors.values()} == {found.manifest.step}
@@ -63,13 +63,13 @@ def folders(root: Path) -> list[str]:
 
 
 def described(path: Path) -> FileEntry:
-    """The manifest's entry of a file as it is now."""
+    """The manifest entry for the present content of a file."""
     data = path.read_bytes()
     return FileEntry(path.name, len(data), hashlib.sha256(data).hexdigest())
 
 
 class WatchedOs:
-    """The os module, but `at_change` is told of each call that changes the disk, before it."""
+    """The os module, except that `at_change` is called before each call that changes the disk."""
 
     def __init__(self, at_change: Callable[[int, str, tuple[Any, ...]], None]) -> None:
         self._at_change = at_change
@@ -98,7 +98,7 @@ def uninstall() -> None:
 
 
 def full_disk_at(call: int) -> Callable[[int, str, tuple[Any, ...]], None]:
-    """The disk is full at the n-th change and from then on, except for removing things."""
+    """The disk is full from the n-th change on, except for removals."""
 
     def fail(number: int, name: str, args: tuple[Any, ...]) -> None:
         if number >= call and name != "unlink":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No pickle in the archive of a program: neither written, nor loaded."""
+"""The archive of a program contains no pickle, and loading refuses one."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def rewritten(path: Path, ending: str, data: bytes) -> Path:
     return copy
 
 
-def test_what_is_written_has_no_pickle_and_loads(path: Path) -> None:
+def test_a_written_archive_has_no_pickle_and_loads(path: Path) -> None:
     refuse_pickle(path)
     x = torch.ones(2, 3)
     assert read_program(path).module()(x).shape == (2, 2)
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            # every pickle of protocol 2 or later starts so; a saved tensor is a zip in a zip
+            # pickles of protocol 2 or later start like this; a saved tensor is a zip in a zip
             assert not archive.read(name).startswith((b"\x80\x02", b"PK")), name
 
 
@@ -83,14 +83,14 @@ def test_tensors_stored_as_pickles_are_refused(path: Path, table: str) -> None:
         read_program(rewritten(path, f"data/{table}/model_{table}_config.json", data))
 
 
-def test_pickles_that_no_table_calls_so_are_refused(path: Path) -> None:
+def test_pickles_not_marked_as_such_are_refused(path: Path) -> None:
     entry = {"path_name": "opaque_obj_0", "use_pickle": False, "is_param": False}
     data = json.dumps({"config": {"thing": entry}}).encode()
     with pytest.raises(CheckpointError, match="'thing' is stored as a pickle"):
         read_program(rewritten(path, "data/constants/model_constants_config.json", data))
 
 
-def test_garbage(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.pt2").write_bytes(b"garbage")
     with pytest.raises(CorruptCheckpointError, match=r"p.pt2 is not an exported program"):
         read_program(tmp_path / "p.pt2")

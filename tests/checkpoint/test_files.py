@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are whole or absent."""
+"""Files are complete or absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.checkpoint.storage.manifest import FileEntry
 from fleetlight.errors import CorruptCheckpointError
 
 
-def test_a_sink_knows_size_and_checksum(tmp_path: Path) -> None:
+def test_a_sink_returns_size_and_checksum(tmp_path: Path) -> None:
     data = os.urandom(3000)
     with files.Sink(tmp_path / "a") as sink:
         sink.write(data[:1000])
@@ -35,9 +35,7 @@ def test_a_sink_never_writes_over_a_file(tmp_path: Path) -> None:
         files.Sink(tmp_path / "a")
 
 
-def test_writes_that_take_only_a_part_are_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
     with files.Sink(tmp_path / "a") as sink:
@@ -47,7 +45,7 @@ def test_writes_that_take_only_a_part_are_continued(
     assert entry.sha256 == hashlib.sha256(bytes(range(100))).hexdigest()
 
 
-def test_verify_tells_truncated_from_changed(tmp_path: Path) -> None:
+def test_verify_distinguishes_truncated_and_changed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345678")
     entry = described(path)
@@ -70,7 +68,7 @@ def test_replacing_shows_the_old_file_until_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", range(1, 5))
-def test_replacing_leaves_the_old_file_when_it_fails(
+def test_a_failed_replacement_keeps_the_old_file(
     tmp_path: Path, watched_os: Any, call: int
 ) -> None:
     path = tmp_path / "a"

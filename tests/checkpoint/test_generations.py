@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accidents while saving: whatever happens, a whole checkpoint is left."""
+"""Failures during a save leave a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def calls_of_a_save(root: Path, watched_os: Any) -> list[str]:
-    """Every change of the disk that one save makes."""
+    """The calls of one save that change the disk."""
     calls: list[str] = []
     watched_os(lambda _, name, args: calls.append(name))
     checkpoint.write(root, snapshot(2))
@@ -56,7 +56,9 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert {"generation-x", "202401", "000001", "notes.txt"} < set(folders(tmp_path))
 
 
-def test_a_failure_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path, watched_os: Any) -> None:
+def test_a_failure_at_any_call_leaves_a_complete_checkpoint(
+    tmp_path: Path, watched_os: Any
+) -> None:
     checkpoint.write(tmp_path / "dry", snapshot(1))
     calls = calls_of_a_save(tmp_path / "dry", watched_os)
     assert len(calls) > 20
@@ -74,7 +76,7 @@ def test_a_failure_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path, watched
         assert len(folders(root)) == 2
 
 
-def test_a_full_disk_is_explained_and_its_space_given_back(tmp_path: Path, watched_os: Any) -> None:
+def test_a_full_disk_is_an_error_and_its_space_is_freed(tmp_path: Path, watched_os: Any) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     watched_os(full_disk_at(8))
     with pytest.raises(CheckpointError, match=r"No space left on device .*generation 1 .* intact"):
@@ -82,7 +84,7 @@ def test_a_full_disk_is_explained_and_its_space_given_back(tmp_path: Path, watch
     assert folders(tmp_path) == ["generation-000001", "manifest.json"]
 
 
-def test_everything_is_flushed_before_the_manifest_moves(tmp_path: Path, watched_os: Any) -> None:
+def test_everything_is_fsynced_before_the_manifest_moves(tmp_path: Path, watched_os: Any) -> None:
     log: list[str] = []
 
     def note(_: int, name: str, args: tuple[Any, ...]) -> None:
@@ -104,7 +106,7 @@ def test_everything_is_flushed_before_the_manifest_moves(tmp_path: Path, watched
 
 
 @pytest.mark.multiprocess
-def test_kill_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_kill_at_any_call_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -153,7 +155,7 @@ def test_an_interrupted_save_leaves_nothing(tmp_path: Path, watched_os: Any) -> 
     assert whole_step(tmp_path) == 1
 
 
-def test_leftovers_of_a_crash_are_gone_before_the_next_save_needs_the_space(
+def test_leftovers_of_a_crash_are_removed_before_the_next_save(
     tmp_path: Path,
 ) -> None:
     checkpoint.write(tmp_path, snapshot(1))
@@ -174,9 +176,7 @@ def test_leftovers_of_a_first_save_that_crashed_are_removed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("data", [b"\x00\xff\x00", b'{"form'], ids=["bytes", "half"])
-def test_an_unreadable_manifest_is_not_taken_for_something_else(
-    tmp_path: Path, data: bytes
-) -> None:
+def test_an_unreadable_manifest_is_reported_as_damaged(tmp_path: Path, data: bytes) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     (tmp_path / "manifest.json").write_bytes(data)
     with pytest.raises(CorruptCheckpointError, match=r"is damaged .* Remove it to save here"):
@@ -217,7 +217,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(root)], check=True)
 
 
-def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+def test_a_really_full_disk_keeps_the_last_checkpoint(small_disk: Path) -> None:
     checkpoint.write(small_disk, snapshot(1))
     with pytest.raises(CheckpointError, match=r"No space left .* generation 1 there is intact"):
         checkpoint.write(small_disk, snapshot(2, size=100_000))
@@ -226,7 +226,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     assert whole_step(small_disk) == 3
 
 
-def test_a_disk_that_is_read_only(small_disk: Path) -> None:
+def test_a_read_only_disk_keeps_the_last_checkpoint(small_disk: Path) -> None:
     checkpoint.write(small_disk, snapshot(1))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(CheckpointError, match=r"Read-only file system .* generation 1 .* intact"):
@@ -234,7 +234,7 @@ def test_a_disk_that_is_read_only(small_disk: Path) -> None:
     assert whole_step(small_disk) == 1
 
 
-def test_a_file_size_limit(tmp_path: Path) -> None:
+def test_a_file_size_limit_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -247,14 +247,14 @@ def test_a_file_size_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission(tmp_path: Path) -> None:
+def test_a_directory_without_permission_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(CheckpointError, match=r"Permission denied .* no checkpoint there"):
         checkpoint.write(tmp_path / "ckpt", snapshot(1))
     tmp_path.chmod(0o700)
 
 
-def test_dirname_is_a_file(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(CheckpointError, match="file is a file; expected a directory"):
@@ -263,11 +263,11 @@ def test_dirname_is_a_file(tmp_path: Path) -> None:
         checkpoint.read(path)
     with pytest.raises(CheckpointError, match=r"Not a directory .* no checkpoint there") as caught:
         checkpoint.write(path / "below", snapshot(1))
-    # what the system said stands in the text, and not once more above it
+    # the text has the message of the system, so the chained error is hidden
     assert caught.value.__suppress_context__
 
 
-def test_a_second_saver_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_saver_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     with generations.new_generation(tmp_path, "f") as generation:
         expected = f"process {os.getpid()} on .* is saving into this directory right now"
         with pytest.raises(CheckpointError, match=expected):
@@ -277,7 +277,7 @@ def test_a_second_saver_is_refused_and_the_first_goes_on(tmp_path: Path) -> None
     assert whole_step(tmp_path) == 2
 
 
-def test_a_forked_reader_of_data_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_a_forked_loading_process_does_not_keep_the_lock(tmp_path: Path) -> None:
     with generations.new_generation(tmp_path, "f"):
         (lock,) = (fd for fd in open_files() if open_files()[fd].endswith(".lock"))
         inherited = os.dup(lock)
@@ -286,7 +286,7 @@ def test_a_forked_reader_of_data_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 
 def open_files() -> dict[int, str]:
-    """The files this process has open, by descriptor."""
+    """The open files of this process, by descriptor."""
     root = Path("/proc/self/fd")
     if not root.exists():
         pytest.skip("needs /proc to find the lock")
@@ -295,7 +295,7 @@ def open_files() -> dict[int, str]:
 
 
 @pytest.mark.multiprocess
-def test_the_lock_of_a_killed_saver_is_free(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_saver_is_released(tmp_path: Path) -> None:
     script = (
         "import sys; from fleetlight.checkpoint.storage import generations\n"
         "with generations.new_generation(sys.argv[1], 'fleetlight-checkpoint'):\n"
@@ -327,7 +327,7 @@ def test_a_file_system_without_locks_is_warned_about(
     assert whole_step(tmp_path) == 1
 
 
-def test_reading_while_somebody_saves(tmp_path: Path) -> None:
+def test_reading_a_replaced_generation_is_an_error(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     found = checkpoint.read(tmp_path)
     checkpoint.write(tmp_path, snapshot(2))
@@ -343,7 +343,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         checkpoint.read(tmp_path).verify()
 
 
-def test_no_checkpoint_here(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such directory; expected the directory"):
         checkpoint.read(tmp_path / "none")
     with pytest.raises(CheckpointError, match=r"holds no manifest.json; expected"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A saved inference model runs without its class, and says what it wants."""
+"""A saved inference model runs without its class and describes its inputs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def expected(net: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("by_name", [True, False])
-def test_any_batch_size(tmp_path: Path, rows: int, by_name: bool) -> None:
+def test_an_exported_model_takes_any_batch_size(tmp_path: Path, rows: int, by_name: bool) -> None:
     net = Net()
     example = batch(rows)
     save_inference(tmp_path, net, example if by_name else tuple(example.values()))
@@ -68,7 +68,7 @@ def test_any_batch_size(tmp_path: Path, rows: int, by_name: bool) -> None:
             assert not result["logits"].requires_grad
 
 
-def test_training_flags_and_parameters_are_untouched(tmp_path: Path) -> None:
+def test_training_flags_and_parameters_are_unchanged(tmp_path: Path) -> None:
     net = Net()
     net.norm.eval()
     flags = [part.training for part in net.modules()]
@@ -79,7 +79,7 @@ def test_training_flags_and_parameters_are_untouched(tmp_path: Path) -> None:
     assert all(param.requires_grad for param in net.parameters())
 
 
-def test_training_flags_come_back_after_a_failure(tmp_path: Path) -> None:
+def test_training_flags_are_restored_after_a_failure(tmp_path: Path) -> None:
     class Broken(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("broken on purpose")
@@ -91,7 +91,7 @@ def test_training_flags_come_back_after_a_failure(tmp_path: Path) -> None:
     assert folders(tmp_path) == []
 
 
-def test_a_model_with_a_fixed_batch_says_why(
+def test_a_model_with_a_fixed_batch_names_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="fleetlight.checkpoint.inference.exported"):
@@ -105,14 +105,16 @@ def test_a_model_with_a_fixed_batch_says_why(
         model(torch.ones(3, 2))
 
 
-def test_fixed_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_batch_size_is_fixed_on_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manifest = save_inference(tmp_path, nn.Linear(2, 2), torch.ones(3, 2), dynamic_batch=False)
     assert manifest.static_because == "no batch dimension was asked for or found"
     assert manifest.inputs[0].shape == (3, 2)
     assert not [record for record in caplog.records if record.name.startswith("fleetlight")]
 
 
-def test_an_input_that_has_rows_by_chance(tmp_path: Path) -> None:
+def test_an_input_may_be_excluded_from_the_batch(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def forward(self, x: Tensor, scale: Tensor) -> Tensor:
             return x @ scale
@@ -124,20 +126,20 @@ def test_an_input_that_has_rows_by_chance(tmp_path: Path) -> None:
     assert model(torch.ones(5, 2), torch.eye(2)).shape == (5, 2)
 
 
-def test_a_wrong_name_of_a_batch_is_told(tmp_path: Path) -> None:
+def test_a_wrong_batch_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got 'inputs'.*did you mean 'input'"):
         save_inference(tmp_path, nn.Linear(2, 2), torch.ones(3, 2), dynamic_batch=["inputs"])
     with pytest.raises(ConfigError, match="'input' has no rows; expected at least one"):
         save_inference(tmp_path, nn.Linear(2, 2), torch.ones(0, 2))
 
 
-def test_a_wrong_input_is_told(tmp_path: Path) -> None:
+def test_a_wrong_input_type_is_named(tmp_path: Path) -> None:
     save_inference(tmp_path, Net(), batch(2))
     with pytest.raises(ConfigError, match=r"'ids': got float32\[2\], expected int64\[batch\]"):
         load_inference(tmp_path)(torch.ones(2, 4), torch.ones(2))
 
 
-def test_another_device(tmp_path: Path) -> None:
+def test_a_model_can_be_loaded_to_another_device(tmp_path: Path) -> None:
     save_inference(tmp_path, nn.Linear(2, 3), torch.ones(2, 2))
     result = load_inference(tmp_path, device="meta")(torch.ones(4, 2, device="meta"))
     assert (result.device.type, result.shape) == ("meta", (4, 3))
@@ -152,7 +154,7 @@ def test_the_archive_holds_no_examples(tmp_path: Path) -> None:
     assert examples.file_size == 0
 
 
-def test_weights_that_torch_would_pickle_are_refused_at_once(tmp_path: Path) -> None:
+def test_weights_that_torch_would_pickle_are_refused(tmp_path: Path) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -167,7 +169,7 @@ def test_weights_that_torch_would_pickle_are_refused_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.multiprocess
-def test_the_class_is_not_needed(tmp_path: Path) -> None:
+def test_a_model_runs_without_its_class(tmp_path: Path) -> None:
     net = Net()
     save_inference(tmp_path, net, batch(2))
     script = (
@@ -194,7 +196,7 @@ def test_a_damaged_program_is_named(tmp_path: Path) -> None:
         load_inference(tmp_path)
 
 
-def test_a_checkpoint_is_neither_overwritten_nor_taken_for_a_model(tmp_path: Path) -> None:
+def test_a_checkpoint_is_neither_overwritten_nor_loaded_as_a_model(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(
         '{"format":"fleetlight-checkpoint","version":1,"checksum":"","generation":1}'
     )
@@ -212,7 +214,7 @@ def saved(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("call", [5, 7, 10])
-def test_a_full_disk_ends_neither_the_process_nor_the_old_model(
+def test_a_full_disk_keeps_the_process_and_the_old_model(
     saved: Path, watched_os: Any, call: int
 ) -> None:
     watched_os(full_disk_at(call))
@@ -222,7 +224,7 @@ def test_a_full_disk_ends_neither_the_process_nor_the_old_model(
     assert folders(saved) == ["generation-000001", "manifest.json"]
 
 
-def test_it_says_what_it_takes_and_gives(tmp_path: Path) -> None:
+def test_a_model_prints_its_inputs_and_outputs(tmp_path: Path) -> None:
     save_inference(tmp_path, Net(), batch(3))
     assert repr(load_inference(tmp_path)) == (
         "InferenceModel(x: float32[?, 4], ids: int64[?]) -> float32[?, 2], int64[?]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs are named like forward names them, and a wrong one is told before anything runs."""
+"""Inputs have the names of forward's parameters; a wrong one is named before the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def forward(x: Tensor, ids: Tensor, *more: Tensor, scale: Tensor | None = None) 
         ({"x": X, "ids": Y, "scale": X}, ["x", "ids", "scale"], False),
     ],
 )
-def test_names(examples: Inputs, names: list[str], positional: bool) -> None:
+def test_example_inputs_are_named_as_in_forward(
+    examples: Inputs, names: list[str], positional: bool
+) -> None:
     named, by_position = name_examples(forward, examples)
     assert (list(named), by_position) == (names, positional)
 
@@ -39,7 +41,7 @@ def test_one_tensor_needs_no_list() -> None:
     assert list(named) == ["input"]
 
 
-def test_examples_that_do_not_fit() -> None:
+def test_examples_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"do not fit forward\(x: .*missing .*'ids'"):
         name_examples(forward, X)
     with pytest.raises(ConfigError, match="got an unexpected keyword argument 'z'"):
@@ -48,7 +50,7 @@ def test_examples_that_do_not_fit() -> None:
         name_examples(forward, {"x": X, "ids": 3})  # type: ignore[dict-item]
 
 
-def test_order_of_a_call() -> None:
+def test_inputs_are_ordered_as_in_the_example() -> None:
     for values in (
         bind_inputs(ENTRIES, (X, Y), {}),
         bind_inputs(ENTRIES, (X,), {"ids": Y}),

@@ -45,14 +45,14 @@ def manifest(version: int = VERSION) -> Manifest:
     )
 
 
-def test_round_trip() -> None:
+def test_a_manifest_survives_the_round_trip() -> None:
     data = encode(manifest())
     found = decode(data, Manifest, "f", PATH)
     assert msgspec.structs.replace(found, checksum="") == manifest()
     assert encode(found) == data
 
 
-def test_a_newer_version_is_told_before_its_fields_are_looked_at() -> None:
+def test_a_newer_version_is_refused_before_its_fields() -> None:
     data = b'{"format":"f","version":99,"checksum":"","generation":1,"nothing":"we know"}'
     with pytest.raises(CheckpointError, match="newer Fleetlight: format version 99, this one"):
         decode(data, Manifest, "f", PATH)
@@ -64,7 +64,7 @@ def test_another_format_is_named() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, -3])
-def test_truncated(cut: int) -> None:
+def test_a_truncated_manifest_is_damaged(cut: int) -> None:
     with pytest.raises(CorruptCheckpointError, match=r"ckpt/manifest.json is damaged"):
         decode(encode(manifest())[:cut], Manifest, "f", PATH)
 

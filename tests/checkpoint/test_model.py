@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Module state goes out by name and comes back into the same objects."""
+"""Module state is saved by name and loaded into the same objects."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ def pair(tied: bool) -> nn.Sequential:
     return module
 
 
-def test_tied_into_untied() -> None:
+def test_tied_weights_load_into_untied_ones() -> None:
     source, target = pair(tied=True), pair(tied=False)
     load_model_state(target, model_state(source))
     assert torch.equal(target[0].weight, source[0].weight)
     assert torch.equal(target[1].weight, source[0].weight)
 
 
-def test_untied_into_tied_only_if_equal() -> None:
+def test_untied_weights_load_into_tied_ones_only_if_equal() -> None:
     source, target = pair(tied=False), pair(tied=True)
     with pytest.raises(CheckpointError, match=r"'1.weight' and '0.weight' are one tensor here"):
         load_model_state(target, model_state(source))
@@ -135,7 +135,7 @@ def test_untied_into_tied_only_if_equal() -> None:
     assert torch.equal(target[0].weight, source[0].weight)
 
 
-def test_a_module_is_not_taken_for_one_of_an_old_version() -> None:
+def test_a_module_loads_with_its_own_version() -> None:
     class Versioned(nn.Linear):
         _version = 2
 
@@ -146,13 +146,13 @@ def test_a_module_is_not_taken_for_one_of_an_old_version() -> None:
     load_model_state(nn.Sequential(Versioned(2, 2)), model_state(nn.Sequential(nn.Linear(2, 2))))
 
 
-def test_plain_state_dict() -> None:
+def test_the_state_is_a_plain_state_dict() -> None:
     source, target = Everything(), Everything()
     target.load_state_dict(model_state(source).state_dict())
     assert_equal(source, target)
 
 
-def test_names_that_are_not_ascii() -> None:
+def test_names_may_be_non_ascii() -> None:
     source, target = (nn.ModuleDict({"größe·層": nn.Linear(1, 1)}) for _ in range(2))
     load_model_state(target, model_state(source))
     assert_equal(source, target)

@@ -65,7 +65,7 @@ def through_json(state: OptimizerState) -> OptimizerState:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_equals_one_that_never_stopped(case: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(case: str) -> None:
     kind, options = CASES[case]
     model, again = module(), module()
     optimizer = kind(model.parameters(), **options)
@@ -81,7 +81,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_state_and_options_come_back_exactly(case: str) -> None:
+def test_state_and_options_are_restored_exactly(case: str) -> None:
     kind, options = CASES[case]
     model = module()
     optimizer, fresh = (kind(model.parameters(), **options) for _ in range(2))
@@ -103,7 +103,7 @@ def two_groups(model: nn.Sequential, swapped: bool = False) -> torch.optim.Adam:
     return torch.optim.Adam([second, first] if swapped else [first, second], lr=0.01)
 
 
-def test_order_of_groups_and_parameters_does_not_matter() -> None:
+def test_the_order_of_groups_and_parameters_does_not_matter() -> None:
     model = module()
     optimizer, swapped = two_groups(model), two_groups(model, swapped=True)
     train(model, optimizer, range(2))
@@ -113,7 +113,7 @@ def test_order_of_groups_and_parameters_does_not_matter() -> None:
     torch.testing.assert_close(dict(swapped.state), dict(optimizer.state), rtol=0, atol=0)
 
 
-def test_groups_that_were_split_otherwise() -> None:
+def test_differently_split_groups_load_if_options_agree() -> None:
     model = module()
     one = torch.optim.Adam(model.parameters(), lr=0.5)
     two = two_groups(model)
@@ -124,7 +124,7 @@ def test_groups_that_were_split_otherwise() -> None:
         load_optimizer_state(one, names(model), state)
 
 
-def test_dtypes_of_the_state_are_not_those_of_the_parameter() -> None:
+def test_state_keeps_its_own_dtypes() -> None:
     model = module().bfloat16()
     optimizer, fresh = (torch.optim.SGD(model.parameters(), momentum=0.9) for _ in range(2))
     for param in model.parameters():
@@ -156,7 +156,7 @@ def test_steps_are_counted_on_the_cpu_unless_a_kernel_reads_them() -> None:
         assert (state["step"].device.type, state["exp_avg"].device.type) == (device, "meta")
 
 
-def test_no_state_yet() -> None:
+def test_loading_an_empty_state_clears_the_state() -> None:
     model = module()
     optimizer, used = (torch.optim.Adam(model.parameters()) for _ in range(2))
     train(model, used, range(1))
@@ -164,7 +164,7 @@ def test_no_state_yet() -> None:
     assert not used.state
 
 
-def test_what_a_scheduler_adds_is_kept() -> None:
+def test_keys_added_by_a_scheduler_are_saved() -> None:
     model = module()
     optimizer, fresh = (torch.optim.SGD(model.parameters(), lr=0.3) for _ in range(2))
     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -181,7 +181,7 @@ def test_a_tensor_rate_keeps_its_object() -> None:
     assert rate.item() == 0.5
 
 
-def test_the_class_derived_here_is_the_class_of_the_user() -> None:
+def test_a_derived_class_is_saved_as_the_users_class() -> None:
     model = module()
     derived = type("Distributed", (torch.optim.Adam,), {"__module__": "fleetlight.anything"})
     state = optimizer_state(derived(model.parameters()), names(model))
@@ -221,7 +221,7 @@ def test_an_entry_that_cannot_be_stored_is_named() -> None:
         optimizer_state(optimizer, names(model))
 
 
-def test_a_parameter_of_another_model_is_told() -> None:
+def test_a_parameter_of_another_model_is_an_error() -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
     with pytest.raises(CheckpointError, match=r"param_groups.0 has an entry for \(2, 2\), which"):
         optimizer_state(optimizer, {})

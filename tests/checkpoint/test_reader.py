@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading: only what is asked for, and only bytes that were written."""
+"""Reading loads only the requested files, and verifies their bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_files_are_checked_only_when_they_are_read(tmp_path: Path) -> None:
         found.optimizers()
 
 
-def test_what_was_loaded_stays_when_the_next_save_removes_the_files(tmp_path: Path) -> None:
+def test_loaded_tensors_survive_the_removal_of_their_files(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     model = torch.nn.Linear(4, 2)
     mapped = checkpoint.read(tmp_path).model()
@@ -67,7 +67,7 @@ def test_what_was_loaded_stays_when_the_next_save_removes_the_files(tmp_path: Pa
     assert whole_step(tmp_path) == 2
 
 
-def test_workers_of_then(tmp_path: Path) -> None:
+def test_states_of_all_workers_are_read(tmp_path: Path) -> None:
     workers = [checkpoint.WorkerState(rank=rank, values={"r": rank}) for rank in range(3)]
     checkpoint.write(tmp_path, dataclasses.replace(snapshot(1), workers=workers, optimizers=()))
     found = checkpoint.read(tmp_path)
@@ -107,7 +107,7 @@ def test_export_keeps_extra_state_in_the_metadata(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt", "extra_state": '{"_extra_state":7}'}
 
 
-def test_export_into_nowhere(tmp_path: Path) -> None:
+def test_export_into_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "ckpt", snapshot(1))
     with pytest.raises(CheckpointError, match=r"could not export to .*No such file"):
         checkpoint.export(tmp_path / "ckpt", tmp_path / "none" / "out.safetensors")

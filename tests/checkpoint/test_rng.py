@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers go on where they were."""
+"""Random generators continue where they were saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _no_cuda() -> bool:
 
 
 def draw() -> list[object]:
-    # gauss and randn keep a spare number between calls; it is part of the state
+    # gauss and randn keep a spare number between calls, which is part of the state
     numpy = [float(np.random.randn()), int(np.random.randint(10**6))]
     return [random.random(), random.gauss(0, 1), *numpy, *torch.randn(3).tolist()]
 
@@ -29,7 +29,7 @@ def same(one: RngState, other: RngState) -> bool:
 
 
 @pytest.mark.parametrize("before", range(3))
-def test_round_trip(before: int) -> None:
+def test_generators_continue_after_a_round_trip(before: int) -> None:
     for _ in range(before):
         draw()
     state = msgspec.json.decode(msgspec.json.encode(rng_state()), type=RngState)
@@ -42,11 +42,11 @@ def test_round_trip(before: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "move",
+    "draw_or_seed",
     [
         lambda: None,
         lambda: np.random.randint(10),
-        # every second one was drawn with the one before, and is only taken out
+        # every second number was drawn with the one before, and changes only the spare
         np.random.randn,
         lambda: np.random.seed(5),
         lambda: np.random.set_state(np.random.RandomState(6).get_state()),
@@ -56,33 +56,33 @@ def test_round_trip(before: int) -> None:
         lambda: torch.randn(1),
     ],
 )
-def test_one_who_watches_sees_every_move(move: Callable[[], object]) -> None:
-    watch = RngStateCache()
+def test_the_cache_notices_every_draw(draw_or_seed: Callable[[], object]) -> None:
+    cache = RngStateCache()
     for _ in range(3):
-        assert same(watch.state(), rng_state())
-        move()
-    assert same(watch.state(), rng_state())
+        assert same(cache.state(), rng_state())
+        draw_or_seed()
+    assert same(cache.state(), rng_state())
 
 
-def test_one_who_watches_knows_other_generators_of_numpy() -> None:
-    usual, watch = np.random.get_bit_generator(), RngStateCache()
+def test_the_cache_supports_other_generators_of_numpy() -> None:
+    usual, cache = np.random.get_bit_generator(), RngStateCache()
     np.random.set_bit_generator(np.random.PCG64(3))
     try:
         for _ in range(2):
             np.random.random()
-            assert same(watch.state(), rng_state())
+            assert same(cache.state(), rng_state())
     finally:
         np.random.set_bit_generator(usual)
 
 
 @pytest.mark.skipif(not _no_cuda(), reason="needs a machine without GPUs")
-def test_devices_that_are_gone_are_left_out() -> None:
+def test_states_of_missing_devices_are_ignored() -> None:
     set_rng_state(msgspec.structs.replace(rng_state(), cuda=[bytes(16)]))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(_no_cuda(), reason="needs a GPU")
-def test_cuda_round_trip() -> None:
+def test_cuda_generators_continue_after_a_round_trip() -> None:
     torch.randn(1, device="cuda")
     state = rng_state()
     expected = torch.randn(3, device="cuda")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is put into a checkpoint."""
+"""The content of a snapshot."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fleetlight import checkpoint
 from fleetlight.errors import CheckpointError
 
 
-def test_the_manifest_says_what_was_saved(tmp_path: Path) -> None:
+def test_the_manifest_describes_the_snapshot(tmp_path: Path) -> None:
     extra = {"best": (0.5, math.inf), "note": None}
-    told = dataclasses.replace(snapshot(5), seed=3, epoch=2, server_num=4, extra=extra)
-    written = checkpoint.write(tmp_path, told)
+    job_snapshot = dataclasses.replace(snapshot(5), seed=3, epoch=2, server_num=4, extra=extra)
+    written = checkpoint.write(tmp_path, job_snapshot)
     found = checkpoint.read(tmp_path)
-    assert dataclasses.asdict(told)["step"] == found.manifest.step == 5
+    assert dataclasses.asdict(job_snapshot)["step"] == found.manifest.step == 5
     assert (found.manifest.seed, found.manifest.epoch) == (3, 2)
     assert (found.manifest.workers, found.manifest.servers) == (1, 4)
     assert found.manifest.torch == torch.__version__
@@ -63,17 +63,17 @@ def test_a_detached_snapshot_keeps_extra_as_it_was() -> None:
     assert frozen.extra == {"rates": [0.1, (2, math.inf)]}
 
 
-def test_what_cannot_be_saved_is_refused_when_it_is_detached() -> None:
+def test_unsupported_values_are_refused_when_detaching() -> None:
     empty = torch.nn.Linear(2, 2, device="meta")
     with pytest.raises(CheckpointError, match=r"'weight' cannot be saved: got a .* on meta"):
         checkpoint.JobSnapshot(model=checkpoint.model_state(empty)).detached()
-    strange = checkpoint.JobSnapshot(model=checkpoint.ModelState({}, {}), extra={"best": print})
+    unsupported = checkpoint.JobSnapshot(model=checkpoint.ModelState({}, {}), extra={"best": print})
     with pytest.raises(CheckpointError, match=r"extra\.best cannot be saved: got a"):
-        strange.detached()
+        unsupported.detached()
 
 
 @pytest.mark.parametrize("ranks", [[1], [0, 0], [1, 0], [0, 2]])
-def test_a_worker_missing_or_twice_is_refused(tmp_path: Path, ranks: list[int]) -> None:
+def test_a_missing_or_repeated_worker_is_refused(tmp_path: Path, ranks: list[int]) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     workers = [checkpoint.WorkerState(rank=rank) for rank in ranks]
     with pytest.raises(CheckpointError, match=r"states of workers \[.*one of each worker"):
@@ -82,6 +82,6 @@ def test_a_worker_missing_or_twice_is_refused(tmp_path: Path, ranks: list[int]) 
 
 
 @pytest.mark.parametrize("value", [print, torch.ones(1)])
-def test_extra_that_does_not_fit_is_named(tmp_path: Path, value: Any) -> None:
+def test_an_unsupported_extra_value_is_named(tmp_path: Path, value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"extra\.best cannot be saved: got a"):
         checkpoint.write(tmp_path, dataclasses.replace(snapshot(1), extra={"best": value}))

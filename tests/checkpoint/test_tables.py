@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a checkpoint: by id, whatever servers wrote them; and as they are exported."""
+"""Tables of a checkpoint: read by id, whichever server wrote them, and exported."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fleetlight.checkpoint.snapshot import SavedTables
 from fleetlight.checkpoint.storage.manifest import HighWaterEntry, TableEntry, TableFileEntry
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
-#: as two servers have them: no order that all ids follow
+#: the ids of two servers, in no common order
 PARTS = [torch.tensor([7, -3, 12]), torch.tensor([5, 2**40, 0, -(2**62)])]
 
 
 def rows_of(ids: Tensor) -> Tensor:
-    """Rows that tell their id."""
+    """Rows computed from their ids."""
     return torch.stack([(ids % 1009).float(), (ids % 13).float()], 1)
 
 
@@ -44,7 +44,7 @@ def entry(name: str, rows: int, ids: int = 0, weights: tuple[str, ...] = ()) -> 
 
 
 def written(folder: Path, name: str, parts: list[Tensor]) -> list[checkpoint.FileEntry]:
-    """What servers write of a table."""
+    """Writes the files of a table, as servers do."""
     entries = []
     for server, ids in enumerate(parts):
         with checkpoint.Sink(folder / f"{name}-{server}") as sink:
@@ -55,7 +55,7 @@ def written(folder: Path, name: str, parts: list[Tensor]) -> list[checkpoint.Fil
 
 
 def job(*more: TableEntry) -> checkpoint.JobSnapshot:
-    """A job with a table of open ids and one of the ids 0 to 4, in the place of a bias."""
+    """A job with a table of open ids, and one of the ids 0 to 4 that replaces a bias."""
 
     def save_tables(folder: Path) -> SavedTables:
         moved = [torch.tensor([4, 0, 2]), torch.tensor([3, 1])]
@@ -66,7 +66,7 @@ def job(*more: TableEntry) -> checkpoint.JobSnapshot:
     return dataclasses.replace(snapshot(1), save_tables=save_tables, server_num=2, epoch=3)
 
 
-def test_the_manifest_says_what_there_is(tmp_path: Path) -> None:
+def test_the_manifest_lists_the_tables(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, job())
     saved = checkpoint.read(tmp_path)
     saved.verify()
@@ -83,7 +83,7 @@ def test_the_manifest_says_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 3, 100])
-def test_rows_come_by_id(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_sorted_by_id(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_PIECE", piece)
     checkpoint.write(tmp_path, job())
     saved = checkpoint.read(tmp_path)
@@ -102,13 +102,13 @@ def test_export_has_ids_and_rows_and_whole_weights(tmp_path: Path) -> None:
     assert torch.equal(found["bias"], rows_of(torch.arange(5)))
 
 
-def test_an_empty_table() -> None:
+def test_an_empty_table_is_read() -> None:
     table = TableOnDisk(entry("ads", 0), [])
     assert table.ids.tolist() == []
     assert tables.materialize(table.weight()).shape == (0, 2)
 
 
-def test_a_lost_file_of_a_table_is_told(tmp_path: Path) -> None:
+def test_a_lost_file_of_a_table_is_an_error(tmp_path: Path) -> None:
     parts = [{"ids": ids, "weights": rows_of(ids)} for ids in PARTS]
     with pytest.raises(CorruptCheckpointError, match=r"'ads': its files have 3 rows, .* says 7"):
         TableOnDisk(entry("ads", 7), parts[:1])
@@ -117,7 +117,7 @@ def test_a_lost_file_of_a_table_is_told(tmp_path: Path) -> None:
         moved.dense()
 
 
-def test_tables_that_could_not_be_written_leave_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_failed_table_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, snapshot(1))
 
     def fail(folder: Path) -> SavedTables:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors come back bit for bit, and the library can read what we write."""
+"""Tensors are restored bit for bit, and safetensors reads the files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def random_tensor(dtype: torch.dtype, shape: list[int], seed: int) -> Tensor:
-    """Any bits at all, NaNs included; booleans must be 0 or 1."""
+    """Arbitrary bits, NaNs included; booleans must be 0 or 1."""
     count = int(np.prod(shape)) * dtype.itemsize
     top = 2 if dtype is torch.bool else 256
     raw = torch.randint(0, top, (count,), generator=torch.Generator().manual_seed(seed))
@@ -54,7 +54,7 @@ names = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda n: n != 
 
 @settings(deadline=None)
 @given(st.dictionaries(names, tensors, max_size=5))
-def test_round_trip(state: dict[str, Tensor]) -> None:
+def test_tensors_survive_the_round_trip(state: dict[str, Tensor]) -> None:
     found = safetensors.torch.load(written(state))
     assert set(found) == set(state)
     for name, tensor in state.items():
@@ -63,7 +63,7 @@ def test_round_trip(state: dict[str, Tensor]) -> None:
         assert bits(found[name]) == bits(tensor)
 
 
-def test_strides_sharing_and_lazy_bits(tmp_path: Path) -> None:
+def test_views_of_all_kinds_are_written(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     wave = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
     state = {
@@ -93,8 +93,8 @@ def test_data_is_aligned() -> None:
     assert header["__metadata__"] == {"format": "pt"}
 
 
-def test_a_tensor_is_written_from_its_own_memory() -> None:
-    class Watch:
+def test_a_tensor_is_written_without_a_copy() -> None:
+    class Writer:
         shared = False
 
         def write(self, data: bytes | memoryview) -> None:
@@ -102,12 +102,12 @@ def test_a_tensor_is_written_from_its_own_memory() -> None:
                 self.shared = np.shares_memory(np.frombuffer(data, np.uint8), tensor.numpy())
 
     tensor = torch.ones(1000)
-    watch = Watch()
-    write_tensors(watch, {"a": tensor})
-    assert watch.shared
+    writer = Writer()
+    write_tensors(writer, {"a": tensor})
+    assert writer.shared
 
 
-def test_entries() -> None:
+def test_entries_describe_tensors() -> None:
     (entry,) = describe_tensors({"a": torch.ones(2, 3).bfloat16()}, "buffer", "f")
     assert (entry.name, entry.kind, entry.dtype, entry.shape) == ("a", "buffer", "bfloat16", (2, 3))
 
@@ -121,7 +121,7 @@ def test_entries() -> None:
         (torch.nn.UninitializedParameter(), "has no shape yet; run the model once"),
     ],
 )
-def test_what_cannot_be_saved_is_named(tensor: Tensor, message: str) -> None:
+def test_an_unsupported_tensor_is_named(tensor: Tensor, message: str) -> None:
     with pytest.raises(CheckpointError, match=f"'layer.w' .*{message}"):
         written({"layer.w": tensor})
 
@@ -139,7 +139,7 @@ def test_a_reserved_name_is_refused() -> None:
         written({"__metadata__": torch.ones(1)})
 
 
-def test_a_file_that_is_not_safetensors(tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"garbage" * 10)
     with pytest.raises(CorruptCheckpointError, match="t is not a safetensors file"):
         read_tensors(tmp_path / "t")

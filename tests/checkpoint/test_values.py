@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values come back exactly as they were."""
+"""Values are restored exactly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def through_json(value: object, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def exact(value: Any) -> Any:
-    """The same value with types visible and floats as bits, so that == means identical."""
+    """The value with visible types and floats as bits, so that == means identical."""
     if isinstance(value, float):
         return ("nan",) if value != value else ("float", struct.pack("d", value))
     if isinstance(value, (list, tuple)):
@@ -48,11 +48,11 @@ def exact(value: Any) -> Any:
 
 @settings(deadline=None)
 @given(values)
-def test_round_trip(value: object) -> None:
+def test_values_survive_the_round_trip(value: object) -> None:
     assert exact(through_json(value, {})) == exact(value)
 
 
-def test_tensors_inside_go_to_the_side() -> None:
+def test_nested_tensors_are_stored_separately() -> None:
     tensors: dict[str, torch.Tensor] = {}
     value = {"a": [torch.ones(2), None], "b": (torch.zeros(()),)}
     found = through_json(value, tensors)
@@ -69,7 +69,7 @@ def test_two_tensors_never_share_a_name() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "int64", "float32", "float64"])
-def test_numpy_arrays_and_numbers(dtype: str) -> None:
+def test_numpy_arrays_and_scalars_survive(dtype: str) -> None:
     array = np.array([1, 2, 3], dtype=dtype)
     found = through_json(array, {})
     assert found.dtype == array.dtype
@@ -78,7 +78,7 @@ def test_numpy_arrays_and_numbers(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", print, np.zeros((2, 2)), 1j])
-def test_what_cannot_be_kept_is_named(value: object) -> None:
+def test_an_unsupported_value_is_named(value: object) -> None:
     kind = type(value).__name__
     with pytest.raises(CheckpointError, match=rf"^w\.hook\.1 cannot be saved: got a {kind}"):
         pack({"hook": [0, value]}, "w", {})

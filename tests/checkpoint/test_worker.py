@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's own state, as bytes and as files."""
+"""The state of a worker, as bytes and as files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def assert_same(found: WorkerState, expected: WorkerState) -> None:
     assert torch.equal(found.tensors["residual.w"], expected.tensors["residual.w"])
 
 
-def test_bytes() -> None:
+def test_state_survives_as_bytes() -> None:
     expected = state()
     assert_same(WorkerState.from_bytes(expected.to_bytes()), expected)
 
 
-def test_files(tmp_path: Path) -> None:
+def test_state_survives_as_files(tmp_path: Path) -> None:
     expected = state()
     with new_generation(tmp_path, "f") as generation:
         entries = write_worker(generation, expected)
@@ -55,12 +55,12 @@ def test_a_worker_without_tensors_has_one_file(tmp_path: Path) -> None:
         assert [entry.name for entry in generation.files] == ["worker-00000.json"]
 
 
-def test_what_cannot_be_kept_is_named() -> None:
+def test_an_unsupported_value_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"worker 1 values\.sampler\.fn cannot be saved"):
         WorkerState(rank=1, values={"sampler": {"fn": print}}).to_bytes()
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "worker-00000.json").write_text("{")
     with pytest.raises(CorruptCheckpointError, match=r"worker-00000.json is damaged"):
         read_worker(tmp_path / "worker-00000.json", {})

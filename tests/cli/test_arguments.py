@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags in, LaunchOptions out."""
+"""Flags are parsed into LaunchOptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_script_alone_is_enough() -> None:
 
 
 @pytest.mark.parametrize("words", [["--nproc_per_node", "4"], ["--nproc_per_node=4"]])
-def test_values_with_and_without_equals(words: list[str]) -> None:
+def test_values_may_follow_a_space_or_an_equals_sign(words: list[str]) -> None:
     assert parse([*words, "train.py"]).nproc_per_node == 4
 
 
@@ -26,7 +26,7 @@ def test_words_after_the_script_are_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-v", "--verbose"])
-def test_details_are_asked_for(flag: str) -> None:
+def test_verbose_is_a_flag_of_the_launcher(flag: str) -> None:
     assert parse([flag, "train.py"]).verbose
     assert not parse(["train.py", flag]).verbose
 
@@ -50,7 +50,7 @@ def test_details_are_asked_for(flag: str) -> None:
         ("--deadline_s", "2.5", "deadline_s", 2.5),
     ],
 )
-def test_flags_and_their_older_spellings(flag: str, text: str, name: str, value: object) -> None:
+def test_flags_have_older_spellings(flag: str, text: str, name: str, value: object) -> None:
     assert getattr(parse([flag, text, "train.py"]), name) == value
 
 
@@ -94,6 +94,6 @@ def test_flags_of_a_later_version_are_refused_not_ignored(words: list[str]) -> N
         parse([*words, "t.py"])
 
 
-def test_no_refused_flag_is_offered() -> None:
+def test_refused_flags_are_not_suggested() -> None:
     assert "--nproc_per_node" in known_flags()
     assert "--xpus" not in known_flags()

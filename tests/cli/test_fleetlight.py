@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small tools."""
+"""The small tools of the fleetlight command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.cli.fleetlight import main
 from fleetlight.errors import CheckpointError
 
 
-def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_lists_the_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["fleetlight", "torch", "python"]
@@ -43,14 +43,18 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return calls
 
 
-def test_export(exported: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_the_checkpoint_or_reports_the_error(
+    exported: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", "ckpt", "out.safetensors"]) == 0
     assert exported == [("ckpt", "out.safetensors")]
     assert main(["export", "broken", "out.safetensors"]) == 1
     assert "error: no manifest in broken" in capsys.readouterr().err
 
 
-def test_cert(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cert_creates_and_replaces_certificates(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = str(tmp_path / "certs")
     assert main(["cert", folder, "--host", "a.b", "--host", "10.0.0.9", "--days", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -73,7 +77,7 @@ def test_a_command_is_needed() -> None:
     assert stopped.value.code == 2
 
 
-def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_checks_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--nproc", "1"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[0].startswith("name ")
@@ -86,7 +90,7 @@ def test_the_doctor_refuses_a_list_without_this_machine(capsys: pytest.CaptureFi
 
 
 @pytest.mark.multiprocess
-def test_doctors_of_two_machines() -> None:
+def test_doctors_of_two_machines_agree() -> None:
     options = ["--ips", ",".join(HOSTS[:2]), "--port", str(free_ports(3)), "--seconds", "0.1"]
     command = [sys.executable, "-m", "fleetlight.cli.fleetlight", "doctor", *options]
     running = [
@@ -102,7 +106,7 @@ def test_doctors_of_two_machines() -> None:
 
 
 @pytest.mark.multiprocess
-def test_a_doctor_without_others_names_the_missing() -> None:
+def test_a_doctor_names_missing_machines() -> None:
     options = ["--ips", ",".join(HOSTS[:2]), "--port", str(free_ports(3)), "--deadline_s", "0.2"]
     command = [sys.executable, "-m", "fleetlight.cli.fleetlight", "doctor", *options]
     done = subprocess.run(

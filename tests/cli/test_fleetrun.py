@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command: what it refuses, and what it costs."""
+"""The fleetrun command: its refusals, and its import time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
         (["--use_paddlecloud", "t.py"], 2, "PADDLE_TRAINERS"),
     ],
 )
-def test_refusals(
+def test_invalid_commands_are_refused(
     words: list[str], code: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == code
@@ -52,14 +52,14 @@ def test_refusals(
     assert len(shown.err.splitlines()) == 1
 
 
-def test_a_taken_port(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["--start_port", str(port), "t.py"]) == 1
     assert f"port {port} on 127.0.0.1 is taken" in capfd.readouterr().err
 
 
-def test_a_job_in_this_process(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_runs_from_this_process(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["-v", "--nnodes", "1", "t.py"]) == 0
     shown = capfd.readouterr().out
     assert "nnodes: 1:1" in shown
@@ -89,7 +89,7 @@ def test_help_is_cheap_and_complete() -> None:
     assert "on this machine; on several, list all with --servers and --workers" in done.stdout
 
 
-def test_the_version(capfd: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capfd.readouterr().out == f"fleetrun {fleetlight.__version__}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known flags that are not taken."""
+"""Known flags that fleetrun refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetlight.errors import NotAvailableError
 
 
 @pytest.mark.parametrize("flag", sorted(REFUSED))
-def test_every_refusal_names_the_flag_and_says_what_to_do(flag: str) -> None:
+def test_every_refusal_names_the_flag_and_gives_advice(flag: str) -> None:
     text = str(refusal(flag))
     assert flag in text
     assert any(word in text for word in ("use", "omit the flag", "chooses", "decide"))

@@ -11,7 +11,7 @@ import pytest
 from fleetlight.cli.screen import StandardOutput
 
 
-def test_the_launchers_lines_start_on_their_own_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_the_launcher_start_on_a_new_line(capfd: pytest.CaptureFixture[str]) -> None:
     screen = StandardOutput()
     screen.show(b"50%")
     screen.say("failed")
@@ -23,7 +23,7 @@ def test_a_pipe_is_no_terminal() -> None:
     assert StandardOutput().size is None
 
 
-def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     with os.fdopen(write, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)

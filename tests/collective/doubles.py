@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A route that leads nowhere, for tests to say what happens to what is started on it."""
+"""A route on which no reduction ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetlight.collective.stamp import GradientStamp
 
 
 class Slow:
-    """Nothing that is started comes to an end."""
+    """Its reductions never end."""
 
     def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
         return Future()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A codec whose results can be foreseen: bfloat16, whose residual is kept."""
+"""A codec with predictable results: bfloat16 with error feedback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetlight.collective.codecs.compression import Compression
 
 
 class Rounding:
-    """Two bytes a value."""
+    """Sends two bytes per value."""
 
     name = "rounding"
     has_velocity = False
@@ -33,12 +33,12 @@ class Rounding:
         message.copy_(sent.view(torch.uint8))
         if segment.residual is not None:
             segment.residual.copy_(values - sent.float())
-        values.fill_(torch.nan)  # it may be overwritten
+        values.fill_(torch.nan)  # a codec may overwrite the values
 
     def add(self, message: Tensor, spans: Sequence[Span], total: Tensor) -> None:
         total.add_(message.view(torch.bfloat16).float())
 
 
 def rounded(divisible: bool = True, error_feedback: bool = True) -> Compression:
-    """Its compression, of all that is no vector."""
+    """A compression for all parameters except vectors."""
     return Compression(Rounding(divisible), error_feedback=error_feedback)

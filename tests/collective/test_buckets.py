@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets: every gradient in exactly one, kinds never mixed, limits kept, early ones first."""
+"""Every gradient is in one bucket, kinds are not mixed, limits hold, early gradients come first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_every_gradient_is_in_exactly_one_bucket(
 
 
 @given(gradients, limits)
-def test_kinds_limits_and_order(grads: list[tuple[int, str]], limits: BucketLimits) -> None:
+def test_buckets_keep_kinds_limits_and_order(
+    grads: list[tuple[int, str]], limits: BucketLimits
+) -> None:
     sizes = [size for size, _ in grads]
     buckets = assign(sizes, [kind for _, kind in grads], limits)
     assert [b[-1] for b in buckets] == sorted(b[-1] for b in buckets)
@@ -38,7 +40,7 @@ def test_kinds_limits_and_order(grads: list[tuple[int, str]], limits: BucketLimi
         assert len({grads[i][1] for i in bucket}) == 1
         assert bucket == sorted(bucket)
         assert limits.count == 0 or len(bucket) <= limits.count
-        # without its last gradient a bucket was still open
+        # before its last gradient, a bucket was below its limit
         assert sum(sizes[i] for i in bucket[:-1]) < largest
 
 
@@ -52,12 +54,12 @@ def test_without_fusion_every_gradient_travels_alone() -> None:
     assert assign([100] * 5, ["x"] * 5, limits) == [[0], [1], [2], [3], [4]]
 
 
-def test_limits_of_a_strategy() -> None:
+def test_limits_follow_the_strategy() -> None:
     assert BucketLimits.of(fuse=True, mib=0.5, count=3) == BucketLimits(MIB // 2, MIB // 2, 3)
     assert BucketLimits.of(fuse=True, mib=16, count=0) == BucketLimits(16 * MIB, MIB, 0)
 
 
-WAYS = {
+LAYOUTS = {
     "contiguous": lambda: torch.randn(2, 3, 4, 5),
     "channels_last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "transposed": lambda: torch.randn(4, 3).t(),
@@ -65,9 +67,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_values_lie_as_in_memory_and_come_back(way: str) -> None:
-    tensor, other = WAYS[way](), torch.randn(3)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_have_memory_order_and_are_written_back(layout: str) -> None:
+    tensor, other = LAYOUTS[layout](), torch.randn(3)
     flat = flat_of([tensor, other], [tensor, other])
     memory = torch.as_strided(tensor, (tensor.numel(),), (1,))
     assert torch.equal(flat[:-3], memory)
@@ -78,7 +80,7 @@ def test_values_lie_as_in_memory_and_come_back(way: str) -> None:
     assert torch.equal(other, expected[1])
 
 
-def test_a_gradient_lies_as_its_parameter_does() -> None:
+def test_a_gradient_is_flattened_in_its_parameters_layout() -> None:
     parameter = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     gradient = parameter.contiguous()
     flat = flat_of([gradient], [parameter])

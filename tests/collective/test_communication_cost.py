@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account of a worker: steps, waits and bytes, and what is said of them."""
+"""The communication meter of a worker: steps, waits, bytes, and the log line."""
 
 from __future__ import annotations
 
@@ -28,66 +28,64 @@ class Clock:
         return self.now
 
 
-def table(path: Path, sent: int) -> None:
+def write_counters(path: Path, sent: int) -> None:
     path.write_text(
         "Inter-|   Receive    |  Transmit\n face |bytes    packets |bytes\n"
         f"    lo: 5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n  eth0:7 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0\n"
     )
 
 
-def test_it_counts_from_the_end_of_the_first_step(tmp_path: Path) -> None:
+def test_counting_starts_after_the_first_step(tmp_path: Path) -> None:
     clock, counters = Clock(), tmp_path / "dev"
-    table(counters, 100)
-    account = CommunicationMeter("eth0", clock=clock, counters=counters)
-    assert account.figures() == CommunicationCost(interface="eth0")
+    write_counters(counters, 100)
+    meter = CommunicationMeter("eth0", clock=clock, counters=counters)
+    assert meter.figures() == CommunicationCost(interface="eth0")
     for step in range(3):
         clock.now += 1
-        with account.waiting(), account.waiting():
+        with meter.waiting(), meter.waiting():
             clock.now += 2 + step
-        table(counters, 100 + 10 * (step + 1) * MIB)
-        account.count_step()
-    assert account.figures() == CommunicationCost(
+        write_counters(counters, 100 + 10 * (step + 1) * MIB)
+        meter.count_step()
+    assert meter.figures() == CommunicationCost(
         steps=2, seconds=9.0, waited_s=7.0, sent_bytes=20 * MIB, interface="eth0"
     )
 
 
-def test_a_wait_that_fails_counts(tmp_path: Path) -> None:
+def test_a_failed_wait_is_counted(tmp_path: Path) -> None:
     clock = Clock()
-    account = CommunicationMeter(clock=clock)
-    account.count_step()
+    meter = CommunicationMeter(clock=clock)
+    meter.count_step()
 
     def fail() -> None:
-        with account.waiting():
+        with meter.waiting():
             clock.now += 3
             raise ConfigError("gone")
 
     with pytest.raises(ConfigError):
         fail()
     clock.now += 1
-    account.count_step()
-    assert account.figures() == CommunicationCost(steps=1, seconds=4.0, waited_s=3.0)
+    meter.count_step()
+    assert meter.figures() == CommunicationCost(steps=1, seconds=4.0, waited_s=3.0)
 
 
 @pytest.mark.parametrize("content", [None, "", "eth0: 1 2\n", "eth0: a b c d e f g h i j\n"])
-def test_an_interface_that_nothing_is_known_of_is_left_out(
-    content: str | None, tmp_path: Path
-) -> None:
+def test_an_unknown_interface_is_omitted(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "dev").write_text(content)
     figures = CommunicationMeter("eth0", counters=tmp_path / "dev").figures()
     assert (figures.interface, figures.sent_bytes) == (None, None)
 
 
-def test_the_sentence() -> None:
+def test_the_log_line_reports_bytes_and_waits() -> None:
     figures = CommunicationCost(
         steps=2, seconds=2.4, waited_s=1.62, sent_bytes=int(48.2 * MIB), interface="veth0"
     )
-    bytes_said = "24.1 MiB a step left this host (veth0)"
+    bytes_part = "24.1 MiB a step left this host (veth0)"
     assert (
         figures.sentence()
-        == f"communication: {bytes_said}, waiting for the other workers took 0.81 of 1.20 s a step"
+        == f"communication: {bytes_part}, waiting for the other workers took 0.81 of 1.20 s a step"
     )
-    assert figures.sentence(waits=False) == f"communication: {bytes_said}"
+    assert figures.sentence(waits=False) == f"communication: {bytes_part}"
     quick = CommunicationCost(steps=10, seconds=0.09, waited_s=0.031)
     assert quick.sentence() == (
         "communication: waiting for the other workers took 3.1 of 9.0 ms a step"
@@ -103,7 +101,7 @@ def hellos(*addresses: str) -> dict[int, MemberHello]:
     }
 
 
-def test_bytes_are_looked_at_between_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_counted_between_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     two = hellos("192.0.2.1", "192.0.2.2")
     assert account_of(two, 0).figures().interface == "lo"
@@ -114,7 +112,7 @@ def test_bytes_are_looked_at_between_hosts_only(monkeypatch: pytest.MonkeyPatch)
         assert account_of(one, 0).figures().interface is None
 
 
-def test_alone_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_single_worker_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     group = Group()
     for step in range(3):
         group.tell_step(step)
@@ -145,16 +143,16 @@ def trained() -> tuple[CommunicationCost, list[str]]:
 
 
 @pytest.mark.multiprocess
-def test_worker_0_says_at_the_end_what_it_has_waited_for() -> None:
-    (first, said), (other, silent) = run_workers(trained)
+def test_worker_0_logs_the_cost_at_the_end() -> None:
+    (first, logged), (other, other_logged) = run_workers(trained)
     for figures in (first, other):
         assert figures.steps == 3
         assert 0 < figures.waited_s < figures.seconds
         assert figures.sent_bytes is None
-    assert said == [first.sentence()]
-    assert silent == []
+    assert logged == [first.sentence()]
+    assert other_logged == []
 
 
-def test_there_is_none_before_init() -> None:
+def test_the_cost_before_init_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"call fleet\.init"):
         fleet.account()

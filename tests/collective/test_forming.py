@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forming a group: who is missing, who is there twice, which port is taken."""
+"""Forming a group: missing workers, duplicate indices, taken ports."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def hello(index: int, address: str) -> MemberHello:
     return MemberHello(kind="worker", index=index, address=address, hostname="h", pid=1)
 
 
-def test_a_master_whose_name_nobody_knows_is_told() -> None:
-    unknown = "x" * 64  # too long for a name: no server is asked
+def test_an_unknown_master_name_is_an_error() -> None:
+    unknown = "x" * 64  # too long for a name, so no DNS server is asked
     with pytest.raises(MembershipError, match="worker 0 is to be met, cannot be res"):
         rendezvous.join((unknown, 1), rendezvous.RendezvousDeadline(0.1), "worker 0")
 
 
-def test_place_on_the_hosts_is_found_out() -> None:
+def test_local_ranks_and_node_ranks_are_derived() -> None:
     hellos = {i: hello(i, a) for i, a in enumerate(["a", "a", "b", "b", "b"])}
     role = located(Role(index=3, worker_num=5), hellos)
     assert (role.local_rank, role.local_size, role.node_rank, role.node_num) == (1, 3, 1, 2)
-    # what the launcher says counts
+    # local_rank from the launcher wins
     assert located(Role(index=3, worker_num=5, local_rank=7), hellos).local_rank == 7
 
 
-def test_workers_without_a_meeting_point() -> None:
+def test_a_missing_master_is_an_error() -> None:
     with pytest.raises(RoleError, match="nothing says where"):
         form(Role(index=0, worker_num=2), "0", 1.0)
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -58,15 +58,15 @@ def test_a_taken_port_is_told() -> None:
             form(role, "0", 1.0)
 
 
-def test_worker_0_that_never_comes_is_named() -> None:
+def test_a_missing_worker_0_is_named() -> None:
     holder, port = reserved_port()
     role = Role(index=1, worker_num=2, master=("127.0.0.1", port))
     with holder, pytest.raises(MembershipError, match=rf"worker 0 did not listen at .*:{port}"):
         form(role, "0", 0.3)
 
 
-def connecting() -> list[bool]:
-    """Whether this worker was known to the others at each connection that it made later."""
+def known_at_connections() -> list[bool]:
+    """For each later connection of this worker, whether the others knew it already."""
     plain, me, known = liveness.cloned, os.environ["FLEET_INDEX"], []
 
     def seen(store: Any) -> Any:
@@ -80,13 +80,13 @@ def connecting() -> list[bool]:
 
 
 @pytest.mark.multiprocess
-def test_worker_0_may_leave_as_soon_as_it_knows_all() -> None:
-    """It keeps the store: who connected to it behind that would find nobody."""
-    assert run_processes(connecting, [(), ()]) == [[False, False]] * 2
+def test_workers_connect_before_they_are_known() -> None:
+    """Worker 0 keeps the store: a worker that connects later would find no store."""
+    assert run_processes(known_at_connections, [(), ()]) == [[False, False]] * 2
 
 
 @pytest.mark.multiprocess
-def test_the_missing_are_named() -> None:
+def test_missing_workers_are_named() -> None:
     holder, port = reserved_port()
     endpoints = (("127.0.0.1", port), ("127.0.0.1", 1), ("127.0.0.1", 2))
     role = Role(index=0, worker_num=3, master=("127.0.0.1", port), worker_endpoints=endpoints)
@@ -101,7 +101,7 @@ def same_index() -> Any:
 
 
 @pytest.mark.multiprocess
-def test_two_that_claim_one_index() -> None:
+def test_a_duplicate_index_is_an_error() -> None:
     with pytest.raises(WorkerFailedError, match="two workers say they are worker 1"):
         run_processes(same_index, [(), (), ()], deadline_s=3.0)
 
@@ -134,17 +134,17 @@ def adopt(backend: str) -> Any:
     fleet.init(is_collective=True)
     facts = fleet.worker_index(), current().group.size, fleet.all_reduce(1)
     fleet.barrier_worker()
-    everybody = fleet.all_gather(fleet.worker_index())
+    indices = fleet.all_gather(fleet.worker_index())
     fleet.stop_worker()
-    # it was the script's, and still is
+    # the script opened it, so it stays open
     still = dist.is_initialized()
     dist.destroy_process_group()
-    return *facts, everybody, still
+    return *facts, indices, still
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"], ids=["gloo", "no main memory"])
-def test_a_process_group_the_script_has_opened_is_used_and_left(backend: str) -> None:
+def test_a_process_group_of_the_script_is_used_and_left_open(backend: str) -> None:
     expected = [(i, 2, 2, [0, 1], True) for i in range(2)]
     assert run_processes(adopt, [(backend,), (backend,)]) == expected
 
@@ -159,20 +159,20 @@ def adopt_encrypted(folder: str, host: str) -> Any:
 
 
 @pytest.mark.multiprocess
-def test_a_process_group_of_the_scripts_own_is_never_taken_for_an_encrypted_one(
+def test_a_process_group_of_the_script_is_not_encrypted(
     tmp_path: Path,
 ) -> None:
     make(tmp_path)
     folder = str(tmp_path)
-    # what stays on one host needs no encryption
+    # one host needs no encryption
     assert run_processes(adopt_encrypted, [(folder, "a"), (folder, "a")]) == [2, 2]
     text = r"opened torch's process group itself, .* between 2 hosts is not encrypted; leave init_p"
     with pytest.raises(WorkerFailedError, match=text):
         run_processes(adopt_encrypted, [(folder, "a"), (folder, "b")])
 
 
-def torchruns(index: int, master: str, local_size: int) -> Role:
-    """What torchrun's variables say, where its agent keeps the store."""
+def torchrun_role(index: int, master: str, local_size: int) -> Role:
+    """The role that torchrun's variables give if its agent keeps the store."""
     host, port = master.split(":")
     variables = {
         "RANK": str(index),
@@ -191,22 +191,22 @@ def torchruns(index: int, master: str, local_size: int) -> Role:
     [("127.0.0.1:1", 1), ("192.0.2.1:1", 2)],
     ids=["workers elsewhere", "store elsewhere"],
 )
-def test_torchruns_store_is_refused_across_hosts(
+def test_the_store_of_torchrun_is_refused_across_hosts(
     master: str, local_size: int, tmp_path: Path
 ) -> None:
     make(tmp_path)
     text = rf"torchrun keeps the meeting point .* at {master} .* no TLS, .* fleetrun --ssl in place"
     with pytest.raises(StrategyError, match=text):
-        form(torchruns(0, master, local_size), "0", 1.0, tls=both_contexts(tmp_path))
+        form(torchrun_role(0, master, local_size), "0", 1.0, tls=both_contexts(tmp_path))
 
 
 def adopted_by_torchrun(folder: str, host: str) -> Any:
-    """A worker of two under an agent whose store this test keeps."""
+    """A worker of two, under an agent whose store this test keeps."""
     env = os.environ
     index, master = int(env["FLEET_INDEX"]), env["FLEET_MASTER"]
     for name in [n for n in env if n.startswith("FLEET_")]:
         del env[name]
-    role = torchruns(index, master, 2)
+    role = torchrun_role(index, master, 2)
     assert role.master is not None
     store = dist.TCPStore(*role.master, is_master=True, wait_for_workers=False) if not index else 0
     forming.platform.node = lambda: host  # type: ignore[attr-defined]
@@ -219,7 +219,7 @@ def adopted_by_torchrun(folder: str, host: str) -> Any:
 
 
 @pytest.mark.multiprocess
-def test_torchrun_on_one_host_works_and_stays_there(tmp_path: Path) -> None:
+def test_torchrun_on_one_host_uses_the_loopback(tmp_path: Path) -> None:
     make(tmp_path)
     each = [(str(tmp_path), "a")] * 2
     assert run_processes(adopted_by_torchrun, each) == [("127.0.0.1", "lo", 2)] * 2
@@ -227,9 +227,9 @@ def test_torchrun_on_one_host_works_and_stays_there(tmp_path: Path) -> None:
         run_processes(adopted_by_torchrun, [(str(tmp_path), "a"), (str(tmp_path), "b")])
 
 
-def addresses(said: str) -> Any:
-    if said:
-        os.environ["FLEET_HOST"] = said
+def addresses(host_variable: str) -> Any:
+    if host_variable:
+        os.environ["FLEET_HOST"] = host_variable
     open_own_process_group("gloo")
     forming.route_to = lambda host: f"route to {host}"
     fleet.init(is_collective=True)
@@ -239,6 +239,6 @@ def addresses(said: str) -> Any:
 
 
 @pytest.mark.multiprocess
-def test_an_adopted_worker_tells_its_own_address() -> None:
+def test_an_adopted_worker_reports_its_own_address() -> None:
     expected = ["127.0.0.9", "route to 127.0.0.1"]
     assert run_processes(addresses, [("",), ("127.0.0.9",)]) == [expected, expected]

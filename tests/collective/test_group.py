@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group: what workers do together, and what is said when one does not."""
+"""Operations of a group, and the errors when a worker does not take part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetlight.errors import CheckpointError, ConfigError, DeadlineError, PeerE
 from fleetlight.fleet.job import current
 
 
-def test_alone_everything_is_its_own_answer() -> None:
+def test_a_single_worker_gets_its_own_values() -> None:
     group = Group()
     assert group.alone
     assert group.all_reduce(torch.tensor([3.0])).tolist() == [3.0]
@@ -42,13 +42,15 @@ def test_an_unknown_operation_is_refused() -> None:
         ("[/x/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:9887", True),
         ("[/x/gloo/gloo/transport/tcp/buffer.cc:78] Timed out waiting 3000ms for recv", True),
         ("[/x/gloo/gloo/transport/tcp/pair.cc:537] Read error: No route to host", True),
-        # a peer sends tensors of another size
+        # a peer sent a tensor of another size
         ("[enforce fail at /x/gloo/gloo/transport/tcp/pair.cc:460] op.nbytes. 4 vs 8", True),
         ("ProcessGroupGloo::allgather: invalid output tensor list at index 0", False),
         ("The size of tensor a (2) must match the size of tensor b (3)", False),
     ],
 )
-def test_a_failed_network_is_told_from_a_wrong_argument(text: str, of_the_network: bool) -> None:
+def test_network_errors_are_distinguished_from_wrong_arguments(
+    text: str, of_the_network: bool
+) -> None:
     assert is_network_error(RuntimeError(text)) is of_the_network
 
 
@@ -68,17 +70,17 @@ def exchange() -> Any:
 
 @pytest.mark.multiprocess
 def test_three_workers_exchange() -> None:
-    answers = run_workers(exchange, 3)
-    for answer in answers:
-        assert answer[0] == [[3.0, 15.0], [2.0, 5.0], [0.0, 5.0]]
-        assert answer[1] == [b"", b"w", b"ww"]
-        assert answer[2] == b"from 0"
-        assert answer[3] == [4.5, 2]
-        assert answer[4] == [[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]
-    assert [answer[5] for answer in answers] == [[b"", b"w", b"ww"], [], []]
+    results = run_workers(exchange, 3)
+    for result in results:
+        assert result[0] == [[3.0, 15.0], [2.0, 5.0], [0.0, 5.0]]
+        assert result[1] == [b"", b"w", b"ww"]
+        assert result[2] == b"from 0"
+        assert result[3] == [4.5, 2]
+        assert result[4] == [[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]
+    assert [result[5] for result in results] == [[b"", b"w", b"ww"], [], []]
 
 
-def one_fails() -> str:
+def worker_1_fails() -> str:
     group = current().group
 
     def action() -> None:
@@ -93,13 +95,13 @@ def one_fails() -> str:
 
 
 @pytest.mark.multiprocess
-def test_a_failure_of_one_is_an_error_on_all() -> None:
-    zero, one = run_workers(one_fails)
+def test_a_failure_of_one_worker_is_raised_on_all() -> None:
+    zero, one = run_workers(worker_1_fails)
     assert zero == "PeerError: on worker 1: the disk is full"
     assert one == "the disk is full"
 
 
-def one_fails_strangely() -> str:
+def worker_1_raises_key_error() -> str:
     group = current().group
 
     def action() -> None:
@@ -111,8 +113,8 @@ def one_fails_strangely() -> str:
 
 
 @pytest.mark.multiprocess
-def test_a_failure_of_another_kind_keeps_its_name() -> None:
-    assert run_workers(one_fails_strangely)[0] == "on worker 1: KeyError: 'x'"
+def test_a_foreign_exception_keeps_its_type_name() -> None:
+    assert run_workers(worker_1_raises_key_error)[0] == "on worker 1: KeyError: 'x'"
 
 
 def works_longer_than_the_deadline() -> bool:
@@ -124,7 +126,7 @@ def works_longer_than_the_deadline() -> bool:
 
 
 @pytest.mark.multiprocess
-def test_work_together_may_take_longer_than_the_deadline() -> None:
+def test_work_in_together_may_exceed_the_deadline() -> None:
     assert run_workers(works_longer_than_the_deadline, deadline_s=1.0) == [True, True]
 
 
@@ -136,11 +138,11 @@ def destroyed_by_the_script() -> int:
 
 @pytest.mark.multiprocess
 def test_a_script_may_destroy_the_process_group() -> None:
-    # stop_worker comes after it, and has nothing left to close
+    # stop_worker runs after it and has nothing to close
     assert run_workers(destroyed_by_the_script) == [2, 2]
 
 
-def one_is_late() -> None:
+def worker_1_is_late() -> None:
     group = current().group
     if group.index == 0:
         try:
@@ -148,18 +150,18 @@ def one_is_late() -> None:
         except DeadlineError as error:
             group.fail(str(error))
             raise
-    # worker 1 keeps beating, but never comes; worker 0's first beat may still be on its way
+    # worker 1 sends heartbeats but never arrives; the first of worker 0 may be in flight
     while group.liveness is not None and not group.liveness.all_gone():
         pass
 
 
 @pytest.mark.multiprocess
-def test_an_expired_wait_blames_nobody_who_is_alive_and_not_behind() -> None:
+def test_a_timeout_does_not_blame_a_worker_at_the_same_step() -> None:
     with pytest.raises(WorkerFailedError, match=r"test barrier at step 0 timed out: this worker"):
-        run_workers(one_is_late, deadline_s=2.0)
+        run_workers(worker_1_is_late, deadline_s=2.0)
 
 
-def one_stops() -> None:
+def worker_1_stops() -> None:
     group = current().group
     if group.index == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -172,7 +174,7 @@ def one_stops() -> None:
 
 @pytest.mark.multiprocess
 def test_a_stopped_worker_is_named_at_the_deadline() -> None:
-    # both end without an answer: one is killed by the other, which has checked what it was told
+    # neither returns a result: worker 0 kills worker 1 after checking the error
     with pytest.raises(WorkerFailedError) as caught:
-        run_workers(one_stops, deadline_s=2.0)
+        run_workers(worker_1_stops, deadline_s=2.0)
     assert "Error:" not in str(caught.value)

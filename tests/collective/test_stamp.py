@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions: the same everywhere or told, and exact however they travel."""
+"""Positions: differences are detected, and every route transmits them exactly."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from fleetlight.fleet.job import current
 FAR = Position(2**40 + 7, 2**62 + 1)
 
 
-def test_a_stamp_is_packed_and_unpacked() -> None:
+def test_a_stamp_survives_packing() -> None:
     for stamp in (GradientStamp(FAR, 2**32 - 1), GradientStamp(UNKNOWN, 7), BLANK):
         assert len(stamp.packed()) == PACKED_BYTES
         assert GradientStamp.unpacked(stamp.packed()) == stamp
 
 
-def test_workers_at_one_position_or_without_one_are_equally_far() -> None:
+def test_equal_or_unknown_positions_are_accepted() -> None:
     check_equally_far({})
     check_equally_far({0: FAR, 1: FAR})
     check_equally_far({0: UNKNOWN, 1: FAR, 2: FAR})
 
 
-def test_who_is_where_is_told() -> None:
+def test_different_positions_are_named() -> None:
     positions = {0: Position(1, 8), 1: Position(0, 64), 2: Position(1, 8), 3: UNKNOWN}
     with pytest.raises(DivergedError) as caught:
         check_equally_far(positions)
@@ -47,7 +47,7 @@ def test_who_is_where_is_told() -> None:
 def through_process_groups(dtype: torch.dtype) -> list[bool]:
     group = current().group
     reducer = Reducer(group.size, group.communicators(2))
-    told = []
+    diverged = []
     for mine in (FAR, Position(0, group.index)):
         reducer.stamp = GradientStamp(mine)
         buckets = [Bucket(i, torch.ones(3, dtype=dtype)) for i in range(3)]
@@ -57,13 +57,13 @@ def through_process_groups(dtype: torch.dtype) -> list[bool]:
         try:
             check_equally_far({i: stamp.position for i, stamp in reducer.stamps().items()})
         except DivergedError:
-            told.append(True)
+            diverged.append(True)
         else:
-            told.append(False)
-    return told
+            diverged.append(False)
+    return diverged
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_type_of_gradient_brings_positions_along(dtype: torch.dtype) -> None:
+def test_every_gradient_type_carries_positions(dtype: torch.dtype) -> None:
     assert run_workers(through_process_groups, 2, dtype) == [[False, True]] * 2

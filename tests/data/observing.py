@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An observer of a loader, made of the functions of a test."""
+"""An observer of a loader that calls the functions of a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetlight.data.observer import BatchShare, NoObserver
 
 
 class Observing(NoObserver):
-    """Passes on each call."""
+    """Forwards each call to one of the functions."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that read loaders with deal="queue", and their shard queue, in this process."""
+"""Workers that read loaders with deal="queue", and their shard queue, in one process."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ from fleetlight.ps.server.shard_queue.shard_queue import Interval, ShardQueue
 
 
 class WaitsError(Exception):
-    """A worker waits for records in the hands of others."""
+    """Raised if a worker waits for records leased to others."""
 
 
 @dataclasses.dataclass
-class Desk:
-    """The shard queue as one worker sees it; counts the steps of that worker."""
+class LocalQueueClient:
+    """The shard queue of one worker, without a network; counts the steps of that worker."""
 
-    work: ShardQueue
+    queue: ShardQueue
     worker: int
-    made: int = 0
+    steps_done: int = 0
     acknowledged: int = 0
-    said: list[str] = dataclasses.field(default_factory=list)
-    #: lets another worker take its turn; False where none can
+    calls: list[str] = dataclasses.field(default_factory=list)
+    #: lets another worker take its turn; returns False if none can
     others: Callable[[], bool] = lambda: False
 
     def deal(self, request: RangeRequest) -> Interval | None:
-        self.said.append(f"deal {request.number}")
-        dealt = self.work.deal(self.worker, LeaseRequest(loader=0, **vars(request)))
+        self.calls.append(f"deal {request.number}")
+        dealt = self.queue.deal(self.worker, LeaseRequest(loader=0, **vars(request)))
         if dealt is None and request.waits and not self.others():
             raise WaitsError
         return dealt
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
-        self.said.append("give back" if gives_back else "tell")
-        self.work.reach(self.worker, LeaseProgress(0, turn, position, gives_back))
+        self.calls.append("give back" if gives_back else "tell")
+        self.queue.reach(self.worker, LeaseProgress(0, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
-        return self.work.remaining(0, turn)
+        return self.queue.remaining(0, turn)
 
     def steps(self) -> tuple[int, int]:
-        return self.made, self.acknowledged
+        return self.steps_done, self.acknowledged
 
     def settle(self) -> None:
-        self.acknowledged = self.made
+        self.acknowledged = self.steps_done
 
     def resume(self) -> None:
-        self.said.append("resume")
+        self.calls.append("resume")
 
     def reopen(self) -> None:
-        self.said.append("reopen")
+        self.calls.append("reopen")
 
 
 _all = weakref.WeakSet["Worker"]()
 
 
 class Worker:
-    """Reads a loader; each batch is a step by default."""
+    """Reads a loader; each batch counts as a step by default."""
 
     def __init__(
-        self, work: ShardQueue, index: int, workers: int, make: Any = plain, **more: Any
+        self, queue: ShardQueue, index: int, workers: int, make: Any = plain, **more: Any
     ) -> None:
         _all.add(self)
-        self.desk = Desk(work, index)
+        self.client = LocalQueueClient(queue, index)
         self.read: list[list[int]] = []
         self.shares: list[Any] = []
         self.states: list[dict[str, Any]] = []
-        self.behind: list[Any] = []
+        self.upcoming: list[Any] = []
         batches = more.pop("range_batches", 2)
         self.loader = ShardLoader(
             make(),
@@ -84,7 +84,7 @@ class Worker:
             seed=0,
             tail="join",
             observer=Observing(self.shares.append, more.pop("announce", None), follow=self),
-            queue=QueueOptions(self.desk, batches),
+            queue=QueueOptions(self.client, batches),
             **more,
         )
 
@@ -94,21 +94,21 @@ class Worker:
     def before_batch(self, position: Any) -> None:
         """As in `LoaderObserver`."""
         self.states.append(dict(position))
-        self.behind.append(self.loader.source.records_after(position))
+        self.upcoming.append(self.loader.source.records_after(position))
 
     def epoch(self, *, steps: bool = True) -> Iterator[list[int]]:
-        """An epoch, batch by batch; the step of each is made when the next is asked for."""
+        """An epoch, batch by batch; a step ends when the next batch is requested."""
         for batch in self.loader:
             self.read.append(numbers_in(batch))
             yield self.read[-1]
-            self.desk.made += steps
-            self.desk.acknowledged = self.desk.made
+            self.client.steps_done += steps
+            self.client.acknowledged = self.client.steps_done
 
 
 def end_all() -> None:
-    """Break the cycles of workers and loaders, so that the garbage collector finds none.
+    """Break reference cycles of workers and loaders, so that the garbage collector finds none.
 
-    In it torch waits five seconds for each process of a loader, in any later test.
+    Otherwise torch waits five seconds per loading process during any later test.
     """
     for worker in list(_all):
         vars(worker).clear()
@@ -139,17 +139,17 @@ def continue_epochs(
         return True
 
     for worker in workers:
-        worker.desk.others = lambda: advance(0)
+        worker.client.others = lambda: advance(0)
     for turn in turns:
         if not advance(turn):
             break
     for worker in workers:
-        worker.desk.others = lambda: False
+        worker.client.others = lambda: False
 
 
 def workers_of(number: int, make: Any = plain, **more: Any) -> list[Worker]:
-    work = ShardQueue(number)
-    return [Worker(work, index, number, make, **more) for index in range(number)]
+    queue = ShardQueue(number)
+    return [Worker(queue, index, number, make, **more) for index in range(number)]
 
 
 def records(*workers: Worker) -> list[int]:

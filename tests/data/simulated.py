@@ -19,7 +19,7 @@ Make = Callable[[], DataLoader[Any]]
 
 
 class Numbers(Dataset[int]):
-    """Record i is i."""
+    """Record i has the value i."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -32,7 +32,7 @@ class Numbers(Dataset[int]):
 
 
 class Stream(IterableDataset[int]):
-    """0, 1, 2 ...; with `split`, each loading process yields its own of them."""
+    """0, 1, 2 ...; with `split`, each loading process yields its own part."""
 
     def __init__(self, length: int, split: bool = False) -> None:
         self.length = length
@@ -78,12 +78,12 @@ class Step:
 
 
 class Workers:
-    """`number` workers, each of which shards its own loader as a process would."""
+    """`number` workers, each of which shards its own loader."""
 
     def __init__(
         self, make: Make, number: int, *, tail: str = "join", seed: int = 0, announce: Any = None
     ) -> None:
-        self.told: list[list[Any]] = [[] for _ in range(number)]
+        self.shares: list[list[Any]] = [[] for _ in range(number)]
         self.loaders = [
             ShardLoader(
                 make(),
@@ -91,13 +91,13 @@ class Workers:
                 workers=number,
                 seed=seed,
                 tail=tail,
-                observer=Observing(self.told[worker].append, announce),
+                observer=Observing(self.shares[worker].append, announce),
             )
             for worker in range(number)
         ]
 
     def epoch(self, steps: int | None = None) -> list[list[Step]]:
-        """One epoch (or its next `steps`) in lockstep: the steps, each with every worker's."""
+        """One epoch (or the next `steps`) in lockstep; returns the steps of all workers."""
         rounds: list[list[Step]] = []
         iterators = [iter(loader) for loader in self.loaders]
         for _ in range(steps) if steps is not None else itertools.count():
@@ -109,19 +109,19 @@ class Workers:
         return rounds
 
     def load(self, state: dict[str, Any]) -> Workers:
-        """Move all of them to one position."""
+        """Moves all workers to one position."""
         for loader in self.loaders:
             loader.load_state_dict(state)
         return self
 
     def _step(self, worker: int, batch: Any) -> Step:
-        mine, total, *_ = self.told[worker][-1]
+        mine, total, *_ = self.shares[worker][-1]
         assert self.loaders[worker].counted == mine
         return Step(numbers_in(batch), mine, total)
 
 
 class Announced:
-    """Remembers the announced batches."""
+    """Records the announced batches."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -140,11 +140,11 @@ def numbers_in(batch: Any) -> list[int]:
 
 
 def counting(rounds: list[list[Step]]) -> list[int]:
-    """All records that count, in order of steps and workers."""
+    """All counted records, in order of steps and workers."""
     return [record for row in rounds for step in row for record in step.records[: step.mine]]
 
 
-#: in this process, in loading processes, in persistent loading processes
+#: without loading processes, with them, with persistent ones
 PROCESSES: list[dict[str, Any]] = [
     {},
     {"num_workers": 2},
@@ -154,7 +154,7 @@ in_processes = pytest.mark.parametrize("processes", PROCESSES, ids=["0", "2", "2
 
 
 def records(step: list[Step]) -> list[int]:
-    """What counts of one step, over all workers."""
+    """The counted records of one step, over all workers."""
     return [record for part in step for record in part.records[: part.mine]]
 
 
@@ -164,8 +164,8 @@ def plain(size: int = 4, length: int = 30, **settings: Any) -> DataLoader[Any]:
 
 
 def single(loader: DataLoader[Any], **settings: Any) -> ShardLoader:
-    """The part of the only worker."""
+    """The shard of a single worker."""
     named: dict[str, Any] = {"worker": 0, "workers": 1, "seed": 0, "tail": "join"}
     parts = ("announce", "between", "follow")
-    told = {name: settings.pop(name) for name in parts if name in settings}
-    return ShardLoader(loader, **{**named, **settings}, observer=Observing(**told))
+    shares = {name: settings.pop(name) for name in parts if name in settings}
+    return ShardLoader(loader, **{**named, **settings}, observer=Observing(**shares))

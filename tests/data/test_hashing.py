@@ -15,8 +15,8 @@ from fleetlight.errors import ConfigError
 TEXTS = ["", "a", "05db9164", "Straße", "a longer text than one word"]
 
 
-def test_ids_are_what_they_have_always_been() -> None:
-    # written down once: models that were saved know their rows by these ids
+def test_ids_never_change() -> None:
+    # saved models find their rows by these ids
     assert stable_hash(TEXTS).tolist() == [
         3786468572763441381,
         -8372949829767051734,
@@ -46,7 +46,7 @@ def splitmix64(value: int) -> int:
 
 
 def by_hand(text: bytes, key: int) -> int:
-    """The definition of an id, one text and one word of 8 bytes at a time."""
+    """The definition of an id, for one text, one word of 8 bytes at a time."""
     state = splitmix64(key ^ len(text))
     for start in range(0, len(text), 8):
         state = splitmix64(state ^ int.from_bytes(text[start : start + 8], "little"))
@@ -55,7 +55,7 @@ def by_hand(text: bytes, key: int) -> int:
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40)), st.text(max_size=9))
-def test_the_definition(texts: list[bytes], salt: str) -> None:
+def test_ids_follow_the_definition(texts: list[bytes], salt: str) -> None:
     key = by_hand(salt.encode(), splitmix64(1))
     expected = [by_hand(text, key) for text in texts]
     assert [id % 2**64 for id in stable_hash(texts, salt).tolist()] == expected
@@ -63,7 +63,7 @@ def test_the_definition(texts: list[bytes], salt: str) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=40)), st.text(max_size=3))
-def test_an_id_does_not_depend_on_the_texts_around_it(texts: list[str], salt: str) -> None:
+def test_an_id_does_not_depend_on_other_texts(texts: list[str], salt: str) -> None:
     together = stable_hash(texts, salt)
     assert together.dtype == torch.int64
     assert together.tolist() == [int(stable_hash([text], salt)[0]) for text in texts]
@@ -75,9 +75,9 @@ def test_different_texts_have_different_ids(texts: list[bytes]) -> None:
     assert len(set(stable_hash(texts).tolist())) == len(texts)
 
 
-def test_text_and_its_bytes_are_the_same() -> None:
+def test_a_text_and_its_bytes_have_the_same_id() -> None:
     assert torch.equal(stable_hash(TEXTS), stable_hash([text.encode() for text in TEXTS]))
-    # such texts come from names of files; they cannot be encoded strictly
+    # such texts come from file names and cannot be encoded strictly
     assert len(stable_hash(["\udcff"])) == 1
 
 
@@ -89,12 +89,12 @@ def test_ids_are_spread_evenly() -> None:
         assert np.abs(counts - counts.mean()).max() < 5 * np.sqrt(counts.mean())
 
 
-def test_salts_separate() -> None:
+def test_salts_give_different_ids() -> None:
     ids = [stable_hash(["x"], salt).item() for salt in ("", "C1", "C2", "x")]
     assert len(set(ids)) == 4
 
 
-def test_columns() -> None:
+def test_hash_column_salts_with_the_name() -> None:
     assert torch.equal(hash_column("C1", TEXTS), stable_hash(TEXTS, "C1"))
     assert torch.equal(hash_column("C1", np.array(TEXTS[:2])), stable_hash(TEXTS[:2], "C1"))
     numbers = torch.arange(-50, 50).reshape(10, 10)

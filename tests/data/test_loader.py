@@ -55,7 +55,7 @@ def test_resuming_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -
 
     original = workers()
     epochs = [original.epoch(), original.epoch(), original.epoch()]
-    # loading processes are slow to start: with them not every step
+    # loading processes start slowly, so test fewer steps with them
     every = 1 if not processes else 3
     for done in range(1, len(epochs[1]) + 1, every):
         before = workers()
@@ -68,8 +68,8 @@ def test_resuming_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -
 
 @pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])
 @pytest.mark.parametrize("tail", ["join", "pad", "drop"])
-def test_resuming_with_each_tail(tail: str, announce: Any) -> None:
-    """A batch loaded ahead is not counted before it is handed out."""
+def test_resuming_is_exact_with_each_tail(tail: str, announce: Any) -> None:
+    """A batch loaded ahead counts only after it is handed out."""
     for make in (indexed, streamed, batched):
         original = Workers(make, 2, tail=tail)
         whole, second = original.epoch(), original.epoch()
@@ -83,7 +83,7 @@ def test_resuming_with_each_tail(tail: str, announce: Any) -> None:
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
 @pytest.mark.parametrize("number", [1, 3])
-def test_resuming_with_other_workers_loses_and_doubles_nothing(
+def test_resuming_with_other_workers_loses_and_repeats_nothing(
     number: int, make: Any, processes: int
 ) -> None:
     everything = sorted(counting(Workers(make, 1).epoch()))
@@ -95,7 +95,7 @@ def test_resuming_with_other_workers_loses_and_doubles_nothing(
         assert sorted(first + rest) == everything
 
 
-def test_a_position_at_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
+def test_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
     for make in (indexed, streamed, lambda: streamed(num_workers=2)):
         before = Workers(make, 2)
         before.epoch()
@@ -131,7 +131,7 @@ def test_a_stream_needs_the_same_number_of_loading_processes() -> None:
     single(streamed()).load_state_dict(unused)
 
 
-def test_a_position_that_lacks_something_is_refused() -> None:
+def test_an_incomplete_position_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"lacks \['consumed', 'seed'\]"):
         single(indexed()).load_state_dict({"epoch": 1})
     with pytest.raises(CheckpointError, match=r"lacks \['streams', 'turn'\]"):
@@ -161,7 +161,7 @@ def test_an_abandoned_iteration_is_followed_by_the_next_epoch(processes: dict[st
         lambda loader: loader.load_state_dict(loader.state_dict()),
     ],
 )
-def test_an_older_iteration_raises(restart: Any) -> None:
+def test_an_outdated_iteration_raises(restart: Any) -> None:
     loader = single(plain())
     old = iter(loader)
     next(old)
@@ -202,7 +202,7 @@ def test_set_epoch_after_loading_keeps_the_position_in_that_epoch() -> None:
 # --- the loader itself
 
 
-def test_it_is_a_dataloader_with_the_settings_of_the_original() -> None:
+def test_a_sharded_loader_keeps_the_settings_of_the_original() -> None:
     def collate(records: list[int]) -> dict[str, list[int]]:
         return {"x": records}
 
@@ -246,7 +246,7 @@ def test_collate_fn_is_used_for_records_and_streams(processes: dict[str, Any]) -
         assert sum(loader) == 15
 
 
-def test_samples_per_step() -> None:
+def test_samples_per_step_is_the_global_batch() -> None:
     assert Workers(indexed, 3).loaders[0].samples_per_step == 12
     assert Workers(streamed, 3).loaders[0].samples_per_step == 12
 
@@ -257,9 +257,9 @@ def test_loaders_that_cannot_be_sharded_are_refused(number: int) -> None:
         with pytest.raises(ConfigError, match=why):
             single(loader, workers=number, **settings)
 
-    already = DistributedSampler(Numbers(8), num_replicas=2, rank=0)
-    refused(plain(sampler=already), "has a DistributedSampler and is sharded already")
-    sampler = BatchSampler(already, 2, False)
+    distributed_sampler = DistributedSampler(Numbers(8), num_replicas=2, rank=0)
+    refused(plain(sampler=distributed_sampler), "has a DistributedSampler and is sharded already")
+    sampler = BatchSampler(distributed_sampler, 2, False)
     refused(DataLoader(Numbers(8), batch_sampler=sampler), "DistributedSampler")
     refused(DataLoader(Numbers(8), batch_size=None), "no automatic batching")
     refused(DataLoader(Stream(8), batch_size=None), "yields ready batches")
@@ -310,30 +310,30 @@ def test_an_unreadable_record_fails_its_own_batch_only() -> None:
 
 
 def paused(loader: DataLoader[Any], **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A loader, and its position each time training may be interrupted."""
-    places: list[dict[str, Any]] = []
-    sharded = single(loader, between=lambda: places.append(sharded.state_dict()), **settings)
-    return sharded, places
+    """A loader, and its position at each possible interruption of the training."""
+    interruptions: list[dict[str, Any]] = []
+    sharded = single(loader, between=lambda: interruptions.append(sharded.state_dict()), **settings)
+    return sharded, interruptions
 
 
-def test_an_epoch_may_be_interrupted_before_each_batch_but_not_after_the_last() -> None:
-    loader, places = paused(plain(4, 10))
+def test_an_epoch_may_be_interrupted_before_each_batch() -> None:
+    loader, interruptions = paused(plain(4, 10))
     assert len(list(loader)) == 3
-    assert [(p["epoch"], p["consumed"]) for p in places] == [(0, 0), (0, 4), (0, 8)]
-    places.clear()
+    assert [(p["epoch"], p["consumed"]) for p in interruptions] == [(0, 0), (0, 4), (0, 8)]
+    interruptions.clear()
     next(iter(loader))
-    assert [(p["epoch"], p["consumed"]) for p in places] == [(1, 0)]
+    assert [(p["epoch"], p["consumed"]) for p in interruptions] == [(1, 0)]
 
 
 @pytest.mark.parametrize("announce", [None, Announced()])
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
-def test_resuming_from_any_of_these_positions_gives_the_rest(make: Any, announce: Any) -> None:
-    loader, places = paused(make(), announce=announce)
+def test_resuming_after_an_interruption_gives_the_rest(make: Any, announce: Any) -> None:
+    loader, interruptions = paused(make(), announce=announce)
     epoch = [numbers_in(batch) for batch in loader]
-    assert len(places) == len(epoch)
-    for number, place in enumerate(places):
+    assert len(interruptions) == len(epoch)
+    for number, position in enumerate(interruptions):
         again = single(make())
-        again.load_state_dict(place)
+        again.load_state_dict(position)
         assert again.epoch == 0
         assert [numbers_in(batch) for batch in again] == epoch[number:]
 
@@ -348,23 +348,23 @@ def test_resuming_within_an_epoch_draws_no_random_number() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-# --- resuming unknown to the script
+# --- resuming without the script's help
 
 
-class Followed:
-    """Remembers the calls of a loader."""
+class CallRecorder:
+    """Records the calls of a loader."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def start_iteration(self) -> None:
-        self.told.append("begins")
+        self.calls.append("begins")
 
     def before_batch(self, position: Any) -> None:
-        self.told.append((position["epoch"], position["consumed"]))
+        self.calls.append((position["epoch"], position["consumed"]))
 
 
-def followed(follow: Followed) -> ShardLoader:
+def followed(follow: CallRecorder) -> ShardLoader:
     return ShardLoader(
         DataLoader(Numbers(8), batch_size=2),
         worker=0,
@@ -376,20 +376,20 @@ def followed(follow: Followed) -> ShardLoader:
 
 
 def test_an_observer_gets_the_position_before_each_batch() -> None:
-    follow = Followed()
+    follow = CallRecorder()
     loader = followed(follow)
     for _ in range(2):
         list(loader)
-    assert follow.told == ["begins", (0, 0), (0, 4), "begins", (1, 0), (1, 4)]
-    later = followed(Followed())
+    assert follow.calls == ["begins", (0, 0), (0, 4), "begins", (1, 0), (1, 4)]
+    later = followed(CallRecorder())
     later.cursor.resume({**loader.state_dict(), "epoch": 0, "consumed": 4})
     assert later.epoch == 0
     assert numbers_in(next(iter(later))) == [4, 5]
 
 
 @pytest.mark.parametrize("begin", [list, lambda loader: loader.set_epoch(0)])
-def test_a_script_that_starts_with_the_first_epoch_gets_an_error(begin: Any) -> None:
-    loader = followed(Followed())
+def test_a_script_that_restarts_at_the_first_epoch_gets_an_error(begin: Any) -> None:
+    loader = followed(CallRecorder())
     loader.cursor.resume({**loader.state_dict(), "epoch": 2, "consumed": 4})
     with pytest.raises(ConfigError, match=r"resumes in epoch 2, .*range\(loader\.epoch, epochs\)"):
         begin(loader)
@@ -398,7 +398,7 @@ def test_a_script_that_starts_with_the_first_epoch_gets_an_error(begin: Any) -> 
 
 
 def test_a_script_that_sets_the_epoch_resumes_in_it() -> None:
-    loader = followed(Followed())
+    loader = followed(CallRecorder())
     loader.cursor.resume({**loader.state_dict(), "epoch": 2, "consumed": 4})
     loader.set_epoch(2)
     assert loader.epoch == 2
@@ -406,27 +406,27 @@ def test_a_script_that_sets_the_epoch_resumes_in_it() -> None:
 
 
 @pytest.mark.parametrize("read", [0, 1, 2])
-def test_a_restarted_worker_repeats_a_broken_off_loop_and_resumes_others(
+def test_a_restarted_worker_repeats_a_left_loop_and_resumes_others(
     read: int,
 ) -> None:
-    loader = followed(Followed())
-    standing = []
+    loader = followed(CallRecorder())
+    states = []
     for _, _batch in zip(range(read), loader, strict=False):
         assert loader.cursor.is_being_read
-        standing.append(loader.cursor.resume_state())
+        states.append(loader.cursor.resume_state())
     assert not loader.cursor.is_being_read
-    later = followed(Followed())
+    later = followed(CallRecorder())
     later.cursor.resume(loader.cursor.resume_state(), must_be_asked=False)
     assert list(map(numbers_in, later)) == list(map(numbers_in, loader))
     assert later.epoch == loader.epoch
-    for number, state in enumerate(standing):
+    for number, state in enumerate(states):
         later.cursor.resume(state, must_be_asked=False)
         rest = [[0, 1], [4, 5]][number + 1 :] or [[0, 1], [4, 5]]
         assert [numbers_in(batch) for batch in later] == rest
 
 
-def test_the_records_of_the_next_batch_are_known() -> None:
-    loader = followed(Followed())
+def test_records_after_a_position_are_known() -> None:
+    loader = followed(CallRecorder())
     for batch in loader:
         before = {"consumed": loader.consumed - 4}
         assert loader.source.records_after(before) == numbers_in(batch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits that are a pure function of numbers."""
+"""Random bits as a pure function of numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fleetlight.data.random_bits import key_of, lanes, uniform
 from fleetlight.kernels.ids.hashing import mix
 
 
-def test_splitmix64() -> None:
-    # the first numbers of the published generator started at 0
+def test_mix_is_splitmix64() -> None:
+    # the first numbers of the published generator, started at 0
     states = np.array([0, 0x9E3779B97F4A7C15], np.uint64)
     assert [hex(value) for value in mix(states).tolist()] == [
         "0xe220a8397b1dcdaf",
@@ -24,7 +24,7 @@ def test_keys_depend_on_all_parts_and_their_order() -> None:
     assert key_of(1, 2) == key_of(1, 2)
 
 
-def test_uniform_numbers_are_even_and_unrelated() -> None:
+def test_uniform_numbers_are_even_and_uncorrelated() -> None:
     draws = uniform(lanes(mix(np.arange(20_000, dtype=np.uint64)), 3))
     assert 0 <= draws.min() < draws.max() < 1
     counts = np.histogram(draws, 20, (0, 1))[0]

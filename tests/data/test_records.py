@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets that make whole batches."""
+"""Data sets that build whole batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.data.records import BatchRecords, TableDataset
 
 
 class Point(NamedTuple):
-    """A test's record."""
+    """The record of these tests."""
 
     place: Tensor
     colour: Tensor
@@ -31,7 +31,7 @@ def equal(one: Point, two: Point) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_records() -> None:
+def test_a_record_is_a_row_of_the_table() -> None:
     data = table()
     assert (len(data), data.name, data.generated) == (6, "points", False)
     assert equal(data[2], Point(torch.tensor([4, 5]), torch.tensor(2)))
@@ -42,12 +42,12 @@ def test_records() -> None:
 
 
 @pytest.mark.parametrize("indices", [[4, 0], torch.tensor([4, 0])])
-def test_batches(indices: list[int] | Tensor) -> None:
+def test_a_batch_has_the_rows_of_its_indices(indices: list[int] | Tensor) -> None:
     batch = table().batch(indices)
     assert equal(batch, Point(torch.tensor([[8, 9], [0, 1]]), torch.tensor([4, 0])))
 
 
-def test_every_loader_gives_the_same_batches() -> None:
+def test_every_loader_gives_equal_batches() -> None:
     data = table()
     expected = [data.batch([0, 1, 2, 3]), data.batch([4, 5])]
     loaders = (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small jobs that save, or load and go on: the same script for the version before and this one.
+"""Small jobs that save, or load and continue: one script for an earlier version and this one.
 
     python -m tests.earlier.jobs save|load NAME PLACE
 
-prints the numbers that come after the save as JSON. They are equal whoever has saved.
+prints the numbers after the save as JSON. They are equal, whichever version saved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleetlight import static
 
 
 class Net(nn.Module):
-    """A table, a layer of torch that becomes one, and buffers."""
+    """A table, an embedding of torch that becomes a table, and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 class WideDeep(nn.Module):
-    """`net()` writes the program, as FleetX' models do; nobody calls the model itself."""
+    """`net()` writes the program, as FleetX' models do; the model itself is never called."""
 
     cost: Tensor
 
@@ -67,7 +67,7 @@ def eager_served(saves: bool, place: str) -> list[float]:
         optimizer.step()
         return float(loss.detach())
 
-    found = _before_and_behind(saves, place, step)
+    found = _steps_around_the_save(saves, place, step)
     fleet.stop_worker()
     return found
 
@@ -83,17 +83,17 @@ def static_net(saves: bool, place: str) -> list[float]:
     fleet.init_worker()
 
     def step(number: int) -> float:
-        # ids that the checkpoint knows: first values of others come from the table's name as well
+        # ids of the checkpoint; first values of other ids also depend on the table's name
         batch = {"ids": (torch.arange(8).reshape(2, 4) + number) % 10}
         [cost] = executor.run(feed=batch, fetch_list=[model.cost])
         return float(cost)
 
-    found = _before_and_behind(saves, place, step)
+    found = _steps_around_the_save(saves, place, step)
     fleet.stop_worker()
     return found
 
 
-def _before_and_behind(saves: bool, place: str, step: Callable[[int], float]) -> list[float]:
+def _steps_around_the_save(saves: bool, place: str, step: Callable[[int], float]) -> list[float]:
     if saves:
         for number in range(3):
             step(number)
@@ -104,7 +104,7 @@ def _before_and_behind(saves: bool, place: str, step: Callable[[int], float]) ->
 
 
 def collective(saves: bool, place: str) -> list[float]:
-    """Saved within an epoch: what is left of it, and of the random numbers, comes behind."""
+    """Saved within an epoch: the rest of it and of the random numbers follows."""
     fleet.init(is_collective=True)
     model = fleet.distributed_model(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)))
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.1))
@@ -162,8 +162,8 @@ def program(saves: bool, place: str) -> list[float]:
 
 
 def strategy(saves: bool, place: str) -> list[float]:
-    """What is not said keeps its default; what is said comes back."""
-    told = fleet.DistributedStrategy(
+    """Settings that are not set keep their default; set ones are restored."""
+    settings = fleet.DistributedStrategy(
         a_sync=True,
         a_sync_configs={"k_steps": 100, "send_queue_size": 4},
         durability="log",
@@ -171,9 +171,9 @@ def strategy(saves: bool, place: str) -> list[float]:
         seed=3,
     )
     if saves:
-        told.to_file(place)
+        settings.to_file(place)
     read = fleet.DistributedStrategy.from_file(place)
-    assert list(read.items()) == list(told.items()), (read, told)
+    assert list(read.items()) == list(settings.items()), (read, settings)
     return [read.a_sync_configs.k_steps, read.seed, read.a_sync_configs.send_queue_size]
 
 
@@ -181,7 +181,7 @@ JOBS = (strategy, eager_served, collective, static_net, inference, program)
 
 
 def main() -> None:
-    """Run one of them."""
+    """Runs one job."""
     act, name, place = sys.argv[1:]
     torch.manual_seed(0)
     [job] = [job for job in JOBS if job.__name__ == name]

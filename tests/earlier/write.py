@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the archives beside it with another version's sources; README.md has the command."""
+"""Writes the archives in this folder with another version's sources; README.md has the command."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ROOT = HERE.parent.parent
 
 
 def run(act: str, name: str, place: Path, *sources: str) -> list[float]:
-    """What a job of jobs.py prints, in a process of its own."""
-    told = {key: value for key, value in os.environ.items() if not key.startswith("FLEET")}
-    path = [*sources, *told.get("PYTHONPATH", "").split(os.pathsep)]
+    """The output of a job of jobs.py, in a separate process."""
+    base_env = {key: value for key, value in os.environ.items() if not key.startswith("FLEET")}
+    path = [*sources, *base_env.get("PYTHONPATH", "").split(os.pathsep)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.earlier.jobs", act, name, str(place)],
         cwd=ROOT, capture_output=True, text=True, timeout=100,
-        env={**told, "PYTHONPATH": os.pathsep.join(filter(None, path)), "OMP_NUM_THREADS": "1"},
+        env={**base_env, "PYTHONPATH": os.pathsep.join(filter(None, path)), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     sys.stderr.write(done.stderr)
@@ -33,7 +33,7 @@ def run(act: str, name: str, place: Path, *sources: str) -> list[float]:
 
 
 def main(sources: str) -> None:
-    """Write an archive for each job: what it has saved, and the numbers behind."""
+    """Writes an archive for each job: its saved files, and the numbers after the save."""
     for job in JOBS:
         name = job.__name__
         with tempfile.TemporaryDirectory() as folder:

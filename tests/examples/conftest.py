@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples write into the current folder, so each test has one of its own."""
+"""Examples write into the current folder, so each test has its own folder."""
 
 from __future__ import annotations
 

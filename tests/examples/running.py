@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs examples as their readers do, and reads what they print."""
+"""Runs examples as their readers do, and parses their output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLEETRUN = [sys.executable, "-m", "fleetlight.launch", "--nproc_per_node", "2"]
 
 
 def start(*command: object, **environment: object) -> subprocess.Popen[str]:
-    """A command in the current directory, both outputs in one pipe."""
+    """A command in the current directory, with both outputs in one pipe."""
     return subprocess.Popen(
         [str(word) for word in command],
         env=ENVIRONMENT | {name: str(value) for name, value in environment.items()},
@@ -27,7 +27,7 @@ def start(*command: object, **environment: object) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], code: int = 0) -> str:
-    """What it printed; it must have ended with `code`."""
+    """The output; the process must end with `code`."""
     try:
         output, _ = process.communicate(timeout=100)
     finally:
@@ -41,7 +41,7 @@ def run(*command: object, **environment: object) -> str:
 
 
 def twins(name: str, *arguments: object) -> tuple[str, str]:
-    """What the plain script and ours print, each as one process, with the same arguments."""
+    """The output of the plain script and of ours, each as one process with equal arguments."""
     scripts = [EXAMPLES / name / f"train_{kind}.py" for kind in ("torch", "fleet")]
     plain, ours = [start(sys.executable, script, *arguments) for script in scripts]
     return ended(plain), ended(ours)

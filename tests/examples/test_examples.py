@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every example as its readers run it: the plain twin, ours alone, ours as a job of two."""
+"""Every example: the plain twin, ours as one process, ours as a job of two workers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RESNET = ["--limit", "8", "--batch", "8", "--size", "32", "--epochs", "2", "--no
 CIFAR = ["--batch", "8", "--size", "32", "--epochs", "2", "--no-augment"]
 
 
-def test_mnist_mlp_alone_is_its_plain_twin() -> None:
-    # each epoch is one batch, so that the order of the records does not matter
+def test_mnist_mlp_alone_equals_its_plain_twin() -> None:
+    # each epoch is one batch, so that the order of records does not matter
     plain, ours = twins("mnist_mlp", *MNIST, "--out", "out")
     losses = numbers(r"loss (\S+)", plain)
     assert numbers(r"loss (\S+)", ours) == pytest.approx(losses, abs=1e-4)
@@ -33,7 +33,7 @@ def test_mnist_mlp_alone_is_its_plain_twin() -> None:
     assert numbers(r"test accuracy (\S+),", ours) == numbers(r"test accuracy (\S+),", plain)
 
 
-def test_mnist_mlp_by_two_workers_learns_and_leaves_a_model() -> None:
+def test_mnist_mlp_with_two_workers_learns_and_saves_a_model() -> None:
     script = EXAMPLES / "mnist_mlp/train_fleet.py"
     output = run(*FLEETRUN, script, "--limit", 3000, "--batch", 32, "--out", "out")
     assert "(generated stand-in)" in output
@@ -46,31 +46,31 @@ def test_mnist_mlp_by_two_workers_learns_and_leaves_a_model() -> None:
     assert model(torch.zeros(5, 1, 28, 28)).shape == (5, 10)
 
 
-def test_random_mlp_alone_is_its_plain_twin() -> None:
+def test_random_mlp_alone_equals_its_plain_twin() -> None:
     plain, ours = twins("random_mlp", *RANDOM)
     costs = numbers(r"cost (\S+)", plain)
     assert numbers(r"cost (\S+)", ours) == pytest.approx(costs, abs=2e-6)
     assert len(costs) == 4
 
 
-def test_random_mlp_by_two_workers_tells_what_its_settings_do() -> None:
+def test_random_mlp_with_two_workers_explains_its_settings() -> None:
     output = run(*FLEETRUN, EXAMPLES / "random_mlp/train_fleet.py", *RANDOM)
     assert "! nccl_comm_num = 2: the workers of one host sum in shared memory" in output
     assert "* fuse_all_reduce_ops = True" in output
     assert "! fetch_frequency = 2" in output
     assert "! execution_strategy.num_threads = 3: it is for static programs" in output
-    # half the steps of one process, every second one shown
+    # half the steps of one process, every second one printed
     assert len(numbers(r"cost (\S+)", output)) == 2
 
 
-def test_resnet50_alone_is_its_plain_twin() -> None:
+def test_resnet50_alone_equals_its_plain_twin() -> None:
     plain, ours = twins("resnet50", *RESNET)
     losses = numbers(r"loss: (\S+),", plain)
     assert numbers(r"loss: (\S+),", ours) == pytest.approx(losses, rel=1e-3)
     assert len(losses) == 2
 
 
-def test_resnet50_by_two_workers_reports_every_five_batches() -> None:
+def test_resnet50_with_two_workers_reports_every_five_batches() -> None:
     script = EXAMPLES / "resnet50/train_fleet.py"
     output = run(
         *FLEETRUN, script, *["--limit", "24", "--batch", "2", "--size", "32", "--epochs", "1"]
@@ -80,7 +80,7 @@ def test_resnet50_by_two_workers_reports_every_five_batches() -> None:
     assert re.findall(report, output, re.MULTILINE) == ["0", "5"]
 
 
-def test_cifar10_alone_is_its_plain_twin() -> None:
+def test_cifar10_alone_equals_its_plain_twin() -> None:
     plain, ours = twins("cifar10_cpu", *CIFAR, "--data", cifar10_records(8))
     losses = numbers(r"loss is (\S+)", plain)
     assert numbers(r"loss is (\S+)", ours) == pytest.approx(losses, rel=1e-3)
@@ -116,12 +116,12 @@ def test_run_sh_ends_all_processes_when_one_fails() -> None:
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 
-def test_run_sh_without_arguments_says_how_it_is_used() -> None:
+def test_run_sh_without_arguments_prints_its_usage() -> None:
     assert "usage: bash run.sh" in ended(start("bash", EXAMPLES / "cifar10_cpu/run.sh"), code=2)
 
 
 def cifar10_records(count: int) -> Path:
-    """A folder with one file in CIFAR-10's binary form."""
+    """A folder with one file in the binary format of CIFAR-10."""
     records = np.random.default_rng(0).integers(256, size=(count, 3073), dtype=np.uint8)
     records[:, 0] %= 10
     folder = Path("cifar-10-batches-bin").absolute()
@@ -136,7 +136,7 @@ def free_port() -> int:
 
 
 def script(body: str) -> Path:
-    """A program for run.sh to start in place of Python."""
+    """A program that run.sh starts in place of Python."""
     path = Path("program").absolute()
     path.write_text(f"#!/usr/bin/env bash\n{body}")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

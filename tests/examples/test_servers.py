@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.long, pytest.mark.multiprocess]
 
 SERVED = [sys.executable, "-m", "fleetlight.launch", "--server_num", "2", "--worker_num", "2"]
 CLICKS = ["--samples", "4096", "--test", "2000", "--batch", "64"]
-#: each epoch is one batch, so that the order of the records does not matter
+#: each epoch is one batch, so that the order of records does not matter
 ONE_BATCH = ["--samples", "512", "--test", "2000", "--epochs", "4", "--lr", "0.05"]
 AUC = r"AUC (\S+)"
 
 
-def test_wide_deep_learns_in_every_mode_alone_and_as_its_plain_twin() -> None:
+def test_wide_deep_learns_in_every_mode_like_its_plain_twin() -> None:
     script = EXAMPLES / "wide_deep/train_fleet.py"
     running = [start(sys.executable, EXAMPLES / "wide_deep/train_torch.py", *CLICKS)]
     running += [
@@ -34,7 +34,7 @@ def test_wide_deep_learns_in_every_mode_alone_and_as_its_plain_twin() -> None:
 
 
 def test_wide_deep_runs_with_the_settings_of_a_quick_start() -> None:
-    """Too small a rate to learn much, but every step is made."""
+    """The rate is too small to learn much, but every step runs."""
     settings = ["--optimizer", "sgd", "--lr", "0.0001", "--batch", "10", "--samples", "400"]
     script = EXAMPLES / "wide_deep/train_fleet.py"
     output = run(*SERVED, script, *settings, "--test", "2000", "--mode", "sync")
@@ -42,12 +42,12 @@ def test_wide_deep_runs_with_the_settings_of_a_quick_start() -> None:
     assert 0.4 < numbers(AUC, output)[0] < 0.65
 
 
-def test_wide_deep_with_two_servers_tells_what_the_demo_promises() -> None:
+def test_wide_deep_with_two_servers_prints_what_the_demo_promises() -> None:
     output = run(*SERVED, EXAMPLES / "wide_deep/train_fleet.py", *CLICKS)
     assert "async: 2 workers, 2 servers" in output
     assert 0.6 < numbers(AUC, output)[0] < 0.8
     assert numbers(r"speed (\d+) examples/s", output)[0] > 0
-    # each worker pushes after each of its batches
+    # each worker pushes after each batch
     assert "servers: 64 pushes, staleness " in output
     rows = re.findall(r"(?:wide|deep) ([\d,]+) rows, \d+\.\d MiB", output)
     assert len(rows) == 2
@@ -55,7 +55,7 @@ def test_wide_deep_with_two_servers_tells_what_the_demo_promises() -> None:
     assert output.splitlines()[-1].startswith("fleetrun: done: ")
 
 
-def test_mnist_mlp_with_two_servers_learns_and_leaves_a_model() -> None:
+def test_mnist_mlp_with_two_servers_learns_and_saves_a_model() -> None:
     script = EXAMPLES / "mnist_mlp/train_servers.py"
     output = run(*SERVED, script, "--limit", 3000, "--batch", 32, "--out", "out")
     assert numbers(r"test accuracy (\S+),", output)[0] > 0.4
@@ -73,8 +73,8 @@ def test_word2vec_alone_learns_like_its_plain_twin() -> None:
 
 
 @pytest.mark.parametrize(("k_steps", "counted"), [(20, "exchanges 40"), (0, "pushes 800")])
-def test_word2vec_with_two_servers_puts_topics_together(k_steps: int, counted: str) -> None:
-    """GeoSGD, and async beside it."""
+def test_word2vec_with_two_servers_groups_words_by_topic(k_steps: int, counted: str) -> None:
+    """With GeoSGD, and with async."""
     script = EXAMPLES / "word2vec/train_fleet.py"
     output = run(*SERVED, script, "--k_steps", k_steps, "--steps", 800, "--dim", 16)
     assert counted in output
@@ -83,7 +83,7 @@ def test_word2vec_with_two_servers_puts_topics_together(k_steps: int, counted: s
         assert len(of_topic) >= 4, output
 
 
-def test_deepfm_alone_is_its_plain_twin_and_so_is_a_job_that_reduces_dense_gradients() -> None:
+def test_deepfm_alone_and_with_dense_allreduce_equals_its_twin() -> None:
     script = EXAMPLES / "deepfm/train_fleet.py"
     plain, alone = twins("deepfm", *ONE_BATCH, "--batch", 512)
     losses = numbers(r"loss (\S+)", plain)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are replaced as a whole, or stay as they were."""
+"""Files are replaced completely or stay unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.files.atomic import replace_file, replacing
 
 
 @pytest.mark.parametrize("unique", [False, True])
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path, unique: bool) -> None:
+def test_a_file_is_replaced_completely(tmp_path: Path, unique: bool) -> None:
     path = tmp_path / "file"
     for data in (b"first", b"2"):
         replace_file(path, data, unique=unique)
@@ -32,9 +32,7 @@ def test_readers_see_the_old_file_until_the_end(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
-def test_a_file_that_is_written_in_parts_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
     replace_file(tmp_path / "file", b"ten bytes.")
@@ -42,7 +40,7 @@ def test_a_file_that_is_written_in_parts_is_whole(
 
 
 @pytest.mark.parametrize("unique", [False, True])
-def test_a_disk_that_becomes_full_leaves_a_file_as_it_was(
+def test_a_full_disk_leaves_the_file_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unique: bool
 ) -> None:
     replace_file(tmp_path / "file", b"before")
@@ -61,7 +59,7 @@ def test_a_disk_that_becomes_full_leaves_a_file_as_it_was(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_fixed_name_is_free_after_a_killed_writer(tmp_path: Path) -> None:
+def test_the_file_of_a_killed_writer_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "file.new").write_bytes(b"half of")
     (tmp_path / "file.new").chmod(0o666)
     replace_file(tmp_path / "file", b"whole", mode=0o600)
@@ -70,7 +68,7 @@ def test_a_fixed_name_is_free_after_a_killed_writer(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_writers_with_unique_names_do_not_meet(tmp_path: Path) -> None:
+def test_writers_with_unique_names_do_not_conflict(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with replacing(path, unique=True) as one, replacing(path, unique=True) as other:
         assert one != other
@@ -80,7 +78,7 @@ def test_writers_with_unique_names_do_not_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_durable_content_and_name_are_flushed(
+def test_durable_content_and_name_are_fsynced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
     flushed: list[str] = []
@@ -93,7 +91,7 @@ def test_durable_content_and_name_are_flushed(
     assert flushed == (["file", "folder"] if durable else [])
 
 
-def test_only_a_file_system_that_flushes_names_itself_may_refuse(
+def test_only_an_unsupported_fsync_of_a_folder_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lock file is held by one process, and not by those that it has forked."""
+"""One process holds a lock file; its forked children do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """A child that was forked before the block, and exits after it."""
+    """A child that is forked before the block and exits after it."""
     (reads, ends), (ready, starts) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -39,7 +39,7 @@ def forked() -> Iterator[None]:
             os.close(end)
 
 
-def test_one_holds_it_at_a_time(path: Path) -> None:
+def test_one_lock_is_held_at_a_time(path: Path) -> None:
     assert holder_of(path) is None
     with FileLock(path) as one, FileLock(path) as other:
         assert holder_of(path) is None
@@ -53,9 +53,7 @@ def test_one_holds_it_at_a_time(path: Path) -> None:
         assert other.acquire()
 
 
-def test_it_is_held_without_room_for_a_signature(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_prevent_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: bytes, at: int) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 
@@ -66,7 +64,7 @@ def test_it_is_held_without_room_for_a_signature(
         assert other.holder() == ""
 
 
-def test_a_forked_child_does_not_keep_it(path: Path) -> None:
+def test_a_forked_child_does_not_keep_the_lock(path: Path) -> None:
     lock = FileLock(path)
     assert lock.acquire()
     with forked():
@@ -75,7 +73,7 @@ def test_a_forked_child_does_not_keep_it(path: Path) -> None:
             assert other.acquire()
 
 
-def test_a_forked_child_does_not_release_it(path: Path) -> None:
+def test_a_forked_child_does_not_release_the_lock(path: Path) -> None:
     with FileLock(path) as lock:
         assert lock.acquire()
         child = os.fork()
@@ -86,8 +84,8 @@ def test_a_forked_child_does_not_release_it(path: Path) -> None:
         assert holder_of(path) is not None
 
 
-def test_a_copy_of_the_descriptor_does_not_keep_it(path: Path) -> None:
-    # as a child has between fork and exec
+def test_a_copy_of_the_descriptor_does_not_keep_the_lock(path: Path) -> None:
+    # like a child between fork and exec
     with FileLock(path) as lock:
         assert lock.acquire()
         copy = os.dup(lock._fd)
@@ -95,7 +93,7 @@ def test_a_copy_of_the_descriptor_does_not_keep_it(path: Path) -> None:
     os.close(copy)
 
 
-def test_it_is_released_once(path: Path) -> None:
+def test_a_lock_is_released_once(path: Path) -> None:
     lock = FileLock(path)
     number = lock._fd
     lock.release()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of one job as threads, which talk as the real ones do."""
+"""Workers of one job as threads that exchange arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Body = Callable[[int, Reduce, Gather], Any]
 
 
 class Job:
-    """`run` gives what each worker returned, or the exception it raised."""
+    """`run` returns the result of each worker, or the exception that it raised."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers

@@ -16,7 +16,7 @@ from fleetlight.observe import log
 
 @contextlib.contextmanager
 def no_logging() -> Iterator[None]:
-    """As in a program without logging of its own: pytest's handlers are put aside."""
+    """A program without logging of its own: removes the handlers of pytest."""
     loggers = (log.logger, logging.getLogger())
     before = [(logger.handlers, logger.level) for logger in loggers]
     for logger in loggers:
@@ -38,7 +38,9 @@ def test_a_line_carries_the_prefix(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @no_logging()
-def test_the_last_call_counts_and_lines_never_double(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_configuration_wins_and_lines_do_not_double(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     log.configure("worker")
     log.configure("worker 3", "WARNING")
     log.logger.info("unseen")
@@ -47,7 +49,7 @@ def test_the_last_call_counts_and_lines_never_double(capsys: pytest.CaptureFixtu
 
 
 @no_logging()
-def test_stderr_is_looked_up_when_the_line_is_written(
+def test_stderr_is_looked_up_for_each_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log.configure("worker 0")
@@ -76,7 +78,7 @@ class Recorder(logging.Handler):
 
 
 @no_logging()
-def test_a_program_with_logging_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_with_logging_keeps_its_handlers(capsys: pytest.CaptureFixture[str]) -> None:
     recorder = Recorder()
     log.logger.addHandler(recorder)
     log.logger.setLevel(logging.ERROR)
@@ -103,7 +105,7 @@ def test_a_null_handler_is_not_logging(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forking is the default on Linux only")
-def test_forked_processes_are_told_apart() -> None:
+def test_lines_of_forked_processes_name_the_child() -> None:
     code = (
         "import multiprocessing\n"
         "from fleetlight.observe import log\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics over simulated workers, against NumPy and scikit-learn on all samples at once."""
+"""Metrics over simulated workers, compared with NumPy and scikit-learn on all samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetlight.errors import DataError
 from fleetlight.observe import metrics
 
 numbers = st.floats(-1e6, 1e6, width=32)
-# Many ties, values that differ in the last bit only, and any others.
+# Many ties, values that differ only in the last bit, and any others.
 scores_strategy = st.sampled_from([0.0, -0.0, 0.5, 0.1 + 0.2, 0.3]) | st.floats(
     allow_nan=False, allow_infinity=False
 )
@@ -28,7 +28,7 @@ scores_strategy = st.sampled_from([0.0, -0.0, 0.5, 0.1 + 0.2, 0.3]) | st.floats(
 
 @st.composite
 def splits(draw: st.DrawFn, element: st.SearchStrategy[Any], min_size: int = 1) -> list[list[Any]]:
-    """Samples dealt out to up to 4 workers; some may have none."""
+    """Samples split among up to 4 workers; some may have none."""
     workers = draw(st.integers(1, 4))
     parts: list[list[Any]] = [[] for _ in range(workers)]
     for sample in draw(st.lists(element, min_size=min_size, max_size=60)):
@@ -36,7 +36,7 @@ def splits(draw: st.DrawFn, element: st.SearchStrategy[Any], min_size: int = 1) 
     return parts
 
 
-def same_everywhere(results: list[Any]) -> Any:
+def equal_on_all(results: list[Any]) -> Any:
     for result in results:
         if isinstance(result, Exception):
             raise result
@@ -45,7 +45,7 @@ def same_everywhere(results: list[Any]) -> Any:
 
 
 def errors(results: list[Any]) -> list[str]:
-    """All workers must have failed alike, none of them by waiting."""
+    """The messages; all workers must fail alike, and none by waiting."""
     assert [type(result) for result in results] == [DataError] * len(results)
     return [str(result) for result in results]
 
@@ -55,13 +55,13 @@ def auc_of(parts: list[list[tuple[float, int]]]) -> float:
         pairs = np.array(parts[rank], np.float64).reshape(-1, 2)
         return metrics.auc(pairs[:, 0], pairs[:, 1], reduce, gather)
 
-    result: float = same_everywhere(Job(len(parts)).run(body))
+    result: float = equal_on_all(Job(len(parts)).run(body))
     return result
 
 
 @settings(deadline=None)
 @given(splits(st.tuples(scores_strategy, st.integers(0, 1))))
-def test_auc_is_that_of_all_samples_together(parts: list[list[tuple[float, int]]]) -> None:
+def test_auc_equals_that_of_all_samples(parts: list[list[tuple[float, int]]]) -> None:
     pairs = np.array([pair for part in parts for pair in part])
     if 0 < pairs[:, 1].sum() < len(pairs):
         expected = roc_auc_score(pairs[:, 1], pairs[:, 0])
@@ -75,7 +75,7 @@ def test_auc_counts_ties_as_half() -> None:
     assert auc_of([[(0.5, 1), (0.5, 0)], [(0.9, 1), (0.5, 1)]]) == (0.5 + 0.5 + 1) / 3
 
 
-def test_auc_takes_what_models_give() -> None:
+def test_auc_accepts_outputs_of_models() -> None:
     scores = torch.tensor([[0.25], [0.75], [0.5]], dtype=torch.bfloat16, requires_grad=True)
     labels = torch.tensor([False, True, True])
     job = Job(2)
@@ -91,7 +91,7 @@ def test_auc_takes_what_models_give() -> None:
         ([[], []], "no positives and no negatives"),
     ],
 )
-def test_auc_without_both_classes_is_a_half_and_one_warning(
+def test_auc_without_both_classes_is_one_half_with_a_warning(
     parts: list[list[tuple[float, int]]], missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert auc_of(parts) == 0.5
@@ -120,7 +120,7 @@ def test_bad_input_of_one_worker_is_an_error_on_all(scores: Any, labels: Any, me
 
 @settings(deadline=None)
 @given(splits(st.tuples(st.integers(0, 7), st.integers(0, 1))))
-def test_auc_from_histograms_is_that_of_the_bins(parts: list[list[tuple[int, int]]]) -> None:
+def test_auc_from_histograms_equals_that_of_the_bins(parts: list[list[tuple[int, int]]]) -> None:
     def histogram(rank: int, label: int) -> np.ndarray:
         return np.bincount([b for b, y in parts[rank] if y == label], minlength=8)
 
@@ -128,7 +128,7 @@ def test_auc_from_histograms_is_that_of_the_bins(parts: list[list[tuple[int, int
         return metrics.auc_from_histograms(histogram(rank, 1), [histogram(rank, 0)], reduce)
 
     expected = auc_of([[(float(b), y) for b, y in part] for part in parts])
-    assert same_everywhere(Job(len(parts)).run(body)) == pytest.approx(expected, abs=1e-12)
+    assert equal_on_all(Job(len(parts)).run(body)) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_auc_from_histograms_is_that_of_the_bins(parts: list[list[tuple[int, int
         ([1, 2], [1, float("nan")], "negative or NaN count"),
     ],
 )
-def test_bad_histograms(positives: Any, negatives: Any, message: str) -> None:
+def test_bad_histograms_are_refused(positives: Any, negatives: Any, message: str) -> None:
     results = Job(2).run(
         lambda _, reduce, gather: metrics.auc_from_histograms(positives, negatives, reduce)
     )
@@ -162,15 +162,15 @@ ELEMENTWISE: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 )
 def test_integers_are_exact(ours: Any, numpys: Any, rows: list[list[int]]) -> None:
     results = Job(len(rows)).run(lambda rank, reduce, _: ours(rows[rank], reduce))
-    result = same_everywhere(results)
+    result = equal_on_all(results)
     assert result.dtype == np.int64
     assert result.tolist() == numpys(rows, axis=0).tolist()
 
 
 @pytest.mark.parametrize(("ours", "numpys"), ELEMENTWISE)
-def test_arrays_keep_their_shape_and_numbers_stay_numbers(ours: Any, numpys: Any) -> None:
+def test_arrays_keep_their_shape_and_numbers_their_type(ours: Any, numpys: Any) -> None:
     grids = np.random.default_rng(0).normal(size=(3, 2, 5)).astype(np.float32)
-    result = same_everywhere(
+    result = equal_on_all(
         Job(3).run(lambda rank, reduce, _: ours(torch.from_numpy(grids[rank]), reduce))
     )
     np.testing.assert_array_equal(result, numpys(grids.astype(np.float64), axis=0))
@@ -178,7 +178,7 @@ def test_arrays_keep_their_shape_and_numbers_stay_numbers(ours: Any, numpys: Any
     assert (number, type(number)) == (int(numpys([2, 3, 4])), int)
 
 
-def test_integers_here_and_floats_there_become_floats() -> None:
+def test_mixed_integers_and_floats_become_floats() -> None:
     values = [2, 0.5, torch.tensor(1, dtype=torch.uint8)]
     results = Job(3).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce))
     assert results == [3.5] * 3
@@ -193,7 +193,7 @@ def test_float32_is_added_in_float64() -> None:
     assert Job(1).run(lambda _, reduce, __: metrics.mae(both, 1, reduce)) == [2**24 + 1]
 
 
-def test_a_list_of_tensors() -> None:
+def test_a_list_of_tensors_is_summed() -> None:
     losses = [torch.tensor(1.5, requires_grad=True), torch.tensor(2.5)]
     assert Job(1).run(lambda _, reduce, __: metrics.sum(losses, reduce))[0].tolist() == [1.5, 2.5]
 
@@ -203,7 +203,7 @@ def test_different_sizes_are_an_error_on_all() -> None:
     assert all("1 to 3" in error for error in errors(results))
 
 
-def test_values_that_are_no_numbers() -> None:
+def test_values_that_are_not_numbers_are_refused() -> None:
     values = [1, "one"]
     results = errors(Job(2).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce)))
     assert "got str of <U3, expected numbers" in results[1]
@@ -224,7 +224,7 @@ def test_means_are_over_samples_not_over_workers(parts: list[list[tuple[float, b
     values = np.array([value for part in parts for value, _ in part])
     right = np.array([is_right for part in parts for _, is_right in part])
     expected = [right.mean(), np.abs(values).mean(), np.sqrt((values**2).mean())]
-    np.testing.assert_allclose(same_everywhere(Job(len(parts)).run(body)), expected, rtol=1e-12)
+    np.testing.assert_allclose(equal_on_all(Job(len(parts)).run(body)), expected, rtol=1e-12)
 
 
 def test_counts_beyond_float32_are_exact() -> None:
@@ -235,14 +235,14 @@ def test_counts_beyond_float32_are_exact() -> None:
 
 @pytest.mark.parametrize("metric", [metrics.acc, metrics.mae, metrics.rmse])
 @pytest.mark.parametrize(("value", "total"), [(0, 0), (-1, 3), (1, -1)])
-def test_no_samples_or_negative_values(metric: Any, value: int, total: int) -> None:
+def test_no_samples_or_negative_values_are_refused(metric: Any, value: int, total: int) -> None:
     results = Job(2).run(lambda _, reduce, __: metric(value, total, reduce))
     assert all(
         metric.__name__ in error and "at least one sample" in error for error in errors(results)
     )
 
 
-def test_more_correct_than_there_are() -> None:
+def test_more_correct_than_samples_are_refused() -> None:
     results = Job(2).run(lambda _, reduce, __: metrics.acc(3, 2, reduce))
     assert all("acc: got 6 correct of 4" in error for error in errors(results))
 

@@ -29,7 +29,7 @@ class FakeClock:
 
 
 class Loss:
-    """A tensor that remembers when it was read."""
+    """A tensor that records when it is read."""
 
     shape = ()
 
@@ -79,7 +79,7 @@ def run(progress: Progress[Any], clock: FakeClock, seconds: float, **values: Any
         progress.show(**values)
 
 
-def test_items_come_through_unchanged(lines: Console) -> None:
+def test_items_pass_through_unchanged(lines: Console) -> None:
     items = batches(3)
     assert all(a is b for a, b in zip(Progress(items, console=lines), items, strict=True))
 
@@ -94,7 +94,7 @@ def test_plain_lines_every_few_seconds_and_at_the_end(clock: FakeClock, lines: C
     ]
 
 
-def test_speed_is_that_of_late_and_the_summary_that_of_all(
+def test_lines_show_recent_speed_and_the_summary_the_total(
     clock: FakeClock, lines: Console
 ) -> None:
     progress = Progress(batches(102), console=lines, clock=clock)
@@ -122,7 +122,7 @@ def test_a_shown_loss_does_not_keep_its_graph(lines: Console) -> None:
     assert kept.grad_fn is None
 
 
-def test_values_of_many_kinds(clock: FakeClock, lines: Console) -> None:
+def test_values_of_many_kinds_are_shown(clock: FakeClock, lines: Console) -> None:
     values = {"loss": torch.tensor([float("nan")]), "epoch": 3, "lr": 1e-5, "note": "[red]warm"}
     run(Progress([None], console=lines, clock=clock), clock, 4.0, **values)
     assert written(lines) == (
@@ -164,19 +164,19 @@ def test_streams_have_no_length(clock: FakeClock, lines: Console) -> None:
     assert written(lines).splitlines()[0] == "step 1  13 samples/s"
 
 
-def test_a_total_for_a_stream(clock: FakeClock, lines: Console) -> None:
+def test_a_stream_may_have_a_total(clock: FakeClock, lines: Console) -> None:
     progress = Progress(iter(batches(3)), total=2, console=lines, clock=clock)
     assert len(progress) == 2
     run(progress, clock, 5.0)
     assert [line.split("  ")[-1] for line in written(lines).splitlines()] == [
         "ETA 0:05",
         "ETA 0:00",
-        "13 samples/s",  # more steps than were announced: no ETA
+        "13 samples/s",  # more steps than announced: no ETA
         "took 0:15",
     ]
 
 
-def test_every_epoch_starts_anew(clock: FakeClock, lines: Console) -> None:
+def test_every_epoch_starts_over(clock: FakeClock, lines: Console) -> None:
     progress = Progress(batches(2), console=lines, clock=clock)
     run(progress, clock, 1.0, loss=1)
     run(progress, clock, 1.0)
@@ -186,7 +186,7 @@ def test_every_epoch_starts_anew(clock: FakeClock, lines: Console) -> None:
     ]
 
 
-def test_an_empty_loader(lines: Console, clock: FakeClock) -> None:
+def test_an_empty_loader_shows_the_summary(lines: Console, clock: FakeClock) -> None:
     assert list(Progress([], console=lines, clock=clock)) == []
     assert written(lines) == "step 0/0  took 0:00\n"
 
@@ -199,7 +199,7 @@ def test_other_workers_show_nothing(lines: Console, clock: FakeClock) -> None:
     assert written(lines) == ""
 
 
-def test_a_live_bar_on_a_terminal(clock: FakeClock, terminal: Console) -> None:
+def test_a_terminal_shows_a_live_bar(clock: FakeClock, terminal: Console) -> None:
     run(
         Progress(batches(4), console=terminal, clock=clock),
         clock,
@@ -214,7 +214,7 @@ def test_a_live_bar_on_a_terminal(clock: FakeClock, terminal: Console) -> None:
 
 
 def assert_clean(text: str) -> None:
-    """The cursor is back, at the start of a line of its own."""
+    """The cursor is visible again, at the start of a new line."""
     assert text.count(HIDE_CURSOR) == text.count(SHOW_CURSOR) == 1
     assert text.index(HIDE_CURSOR) < text.index(SHOW_CURSOR)
     assert text.rstrip(SHOW_CURSOR).endswith("\n")
@@ -248,7 +248,7 @@ def test_an_error_in_the_loop_leaves_the_terminal_clean(
     assert_clean(written(terminal))
 
 
-def test_an_error_of_the_loader_comes_through(terminal: Console) -> None:
+def test_an_error_of_the_loader_is_raised(terminal: Console) -> None:
     def loader() -> Iterator[int]:
         yield 1
         raise OSError("disk")
@@ -272,7 +272,7 @@ def test_a_value_that_cannot_be_read_leaves_the_terminal_clean(terminal: Console
     assert_clean(written(terminal))
 
 
-def test_epochs_around_batches(terminal: Console, clock: FakeClock) -> None:
+def test_a_bar_of_epochs_may_contain_bars_of_batches(terminal: Console, clock: FakeClock) -> None:
     outer = Progress(range(2), console=terminal, clock=clock)
     for _ in outer:
         run(Progress(batches(3), console=terminal, clock=clock), clock, 1.0)
@@ -281,7 +281,7 @@ def test_epochs_around_batches(terminal: Console, clock: FakeClock) -> None:
     assert "step 2/2" in text
 
 
-def test_where_only_one_live_display_is_allowed_the_second_writes_lines(
+def test_a_second_live_display_writes_lines_if_refused(
     terminal: Console, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(live: object) -> None:
@@ -298,7 +298,7 @@ def test_a_dumb_terminal_gets_lines(clock: FakeClock) -> None:
     assert written(dumb) == "step 1/1  64 samples/s  took 0:01\n"
 
 
-def test_lines_go_to_stderr_and_rich_is_not_imported_before_or_elsewhere() -> None:
+def test_lines_go_to_stderr_and_rich_is_imported_late() -> None:
     code = (
         "import sys\n"
         "from fleetlight.observe.progress import Progress\n"

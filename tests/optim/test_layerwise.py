@@ -42,22 +42,22 @@ def length(array: Array) -> float:
     return float(np.sqrt((array * array).sum()))
 
 
-def lars(w: Array, kept: dict[str, Array], g: Array, t: int, plain: bool) -> Array:
+def lars(w: Array, state: dict[str, Array], g: Array, t: int, plain: bool) -> Array:
     lr, momentum, coeff, decay, epsilon = 0.5, 0.9, 0.01, 0.002, 1e-9
     rate = lr
     if plain:
         decay = 0.0
     elif length(w) and length(g):
         rate = lr * coeff * length(w) / (length(g) + decay * length(w) + epsilon)
-    kept["v"] = momentum * kept.get("v", 0.0) + rate * (g + decay * w)
-    return w - kept["v"]
+    state["v"] = momentum * state.get("v", 0.0) + rate * (g + decay * w)
+    return w - state["v"]
 
 
-def lamb(w: Array, kept: dict[str, Array], g: Array, t: int, plain: bool) -> Array:
+def lamb(w: Array, state: dict[str, Array], g: Array, t: int, plain: bool) -> Array:
     lr, beta1, beta2, epsilon, decay = 0.05, 0.8, 0.99, 1e-6, 0.02
-    kept["m"] = beta1 * kept.get("m", 0.0) + (1 - beta1) * g
-    kept["v"] = beta2 * kept.get("v", 0.0) + (1 - beta2) * g * g
-    r = (kept["m"] / (1 - beta1**t)) / (np.sqrt(kept["v"] / (1 - beta2**t)) + epsilon)
+    state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * g
+    state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * g * g
+    r = (state["m"] / (1 - beta1**t)) / (np.sqrt(state["v"] / (1 - beta2**t)) + epsilon)
     if plain:
         return w - lr * r
     r = r + decay * w
@@ -84,16 +84,16 @@ BOTH: dict[str, tuple[Any, Make]] = {
 
 @pytest.mark.parametrize("exclude", [[], ["bias", "1."]], ids=str)
 @pytest.mark.parametrize("name", BOTH)
-def test_it_equals_the_formula(name: str, exclude: list[str]) -> None:
-    """With a bias of batch norm that is 0, so that there is no ratio."""
+def test_steps_equal_the_formula(name: str, exclude: list[str]) -> None:
+    """A batch norm has a bias of 0, whose ratio is undefined."""
     formula, make = BOTH[name]
     net = model()
     expected = []
     for number, (path, parameter) in enumerate(net.named_parameters()):
-        w, kept = parameter.detach().numpy().copy(), {}
+        w, state = parameter.detach().numpy().copy(), {}
         for t in range(1, STEPS + 1):
             plain = any(word in path for word in exclude)
-            w = formula(w, kept, gradients(t - 1)[number], t, plain)
+            w = formula(w, state, gradients(t - 1)[number], t, plain)
         expected.append(w)
     found = trained(net, make(net.named_parameters(), exclude_from_weight_decay=exclude))
     for one, other in zip(found, expected, strict=True):
@@ -107,7 +107,7 @@ def test_defaults_are_those_of_fleet() -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_it_goes_on_from_its_state(name: str) -> None:
+def test_a_loaded_state_continues_the_training(name: str) -> None:
     _, make = BOTH[name]
     net = model()
     optimizer = make(net.named_parameters(), exclude_from_weight_decay=["bias"])
@@ -147,7 +147,7 @@ def test_sparse_gradients_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_on_servers_parameters_stay_whole_and_tables_are_refused(name: str) -> None:
+def test_servers_do_not_split_parameters_and_tables_are_refused(name: str) -> None:
     optimizer = BOTH[name][1](model().parameters())
     assert not optimizer_plan(optimizer).elementwise
     with pytest.raises(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts ported programs as their documents do, in processes that all end."""
+"""Runs ported programs as their documents do, in processes that all end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-#: a job that takes longer is broken
+#: a job that takes longer has failed
 LIMIT_S = 100
 FOLDER = Path(__file__).parent
 FLEETRUN = (sys.executable, "-m", "fleetlight.launch")
@@ -31,7 +31,7 @@ def start(cwd: Path, *command: object, **variables: object) -> subprocess.Popen[
 
 
 def ended(*processes: subprocess.Popen[str], code: int = 0) -> list[str]:
-    """What each printed; all must end with `code`."""
+    """The output of each process; all must end with `code`."""
     printed = []
     try:
         for process in processes:
@@ -46,12 +46,12 @@ def ended(*processes: subprocess.Popen[str], code: int = 0) -> list[str]:
 
 
 def run(cwd: Path, *command: object, code: int = 0, **variables: object) -> str:
-    """What one command prints."""
+    """The output of one command."""
     return ended(start(cwd, *command, **variables), code=code)[0]
 
 
 def numbers(pattern: str, texts: str | Sequence[str]) -> list[float]:
-    """Numbers that programs have printed, in their order."""
+    """The numbers in the output of programs, in order."""
     text = texts if isinstance(texts, str) else "\n".join(texts)
     found = [float(number) for number in re.findall(pattern, text)]
     assert found, text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A typo in any call of the ported programs gets an error that names what was meant."""
+"""A typo in any call of the ported programs gives an error with the intended name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAMS = [
     for file in sorted([*HERE.glob("wide_deep_model.py"), *HERE.glob("*/*.py")])
     if file.parent.name in (HERE.name, *FOLDERS) and not file.name.startswith("test_")
 ]
-#: variables of the programs, and what they hold
+#: variables of the programs, and their objects
 HELD = {
     **dict.fromkeys(("exe", "executor"), "executor"),
     **dict.fromkeys(("strategy", "dist_strategy"), "strategy"),
@@ -34,13 +34,13 @@ HELD = {
     "exec_strategy": "exec_strategy",
     "role": "role",
 }
-#: where a name stands: what is asked for it, the name, and the keyword of the call, if any
+#: a name of a program: its owner, the name, and the keyword of the call, if any
 Place = tuple[str, str, str]
 
 
 @functools.cache
-def held(kind: str) -> Any:
-    """What a program has in a variable, or one of the two modules."""
+def object_of(kind: str) -> Any:
+    """The object that a program's variable holds, or one of the two modules."""
     if kind == "loader":
         with static.program_guard(static.Program()):
             return static.bind([torch.ones(2, 3)], [static.data("x", [None, 3])])
@@ -54,7 +54,7 @@ def held(kind: str) -> Any:
 
 
 def names_in(node: ast.expr) -> list[str]:
-    """`fleet.nn.SparseEmbedding` as names, the first one of something held; else none."""
+    """`fleet.nn.SparseEmbedding` as names, the first one of a known variable; else none."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -66,7 +66,7 @@ def names_in(node: ast.expr) -> list[str]:
 
 
 def places_in(program: Path) -> Iterator[Place]:
-    """All names of a program that are Fleetlight's, and the keywords of their calls."""
+    """All names of Fleetlight in a program, and the keywords of their calls."""
     for node in ast.walk(ast.parse(program.read_text())):
         if isinstance(node, ast.Attribute) and names_in(node):
             *owner, name = names_in(node)
@@ -82,7 +82,7 @@ def places_in(program: Path) -> Iterator[Place]:
 
 
 def misspelled(name: str) -> str:
-    """A letter is missing, or twice there in a short name."""
+    """The name without one letter, or a short name with one letter doubled."""
     middle = len(name) // 2
     return name + name[-1] if len(name) < 4 else name[:middle] + name[middle + 1 :]
 
@@ -91,17 +91,17 @@ PLACES = sorted({place for program in PROGRAMS for place in places_in(program)})
 
 
 def as_python_shows(error: BaseException) -> str:
-    """What a user reads at the end of a program."""
+    """The last line that a user reads."""
     with contextlib.redirect_stderr(io.StringIO()) as shown:
         sys.__excepthook__(type(error), error, error.__traceback__)
     return shown.getvalue().strip().splitlines()[-1]
 
 
 def do_misspelled(place: Place) -> None:
-    """Use the name as it must not be written."""
+    """Uses the misspelled name."""
     owner, name, keyword = place
     first, *others = owner.split(".")
-    value = functools.reduce(getattr, others, held(first))
+    value = functools.reduce(getattr, others, object_of(first))
     if keyword and isinstance(value, fleet.DistributedStrategy):
         setattr(value, name, {misspelled(keyword): 1})
     elif keyword:
@@ -113,7 +113,7 @@ def do_misspelled(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(filter(None, place)))
-def test_a_typo_is_told_with_the_name_that_was_meant(place: Place) -> None:
+def test_a_typo_gives_the_intended_name(place: Place) -> None:
     with pytest.raises((AttributeError, TypeError, ValueError)) as caught:
         do_misspelled(place)
     last = as_python_shows(caught.value)
@@ -123,20 +123,20 @@ def test_a_typo_is_told_with_the_name_that_was_meant(place: Place) -> None:
     assert f"'{right}'" in last, last
 
 
-def test_the_programs_use_what_is_looked_at() -> None:
-    said = {".".join(filter(None, place)) for place in PLACES}
-    assert len(said) > 60
+def test_the_programs_use_the_checked_variables() -> None:
+    names = {".".join(filter(None, place)) for place in PLACES}
+    assert len(names) > 60
     assert {
         "fleet.PaddleCloudRoleMaker.is_collective",
         "static.accuracy.label",
         "fleet.nn.SparseEmbeddingBag.initializer",
         "executor.run.fetch_list",
         "strategy.a_sync_configs.k_steps",
-    } <= said
+    } <= names
 
 
 def misspell_minimize() -> str:
-    """A registered optimizer has it from `distributed_optimizer`."""
+    """`minimize` exists only on an optimizer from `distributed_optimizer`."""
     parameters = torch.nn.Linear(1, 1).parameters()
     optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(parameters))
     assert callable(optimizer.minimize)
@@ -145,7 +145,7 @@ def misspell_minimize() -> str:
     return as_python_shows(caught.value)
 
 
-def test_a_misspelled_minimize() -> None:
+def test_a_misspelled_minimize_gives_the_intended_name() -> None:
     assert "Did you mean: 'minimize'?" in run_workers(misspell_minimize, 1)[0]
 
 
@@ -159,6 +159,6 @@ def test_a_misspelled_minimize() -> None:
         (fleet.nn.SparseEmbeddingBag, "combinr", "combiner"),
     ],
 )
-def test_keywords_that_other_programs_use(call: Any, wrong: str, right: str) -> None:
+def test_keywords_of_other_programs_get_suggestions(call: Any, wrong: str, right: str) -> None:
     with pytest.raises(TypeError, match=rf"'{wrong}'; did you mean '{right}'"):
         call(**{wrong: 1})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Wide&Deep model of FleetX' and GeoSGD's documents, on clicks that are drawn by chance."""
+"""The Wide&Deep model of the documents of FleetX and GeoSGD, on generated clicks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELDS, IDS = 4, 200
 
 
 class WideDeepModel(nn.Module):
-    """`net()` writes the program, as in the document; nobody calls the model itself."""
+    """`net()` writes the program, as in the document; the model itself is never called."""
 
     cost: Tensor
     inference_target_var: Tensor
@@ -39,7 +39,7 @@ class WideDeepModel(nn.Module):
 
 
 class _Clicks:
-    """The loader's batches, which are only shared out after `fleet.init`."""
+    """The batches of the loader, which are sharded after `fleet.init`."""
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         draws = torch.Generator().manual_seed(3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CA that keeps its key, as a user's own: it can revoke what it has signed."""
+"""A CA that keeps its key, like a user's own CA, and can revoke certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEM = serialization.Encoding.PEM
 
 
 class Authority:
-    """Makes a folder as `fleetlight cert` does, and lists for it."""
+    """Creates a folder as `fleetlight cert` does, and revocation lists for it."""
 
     def __init__(self, folder: Path, password: bytes = b"") -> None:
         folder.mkdir()
@@ -41,9 +41,9 @@ class Authority:
         self._signed[side] = signed
 
     def revoke(self, *sides: str, first_h: float = -1, last_h: float = 24) -> str:
-        """A list of certificates that are good no more; valid between two hours from now."""
+        """A revocation list for these certificates, valid between two hours relative to now."""
         now = datetime.datetime.now(datetime.timezone.utc)
-        made = (
+        builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self._certificate.subject)
             .last_update(now + datetime.timedelta(hours=first_h))
@@ -52,5 +52,5 @@ class Authority:
         for side in sides:
             number = self._signed[side].serial_number
             entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now)
-            made = made.add_revoked_certificate(entry.build())
-        return made.sign(self._key, hashes.SHA256()).public_bytes(PEM).decode()
+            builder = builder.add_revoked_certificate(entry.build())
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(PEM).decode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real handshakes of TLS over memory."""
+"""Real TLS handshakes in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import ssl
 Ends = dict[str, ssl.SSLObject]
 
 
-def shaken(client: ssl.SSLContext, server: ssl.SSLContext, host: str = "127.0.0.1") -> Ends:
-    """Both ends once the session is open."""
+def complete_handshake(
+    client: ssl.SSLContext, server: ssl.SSLContext, host: str = "127.0.0.1"
+) -> Ends:
+    """Completes a handshake; returns both ends."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = {
         "client": client.wrap_bio(to_client, to_server, server_hostname=host),
@@ -22,23 +24,23 @@ def shaken(client: ssl.SSLContext, server: ssl.SSLContext, host: str = "127.0.0.
     return ends
 
 
-def refused(
+def failed_handshake(
     client: ssl.SSLContext, server: ssl.SSLContext, host: str = "127.0.0.1"
 ) -> dict[str, ssl.SSLError]:
-    """What each side says of a handshake that fails."""
+    """The error of each side of a failing handshake."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = {
         "client": client.wrap_bio(to_client, to_server, server_hostname=host),
         "server": server.wrap_bio(to_server, to_client, server_side=True),
     }
-    said: dict[str, ssl.SSLError] = {}
+    errors: dict[str, ssl.SSLError] = {}
     for side in ("client", "server", "client", "server", "client"):
         try:
-            # a client hears of a refusal when it reads
+            # a client learns of a refusal when it reads
             ends[side].do_handshake()
             ends[side].read(1)
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLError as error:
-            said.setdefault(side, error)
-    return said
+            errors.setdefault(side, error)
+    return errors

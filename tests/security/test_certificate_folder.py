@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a folder of certificates is said by the name of the file."""
+"""An error in a certificate folder names the file."""
 
 from __future__ import annotations
 
@@ -23,26 +23,24 @@ def certificates(tmp_path: Path) -> Path:
     return tmp_path / "certs"
 
 
-def at(monkeypatch: pytest.MonkeyPatch, moment: datetime.datetime) -> None:
-    """Let the clock of this machine say something else."""
+def set_clock(monkeypatch: pytest.MonkeyPatch, time: datetime.datetime) -> None:
+    """Sets the clock of this machine."""
 
     class Clock(datetime.datetime):
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-            return moment
+            return time
 
     monkeypatch.setattr(module.datetime, "datetime", Clock)
 
 
-def test_a_good_folder_has_nothing_to_say(
-    certificates: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_good_folder_logs_nothing(certificates: Path, caplog: pytest.LogCaptureFixture) -> None:
     for side in (SERVER, CLIENT):
         CertificateFolder(certificates, side).check()
     assert caplog.records == []
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere is not a folder; `fleetlight cert "):
         CertificateFolder(tmp_path / "nowhere", SERVER).check()
 
@@ -61,7 +59,7 @@ def test_a_side_needs_only_its_own_files(certificates: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(certificates: Path) -> None:
-    # the superuser reads everything, but not a folder as a file
+    # root can read every file, but not a folder as a file
     (certificates / "server.key").unlink()
     (certificates / "server.key").mkdir()
     with pytest.raises(ConfigError, match=r"server.key cannot be read: Is a directory"):
@@ -78,7 +76,7 @@ def test_a_file_without_a_certificate_is_named(certificates: Path, name: str, te
         CertificateFolder(certificates, SERVER).check()
 
 
-def test_words_around_a_certificate_do_no_harm(certificates: Path) -> None:
+def test_text_around_a_certificate_is_ignored(certificates: Path) -> None:
     file = certificates / "ca.pem"
     file.write_text("# our authority\n" + file.read_text() + "# the end\n")
     CertificateFolder(certificates, SERVER).check()
@@ -88,14 +86,14 @@ def test_an_expired_certificate_is_named_with_its_date(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.datetime.now(datetime.timezone.utc)
-    at(monkeypatch, now + datetime.timedelta(days=400))
+    set_clock(monkeypatch, now + datetime.timedelta(days=400))
     expected = f"{now + datetime.timedelta(days=365):%Y-%m-%d}"
     with pytest.raises(ConfigError, match=f"ca.pem expired on {expected}; .*--replace"):
         CertificateFolder(certificates, SERVER).check()
 
 
 @pytest.mark.parametrize(("days", "warned"), [(29, True), (31, False)])
-def test_a_certificate_that_expires_soon_is_a_warning_of_one_line(
+def test_a_certificate_that_expires_soon_is_warned_about(
     days: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(tmp_path / "certs", days=days)
@@ -110,7 +108,7 @@ def test_a_certificate_that_expires_soon_is_a_warning_of_one_line(
         assert f"fleetlight cert {tmp_path}/certs --replace" in line
 
 
-def test_the_one_that_expires_first_is_named(
+def test_the_certificate_that_expires_first_is_named(
     certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(tmp_path / "short", days=3)
@@ -121,10 +119,10 @@ def test_the_one_that_expires_first_is_named(
     assert "client.pem expires on" in record.getMessage()
 
 
-def test_a_clock_that_is_behind_is_named(
+def test_a_clock_before_the_certificate_is_named(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at(monkeypatch, datetime.datetime(2001, 2, 3, tzinfo=datetime.timezone.utc))
+    set_clock(monkeypatch, datetime.datetime(2001, 2, 3, tzinfo=datetime.timezone.utc))
     with pytest.raises(ConfigError, match="the clock of this machine shows 2001-02-03"):
         CertificateFolder(certificates, SERVER).check()
 
@@ -145,7 +143,7 @@ def test_a_key_of_another_certificate_is_named(certificates: Path) -> None:
         server_context(certificates)
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked(certificates: Path) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(certificates: Path) -> None:
     serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
     file = certificates / "client.key"
     key = serialization.load_pem_private_key(file.read_bytes(), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates that both sides take, and files that nobody else reads."""
+"""Generated certificates are accepted by both sides, and their keys are private."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(file: Path) -> list[str]:
     return [*hosts, *map(str, found.get_values_for_type(x509.IPAddress))]
 
 
-def test_the_files_of_the_contract_and_their_permissions(tmp_path: Path) -> None:
+def test_files_have_their_names_and_permissions(tmp_path: Path) -> None:
     written = make(tmp_path / "made" / "here")
     assert sorted(path.name for path in written) == FILES
     assert sorted(path.name for path in (tmp_path / "made" / "here").iterdir()) == FILES
@@ -35,7 +35,7 @@ def test_the_files_of_the_contract_and_their_permissions(tmp_path: Path) -> None
     }
 
 
-def test_a_server_may_be_called_by_every_name_of_this_machine_and_those_given(
+def test_a_server_certificate_names_this_machine_and_given_hosts(
     tmp_path: Path,
 ) -> None:
     make(tmp_path, ["node7.cluster", "10.1.2.3", "[fd00::7]"])
@@ -45,14 +45,14 @@ def test_a_server_may_be_called_by_every_name_of_this_machine_and_those_given(
     assert len(found) == len(set(found))
 
 
-def test_they_last_as_long_as_asked_for(tmp_path: Path) -> None:
+def test_certificates_are_valid_for_the_given_days(tmp_path: Path) -> None:
     make(tmp_path, days=10)
     for name in ("ca.pem", "server.pem"):
         found = x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
         assert (found.not_valid_after_utc - found.not_valid_before_utc).days == 10
 
 
-def test_certificates_that_are_there_are_replaced_only_on_demand(tmp_path: Path) -> None:
+def test_existing_certificates_are_replaced_only_on_demand(tmp_path: Path) -> None:
     make(tmp_path)
     before = (tmp_path / "server.pem").read_bytes()
     with pytest.raises(ConfigError, match=r"already has ca.pem, .*--replace"):
@@ -63,18 +63,18 @@ def test_certificates_that_are_there_are_replaced_only_on_demand(tmp_path: Path)
 
 
 @pytest.mark.parametrize("host", ["a:80", "http://a", "", "a b", "me@a"])
-def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
+def test_an_invalid_host_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a host name or an address"):
         make(tmp_path, [host])
 
 
 @pytest.mark.parametrize("days", [0, -1, 10**9])
-def test_a_span_that_makes_no_sense_is_refused(days: int, tmp_path: Path) -> None:
+def test_an_invalid_number_of_days_is_refused(days: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"got {days}, expected 1 to"):
         make(tmp_path, days=days)
 
 
-def test_without_the_library_the_extra_is_named(
+def test_a_missing_library_is_an_error_with_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)

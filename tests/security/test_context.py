@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both sides show a certificate, over TLS 1.3 and nothing older."""
+"""Both sides show a certificate, and use TLS 1.3 only."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> ssl.SSLObject:
-    """A handshake in memory; the server's end of it."""
+    """A handshake in memory; returns the server's end."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    calling = client.wrap_bio(to_client, to_server, server_hostname=host)
-    called = server.wrap_bio(to_server, to_client, server_side=True)
-    waiting = [calling, called]
+    client_end = client.wrap_bio(to_client, to_server, server_hostname=host)
+    server_end = server.wrap_bio(to_server, to_client, server_side=True)
+    unfinished = [client_end, server_end]
     for _ in range(10):
-        for side in list(waiting):
+        for side in list(unfinished):
             try:
                 side.do_handshake()
-                waiting.remove(side)
+                unfinished.remove(side)
             except ssl.SSLWantReadError:
                 pass
-    assert not waiting
-    return called
+    assert not unfinished
+    return server_end
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
-def test_both_know_each_other(certificates: Path, host: str) -> None:
-    called = handshake(client_context(certificates), server_context(certificates), host)
-    assert called.version() == "TLSv1.3"
-    subject = (called.getpeercert() or {})["subject"]
+def test_both_sides_authenticate_each_other(certificates: Path, host: str) -> None:
+    server_end = handshake(client_context(certificates), server_context(certificates), host)
+    assert server_end.version() == "TLSv1.3"
+    subject = (server_end.getpeercert() or {})["subject"]
     assert subject == ((("commonName", "fleetlight client"),),)
 
 
-def test_another_host_is_not_the_one_called(certificates: Path) -> None:
+def test_another_host_name_is_refused(certificates: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         handshake(client_context(certificates), server_context(certificates), "other.host")
 
 
 @pytest.mark.parametrize("make_context", [client_context, server_context])
-def test_neither_side_does_without_a_certificate(certificates: Path, make_context: object) -> None:
+def test_both_sides_require_a_certificate(certificates: Path, make_context: object) -> None:
     context = make_context(certificates)  # type: ignore[operator]
     assert context.verify_mode == ssl.CERT_REQUIRED
     assert context.minimum_version == ssl.TLSVersion.TLSv1_3

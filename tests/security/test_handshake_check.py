@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a folder belong together, or the one that does not is named."""
+"""The check names a file of a certificate folder that does not belong to the others."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def ours(sets: list[Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(sets[0], tmp_path / "ours"))
 
 
-def test_what_was_made_together_goes_together(ours: Path) -> None:
+def test_files_of_one_set_are_accepted(ours: Path) -> None:
     check(ours)
 
 
 @pytest.mark.parametrize(
-    ("others", "named"),
+    ("others", "message"),
     [
         (["ca.pem"], "server.pem does not belong to"),
         (["server.pem", "server.key"], "server.pem does not belong to"),
@@ -41,11 +41,11 @@ def test_what_was_made_together_goes_together(ours: Path) -> None:
     ],
 )
 def test_a_file_of_another_set_is_named(
-    ours: Path, sets: list[Path], others: list[str], named: str
+    ours: Path, sets: list[Path], others: list[str], message: str
 ) -> None:
     for name in others:
         shutil.copy(sets[1] / name, ours / name)
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=message):
         check(ours)
 
 

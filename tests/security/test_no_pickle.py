@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes from a wire or a file is data: the package unpickles and evaluates nothing of it."""
+"""The package unpickles and evaluates nothing that comes from a wire or a file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src" / "fleetlight"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-#: calls that make objects or code of bytes, by their whole names
+#: calls that create objects or code from bytes, by their full names
 CALLS = {
     *("eval", "exec", "__import__"),
     *("torch.load", "torch.save", "torch.jit.load", "torch.hub.load", "torch.export.load"),
     *("np.load", "numpy.load", "yaml.load"),
 }
-#: and those of torch that pickle, whatever they are called on
+#: collectives of torch that pickle, on any object
 COLLECTIVES = {
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
 }
-#: who may, what, and why that is no stranger's data
+#: exceptions: the file, the call, and why the data is trusted
 ALLOWED = {
     (
         "launch/machines/rendezvous_state.py",
@@ -40,7 +40,7 @@ ALLOWED = {
 
 
 def used(tree: ast.AST) -> Iterator[str]:
-    """Names of the modules imported and the functions called that are in the lists."""
+    """The listed modules that are imported and the listed functions that are called."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
@@ -53,7 +53,7 @@ def used(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_nothing_unpickles_or_evaluates_but_what_is_listed() -> None:
+def test_only_listed_files_unpickle_or_evaluate() -> None:
     found = {
         (str(path.relative_to(PACKAGE)), name)
         for path in SOURCES
@@ -73,5 +73,5 @@ def test_nothing_unpickles_or_evaluates_but_what_is_listed() -> None:
         "numpy.load(file, allow_pickle=True)",
     ],
 )
-def test_what_would_be_found(text: str) -> None:
+def test_each_kind_of_call_is_found(text: str) -> None:
     assert list(used(ast.parse(text)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OpenSSL says becomes a sentence with a remedy; real refusals are in the tests of TLS."""
+"""Errors of OpenSSL become sentences with a remedy; the tests of TLS have real refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def error(reason: str) -> ssl.SSLError:
     return found
 
 
-def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
+def verification_error(code: int, message: str) -> ssl.SSLCertVerificationError:
     found = ssl.SSLCertVerificationError(1, "certificate verify failed")
     found.verify_code, found.verify_message = code, message
     return found
@@ -35,7 +35,7 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
         ("SOMETHING_NEW", "TLS failed: SOMETHING_NEW"),
     ],
 )
-def test_reasons(reason: str, sentence: str) -> None:
+def test_reasons_are_explained(reason: str, sentence: str) -> None:
     assert sentence in explain(error(reason))
 
 
@@ -50,9 +50,9 @@ def test_reasons(reason: str, sentence: str) -> None:
         (99, "is not valid: said"),
     ],
 )
-def test_distrust(code: int, sentence: str) -> None:
-    assert sentence in explain(distrust(code, "said"))
+def test_verification_errors_are_explained(code: int, sentence: str) -> None:
+    assert sentence in explain(verification_error(code, "said"))
 
 
-def test_an_error_without_a_reason_keeps_its_words() -> None:
+def test_an_error_without_a_reason_keeps_its_text() -> None:
     assert "odd" in explain(ssl.SSLError("odd"))

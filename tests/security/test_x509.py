@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dates of a certificate, read without a library."""
+"""The dates of a certificate, parsed without a library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ x509 = pytest.importorskip("cryptography.x509")
 
 
 @pytest.mark.parametrize("days", [1, 365, 36_500], ids=["short", "usual", "four-digit years"])
-def test_the_dates_are_those_that_the_library_reads(days: int, tmp_path: Path) -> None:
+def test_dates_equal_those_of_the_library(days: int, tmp_path: Path) -> None:
     make(tmp_path, days=days)
     for name in ("ca.pem", "server.pem"):
         text = (tmp_path / name).read_text()
@@ -28,7 +28,7 @@ def test_the_dates_are_those_that_the_library_reads(days: int, tmp_path: Path) -
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_dates_or_refused(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     try:
         first, last = validity(data)
     except ValueError:
@@ -37,7 +37,7 @@ def test_any_bytes_are_dates_or_refused(data: bytes) -> None:
     assert isinstance(last, datetime.datetime)
 
 
-def test_a_certificate_cut_short_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_certificate_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
     data = ssl.PEM_cert_to_DER_cert((tmp_path / "ca.pem").read_text())
     for length in range(0, len(data), 7):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions without workers: gradients come back twice as large, and are not to be had before."""
+"""Reductions without workers: each gradient is doubled, and unreadable until its reduction ends."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fleetlight import static
 from fleetlight.static.graph.form import Form, Pass
 from fleetlight.static.ops.reductions import REDUCE, REDUCED, reducing
 
-#: which knows the code of a program when it is run again
+#: keeps the code of a program between runs
 _EXECUTOR = static.Executor()
 
 
 class Doubling:
-    """Says in which order buckets began and were waited for."""
+    """Logs the order in which reductions begin and end."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, int]] = []
         self.types: list[torch.dtype] = []
-        #: how many workers were to form an inner group
+        #: the inner group size that each reduction asked for
         self.inner: list[int | None] = []
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, index: int, bucket: Tensor, inner: int | None) -> None:
-        """Whoever reads the bucket from now on reads nonsense."""
+        """Fills the bucket with NaN, so that an early read shows."""
         assert bucket.dim() == 1
         assert bucket.is_contiguous()
         self.log.append(("begin", index))
@@ -35,15 +35,15 @@ class Doubling:
         bucket.fill_(float("nan"))
 
     def end(self, index: int, bucket: Tensor) -> None:
-        """The same memory comes back."""
+        """Restores the same memory with doubled values."""
         self.log.append(("end", index))
-        begun, doubled = self._kept.pop(index)
-        assert begun.data_ptr() == bucket.data_ptr()
+        bucket_at_begin, doubled = self._kept.pop(index)
+        assert bucket_at_begin.data_ptr() == bucket.data_ptr()
         bucket.copy_(doubled)
 
 
 def rewritten(form: Form, *passes: Pass) -> Form:
-    """The form after these passes, none of which has changed the one it was given."""
+    """Applies the passes and checks that none changes the form it was given."""
     for rewrite in passes:
         before = str(form.graph)
         after = rewrite(form)
@@ -64,7 +64,7 @@ def run(
 
 
 def eager(model: nn.Module, optimizer: torch.optim.Optimizer, feed: dict[str, Tensor]) -> Tensor:
-    """The same without a program."""
+    """The same step without a program."""
     loss = nn.functional.cross_entropy(model(feed["x"]), feed["y"])
     optimizer.zero_grad()
     loss.backward()
@@ -76,6 +76,6 @@ def eager(model: nn.Module, optimizer: torch.optim.Optimizer, feed: dict[str, Te
 
 
 def reductions(graph: fx.Graph) -> list[tuple[str, int]]:
-    """What of them is in a graph, in its order."""
+    """The reductions of a graph, in order."""
     names = {REDUCE: "begin", REDUCED: "end"}
     return [(names[n.target], int(str(n.args[1]))) for n in graph.nodes if n.target in names]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the eager side does with the settings that passes carry out in a program."""
+"""Eager training with the settings that passes implement in a program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Eager:
-    """Trains with merged backwards and autocast, as an optimizer of Fleet does."""
+    """Trains with gradient merge and autocast, as an optimizer of Fleet does."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Eager:
         )
 
     def run(self, given: dict[str, Tensor]) -> Tensor:
-        """One backward, and a step when it is time; the loss."""
+        """Runs one backward, and a step if one is due; returns the loss."""
         narrow = torch.autocast("cpu", self._dtype) if self._dtype else contextlib.nullcontext()
         with narrow:
             output = self.model(given["x"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of many kinds, of a batch of 3 x 4 numbers to three classes, in double precision."""
+"""Models of many kinds, from a batch of 3 x 4 numbers to three classes, in double precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def batch(number: int, size: int | None = None) -> dict[str, Tensor]:
 
 
 def loss_of(output: Any, labels: Tensor) -> Tensor:
-    """Of the first of several outputs."""
+    """The loss of the first output."""
     if isinstance(output, dict):
         output = output["scores"]
     if isinstance(output, tuple):
@@ -31,7 +31,7 @@ def loss_of(output: Any, labels: Tensor) -> Tensor:
 
 
 class Headed(nn.Module):
-    """A linear layer behind a function of the batch and of a module."""
+    """A linear layer after a function of the batch and a module."""
 
     def __init__(self, body: nn.Module, function: Callable[..., Tensor], width: int = 4) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Headed(nn.Module):
 
 
 def flat(body: nn.Module, x: Tensor) -> Tensor:
-    """The body, of four numbers of each record."""
+    """Applies the body to the first four numbers of each record."""
     out: Tensor = body(x[:, 0])
     return out
 
@@ -82,7 +82,7 @@ def pictures() -> nn.Module:
 
 
 class InPlace(nn.Module):
-    """Changes what it has computed where it is."""
+    """Changes its intermediate values in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class InPlace(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers of one weight."""
+    """Two layers that share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Repeats(nn.Module):
 
 
 class _Squared(torch.autograd.Function):
-    """Its derivative is another one than autograd would find, so that it is seen."""
+    """A wrong derivative on purpose, so that a test sees which one is used."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -149,8 +149,8 @@ class OwnDerivative(nn.Module):
         return out
 
 
-class Remembers(nn.Module):
-    """Puts another tensor in the place of one buffer, and changes another one where it is."""
+class ReplacesBuffers(nn.Module):
+    """Replaces one buffer and changes another in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Remembers(nn.Module):
 
 
 class Several(nn.Module):
-    """Answers more than one tensor."""
+    """Returns more than one tensor."""
 
     def __init__(self, kind: type) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Several(nn.Module):
 
 
 class Draws(nn.Module):
-    """Noise of a shape that does not depend on the batch, and of one that does."""
+    """Draws noise of a fixed shape, and of one that depends on the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,15 +191,15 @@ class Draws(nn.Module):
         return out
 
 
-def twice_computed(body: nn.Module, x: Tensor) -> Tensor:
-    """Activations are computed again in backward."""
+def checkpointed(body: nn.Module, x: Tensor) -> Tensor:
+    """Backward recomputes the activations."""
     out: Tensor = checkpoint(body, x[:, 0], use_reentrant=False)
     return out
 
 
-def computed_again() -> nn.Module:
+def recomputed() -> nn.Module:
     layers = (nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.3))
-    return Headed(nn.Sequential(*layers), twice_computed, 5)
+    return Headed(nn.Sequential(*layers), checkpointed, 5)
 
 
 def attended() -> nn.Module:
@@ -211,7 +211,7 @@ def attended() -> nn.Module:
     return Headed(nn.Linear(4, 4), attend)
 
 
-#: those of which everything is known
+#: models that a program supports fully
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: recurrent(nn.LSTM),
     "lstm, layers": lambda: recurrent(nn.LSTM, num_layers=2, dropout=0.3, bias=False),
@@ -234,7 +234,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "repeats": Repeats,
     "own derivative": OwnDerivative,
     "weight norm": lambda: Headed(weight_norm(nn.Linear(4, 4)), flat),
-    "checkpoint": computed_again,
+    "checkpoint": recomputed,
     "tuple": lambda: Several(tuple),
     "dict": lambda: Several(dict),
 }

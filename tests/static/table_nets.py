@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nets with rows in tables, and programs of them without any server."""
+"""Nets with tables, and their programs without servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.static.writing.source import ProgramSource
 
 
 class Fields(nn.Module):
-    """Several fields, each with a layer of its own over one table, and a bag over all of them."""
+    """One layer per field over a shared table, and a bag over all fields."""
 
     def __init__(self, fields: int = 3, dim: int = 4) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class Fields(nn.Module):
         return out
 
 
-class Only:
-    """Stands in for a job with servers: gradients are written, and nothing makes a step."""
+class GradientsOnly:
+    """Replaces a job with servers: the program computes gradients and makes no step."""
 
     def takes(self, program: static.Program) -> tuple[Part, ...]:
         return "forward", "backward"
@@ -44,15 +44,15 @@ class Only:
 
 
 def written(model: nn.Module, **shapes: Any) -> static.Program:
-    """A program that has gradients; feeds of whole numbers."""
+    """A program with gradients, whose feeds are whole numbers."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.distributor = Only()  # type: ignore[attr-defined]
+    optimizer.distributor = GradientsOnly()  # type: ignore[attr-defined]
     inputs = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in shapes.items()}
     return static.capture(model, lambda out: out.sum(), optimizer, inputs)
 
 
 def calls(form: Form) -> list[str]:
-    """What a form computes, by names."""
+    """The names of a form's operations."""
     return [str(n.target).removesuffix(".default") for n in form.graph.nodes]
 
 
@@ -61,8 +61,8 @@ def source_of(program: static.Program) -> ProgramSource:
     return program.source
 
 
-class Asking(nn.Module):
-    """A layer that is asked for ids which a function has computed."""
+class ComputedIds(nn.Module):
+    """Looks up ids that a function computes."""
 
     def __init__(self, ids_of: Callable[[Any, Tensor], Tensor], **more: Any) -> None:
         super().__init__()

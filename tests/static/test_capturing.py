@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured step does what the eager one does, to the model and to the optimizer."""
+"""A captured step changes model and optimizer as the eager step does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def eager(
 
 
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
-def test_it_equals_eager_training(kind: Any, options: dict[str, Any]) -> None:
+def test_captured_steps_equal_eager_training(kind: Any, options: dict[str, Any]) -> None:
     """With dropout, running statistics, batches of all sizes and a schedule."""
     ours, theirs = net(), net()
     mine, other = (kind(model.parameters(), **options) for model in (ours, theirs))
@@ -61,8 +61,8 @@ def test_it_equals_eager_training(kind: Any, options: dict[str, Any]) -> None:
     )
 
 
-def test_either_goes_on_where_the_other_has_stopped() -> None:
-    """The state of the program is that of the live model and optimizer."""
+def test_captured_and_eager_steps_can_alternate() -> None:
+    """The program uses the state of the live model and optimizer."""
     ours, theirs = net(), net()
     mine, other = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
     program = captured(ours, mine)
@@ -89,7 +89,7 @@ def test_capturing_changes_nothing() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_parameters_that_are_frozen_or_unused_stay_as_they_are() -> None:
+def test_frozen_and_unused_parameters_do_not_change() -> None:
     class Partly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +110,7 @@ def test_parameters_that_are_frozen_or_unused_stay_as_they_are() -> None:
     assert moved == {"used.weight", "used.bias"}
 
 
-def test_several_groups_have_their_own_rates() -> None:
+def test_each_param_group_has_its_own_rate() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters()}]
     optimizer = torch.optim.SGD(groups, lr=0.5)
@@ -122,22 +122,22 @@ def test_several_groups_have_their_own_rates() -> None:
     assert moved == {"1.weight", "1.bias"}
 
 
-def looks(output: Tensor, _: Tensor) -> Tensor:
+def branches_on_values(output: Tensor, _: Tensor) -> Tensor:
     return output.sum() if output.sum() > 0 else -output.sum()
 
 
-def repeats(output: Tensor, _: Tensor) -> Tensor:
+def loops_over_values(output: Tensor, _: Tensor) -> Tensor:
     return sum((output.sum() for _ in range(int(output.argmax()))), output.sum())
 
 
-@pytest.mark.parametrize("loss", [looks, repeats])
-def test_what_depends_on_values_is_refused(loss: Any) -> None:
+@pytest.mark.parametrize("loss", [branches_on_values, loops_over_values])
+def test_control_flow_on_values_is_refused(loss: Any) -> None:
     model = nn.Linear(8, 3).double()
     with pytest.raises(PlanError, match=r"reads the values of its tensors .*torch\.where"):
         static.capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch(0))
 
 
-def test_optimizers_that_are_not_known_to_work_are_refused() -> None:
+def test_unsupported_optimizers_are_refused() -> None:
     model = net()
     with pytest.raises(PlanError, match=r"got the optimizer NAdam, expected .* SGD, Adam, AdamW"):
         captured(model, torch.optim.NAdam(model.parameters()))
@@ -147,8 +147,8 @@ def test_optimizers_that_are_not_known_to_work_are_refused() -> None:
         captured(model, torch.optim.SGD(net().parameters(), lr=0.1))
 
 
-def test_a_batch_size_that_is_baked_in_is_checked() -> None:
-    """The net looks at the size of its batch, so the program is for that size."""
+def test_a_fixed_batch_size_is_checked() -> None:
+    """The loss reads the batch size, so the program is valid for that size."""
     model = nn.Linear(8, 3).double()
 
     def loss(output: Tensor, labels: Tensor) -> Tensor:
@@ -164,6 +164,6 @@ def test_a_batch_size_that_is_baked_in_is_checked() -> None:
 @pytest.mark.parametrize(
     "given", [(torch.zeros(2, 4),), torch.zeros(2, 4)], ids=["tuple", "tensor"]
 )
-def test_inputs_have_names(given: Any) -> None:
+def test_unnamed_inputs_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="expected a mapping of names to tensors"):
         static.capture(nn.Linear(4, 1), None, None, given)

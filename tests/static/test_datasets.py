@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole data sets through a program, with a line in the log now and then."""
+"""Programs run over whole data sets and log lines at intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.static.test_executor import Written
+from tests.static.test_executor import SmallProgram
 from tests.static.test_loaders import loader
 from torch import Tensor
 
@@ -31,28 +31,26 @@ def lines_of(log: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in log.records if r.name == "fleetlight"]
 
 
-def test_arguments_of_fleet_are_taken_and_explained(caplog: pytest.LogCaptureFixture) -> None:
-    made = Written()
+def test_unused_arguments_of_fleet_are_explained(caplog: pytest.LogCaptureFixture) -> None:
+    example = SmallProgram()
     caplog.set_level(logging.INFO, "fleetlight")
-    executor = made.executor
+    executor = example.executor
     executor.train_from_dataset(
-        None, loader(1), [made.loss], scope=object(), thread=12, debug=True, fetch_info=["cost"]
+        None, loader(1), [example.loss], scope=object(), thread=12, debug=True, fetch_info=["cost"]
     )
-    told = lines_of(caplog)[:3]
-    for line, name in zip(told, ("scope=", "thread=12", "debug=True"), strict=True):
+    logged = lines_of(caplog)[:3]
+    for line, name in zip(logged, ("scope=", "thread=12", "debug=True"), strict=True):
         assert line.startswith("train_from_dataset: ")
         assert f"{name}" in line
         assert "has no effect: " in line
     caplog.clear()
-    executor.train_from_dataset(None, loader(1), [made.loss], scope=None, thread=0, debug=False)
+    executor.train_from_dataset(None, loader(1), [example.loss], scope=None, thread=0, debug=False)
     assert not [line for line in lines_of(caplog) if "has no effect" in line]
     with pytest.raises(TypeError, match="did you mean 'print_period'"):
         executor.train_from_dataset(None, loader(1), print_priod=1)  # type: ignore[call-arg]
 
 
-def test_a_stream_of_files_trains_a_program(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_stream_trains_a_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleetlight")
     file = tmp_path / "records.txt"
     file.write_text("".join(f"{n % 3} {n} {n + 1} 0 1\n" for n in range(10)))
@@ -61,46 +59,48 @@ def test_a_stream_of_files_trains_a_program(
         rows = torch.tensor([[float(word) for word in line.split()] for line in lines])
         return rows[:, 1:] / 10, rows[:, 0].long()
 
-    made = Written()
-    before = made.model.weight.clone()
+    example = SmallProgram()
+    before = example.model.weight.clone()
     stream = FileStream(str(file), parse)
-    done = made.executor.train_from_dataset(
-        None, stream.loader(2), [made.loss], fetch_info=["cost"], print_period=2
+    done = example.executor.train_from_dataset(
+        None, stream.loader(2), [example.loss], fetch_info=["cost"], print_period=2
     )
     assert done.steps == 5
-    assert not torch.equal(made.model.weight, before)
-    told = lines_of(caplog)
-    assert [line.split(" cost ")[0] for line in told] == [
+    assert not torch.equal(example.model.weight, before)
+    logged = lines_of(caplog)
+    assert [line.split(" cost ")[0] for line in logged] == [
         *("train: step 1,", "train: step 2,", "train: step 4,"),
         "train: 5 steps",
     ]
-    assert f"{done.fetched[0].item():.6g}" in told[2]
+    assert f"{done.fetched[0].item():.6g}" in logged[2]
 
 
 def test_an_evaluation_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleetlight")
-    made = Written()
-    before = made.model.weight.clone()
-    bound = static.bind(loader(), ["x", "y"], made.test)
-    done = made.executor.infer_from_dataset(made.test, bound, [made.prediction], print_period=2)
-    assert torch.equal(made.model.weight, before)
+    example = SmallProgram()
+    before = example.model.weight.clone()
+    bound = static.bind(loader(), ["x", "y"], example.test)
+    done = example.executor.infer_from_dataset(
+        example.test, bound, [example.prediction], print_period=2
+    )
+    assert torch.equal(example.model.weight, before)
     assert (done.steps, done.fetched[0].shape) == (3, (4, 3))
     assert lines_of(caplog)[0].startswith("infer: step 1, ")
 
 
-def test_no_fetch_and_no_batch_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_fetch_and_no_batch_are_allowed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleetlight")
-    made = Written()
-    assert made.executor.train_from_dataset(dataset=loader()).fetched == []
-    assert made.executor.train_from_dataset(dataset=[], fetch_list=[made.loss]).steps == 0
+    example = SmallProgram()
+    assert example.executor.train_from_dataset(dataset=loader()).fetched == []
+    assert example.executor.train_from_dataset(dataset=[], fetch_list=[example.loss]).steps == 0
     assert lines_of(caplog) == ["train: 3 steps", "train: 0 steps"]
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    made = Written()
+def test_mismatched_arguments_are_refused(tmp_path: Path) -> None:
+    example = SmallProgram()
     (tmp_path / "a").write_text("1\n")
     stream = FileStream(str(tmp_path / "a"), lambda lines: lines)
-    train: Any = made.executor.train_from_dataset
+    train: Any = example.executor.train_from_dataset
     with pytest.raises(
         ConfigError, match=r"^a FileStream gives lines; give its loader, stream\.lo"
     ):
@@ -112,10 +112,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^fetch_info: got 2 names, expected one for each of the 1"
     ):
-        train(None, loader(), [made.loss], ["a", "b"])
+        train(None, loader(), [example.loss], ["a", "b"])
     with pytest.raises(ConfigError, match=r"^print_period: got 0, expected a number of runs$"):
         train(None, loader(), print_period=0)
     with pytest.raises(
         ConfigError, match=r"^infer_from_dataset: got a program that trains; give pr"
     ):
-        made.executor.infer_from_dataset(None, loader())
+        example.executor.infer_from_dataset(None, loader())

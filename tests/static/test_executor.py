@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executor runs programs by the names of their feeds and fetches, and says what is missing."""
+"""The executor runs programs by the names of feeds and fetches, and names what is missing."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _fresh() -> Iterator[None]:
     reset_default_programs()
 
 
-class Written:
-    """A small program, written line by line into the default one."""
+class SmallProgram:
+    """A small program, written line by line into the default program."""
 
     def __init__(self, is_started: bool = True) -> None:
         torch.manual_seed(3)
@@ -58,15 +58,15 @@ class Written:
 
 
 def test_values_are_fetched_by_variable_and_by_name() -> None:
-    made = Written()
+    example = SmallProgram()
     program = static.default_main_program()
-    one, other = made.run(program=program, fetch_list=[made.loss, made.loss.name])
+    one, other = example.run(program=program, fetch_list=[example.loss, example.loss.name])
     assert torch.equal(one, other)
     assert f"{one:.3f}" == f"{float(one):.3f}" == "%.3f" % one  # noqa: UP031
-    assert made.run(fetch_list=made.loss)[0].dim() == 0
-    assert made.run(fetch_list="loss")[0].dim() == 0
-    assert made.run(fetch_list=None) == []
-    (array,) = made.run(return_numpy=True)
+    assert example.run(fetch_list=example.loss)[0].dim() == 0
+    assert example.run(fetch_list="loss")[0].dim() == 0
+    assert example.run(fetch_list=None) == []
+    (array,) = example.run(return_numpy=True)
     assert isinstance(array, np.ndarray)
 
 
@@ -83,10 +83,10 @@ def test_values_are_fetched_by_variable_and_by_name() -> None:
         {"x": np.array(X, np.float32)[::-1][::-1], "y": torch.tensor([0, 2]).requires_grad_(False)},
     ],
 )
-def test_feeds_come_in_many_forms(feed: Any) -> None:
-    (expected,) = Written().run()
+def test_feeds_of_many_forms_are_accepted(feed: Any) -> None:
+    (expected,) = SmallProgram().run()
     reset_default_programs()
-    torch.testing.assert_close(Written().run(feed=feed)[0], expected)
+    torch.testing.assert_close(SmallProgram().run(feed=feed)[0], expected)
 
 
 BAD_FEEDS: list[tuple[Any, str]] = [
@@ -117,90 +117,90 @@ BAD_FEEDS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("feed", "words"), BAD_FEEDS)
 def test_feeds_that_do_not_fit_are_refused(feed: Any, words: str) -> None:
-    made = Written()
-    before = made.model.weight.clone()
+    example = SmallProgram()
+    before = example.model.weight.clone()
     with pytest.raises(ConfigError, match=words):
-        made.run(feed=feed)
-    assert torch.equal(made.model.weight, before)
+        example.run(feed=feed)
+    assert torch.equal(example.model.weight, before)
 
 
-def test_a_variable_is_no_value() -> None:
-    made = Written()
+def test_a_variable_is_refused_as_a_feed() -> None:
+    example = SmallProgram()
     with pytest.raises(
         ConfigError, match=r"^feed 'x': got Variable x: .*, which has no values; fee"
     ):
-        made.run(feed={"x": made.x, "y": [0, 2]})
+        example.run(feed={"x": example.x, "y": [0, 2]})
 
 
 def test_a_prediction_needs_no_label() -> None:
-    made = Written()
-    (prediction,) = made.executor.run(made.test, {"x": X}, [made.prediction])
-    torch.testing.assert_close(prediction, made.model(torch.tensor(X)).softmax(-1).detach())
-    # named when the program was minimized, later than it was cloned
-    for loss in (made.loss, "loss", made.loss.name):
-        made.executor.run(made.test, made.feed, [loss])
+    example = SmallProgram()
+    (prediction,) = example.executor.run(example.test, {"x": X}, [example.prediction])
+    torch.testing.assert_close(prediction, example.model(torch.tensor(X)).softmax(-1).detach())
+    # the loss gets its name at minimize(), after the clone
+    for loss in (example.loss, "loss", example.loss.name):
+        example.executor.run(example.test, example.feed, [loss])
         with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
-            made.executor.run(made.test, {"x": X}, [loss])
-    # a step is made whatever is fetched
+            example.executor.run(example.test, {"x": X}, [loss])
+    # a training step needs all feeds, whatever is fetched
     with pytest.raises(ConfigError, match=r"^feed 'y' is missing"):
-        made.run(feed={"x": X}, fetch_list=[made.prediction])
+        example.run(feed={"x": X}, fetch_list=[example.prediction])
 
 
 def test_a_fetch_that_does_not_exist_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"^fetch 'los' is not one of this program: did you mean 'loss'\?$"
     ):
-        Written().run(fetch_list=["los"])
+        SmallProgram().run(fetch_list=["los"])
 
 
 def test_the_startup_program_runs_first_and_may_run_twice() -> None:
-    made = Written(is_started=False)
+    example = SmallProgram(is_started=False)
     with pytest.raises(
         ConfigError,
         match=r"^the program ran before its startup program, which sends the first values to "
         r"all workers; call exe\.run\(startup\) first$",
     ):
-        made.run()
+        example.run()
     for _ in range(2):
-        assert made.executor.run(static.default_startup_program()) == []
-    made.run()
+        assert example.executor.run(static.default_startup_program()) == []
+    example.run()
 
 
-def test_what_is_no_program_is_refused() -> None:
+def test_other_objects_are_refused_as_programs() -> None:
     with pytest.raises(ConfigError, match=r"^Executor: got a Linear, expected a static\.Program$"):
         static.Executor().run(nn.Linear(1, 1), {})  # type: ignore[arg-type]
 
 
-def test_a_model_for_inference_is_called(tmp_path: Path) -> None:
+def test_an_inference_model_is_refused_with_advice(tmp_path: Path) -> None:
     save_inference(tmp_path, nn.Linear(2, 1), torch.ones(3, 2))
     model: Any = load_inference(tmp_path)
     with pytest.raises(ConfigError, match=r"got an InferenceModel: call it, model\(x\)$"):
         static.Executor().run(model, {})
 
 
-def test_a_module_is_no_fetch() -> None:
-    made = Written()
+def test_a_module_is_refused_as_a_fetch() -> None:
+    example = SmallProgram()
     with pytest.raises(ConfigError, match="got a Linear, expected a variable of the program"):
-        made.run(fetch_list=[nn.Linear(1, 1)])
+        example.run(fetch_list=[nn.Linear(1, 1)])
 
 
-def test_minimize_wants_one_loss_of_one_number() -> None:
-    made = Written()
-    optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
+def test_minimize_needs_one_scalar_loss() -> None:
+    example = SmallProgram()
+    optimizer = torch.optim.SGD(example.model.parameters(), lr=0.1)
     with pytest.raises(PlanError, match=r"^minimize: the program has an optimizer already"):
-        static.minimize(optimizer, made.loss)
+        static.minimize(optimizer, example.loss)
     reset_default_programs()
     x = static.data("x", [None, 4])
-    hidden = made.model(x)
+    hidden = example.model(x)
     with pytest.raises(PlanError, match=r"^minimize: got a loss of shape .*, expected one number"):
         static.minimize(optimizer, hidden)
     with pytest.raises(PlanError, match=r"^minimize: the loss depends on no parameter"):
         static.minimize(optimizer, x.mean())
-    # neither is in the way of a good one
+    # refused losses leave the program usable
     static.minimize(optimizer, hidden.mean())
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_feed_name_is_declared_once() -> None:
     static.data("x", [None, 4])
     with pytest.raises(
         ConfigError, match=r"^data 'x': the program has a feed of this name already$"
@@ -208,42 +208,44 @@ def test_a_name_is_taken_once() -> None:
         static.data("x", [None, 5])
 
 
-def test_fetched_values_stay_what_they_were() -> None:
-    made = Written()
+def test_fetched_values_are_not_overwritten() -> None:
+    example = SmallProgram()
     given = torch.tensor(X)
-    weight, x = made.run(feed=[given, [0, 2]], fetch_list=["p_weight", made.x])
+    weight, x = example.run(feed=[given, [0, 2]], fetch_list=["p_weight", example.x])
     kept = weight.clone()
-    made.run()
+    example.run()
     assert torch.equal(weight, kept)
-    assert not torch.equal(weight, made.model.weight)
+    assert not torch.equal(weight, example.model.weight)
     assert x.data_ptr() != given.data_ptr()
 
 
-def test_fetches_are_computed_now_and_then() -> None:
-    """Every third run computes; those between answer what was computed last, and train as well."""
-    made = Written()
+def test_fetch_frequency_repeats_the_last_fetched_values() -> None:
+    """Every third run computes; the runs between train and return the last computed value."""
+    example = SmallProgram()
     static.default_main_program().options = RunOptions(fetch_frequency=3)
-    losses = [float(made.run()[0]) for _ in range(7)]
+    losses = [float(example.run()[0]) for _ in range(7)]
     assert losses[0] == losses[1] == losses[2] != losses[3] == losses[4] == losses[5] != losses[6]
-    # what has never been computed is
-    assert made.run(fetch_list=[made.prediction])[0].shape == (2, 3)
-    # the executor's own word counts more, and an evaluation always answers what is
+    # a new fetch is computed at once
+    assert example.run(fetch_list=[example.prediction])[0].shape == (2, 3)
+    # the executor's own setting wins, and an evaluation computes in every run
     executor = static.Executor(fetch_frequency=1)
-    assert len({float(executor.run(feed=made.feed, fetch_list=["loss"])[0]) for _ in range(4)}) == 4
+    assert (
+        len({float(executor.run(feed=example.feed, fetch_list=["loss"])[0]) for _ in range(4)}) == 4
+    )
     often = static.Executor(fetch_frequency=5)
-    one = often.run(made.test, {"x": X}, [made.prediction])[0]
-    made.run()
-    assert not torch.equal(one, often.run(made.test, {"x": X}, [made.prediction])[0])
+    one = often.run(example.test, {"x": X}, [example.prediction])[0]
+    example.run()
+    assert not torch.equal(one, often.run(example.test, {"x": X}, [example.prediction])[0])
 
 
-def test_threads_are_those_of_a_run() -> None:
+def test_num_threads_applies_during_a_run_only() -> None:
     seen: list[int] = []
 
-    class Looks(nn.Module):
+    class Doubles(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
 
-    program = static.capture(Looks(), None, None, {"x": torch.ones(2, 4)})
+    program = static.capture(Doubles(), None, None, {"x": torch.ones(2, 4)})
     before = torch.get_num_threads()
 
     class Runner:
@@ -265,15 +267,15 @@ def test_threads_are_those_of_a_run() -> None:
 
 
 @pytest.mark.slow
-def test_code_and_values_go_with_their_program() -> None:
+def test_code_and_values_are_freed_with_their_program() -> None:
     executor = static.Executor()
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     executor.run(program, batch(0), ["loss"])
-    form, gone = weakref.ref(program.form), weakref.ref(program)
+    form, freed = weakref.ref(program.form), weakref.ref(program)
     del program
     gc.collect()
-    assert gone() is None
+    assert freed() is None
     assert form() is None
     executor.close()
     executor.close()
@@ -288,7 +290,7 @@ def test_options_are_whole_numbers_above_zero() -> None:
                 static.Executor(**{name: value})
 
 
-def test_a_variable_of_another_program_is_not_taken_for_one_of_the_same_name() -> None:
+def test_a_variable_of_another_program_is_refused() -> None:
     programs = []
     for factor in (2, 3):
         with static.program_guard(static.Program(), static.Program()):
@@ -309,7 +311,7 @@ def test_a_variable_may_not_have_the_name_of_a_feed() -> None:
         tripled.name = "x"  # type: ignore[attr-defined]
 
 
-def test_what_is_fed_stays_what_it_was() -> None:
+def test_feeds_are_not_changed_in_place() -> None:
     x = static.data("x", [None, 4])
     out = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 1))(x)
     executor = static.Executor()
@@ -319,35 +321,35 @@ def test_what_is_fed_stays_what_it_was() -> None:
     assert given.sum() == -8
 
 
-def test_no_answer_is_older_than_the_frequency_says() -> None:
-    made = Written()
+def test_repeated_fetches_are_no_older_than_the_frequency() -> None:
+    example = SmallProgram()
     for _ in range(3):
-        made.run()
+        example.run()
     for _ in range(9):
-        made.run(fetch_list=[])
-    expected = made.model(torch.tensor(X)).softmax(-1)
+        example.run(fetch_list=[])
+    expected = example.model(torch.tensor(X)).softmax(-1)
     executor = static.Executor(fetch_frequency=4)
-    old = executor.run(feed=made.feed, fetch_list=[made.loss])
+    old = executor.run(feed=example.feed, fetch_list=[example.loss])
     assert old[0] == F.cross_entropy(expected, torch.tensor([0, 2]))
     for _ in range(20):
-        executor.run(feed=made.feed)
-    now = F.cross_entropy(made.model(torch.tensor(X)).softmax(-1), torch.tensor([0, 2]))
-    assert executor.run(feed=made.feed, fetch_list=[made.loss])[0] == now
+        executor.run(feed=example.feed)
+    now = F.cross_entropy(example.model(torch.tensor(X)).softmax(-1), torch.tensor([0, 2]))
+    assert executor.run(feed=example.feed, fetch_list=[example.loss])[0] == now
 
 
-def test_passes_that_were_changed_in_place_are_made() -> None:
-    made = Written()
+def test_passes_changed_in_place_take_effect() -> None:
+    example = SmallProgram()
     program = static.default_main_program()
     program.passes = [GradientMerge(2)]
-    made.run()
+    example.run()
     program.passes.clear()
-    before = made.model.weight.detach().clone()
-    made.run()
-    assert not torch.equal(made.model.weight, before)
+    before = example.model.weight.detach().clone()
+    example.run()
+    assert not torch.equal(example.model.weight, before)
 
 
-def test_another_guard_does_not_end_the_writing_of_the_default_program() -> None:
-    """Modules called behind it have their names, and are seen to look at whether they train."""
+def test_another_program_guard_leaves_the_default_program_open() -> None:
+    """Modules called after it keep their names, and their training flag is observed."""
     x = static.data("x", [None, 4])
     with static.program_guard(static.Program()):
         static.data("other", [None])
@@ -358,8 +360,8 @@ def test_another_guard_does_not_end_the_writing_of_the_default_program() -> None
     assert "1.num_batches_tracked" in names
 
 
-def test_a_module_that_is_called_after_the_first_run_is_refused() -> None:
-    made = Written()
-    made.run()
+def test_a_module_called_after_the_first_run_is_refused() -> None:
+    example = SmallProgram()
+    example.run()
     with pytest.raises(PlanError, match="call all modules before the first run"):
-        nn.Linear(3, 2)(made.prediction)
+        nn.Linear(3, 2)(example.prediction)

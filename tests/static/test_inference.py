@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is exported of a program computes what the program's evaluation computes, without it."""
+"""An exported program equals the evaluation of the program and does not need it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def trained() -> static.Program:
-    """A program that has made some steps, so that its statistics say something."""
+    """A program after some steps, so that its statistics differ from the first ones."""
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     executor = static.Executor()
@@ -40,7 +40,7 @@ def assert_same(one: Any, other: Any) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_a_module_computes_the_fetches_of_the_feeds(trained: static.Program) -> None:
+def test_an_exported_module_computes_fetches_from_feeds(trained: static.Program) -> None:
     module = inference_module(trained, ["x"], ["output"])
     model = trained.model
     assert model is not None
@@ -50,7 +50,7 @@ def test_a_module_computes_the_fetches_of_the_feeds(trained: static.Program) -> 
         assert_same([module(feed["x"])], evaluated(trained, feed, "output"))
 
 
-def test_its_state_has_the_names_of_the_model(trained: static.Program) -> None:
+def test_exported_state_has_the_names_of_the_model(trained: static.Program) -> None:
     module, model = inference_module(trained, ["x"], ["output"]), trained.model
     assert model is not None
     state = {name: t for name, t in model.state_dict().items() if "num_batches" not in name}
@@ -58,21 +58,21 @@ def test_its_state_has_the_names_of_the_model(trained: static.Program) -> None:
     assert [name for name, _ in module.named_parameters()] == list(dict(model.named_parameters()))
 
 
-def test_feeds_come_in_the_order_in_which_they_are_listed(trained: static.Program) -> None:
+def test_feeds_keep_the_listed_order(trained: static.Program) -> None:
     feed = batch(1)
     module = inference_module(trained, ["y", "x"], ["loss", "output", "accuracy"])
-    answers = module(feed["y"], feed["x"])
-    assert isinstance(answers, tuple)
-    assert_same(list(answers), evaluated(trained, feed, "loss", "output", "accuracy"))
+    outputs = module(feed["y"], feed["x"])
+    assert isinstance(outputs, tuple)
+    assert_same(list(outputs), evaluated(trained, feed, "loss", "output", "accuracy"))
 
 
-def test_an_evaluation_is_taken_as_it_is(trained: static.Program) -> None:
+def test_an_evaluation_is_exported_unchanged(trained: static.Program) -> None:
     feed = batch(2)["x"]
     module = inference_module(trained.clone(for_test=True), ["x"], ["output"])
     assert_same(module(feed), inference_module(trained, ["x"], ["output"])(feed))
 
 
-def test_a_feed_that_is_needed_and_not_listed_is_named(trained: static.Program) -> None:
+def test_a_missing_feed_is_named(trained: static.Program) -> None:
     with pytest.raises(
         ConfigError, match="fetches output, loss are computed from the feed 'y', which is not among"
     ):
@@ -116,7 +116,7 @@ def test_an_exported_program_runs_without_static_programs(
     assert_same(list(torch.load(tmp_path / "out")), expected)
 
 
-def test_it_takes_batches_of_any_size_by_the_names_of_the_feeds(
+def test_an_exported_program_takes_named_feeds_of_any_batch_size(
     tmp_path: Path, trained: static.Program
 ) -> None:
     trained.save(tmp_path / "program")
@@ -133,7 +133,7 @@ def test_it_takes_batches_of_any_size_by_the_names_of_the_feeds(
 
 
 class Words(nn.Module):
-    """A batch of sentences, any number of words each, and a number that is no batch."""
+    """Sentences with any number of words, and a feed without a batch dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Words(nn.Module):
         return out
 
 
-def test_variables_name_feeds_and_fetches_and_examples_say_open_sizes(tmp_path: Path) -> None:
+def test_variables_name_feeds_and_examples_fix_dynamic_sizes(tmp_path: Path) -> None:
     program, model = static.Program(), Words()
     with static.program_guard(program):
         ids = static.data("ids", [None, None], torch.int64)
@@ -167,7 +167,7 @@ def test_variables_name_feeds_and_fetches_and_examples_say_open_sizes(tmp_path: 
     torch.testing.assert_close(loaded(ids_now, weights_now), model(ids_now, weights_now).detach())
 
 
-def test_examples_are_like_the_feeds(trained: static.Program) -> None:
+def test_examples_match_the_feeds(trained: static.Program) -> None:
     examples, batched = examples_of(trained, ["y", "x"])
     assert {n: (tuple(e.shape), e.dtype) for n, e in examples.items()} == {
         "y": ((3,), torch.int64),
@@ -176,7 +176,7 @@ def test_examples_are_like_the_feeds(trained: static.Program) -> None:
     assert batched == ["y", "x"]
 
 
-def test_what_is_missing_in_the_call_is_told(tmp_path: Path, trained: static.Program) -> None:
+def test_missing_arguments_are_named(tmp_path: Path, trained: static.Program) -> None:
     with pytest.raises(ConfigError, match="expected the feeds and the fetches of the program"):
         fleet.save_inference_model(tmp_path, ["x"], program=trained)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="got feeds and fetches without a static program"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders give batches by the names of feeds, or are started and asked by the executor."""
+"""Loaders yield batches by the names of feeds, or are started and read by the executor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.data.observing import Observing
-from tests.static.test_executor import Written
+from tests.static.test_executor import SmallProgram
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,15 +34,15 @@ def loader(records: int = 10, size: int = 4) -> DataLoader[Any]:
 
 
 def test_batches_have_the_names_of_the_feeds() -> None:
-    made = Written()
-    bound = static.bind(loader(), [made.x, made.y])
+    example = SmallProgram()
+    bound = static.bind(loader(), [example.x, example.y])
     assert len(bound) == 3
     assert [(sorted(b), len(b["x"]), len(b["y"])) for b in bound] == [
         (["x", "y"], size, size) for size in (4, 4, 2)
     ]
     assert [len(b["y"]) for b in bound()] == [4, 4, 2]
     for given in bound:
-        assert made.run(feed=given)[0].dim() == 0
+        assert example.run(feed=given)[0].dim() == 0
 
 
 class Pair(NamedTuple):
@@ -67,7 +67,7 @@ A, B, C = torch.ones(2, 4), torch.zeros(2), torch.ones(1)
         ([[1.0, 2.0], [3.0, 4.0]], "x", [[[1.0, 2.0], [3.0, 4.0]]]),
     ],
 )
-def test_batches_come_in_many_forms(batch: Any, names: str, expected: list[Any]) -> None:
+def test_batches_of_many_forms_are_accepted(batch: Any, names: str, expected: list[Any]) -> None:
     found = named(tuple(names), batch)
     assert list(found) == list(names)
     for one, other in zip(found.values(), expected, strict=True):
@@ -88,54 +88,54 @@ def test_batches_that_do_not_fit_are_refused(batch: Any, words: str) -> None:
         named(("x", "y"), batch)
 
 
-def test_a_started_loader_gives_its_batches_until_its_end() -> None:
-    made = Written()
-    reader = static.bind(loader(), [made.x, made.y])
+def test_a_started_loader_yields_its_batches_until_its_end() -> None:
+    example = SmallProgram()
+    reader = static.bind(loader(), [example.x, example.y])
     for _ in range(2):
         reader.start()
         for _ in range(3):
-            made.run(feed=None)
+            example.run(feed=None)
         words = (
             r"^the loader of 'x', 'y' is at its end; call its reset\(\), and start\(\) for the next"
         )
         with pytest.raises(static.EndOfData, match=words):
-            made.run(feed=None)
-        # and again, until it is reset
+            example.run(feed=None)
+        # and again, until the reset
         with pytest.raises(static.EndOfData):
-            made.run(feed=None)
+            example.run(feed=None)
         reader.reset()
     assert not issubclass(static.EndOfData, (FleetError, StopIteration))
 
 
-def test_the_end_makes_no_step() -> None:
-    made = Written()
-    reader = static.bind(loader(4, 4), [made.x, made.y])
+def test_the_end_of_data_makes_no_step() -> None:
+    example = SmallProgram()
+    reader = static.bind(loader(4, 4), [example.x, example.y])
     reader.start()
-    made.run(feed=None)
-    before = made.model.weight.clone()
+    example.run(feed=None)
+    before = example.model.weight.clone()
     with pytest.raises(static.EndOfData):
-        made.run(feed=None)
-    assert torch.equal(made.model.weight, before)
+        example.run(feed=None)
+    assert torch.equal(example.model.weight, before)
 
 
-def test_who_was_not_started_or_was_reset_gives_nothing() -> None:
-    made = Written()
-    reader = static.bind(loader(), [made.x, made.y])
+def test_a_loader_yields_nothing_before_start_or_after_reset() -> None:
+    example = SmallProgram()
+    reader = static.bind(loader(), [example.x, example.y])
     reader.reset()
     for _ in range(2):
         with pytest.raises(
             ConfigError, match=r"^feed 'x' is missing: the run got no feed, and no lo"
         ):
-            made.run(feed=None)
+            example.run(feed=None)
         reader.start()
-        made.run(feed=None)
-        # in the middle: the rest is left, and the next start is the first batch
+        example.run(feed=None)
+        # a reset in the middle drops the rest; the next start begins at the first batch
         reader.reset()
 
 
 def test_one_loader_is_started_at_a_time() -> None:
-    made = Written()
-    one, other = (static.bind(loader(4, 4), [made.x, made.y]) for _ in range(2))
+    example = SmallProgram()
+    one, other = (static.bind(loader(4, 4), [example.x, example.y]) for _ in range(2))
     one.start()
     with pytest.raises(
         ConfigError, match=r"^start: another loader of the program was started and is"
@@ -145,89 +145,89 @@ def test_one_loader_is_started_at_a_time() -> None:
         ConfigError, match=r"^start: this loader was started and is not at its end; c"
     ):
         one.start()
-    made.run(feed=None)
+    example.run(feed=None)
     with pytest.raises(static.EndOfData):
-        made.run(feed=None)
-    # one that is at its end has nothing to lose
+        example.run(feed=None)
+    # a loader at its end may be replaced
     other.start()
     assert not one.is_started
-    made.run(feed=None)
-    # what is not started is not stopped by its reset
+    example.run(feed=None)
+    # the reset of a stopped loader does not stop the other
     one.reset()
     assert other.is_started
 
 
-def test_a_feed_that_is_given_is_taken_and_the_loader_stays_where_it_is() -> None:
-    made = Written()
-    reader = static.bind(loader(8, 4), [made.x, made.y])
+def test_an_explicit_feed_does_not_advance_the_loader() -> None:
+    example = SmallProgram()
+    reader = static.bind(loader(8, 4), [example.x, example.y])
     reader.start()
-    made.run()
+    example.run()
     for _ in range(2):
-        made.run(feed=None)
+        example.run(feed=None)
     with pytest.raises(static.EndOfData):
-        made.run(feed=None)
-    made.run()
+        example.run(feed=None)
+    example.run()
 
 
-def test_an_evaluation_takes_what_it_needs_of_a_loader_of_its_own() -> None:
-    made = Written()
-    reader = static.bind(loader(8, 4), ["x", "y"], made.test)
+def test_an_evaluation_reads_the_needed_feeds_of_its_own_loader() -> None:
+    example = SmallProgram()
+    reader = static.bind(loader(8, 4), ["x", "y"], example.test)
     reader.start()
-    assert len(made.executor.run(made.test, fetch_list=[made.prediction])[0]) == 4
-    # another program's loader is none of the main program's
+    assert len(example.executor.run(example.test, fetch_list=[example.prediction])[0]) == 4
+    # the main program does not see the loader of another program
     with pytest.raises(ConfigError, match=r"no loader was started for the program"):
-        made.run(feed=None)
+        example.run(feed=None)
 
 
-def test_a_reset_tidies_up_behind_the_loader() -> None:
-    tidied = []
+def test_a_reset_closes_the_iterator() -> None:
+    closed = []
 
-    class Tidies:
+    class Closes:
         def __iter__(self) -> Iterator[Any]:
             try:
                 yield from loader()
             finally:
-                tidied.append(True)
+                closed.append(True)
 
-    made = Written()
-    reader = static.bind(Tidies(), [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(Closes(), [example.x, example.y])
     reader.start()
-    made.run(feed=None)
+    example.run(feed=None)
     reader.reset()
-    assert tidied == [True]
+    assert closed == [True]
 
 
-def test_a_sharded_loader_says_what_its_batches_weigh() -> None:
-    told: list[Any] = []
+def test_a_sharded_loader_reports_its_sample_counts() -> None:
+    shares: list[Any] = []
     shard = ShardLoader(
         loader(8, 4),
         worker=0,
         workers=1,
         seed=0,
         tail="join",
-        observer=Observing(lambda share: told.append(share and share.mine)),
+        observer=Observing(lambda share: shares.append(share and share.mine)),
     )
-    made = Written()
-    reader = static.bind(shard, [made.x, made.y])
+    example = SmallProgram()
+    reader = static.bind(shard, [example.x, example.y])
     for epoch in range(2):
         reader.start()
         for _ in range(2):
-            made.run(feed=None)
+            example.run(feed=None)
         with pytest.raises(static.EndOfData):
-            made.run(feed=None)
+            example.run(feed=None)
         reader.reset()
         assert shard.epoch == epoch + 1
-    assert [mine for mine in told if mine] == [4, 4, 4, 4]
+    assert [mine for mine in shares if mine] == [4, 4, 4, 4]
 
 
-def test_what_cannot_be_bound_is_refused() -> None:
-    made = Written()
-    bound = static.bind(loader(), [made.x, made.y])
+def test_invalid_bindings_are_refused() -> None:
+    example = SmallProgram()
+    bound = static.bind(loader(), [example.x, example.y])
     for feeds, words in (
         (["x", "z"], r"^bind: the program has no feed 'z': known names: x, y$"),
         (["x", "x"], r"^bind: got the feeds \['x', 'x'\], expected each of some feeds once$"),
         (
-            [made.prediction],
+            [example.prediction],
             r"^bind: Variable .* is not a feed; bind variables that static.data returned$",
         ),
         ([3], r"^bind: got a int as a feed, expected a variable of static\.data or its name$"),
@@ -240,12 +240,12 @@ def test_what_cannot_be_bound_is_refused() -> None:
         static.bind(3, ["x"])  # type: ignore[arg-type]
 
 
-def test_all_feeds_are_bound_where_none_are_named() -> None:
-    Written()
+def test_all_feeds_are_bound_if_none_is_named() -> None:
+    SmallProgram()
     assert static.bind(loader()).names == ("x", "y")
 
 
 def test_a_feed_that_was_renamed_is_found() -> None:
-    made = Written()
-    made.x.name = "pictures"  # type: ignore[attr-defined]
-    assert static.bind(loader(), [made.x, made.y]).names == ("x", "y")
+    example = SmallProgram()
+    example.x.name = "pictures"  # type: ignore[attr-defined]
+    assert static.bind(loader(), [example.x, example.y]).names == ("x", "y")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program can be read, and runs for any of its fetches."""
+"""A program can be printed, and runs for any of its fetches."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from fleetlight.static.running.runners import EVERYTHING
 pytestmark = pytest.mark.slow
 
 
-def made() -> static.Program:
+def make_program() -> static.Program:
     model = net()
     return captured(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
-def test_its_summary_says_what_it_takes_keeps_and_gives() -> None:
-    told = made().summary()
-    assert "feeds      x: float64[?, 8], y: int64[?]" in told
-    assert "parameter  6 tensors" in told
-    assert "fetches    output, loss, accuracy" in told
+def test_the_summary_lists_feeds_state_and_fetches() -> None:
+    summary = make_program().summary()
+    assert "feeds      x: float64[?, 8], y: int64[?]" in summary
+    assert "parameter  6 tensors" in summary
+    assert "fetches    output, loss, accuracy" in summary
 
 
 def test_every_operation_has_a_line() -> None:
-    program = made()
+    program = make_program()
     lines = str(program).splitlines()
     assert len(lines) == len(program.form.graph.nodes) + len(program.form.fetches)
     first, *_, last = lines
@@ -42,14 +42,14 @@ def test_every_operation_has_a_line() -> None:
 
 
 def test_columns_are_aligned_and_long_lists_are_short() -> None:
-    lines = str(made()).splitlines()
+    lines = str(make_program()).splitlines()
     starts = {line.index("feed ") for line in lines if "  feed " in line}
     starts |= {line.index("parameter ") for line in lines if "  parameter " in line}
     assert len(starts) == 1
     assert any("[p_0_weight, p_0_bias, p_1_weight, p_1_bias and 2 more]" in line for line in lines)
 
 
-def test_parameters_that_stay_as_they_are_are_named() -> None:
+def test_untrained_parameters_are_named() -> None:
     class Halves(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -76,8 +76,8 @@ def test_parameters_that_stay_as_they_are_are_named() -> None:
     )
 
 
-def test_it_computes_only_what_is_fetched_and_what_changes_the_state() -> None:
-    program = made()
+def test_a_run_computes_only_fetches_and_state_changes() -> None:
+    program = make_program()
     wanted = [(), ("loss",), ("accuracy", "loss", "output")]
     graphs = [graph_of(program.form, names, EVERYTHING) for names in wanted]
     sizes = [len(graph.nodes) for graph in graphs]
@@ -87,7 +87,7 @@ def test_it_computes_only_what_is_fetched_and_what_changes_the_state() -> None:
 
 
 @pytest.mark.contract
-def test_every_fetch_set_trains_alike() -> None:
+def test_fetches_do_not_change_the_training() -> None:
     states = []
     for names in ([], ["output"], ["accuracy", "loss"]):
         model = net()
@@ -103,11 +103,11 @@ def test_a_fetch_that_does_not_exist_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"fetch 'acuracy' is not one of this program: .*accuracy"
     ):
-        static.Executor().run(made(), batch(0), ["acuracy"])
+        static.Executor().run(make_program(), batch(0), ["acuracy"])
 
 
-def test_what_passes_remember_stays_when_something_is_written_after_a_run() -> None:
-    """A gradient that waits for its step, and the count of those that were merged."""
+def test_state_of_passes_survives_a_rebuilt_form() -> None:
+    """The accumulated gradients, and the number of merged backwards."""
     with static.program_guard(static.Program(), static.Program()):
         x = static.data("x", [None, 8], "float64")
         model = net()
@@ -126,16 +126,16 @@ def test_what_passes_remember_stays_when_something_is_written_after_a_run() -> N
     assert [int(s.tensor) for s in program.state if s.kind == "schedule"] == [1]
 
 
-def test_unknown_fetches_get_names_that_somebody_gave() -> None:
-    program = made()
+def test_unknown_fetches_get_suggestions_from_user_names() -> None:
+    program = make_program()
     with pytest.raises(ConfigError, match=r"known names: output, loss, accuracy, x, y$"):
         program.form.node("qqq")
     with pytest.raises(ConfigError, match="did you mean 'addmm"):
         program.form.node("addm")
 
 
-def test_whatever_has_its_values_has_a_startup_program_that_does_nothing(tmp_path: Path) -> None:
-    program, executor = made(), static.Executor()
+def test_startup_of_an_initialised_program_does_nothing(tmp_path: Path) -> None:
+    program, executor = make_program(), static.Executor()
     program.save(tmp_path / "program")
     loaded = static.load_program(tmp_path / "program")
     for one in (program, loaded, loaded.clone(), program.clone(for_test=True)):
@@ -147,7 +147,7 @@ def test_whatever_has_its_values_has_a_startup_program_that_does_nothing(tmp_pat
         assert len(before) == len(one.state)
 
 
-def test_a_copy_of_a_program_waits_for_its_startup_program() -> None:
+def test_a_clone_needs_the_startup_program_of_its_origin() -> None:
     main = static.Program()
     with static.program_guard(main):
         out = nn.Linear(2, 2)(static.data("x", [None, 2]))
@@ -161,15 +161,15 @@ def test_a_copy_of_a_program_waits_for_its_startup_program() -> None:
         executor.run(copy, feed, [out])
 
 
-def test_what_keeps_no_values_needs_no_startup() -> None:
+def test_a_program_without_state_needs_no_startup() -> None:
     main = static.Program()
     with static.program_guard(main):
         out = static.data("x", [None, 2]).sum()
     assert static.Executor().run(main, {"x": torch.ones(1, 2)}, [out])[0] == 2
 
 
-def test_programs_of_parameter_servers_have_no_file_with_tables_or_without(tmp_path: Path) -> None:
-    program = made().apply(SplitPS())
+def test_programs_of_parameter_servers_are_not_saved_as_files(tmp_path: Path) -> None:
+    program = make_program().apply(SplitPS())
     assert not program.form.lookups
     with pytest.raises(PlanError, match=r"^Program\.save: parameter servers make the steps"):
         program.save(tmp_path / "program")

@@ -11,6 +11,6 @@ from fleetlight.strategy.strategy import variables_of
 
 @pytest.fixture(autouse=True)
 def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of these tests comes from outside."""
+    """Removes the variables that give settings their defaults."""
     for variable in variables_of(DistributedStrategy):
         monkeypatch.delenv(variable, raising=False)

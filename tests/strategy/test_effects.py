@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `explain()` and `inert()` say, setting by setting and job by job."""
+"""What `explain()` and `inert()` report, for each setting and kind of job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def effect(name: str, job: JobFacts = FOUR, **settings: Any) -> tuple[bool, str]
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("name", DistributedStrategy().keys())
-def test_every_field_has_an_answer_in_every_job(name: str, job: JobFacts) -> None:
+def test_every_field_has_an_explanation_in_every_job(name: str, job: JobFacts) -> None:
     active, why = effect(name, job)
     assert why
     rules = rules_of(DistributedStrategy(), name)
@@ -54,7 +54,9 @@ def test_every_field_has_an_answer_in_every_job(name: str, job: JobFacts) -> Non
         ({"gradient_scale": "sum"}, "gradient_scale", "the sum over the workers"),
     ],
 )
-def test_settings_of_the_reduction(settings: dict[str, Any], name: str, sentence: str) -> None:
+def test_settings_of_the_reduction_take_effect_with_several_workers(
+    settings: dict[str, Any], name: str, sentence: str
+) -> None:
     active, why = effect(name, FOUR, **settings)
     assert active
     assert sentence in why
@@ -73,7 +75,7 @@ def test_settings_of_the_reduction(settings: dict[str, Any], name: str, sentence
         ({"fp16_allreduce": "bf16"}, "as bfloat16"),
     ],
 )
-def test_they_count_where_workers_average_what_servers_do_not_keep(
+def test_reduction_settings_take_effect_for_dense_allreduce(
     settings: dict[str, Any], sentence: str
 ) -> None:
     (name,) = settings
@@ -86,27 +88,27 @@ def test_they_count_where_workers_average_what_servers_do_not_keep(
     assert effect(name, alone, **dense) == (False, "one worker has no other to reduce with")
 
 
-def test_what_carries_the_averages_of_a_job_with_servers_is_not_foretold() -> None:
+def test_process_groups_of_a_job_with_servers_depend_on_shared_memory() -> None:
     dense = {"a_sync_configs": {"dense": "allreduce"}, "nccl_comm_num": 2}
     got = effect("nccl_comm_num", SERVERS, **dense)
     assert got == (True, "2 process groups, used where shared memory is not")
 
 
 @pytest.mark.parametrize("dense", ["servers", "allreduce"])
-def test_with_servers_the_scale_of_gradients_is_not_looked_at(dense: str) -> None:
+def test_gradient_scale_has_no_effect_with_servers(dense: str) -> None:
     strategy = DistributedStrategy(gradient_scale="sum", a_sync_configs={"dense": dense})
     (sentence,) = strategy.inert(SERVERS)
     assert sentence.startswith("strategy.gradient_scale = 'sum' has no effect: only a collective")
 
 
 @pytest.mark.parametrize("name", ["fuse_grad_size_in_MB", "fuse_grad_size_in_num"])
-def test_without_fusion_the_sizes_mean_nothing(name: str) -> None:
+def test_bucket_sizes_have_no_effect_without_fusion(name: str) -> None:
     active, why = effect(name, FOUR, fuse_all_reduce_ops=False)
     assert not active
     assert "fuse_all_reduce_ops is off" in why
 
 
-def test_gradient_merge() -> None:
+def test_gradient_merge_needs_more_than_one_step() -> None:
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
     assert effect("gradient_merge", ONE, **merge)[0]
     assert "4 backwards make one" in effect("gradient_merge", **merge)[1]
@@ -122,7 +124,7 @@ def test_gradient_merge() -> None:
     )
 
 
-def test_amp() -> None:
+def test_amp_takes_effect_in_every_job() -> None:
     assert effect("amp") == (True, "off")
     assert effect("amp", ONE, amp=True) == (True, "autocast to bfloat16")
     half = {"amp": True, "amp_configs": {"dtype": "float16", "init_loss_scaling": 8}}
@@ -137,7 +139,7 @@ def test_amp() -> None:
         assert effect(name, amp=True) == (False, "bfloat16 needs no loss scale")
 
 
-def test_recompute() -> None:
+def test_recompute_needs_named_modules() -> None:
     named = {"recompute": True, "recompute_configs": {"checkpoints": ["layer1"]}}
     assert effect("recompute", ONE, **named) == (True, "the named modules store no activations")
     assert effect("recompute_configs", **named)[0]
@@ -147,7 +149,7 @@ def test_recompute() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_what_holds_always_and_never(job: JobFacts) -> None:
+def test_some_settings_take_effect_always_and_some_never(job: JobFacts) -> None:
     assert effect("seed", job, seed=3)[0]
     assert effect("deadline_s", job, deadline_s=3)[0]
     assert not effect("fetch_frequency", job, fetch_frequency=5)[0]
@@ -167,7 +169,7 @@ def test_what_holds_always_and_never(job: JobFacts) -> None:
         {"find_unused_parameters": True},
     ],
 )
-def test_one_worker_is_told_what_has_no_effect(settings: dict[str, Any]) -> None:
+def test_reduction_settings_have_no_effect_with_one_worker(settings: dict[str, Any]) -> None:
     strategy = DistributedStrategy(**settings)
     (name,) = settings
     (sentence,) = strategy.inert(ONE)
@@ -177,13 +179,13 @@ def test_one_worker_is_told_what_has_no_effect(settings: dict[str, Any]) -> None
     assert len(strategy.inert(SERVERS)) == 1
 
 
-def test_nothing_set_is_nothing_said() -> None:
+def test_defaults_are_not_reported() -> None:
     for job in JOBS:
         assert DistributedStrategy().inert(job) == []
         assert DistributedStrategy(amp=False, amp_configs={}).inert(job) == []
 
 
-def test_each_field_of_a_nested_config_has_a_warning_of_its_own() -> None:
+def test_each_field_of_a_nested_config_is_reported_separately() -> None:
     strategy = DistributedStrategy(
         exec_strategy={"num_threads": 4, "num_iteration_per_drop_scope": 5},
         gradient_merge_configs={"k_steps": 2},
@@ -196,7 +198,7 @@ def test_each_field_of_a_nested_config_has_a_warning_of_its_own() -> None:
     assert scope.startswith("strategy.execution_strategy.num_iteration_per_drop_scope = 5 has no")
 
 
-def test_a_field_that_counts_does_not_hide_one_beside_it_that_does_not() -> None:
+def test_an_effective_field_does_not_hide_an_inert_one() -> None:
     programs = JobFacts(has_programs=True)
     strategy = DistributedStrategy(
         execution_strategy={"num_threads": 2, "num_iteration_per_drop_scope": 5}
@@ -206,9 +208,13 @@ def test_a_field_that_counts_does_not_hide_one_beside_it_that_does_not() -> None
         "strategy.execution_strategy.num_iteration_per_drop_scope = 5 has no effect: reference "
         "counts free memory at once, so there is no scope to drop"
     )
-    told = strategy.explain(programs).splitlines()
-    assert " * execution_strategy.num_threads = 2: operators of a program run on 2 threads" in told
-    assert any(" ! execution_strategy.num_iteration_per_drop_scope = 5: " in line for line in told)
+    reported = strategy.explain(programs).splitlines()
+    assert (
+        " * execution_strategy.num_threads = 2: operators of a program run on 2 threads" in reported
+    )
+    assert any(
+        " ! execution_strategy.num_iteration_per_drop_scope = 5: " in line for line in reported
+    )
 
 
 FIELDS = [
@@ -220,13 +226,13 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_every_field_of_a_nested_config_has_an_answer(job: JobFacts) -> None:
+def test_every_field_of_a_nested_config_has_an_explanation(job: JobFacts) -> None:
     strategy = DistributedStrategy()
     for name in FIELDS:
         assert effect_of(strategy, name, job)[1], name
 
 
-def test_explain_has_a_line_for_each_setting_and_field_that_counts_or_was_set() -> None:
+def test_explain_lists_settings_and_relevant_fields() -> None:
     strategy = DistributedStrategy(
         sync_batch_norm=True, fetch_frequency=5, amp=True, checkpoint_configs={"every_s": 9.0}
     )
@@ -269,7 +275,9 @@ def test_explain_has_a_line_for_each_setting_and_field_that_counts_or_was_set() 
         ),
     ],
 )
-def test_the_modes_of_parameter_servers(settings: Any, active: bool, sentence: str) -> None:
+def test_the_modes_of_parameter_servers_are_explained(
+    settings: Any, active: bool, sentence: str
+) -> None:
     got, why = effect("a_sync", SERVERS, **settings)
     assert got is active
     assert sentence in why
@@ -293,16 +301,16 @@ def test_the_modes_of_parameter_servers(settings: Any, active: bool, sentence: s
         ),
     ],
 )
-def test_settings_of_the_exchange_that_mean_nothing(
+def test_inert_settings_of_the_exchange_are_reported(
     a_sync: bool, configs: Any, sentences: list[str]
 ) -> None:
-    told = DistributedStrategy(a_sync=a_sync, a_sync_configs=configs).inert(SERVERS)
-    assert len(told) == len(sentences)
-    for got, sentence in zip(told, sentences, strict=True):
+    reported = DistributedStrategy(a_sync=a_sync, a_sync_configs=configs).inert(SERVERS)
+    assert len(reported) == len(sentences)
+    for got, sentence in zip(reported, sentences, strict=True):
         assert got.startswith(f"strategy.a_sync_configs.{sentence}")
 
 
-def test_settings_of_the_exchange_that_count_in_every_mode() -> None:
+def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
     configs = {"dense": "allreduce", "on_nonfinite": "skip"}
     for a_sync in (False, True):
         assert DistributedStrategy(a_sync=a_sync, a_sync_configs=configs).inert(SERVERS) == []
@@ -324,27 +332,27 @@ def test_settings_of_the_exchange_that_count_in_every_mode() -> None:
         ({"max_merge": 3}, "max_merge", "up to 3 queued pushes travel as one"),
     ],
 )
-def test_what_the_fields_of_the_exchange_do(configs: Any, field: str, sentence: str) -> None:
+def test_fields_of_the_exchange_are_explained(configs: Any, field: str, sentence: str) -> None:
     name = f"a_sync_configs.{field}"
     active, why = effect(name, SERVERS, a_sync=True, a_sync_configs=configs)
     assert active
     assert sentence in why
 
 
-def test_a_queue_of_pushes_is_told_of_only_where_there_is_one() -> None:
+def test_the_push_queue_is_explained_only_if_there_is_one() -> None:
     lines = DistributedStrategy(a_sync=True).explain(SERVERS).splitlines()
     (queue,) = [line for line in lines if "send_queue_size" in line]
     (merged,) = [line for line in lines if "max_merge" in line]
     assert queue.startswith("   a_sync_configs.send_queue_size = 4: not set: with dense parameters")
     assert merged == "   a_sync_configs.max_merge = 1: each push travels alone"
-    for asked in ({"send_queue_size": 4}, {"max_merge": 2}, {"dense": "allreduce"}):
+    for configs in ({"send_queue_size": 4}, {"max_merge": 2}, {"dense": "allreduce"}):
         active, why = effect(
-            "a_sync_configs.send_queue_size", SERVERS, a_sync=True, a_sync_configs=asked
+            "a_sync_configs.send_queue_size", SERVERS, a_sync=True, a_sync_configs=configs
         )
         assert (active, why) == (True, "pushes that may wait to be sent: 4")
 
 
-def test_files_of_tables_are_those_of_servers() -> None:
+def test_via_has_no_effect_without_servers() -> None:
     saved = {"checkpoint": "ckpt", "checkpoint_configs": {"via": "worker0"}}
     assert effect("checkpoint_configs.via", SERVERS, **saved)[0]
     (sentence,) = DistributedStrategy(**saved).inert(FOUR)
@@ -356,7 +364,7 @@ def test_explain_names_the_kind_of_job() -> None:
     assert head == "job: parameter-server, 2 servers, 4 workers on 1 host, gloo"
 
 
-def test_shared_memory_takes_the_place_of_process_groups() -> None:
+def test_shared_memory_replaces_process_groups() -> None:
     one_host = JobFacts(worker_num=2)
     active, why = effect("nccl_comm_num", one_host, nccl_comm_num=2)
     assert not active
@@ -372,7 +380,7 @@ def test_shared_memory_takes_the_place_of_process_groups() -> None:
 HOSTS = JobFacts(worker_num=4, node_num=2)
 
 
-def test_sums_inside_hosts_first() -> None:
+def test_hierarchical_allreduce_takes_effect_across_hosts() -> None:
     on = {"use_hierarchical_allreduce": True}
     off = (True, "off: all workers take part in one all-reduce")
     assert effect("use_hierarchical_allreduce", HOSTS) == off
@@ -402,7 +410,7 @@ def test_sums_inside_hosts_first() -> None:
         (JobFacts(worker_num=2, node_num=2), 0, "every host has one worker"),
     ],
 )
-def test_where_there_is_nothing_to_sum_inside_hosts(
+def test_hierarchical_allreduce_has_no_effect_without_inner_sums(
     job: JobFacts, inner: int, sentence: str
 ) -> None:
     settings = {
@@ -415,7 +423,7 @@ def test_where_there_is_nothing_to_sum_inside_hosts(
     assert len(others) == (inner > 0)
 
 
-def test_inner_groups_that_mean_nothing() -> None:
+def test_useless_inner_groups_are_reported() -> None:
     name = "hierarchical_allreduce_inter_nranks"
     assert effect(name, HOSTS, **{name: 2}) == (False, "use_hierarchical_allreduce is off")
     one = {"use_hierarchical_allreduce": True, name: 1}
@@ -424,26 +432,26 @@ def test_inner_groups_that_mean_nothing() -> None:
     assert "a group of one has nothing to sum" in why
 
 
-def test_workers_of_a_job_with_servers_that_average_by_levels() -> None:
+def test_hierarchical_allreduce_takes_effect_for_dense_allreduce() -> None:
     dense = {"use_hierarchical_allreduce": True, "a_sync_configs": {"dense": "allreduce"}}
     active, why = effect("use_hierarchical_allreduce", SERVERS, **dense)
     assert active
     assert "where workers share hosts" in why
 
 
-def test_the_deadline_in_force_and_where_it_comes_from() -> None:
+def test_explain_names_the_deadline_in_force_and_its_source() -> None:
     job = JobFacts(worker_num=2, deadline_s=20.0, deadline_from="FLEET_DEADLINE_S")
     lines = DistributedStrategy().explain(job).splitlines()
     [line] = [line for line in lines if "deadline_s" in line]
     assert "20 s are in force, from FLEET_DEADLINE_S" in line
-    # said too late: what fleet.init was given counts
+    # set too late: the value given to fleet.init counts
     active, why = effect("deadline_s", job, deadline_s=7)
     assert not active
     assert "in force are 20 s" in why
     assert effect("deadline_s", job, deadline_s=20)[0]
 
 
-def test_a_folder_for_checkpoints_counts_from_the_begin_of_the_job() -> None:
+def test_the_checkpoint_folder_is_fixed_at_the_start_of_the_job() -> None:
     assert effect("checkpoint") == (True, "only the script saves")
     assert effect("checkpoint_configs", checkpoint_configs={"every_s": 9.0}) == (
         False,
@@ -452,9 +460,9 @@ def test_a_folder_for_checkpoints_counts_from_the_begin_of_the_job() -> None:
     for job in JOBS:
         active, why = effect("checkpoint", job, checkpoint="ckpt")
         assert (active, "into ckpt" in why) == (True, True)
-    begun = JobFacts(deadline_s=3.0, checkpoint="ckpt")
-    assert effect("checkpoint", begun, checkpoint="ckpt")[0]
-    active, why = effect("checkpoint", begun, checkpoint="other")
+    running = JobFacts(deadline_s=3.0, checkpoint="ckpt")
+    assert effect("checkpoint", running, checkpoint="ckpt")[0]
+    active, why = effect("checkpoint", running, checkpoint="other")
     assert (active, "in force is 'ckpt'" in why) == (False, True)
     without = effect("checkpoint", JobFacts(deadline_s=3.0), checkpoint="ckpt")
     assert without[1].endswith("the job does not save")

@@ -11,13 +11,13 @@ from fleetlight.strategy import DistributedStrategy, JobFacts, current_job, set_
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restore_job() -> Iterator[None]:
     before = current_job()
     yield
     set_current_job(before)
 
 
-def test_a_strategy_speaks_of_the_current_job() -> None:
+def test_a_strategy_is_explained_for_the_current_job() -> None:
     strategy = DistributedStrategy(sync_batch_norm=True)
     set_current_job(JobFacts(worker_num=1))
     assert len(strategy.inert()) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new feature is one file: a config, and a `Feature` that `DistributedStrategy` has as a base."""
+"""A feature is one file: a config, and a `Feature` among the bases of `DistributedStrategy`."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ class ToyFeature(Feature):
 
 @settings_class
 class ToyStrategy(ToyFeature, DistributedStrategy):
-    """The strategy with one feature more."""
+    """The strategy with one more feature."""
 
 
 TWO = JobFacts(worker_num=2)
 
 
-def test_its_fields_follow_those_of_the_other_features() -> None:
+def test_toy_fields_follow_those_of_other_features() -> None:
     assert ToyStrategy().keys() == [*DistributedStrategy().keys(), "toy", "toy_configs"]
     assert repr(ToyStrategy(toy=True, amp=True)) == "ToyStrategy(amp=True, toy=True)"
 
 
-def test_explain_tells_its_effect() -> None:
-    told = ToyStrategy(toy=True).explain(TWO).splitlines()
-    assert " * toy = True: the workers play 3 rounds" in told
-    assert " * toy_configs.rounds = 3: how many rounds" in told
+def test_explain_shows_the_effect_of_a_new_feature() -> None:
+    lines = ToyStrategy(toy=True).explain(TWO).splitlines()
+    assert " * toy = True: the workers play 3 rounds" in lines
+    assert " * toy_configs.rounds = 3: how many rounds" in lines
     assert "   toy_configs (rounds): toy is off" in ToyStrategy().explain(TWO).splitlines()
     assert ToyStrategy(toy=True).inert(JobFacts()) == [
         "strategy.toy = True has no effect: one worker has nobody to play with"
     ]
 
 
-def test_its_conflicts_and_checks_are_checked() -> None:
+def test_conflicts_and_checks_of_a_new_feature_are_checked() -> None:
     half = {"amp": True, "amp_configs": {"dtype": "float16"}}
     with pytest.raises(
         StrategyError,
@@ -77,16 +77,16 @@ def test_its_conflicts_and_checks_are_checked() -> None:
         "toys need precision; choose one",
     ):
         ToyStrategy(toy=True, **half).check(TWO)
-    # a field of a config counts where its switch is on
+    # a field of a config counts only if its switch is on
     ToyStrategy(toy=True, amp_configs=half["amp_configs"]).check(TWO)
     with pytest.raises(StrategyError, match="fewer rounds than workers"):
         ToyStrategy(toy=True).check(JobFacts(worker_num=4))
-    # those of the other features are checked as before
+    # conflicts of other features are still checked
     with pytest.raises(StrategyError, match="exclude each other"):
         ToyStrategy(localsgd=True, dgc=True).check(TWO)
 
 
-def test_its_variable_its_alias_and_its_file(
+def test_a_new_feature_has_a_variable_an_alias_and_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FLEET_TOY_ROUNDS", "5")

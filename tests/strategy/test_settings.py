@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Settings`: what every group of settings can do, shown by a small one."""
+"""`Settings`: the behaviour of every group of settings, shown with a small one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Outer(Settings):
     inner: Nested[Inner, dict[str, Any]] = nested(Inner, "more")
 
 
-def test_keywords_attributes_and_items_are_the_same() -> None:
+def test_keywords_attributes_and_items_are_equivalent() -> None:
     by_keyword = Outer(on=True, size=3, inner={"steps": 4})
     by_attribute = Outer()
     by_attribute.inner.steps = 4
@@ -45,7 +45,7 @@ def test_keywords_attributes_and_items_are_the_same() -> None:
     assert repr(by_keyword) == "Outer(on=True, megabytes=3.0, inner=Inner(steps=4))"
 
 
-def test_it_reads_like_a_dict() -> None:
+def test_settings_read_like_a_dict() -> None:
     settings = Outer(size=3)
     assert settings["megabytes"] == settings["size"] == 3
     assert settings["inner_steps"] == 1
@@ -58,7 +58,7 @@ def test_it_reads_like_a_dict() -> None:
             settings[name]
 
 
-def test_an_alias_reads_and_writes_what_it_stands_for() -> None:
+def test_an_alias_reads_and_writes_its_target() -> None:
     settings: Any = Outer()
     settings.inner_steps = 7
     assert settings.inner.steps == settings.inner_steps == 7
@@ -111,7 +111,7 @@ def test_a_nested_config_is_a_dict_or_its_class(bad: object) -> None:
         ("weights", [], r"got \[\], expected at least one float"),
     ],
 )
-def test_wrong_values_say_where_and_what_was_expected(
+def test_wrong_values_name_the_setting_and_the_expectation(
     name: str, value: object, expected: str
 ) -> None:
     with pytest.raises(StrategyError, match=rf"outer\.{name}.*{expected}"):
@@ -122,7 +122,7 @@ def test_wrong_values_say_where_and_what_was_expected(
     assert settings == Outer()
 
 
-def test_conversions_that_lose_nothing() -> None:
+def test_lossless_conversions_are_accepted() -> None:
     settings = Outer(megabytes=3, weights=(1, 2.5), limit=None)
     assert type(settings.megabytes) is float
     assert settings.weights == [1.0, 2.5]
@@ -130,7 +130,7 @@ def test_conversions_that_lose_nothing() -> None:
     assert settings.limit is None
 
 
-def test_unknown_names_list_the_near_ones() -> None:
+def test_unknown_names_get_suggestions() -> None:
     with pytest.raises(StrategyError, match="outer has no setting 'megabyte'; did you mean 'meg"):
         Outer(megabyte=1)
     with pytest.raises(StrategyError, match="did you mean 'inner_steps'"):
@@ -145,16 +145,16 @@ def test_unknown_names_list_the_near_ones() -> None:
         Outer(self=1)
 
 
-def test_what_is_not_yet_available_may_keep_its_default() -> None:
+def test_an_unavailable_setting_may_keep_its_default() -> None:
     assert Inner(later=0) == Inner()
-    for way in (lambda: Inner(later=1), lambda: Outer(inner={"later": 1})):
+    for assign in (lambda: Inner(later=1), lambda: Outer(inner={"later": 1})):
         with pytest.raises(
             NotAvailableError, match=r"outer\.inner\.later is not yet available in this"
         ):
-            way()
+            assign()
 
 
-def test_nothing_is_shared() -> None:
+def test_settings_share_no_state() -> None:
     one, two, inner, names = Outer(), Outer(), Inner(), ["a"]
     one.inner.steps = 5
     one.weights.append(2.0)
@@ -182,7 +182,7 @@ def test_a_copy_is_equal_and_independent(copied: Any) -> None:
     assert not original.is_set("mode")
 
 
-def test_equal_means_the_same_class_and_the_same_values() -> None:
+def test_equality_compares_class_and_values() -> None:
     assert Outer() == Outer(on=False)
     assert Outer() != Outer(on=True)
     assert Inner() != Outer()
@@ -190,7 +190,7 @@ def test_equal_means_the_same_class_and_the_same_values() -> None:
         hash(Outer())
 
 
-def test_what_was_said_is_known_even_when_it_is_the_default() -> None:
+def test_is_set_is_true_for_an_explicit_default() -> None:
     settings = Outer(on=False)
     assert settings.is_set("on")
     assert not settings.is_set("mode")
@@ -199,6 +199,6 @@ def test_what_was_said_is_known_even_when_it_is_the_default() -> None:
     assert settings.is_set("inner")
 
 
-def test_the_rules_of_a_field() -> None:
+def test_rules_of_returns_the_rules_of_a_field() -> None:
     assert rules_of(Outer(), "megabytes").doc == "how much"
     assert not rules_of(Inner(), "later").available

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DistributedStrategy`: the fields of the contract, and every way to set them."""
+"""`DistributedStrategy`: its public fields, and every way to set them."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ CONFIGS = {
     },
 }
 
-#: the settings that are not yet available
-LATER: set[str] = set()
+#: settings that are not yet available
+UNAVAILABLE: set[str] = set()
 
 
 def settings_of(settings: Settings, prefix: str = "") -> dict[str, bool]:
@@ -108,7 +108,7 @@ def settings_of(settings: Settings, prefix: str = "") -> dict[str, bool]:
     return found
 
 
-def test_every_field_of_the_contract_and_no_other() -> None:
+def test_the_strategy_has_exactly_the_public_fields() -> None:
     strategy = DistributedStrategy()
     assert set(strategy.keys()) == set(FIELDS) | set(CONFIGS)
     assert {name: getattr(strategy, name) for name in FIELDS} == FIELDS
@@ -116,36 +116,38 @@ def test_every_field_of_the_contract_and_no_other() -> None:
         assert set(getattr(strategy, name).keys()) == inner
 
 
-def test_every_field_says_what_it_is_for() -> None:
+def test_every_field_is_documented() -> None:
     strategy = DistributedStrategy()
     for settings in (strategy, *(getattr(strategy, name) for name in CONFIGS)):
         for name in settings.keys():  # noqa: SIM118
             assert rules_of(settings, name).doc
 
 
-def test_the_page_about_it_lists_every_field_with_its_default() -> None:
+def test_the_strategy_page_lists_every_field_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "strategy.md").read_text(encoding="utf-8")
     for name, default in FIELDS.items():
-        shown = repr(default).replace("'", '"')
-        later = rules_of(DistributedStrategy(), name).available is False
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` | `{shown}`")]
-        assert row.endswith("| not yet available |") == later
+        default_text = repr(default).replace("'", '"')
+        unavailable = rules_of(DistributedStrategy(), name).available is False
+        (row,) = [
+            line for line in page.splitlines() if line.startswith(f"| `{name}` | `{default_text}`")
+        ]
+        assert row.endswith("| not yet available |") == unavailable
     for name, inner in CONFIGS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` | |")]
         for key in inner:
             default = getattr(DistributedStrategy(), name)[key]
-            shown = repr(default).replace("'", '"')
-            assert f"`{key}` (`{shown}`" in row
+            default_text = repr(default).replace("'", '"')
+            assert f"`{key}` (`{default_text}`" in row
     for names in (DistributedStrategy.ALIASES.items(), variables_of(DistributedStrategy).items()):
         for other, name in names:
             assert f"| `{other}` | `{name}`" in page
 
 
-def test_it_is_the_public_one() -> None:
+def test_the_public_strategy_is_this_class() -> None:
     assert fleet.DistributedStrategy is DistributedStrategy
 
 
-def test_order_never_matters() -> None:
+def test_the_order_of_settings_does_not_matter() -> None:
     settings: list[tuple[str, Any]] = [
         ("gradient_merge", True),
         ("gradient_merge_configs", {"k_steps": 4}),
@@ -153,22 +155,22 @@ def test_order_never_matters() -> None:
         ("compression", "topk"),
         ("local_sgd_steps", 4),
     ]
-    made = []
+    strategies = []
     for order in itertools.permutations(settings):
         strategy = DistributedStrategy()
         for name, value in order:
             setattr(strategy, name, value)
-        made.append(strategy)
+        strategies.append(strategy)
     expected = DistributedStrategy(
         localsgd_configs=LocalSGDConfigs(k_steps=4),
         compression="topk",
         gradient_merge_configs=GradientMergeConfigs(avg=False, k_steps=4),
         gradient_merge=True,
     )
-    assert all(strategy == expected for strategy in made)
+    assert all(strategy == expected for strategy in strategies)
 
 
-def test_aliases() -> None:
+def test_aliases_set_their_targets() -> None:
     strategy: Any = DistributedStrategy()
     strategy.exec_strategy.num_threads = 3
     assert strategy.execution_strategy.num_threads == 3
@@ -180,7 +182,7 @@ def test_aliases() -> None:
     assert strategy.execution_strategy.num_threads == 5
 
 
-def test_near_names_are_listed() -> None:
+def test_unknown_names_get_suggestions() -> None:
     with pytest.raises(StrategyError, match="did you mean 'a_sync_configs'"):
         DistributedStrategy(a_sync_config={})
     with pytest.raises(StrategyError, match="'fuse_grad_size_in_MB'"):
@@ -188,12 +190,12 @@ def test_near_names_are_listed() -> None:
 
 
 @pytest.mark.parametrize("value", [False, True, "fp16", "bf16"])
-def test_the_kinds_of_fp16_allreduce(value: object) -> None:
+def test_fp16_allreduce_accepts_switches_and_types(value: object) -> None:
     assert DistributedStrategy(fp16_allreduce=value).fp16_allreduce == value
 
 
 @pytest.mark.parametrize("value", [1, 0, "bfloat16", None, "true"])
-def test_other_kinds_of_fp16_allreduce(value: object) -> None:
+def test_fp16_allreduce_refuses_other_values(value: object) -> None:
     with pytest.raises(StrategyError, match="False or True or 'fp16' or 'bf16'"):
         DistributedStrategy(fp16_allreduce=value)
 
@@ -204,12 +206,12 @@ def test_a_deadline_is_finite(value: object) -> None:
         DistributedStrategy(deadline_s=value)
 
 
-def test_the_list_of_what_comes_later_is_complete() -> None:
+def test_the_list_of_unavailable_settings_is_complete() -> None:
     everything = settings_of(DistributedStrategy())
-    assert {name for name, available in everything.items() if not available} == LATER
+    assert {name for name, available in everything.items() if not available} == UNAVAILABLE
 
 
-def test_what_comes_later_may_be_set_to_its_default() -> None:
+def test_an_unavailable_setting_accepts_its_default() -> None:
     strategy = DistributedStrategy(
         a_sync=False, localsgd_configs=LocalSGDConfigs(), durability="none"
     )
@@ -230,7 +232,7 @@ def test_flags_give_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_fleetrun_gives_the_folder_of_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fleet_ssl_sets_the_certificate_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_SSL", "/certs")
     assert DistributedStrategy().ssl == "/certs"
     assert "ssl = '/certs' (from FLEET_SSL)" in DistributedStrategy().explain()
@@ -238,7 +240,7 @@ def test_fleetrun_gives_the_folder_of_certificates(monkeypatch: pytest.MonkeyPat
     assert DistributedStrategy(ssl=None).ssl is None
 
 
-def test_fleetrun_gives_what_is_asked_of_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_fleetrun_set_ssl_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_SSL_EXPIRY_WARNING_DAYS", "90")
     monkeypatch.setenv("FLEET_SSL_CIPHERS", "A:B")
     strategy = DistributedStrategy(ssl="certs")
@@ -255,19 +257,21 @@ def test_fleetrun_gives_what_is_asked_of_tls(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", False), ("True", True), ("false", False)])
-def test_a_flag_that_is_a_switch(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_may_be_a_switch(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAGS_sync_nccl_allreduce", text)
     assert DistributedStrategy().sync_nccl_allreduce is value
 
 
 @pytest.mark.parametrize("text", ["", " ", "-1", "-1.0"])
-def test_a_flag_that_leaves_the_choice(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_or_negative_flag_keeps_the_default(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", text)
     assert DistributedStrategy() == DistributedStrategy(fuse_grad_size_in_MB=25)
     assert "(from" not in DistributedStrategy().explain()
 
 
-def test_what_the_script_says_wins_over_flags(
+def test_settings_of_the_script_win_over_flags(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")
@@ -301,7 +305,7 @@ def test_every_default_passes_its_own_rules() -> None:
         assert DistributedStrategy(**{field.name: default}) == DistributedStrategy()
 
 
-def test_errors_call_a_setting_as_scripts_write_it() -> None:
+def test_errors_name_a_setting_as_scripts_write_it() -> None:
     strategy = DistributedStrategy()
     for name, value in strategy.items():
         if isinstance(value, Settings):

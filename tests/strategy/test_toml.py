@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies as files."""
+"""Strategies as TOML files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetlight.strategy.toml import dumps
 
 
 def values_of(rules: Rules) -> st.SearchStrategy[Any]:
-    """Values that a field takes, from its own rules."""
+    """Values that a field accepts, by its own rules."""
     if rules.choices:
         return st.sampled_from(rules.choices)
     if rules.kind is list:
@@ -37,14 +37,14 @@ def values_of(rules: Rules) -> st.SearchStrategy[Any]:
 
 
 def floats_of(rules: Rules) -> st.SearchStrategy[float]:
-    """Positive numbers that the rules take."""
+    """Positive numbers that the rules accept."""
     most = rules.maximum if rules.below is None else rules.below
     bounds = {"exclude_min": True, "exclude_max": rules.below is not None}
     return st.floats(0, most, allow_nan=False, allow_infinity=False, **bounds)
 
 
 def settings_for(settings: Settings) -> st.SearchStrategy[dict[str, Any]]:
-    """Keyword arguments for any of the settings that are available."""
+    """Keyword arguments for any available settings."""
     found: dict[str, st.SearchStrategy[Any]] = {}
     for name, value in settings.items():
         rules = rules_of(settings, name)
@@ -57,8 +57,8 @@ def settings_for(settings: Settings) -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(deadline=None)
 @given(settings_for(DistributedStrategy()))
-def test_what_is_written_is_read_again(said: dict[str, Any]) -> None:
-    strategy = DistributedStrategy(**said)
+def test_a_written_strategy_is_read_back(settings_: dict[str, Any]) -> None:
+    strategy = DistributedStrategy(**settings_)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "strategy.toml"
         strategy.to_file(file)
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_again(said: dict[str, Any]) -> None:
         assert DistributedStrategy.from_file(str(file)) == strategy
 
 
-def test_only_what_differs_from_the_defaults_is_written() -> None:
+def test_only_changed_settings_are_written() -> None:
     strategy = DistributedStrategy(
         gradient_merge=True, gradient_merge_configs={"k_steps": 4}, deadline_s=60
     )
@@ -83,7 +83,7 @@ def test_names_of_any_script_survive(tmp_path: Path) -> None:
     assert DistributedStrategy.from_file(tmp_path / "s.toml").recompute_configs.checkpoints == names
 
 
-def test_a_file_by_hand_may_use_aliases_and_integers(tmp_path: Path) -> None:
+def test_a_handwritten_file_may_use_aliases_and_integers(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text("fuse_grad_size_in_MB = 8  # MiB\n[exec_strategy]\nnum_threads = 2\n")
     strategy = DistributedStrategy.from_file(file)
@@ -92,7 +92,7 @@ def test_a_file_by_hand_may_use_aliases_and_integers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"\xff\xfe", "not a TOML file"),
         (b"amp is on", "not a TOML file"),
@@ -107,16 +107,16 @@ def test_a_file_by_hand_may_use_aliases_and_integers(tmp_path: Path) -> None:
         (b"seed = 1979-05-27", "expected int"),
     ],
 )
-def test_an_error_names_the_file_once(content: bytes, complaint: str, tmp_path: Path) -> None:
+def test_an_error_names_the_file_once(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_bytes(content)
-    with pytest.raises(StrategyError, match=complaint) as caught:
+    with pytest.raises(StrategyError, match=message) as caught:
         DistributedStrategy.from_file(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert str(caught.value).count("s.toml") == 1
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StrategyError, match=r"none\.toml: cannot be read: No such file"):
         DistributedStrategy.from_file(tmp_path / "none.toml")
     with pytest.raises(StrategyError, match="cannot be read: Is a directory"):

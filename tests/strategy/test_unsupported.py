@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of other systems: whichever way they are set, the error says what to write instead."""
+"""Settings of other systems: every way to set one gives an error with advice."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 
 
 def rows() -> list[str]:
-    """The table of the page; settings with the same advice are one row."""
+    """The table of the page; settings with equal advice share a row."""
     found: dict[str, list[str]] = {}
     for name, advice in UNSUPPORTED.items():
         found.setdefault(advice, []).append(f"`{name}`")
     return [f"| {', '.join(names)} | {advice} |" for advice, names in found.items()]
 
 
-def test_every_way_of_setting_it_gives_the_advice(tmp_path: Path) -> None:
+def test_every_way_to_set_an_unsupported_setting_gives_advice(tmp_path: Path) -> None:
     file = tmp_path / "strategy.toml"
     file.write_text("lars = true\n")
     strategy: Any = DistributedStrategy()
-    told = r"strategy has no setting 'lars'; use the optimizer fleet\.optim\.Lars\("
-    for way in (
+    message = r"strategy has no setting 'lars'; use the optimizer fleet\.optim\.Lars\("
+    for use in (
         lambda: DistributedStrategy(lars=True),
         lambda: setattr(strategy, "lars", True),
         lambda: strategy.__setitem__("lars", True),
         lambda: strategy["lars"],
         lambda: DistributedStrategy.from_file(file),
     ):
-        with pytest.raises(StrategyError, match=told):
-            way()
-    with pytest.raises(AttributeError, match=told):
+        with pytest.raises(StrategyError, match=message):
+            use()
+    with pytest.raises(AttributeError, match=message):
         strategy.lars.anything = 3
 
 
-def test_settings_of_nested_configs_have_advice_of_their_own(tmp_path: Path) -> None:
+def test_unsupported_settings_of_nested_configs_have_own_advice(tmp_path: Path) -> None:
     file = tmp_path / "strategy.toml"
     file.write_text("[a_sync_configs]\nmax_merge_var_num = 1\n")
-    told = "a_sync_configs has no setting 'max_merge_var_num'; use strategy.a_sync_configs.max_m"
+    message = "a_sync_configs has no setting 'max_merge_var_num'; use strategy.a_sync_configs.max_m"
     configs: Any = {"max_merge_var_num": 1}
-    for way in (
+    for use in (
         lambda: DistributedStrategy(a_sync_configs=configs),
         lambda: setattr(DistributedStrategy().a_sync_configs, "max_merge_var_num", 1),
         lambda: DistributedStrategy.from_file(file),
     ):
-        with pytest.raises(StrategyError, match=told):
-            way()
+        with pytest.raises(StrategyError, match=message):
+            use()
 
 
 @pytest.mark.parametrize("path", UNSUPPORTED)
-def test_it_is_not_there_and_its_advice_is_short(path: str) -> None:
+def test_an_unsupported_setting_is_absent_and_its_advice_short(path: str) -> None:
     owner, _, name = path.rpartition(".")
     settings: Any = attrgetter(owner)(DistributedStrategy()) if owner else DistributedStrategy()
     assert name not in {*settings.keys(), *settings.ALIASES}
@@ -68,7 +68,7 @@ def test_it_is_not_there_and_its_advice_is_short(path: str) -> None:
     assert len(UNSUPPORTED[path].split()) <= 20
 
 
-def test_advice_names_what_there_is() -> None:
+def test_advice_names_existing_settings_and_functions() -> None:
     text = " ".join(UNSUPPORTED.values())
     for path in re.findall(r"strategy\.([\w.]*\w)", text):
         attrgetter(path)(DistributedStrategy())
@@ -76,20 +76,20 @@ def test_advice_names_what_there_is() -> None:
         assert attrgetter(path)(fleet), path
 
 
-def test_a_name_that_no_system_has_gives_the_near_ones_or_a_short_line() -> None:
+def test_an_unknown_name_gets_suggestions_or_a_short_line() -> None:
     assert advice_on("strategy.a_synk") is None
     with pytest.raises(StrategyError, match=r"'a_synk'; did you mean 'a_sync'"):
         DistributedStrategy(a_synk=True)
     with pytest.raises(
         StrategyError, match=r"known names is near; print\(strategy\.explain"
-    ) as told:
+    ) as message:
         DistributedStrategy(zzz=True)
-    assert len(str(told.value)) < 120
+    assert len(str(message.value)) < 120
 
 
-def test_the_page_about_migrating_lists_all() -> None:
+def test_the_migration_page_lists_all_unsupported_settings() -> None:
     text = PAGE.read_text(encoding="utf-8")
     _, _, table = text.partition("## Settings of other systems")
     table, _, _ = table.partition("\n## ")
-    shown = [line for line in table.splitlines() if line.startswith("| `")]
-    assert shown == rows()
+    listed = [line for line in table.splitlines() if line.startswith("| `")]
+    assert listed == rows()

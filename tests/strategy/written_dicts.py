@@ -23,7 +23,7 @@ from typing import TypedDict
 
 
 def written() -> str:
-    """The file as it has to be."""
+    """The content that the file must have."""
     configs = [value for _, value in DistributedStrategy().items() if isinstance(value, Settings)]
     return _HEAD + "".join(map(_written, sorted(configs, key=lambda one: type(one).__name__)))
 

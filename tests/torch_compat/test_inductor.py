@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph becomes C++, where there is a compiler."""
+"""A graph is compiled to C++ if there is a compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetlight.torch_compat import fakes, inductor
 pytestmark = pytest.mark.contract
 
 
-def test_a_missing_compiler_is_an_error_that_is_caught() -> None:
+def test_a_missing_compiler_raises_an_expected_error() -> None:
     from torch._inductor import config
 
     with config.patch({"cpp.cxx": ("/no/such/compiler",)}), pytest.raises((RuntimeError, OSError)):

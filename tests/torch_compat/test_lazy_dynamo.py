@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes train without torch's compiler, and have it whole when it is wanted."""
+"""Processes train without torch's compiler, and load it completely on demand."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ for kind in KINDS:
     assert not torch.equal(model.weight, before), kind
     optimizer.load_state_dict(optimizer.state_dict())
 """
-NOT_THERE = """
+NOT_LOADED = """
 assert not is_loaded()
 assert importlib.util.find_spec("torch._dynamo").origin.endswith("__init__.py")
 """
@@ -97,8 +97,8 @@ from torch._dynamo import convert_frame, symbolic_convert
 assert convert_frame.config.recompile_limit == 3
 assert symbolic_convert.counters is counters
 """
-#: torch hides the method from its compiler as soon as there is one
-GOES_ON = """
+#: torch hides the method from its compiler as soon as the compiler is loaded
+HIDES_METHODS = """
 import torch._dynamo
 optimizer.zero_grad()
 hidden = torch.optim.Optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"]
@@ -106,32 +106,32 @@ assert hidden._torchdynamo_disable
 """
 
 
-def run_script(script: str, told: dict[str, str]) -> None:
+def run_script(script: str, variables: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START + script],
-        env={**os.environ, **told, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 
-THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": GOES_ON}
+THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": HIDES_METHODS}
 
 
 @pytest.mark.parametrize(
     ("role", "then"),
     [*(("server", then) for then in THENS), ("worker", "told"), ("worker", "runs")],
 )
-def test_a_process_has_the_compiler_only_when_it_is_wanted(role: str, then: str) -> None:
-    script = {"server": SERVER, "worker": WORKER}[role] + NOT_THERE + THENS[then]
-    told = {
+def test_a_process_loads_the_compiler_only_on_demand(role: str, then: str) -> None:
+    script = {"server": SERVER, "worker": WORKER}[role] + NOT_LOADED + THENS[then]
+    variables = {
         "FLEET_ROLE": "server",
         "FLEET_INDEX": "0",
         "FLEET_SERVER_NUM": "1",
         "FLEET_WORKER_NUM": "1",
         "FLEET_SERVER_ENDPOINTS": f"127.0.0.1:{free_ports(['127.0.0.1'], 1)}",
     }
-    run_script(script, told if role == "server" else {})
+    run_script(script, variables if role == "server" else {})
 
 
 WITH_A_TABLE = """
@@ -152,16 +152,16 @@ assert not loaded, loaded
 """
 
 
-def test_a_worker_trains_tables_without_anything_that_takes_long_to_load() -> None:
+def test_a_worker_with_tables_loads_no_slow_modules() -> None:
     run_script(WITH_A_TABLE, {})
 
 
-def test_methods_of_optimizers_do_without_the_compiler() -> None:
-    """Those that torch hides from it: each has its plain form ready."""
+def test_optimizer_methods_need_no_compiler() -> None:
+    """The methods that torch hides from its compiler have their plain form ready."""
     postpone_compiler()
     hidden = [getattr(torch.optim.Optimizer, name) for name in ("zero_grad", "add_param_group")]
-    for told in hidden:
-        assert told.__wrapped__.__dict__["__dynamo_disable"] is not None
+    for method in hidden:
+        assert method.__wrapped__.__dict__["__dynamo_disable"] is not None
 
 
 def weight() -> nn.Parameter:
@@ -170,7 +170,7 @@ def weight() -> nn.Parameter:
     return parameter
 
 
-def test_a_step_calls_hooks_and_keeps_gradients_off() -> None:
+def test_a_late_step_calls_hooks_and_disables_gradients() -> None:
     parameter, seen = weight(), []
     optimizer = torch.optim.SGD([parameter], lr=0.5)
     hook = register_optimizer_step_post_hook(lambda *_: seen.append(torch.is_grad_enabled()))
@@ -183,7 +183,7 @@ def test_a_step_calls_hooks_and_keeps_gradients_off() -> None:
     assert parameter.tolist() == [0.5, 0.5]
 
 
-class Own(torch.optim.Optimizer):
+class CustomOptimizer(torch.optim.Optimizer):
     """Steps in its own way."""
 
     def __init__(self, params: Any) -> None:
@@ -195,7 +195,7 @@ class Own(torch.optim.Optimizer):
             parameter.fill_(7)
 
 
-def test_a_step_of_another_kind_is_called_as_it_is() -> None:
+def test_a_custom_step_is_called_unchanged() -> None:
     parameter = weight()
-    late_step(Own([parameter]))()
+    late_step(CustomOptimizer([parameter]))()
     assert parameter.tolist() == [7, 7]

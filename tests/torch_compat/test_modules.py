@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's own ways to distribute a module are seen, in and outside of a forward."""
+"""Wrappers of torch around a module are detected, during a forward and outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
-def _group() -> Iterator[None]:
+def _process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
@@ -27,8 +27,8 @@ def _group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class Asking(nn.Module):
-    """Asks in its forward what distributes it."""
+class LooksUpWrappers(nn.Module):
+    """Looks up its wrappers in its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,9 +41,9 @@ class Asking(nn.Module):
         return out
 
 
-@pytest.mark.usefixtures("_group")
-def test_a_forward_knows_that_torch_distributes_it() -> None:
-    model = Asking()
+@pytest.mark.usefixtures("_process_group")
+def test_a_forward_detects_its_wrapper() -> None:
+    model = LooksUpWrappers()
     model(torch.ones(1, 2))
     assert model.seen == []
     wrapped = DistributedDataParallel(model)
@@ -54,12 +54,12 @@ def test_a_forward_knows_that_torch_distributes_it() -> None:
     assert list(wrappers_in(nn.Sequential(wrapped))) == ["DistributedDataParallel"]
 
 
-def test_a_module_tells_what_wraps_a_part_of_it() -> None:
+def test_wrappers_of_submodules_are_detected() -> None:
     assert list(wrappers_in(nn.Sequential(nn.DataParallel(nn.Linear(2, 1))))) == ["DataParallel"]
 
 
-@pytest.mark.usefixtures("_group")
-def test_sharded_parameters_are_seen() -> None:
+@pytest.mark.usefixtures("_process_group")
+def test_sharded_parameters_are_detected() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
@@ -68,7 +68,7 @@ def test_sharded_parameters_are_seen() -> None:
     fully_shard(sharded, mesh=mesh)
     assert "a sharding into DTensors" in set(wrappers_in(sharded))
     with warnings.catch_warnings():
-        # that one process has nothing to shard
+        # FSDP warns that one process has nothing to shard
         warnings.simplefilter("ignore")
         whole = FullyShardedDataParallel(nn.Linear(2, 1), device_id=torch.device("cpu"))
     assert "FSDP" in set(wrappers_in(whole))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Fleetlight relies on in each name of torch that torch does not promise to keep."""
+"""What Fleetlight relies on in each name of torch that is not public."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.torch_compat import c10d, fakes, modules, operators, optimizers,
 pytestmark = pytest.mark.contract
 
 
-def test_trees_come_apart_and_together() -> None:
+def test_trees_are_flattened_and_unflattened() -> None:
     tree = {"a": [1, (2, 3)], "b": 4}
     leaves, spec = tensors.tree_flatten(tree)
     assert leaves == tensors.tree_leaves(tree) == [1, 2, 3, 4]
@@ -35,7 +35,7 @@ def values(tensors: Any) -> list[float]:
     return [float(tensor) for tensor in tensors]
 
 
-def test_lists_of_tensors_are_computed_at_once() -> None:
+def test_foreach_functions_compute_on_lists() -> None:
     assert values(optimizers.foreach_sub(pair(3, 4), pair(1, 1))) == [2, 3]
     assert values(optimizers.foreach_mul(pair(3, 4), torch.tensor(2.0))) == [6, 8]
     assert values(optimizers.foreach_norm(pair(-3, 4), 2.0)) == [3, 4]
@@ -53,7 +53,7 @@ def test_lists_of_tensors_are_computed_at_once() -> None:
     assert values(changed) == [0, 0]
 
 
-def test_scales_are_taken_out_and_infinities_found() -> None:
+def test_gradients_are_unscaled_and_infinities_found() -> None:
     gradients, found = pair(8, 4), torch.zeros(1)
     optimizers.foreach_unscale_(gradients, found, torch.tensor(0.25))
     assert values(gradients) == [2, 1]
@@ -77,50 +77,50 @@ class Shaped(Tensor):
         raise AssertionError(func)
 
 
-def test_a_wrapper_has_a_shape() -> None:
+def test_a_wrapper_subclass_has_a_shape() -> None:
     assert Shaped(torch.ones(2, 3)).shape == (2, 3)
 
 
-class Called(nn.Parameter):
-    """Says which functions it was called with."""
+class RecordsCalls(nn.Parameter):
+    """Records the functions that it was called with."""
 
     seen: list[Any]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        Called.seen.append(func)
+        RecordsCalls.seen.append(func)
         with tensors.without_functions():
             return func(*args, **(kwargs or {}))
 
 
-def test_functions_of_a_class_are_left_out() -> None:
-    Called.seen = []
-    tensor = Called(torch.ones(2))
+def test_without_functions_bypasses_torch_function() -> None:
+    RecordsCalls.seen = []
+    tensor = RecordsCalls(torch.ones(2))
     with tensors.without_functions():
         assert tensor.sum().item() == 2
-    assert Called.seen == []
+    assert RecordsCalls.seen == []
     tensor.sum()
-    assert Called.seen == [Tensor.sum]
+    assert RecordsCalls.seen == [Tensor.sum]
 
 
-def test_a_module_asks_a_parameter_before_it_is_moved() -> None:
+def test_moving_a_module_checks_whether_parameters_swap() -> None:
     module = nn.Linear(1, 1, bias=False)
-    module.weight = Called(torch.ones(1, 1))
-    Called.seen = []
+    module.weight = RecordsCalls(torch.ones(1, 1))
+    RecordsCalls.seen = []
     module.to(torch.float64)
-    asked = [func for func in Called.seen if tensors.is_swappable(func)]
-    assert len(asked) == 1
+    checks = [func for func in RecordsCalls.seen if tensors.is_swappable(func)]
+    assert len(checks) == 1
     assert not tensors.is_swappable(torch.ones)
 
 
-def test_writes_are_counted() -> None:
+def test_the_version_of_a_tensor_counts_writes() -> None:
     tensor = torch.zeros(2)
     before = tensors.version(tensor)
     tensor.add_(1)
     assert tensors.version(tensor) > before
 
 
-def test_hooks_of_a_leaf_are_seen() -> None:
+def test_hooks_of_a_leaf_are_detected() -> None:
     leaf = nn.Parameter(torch.ones(1))
     assert not tensors.has_gradient_hooks(leaf)
     for register in (leaf.register_hook, leaf.register_post_accumulate_grad_hook):
@@ -130,10 +130,10 @@ def test_hooks_of_a_leaf_are_seen() -> None:
         assert not tensors.has_gradient_hooks(leaf)
 
 
-class Asking(torch.autograd.Function):
-    """Asks in its backward whether the gradient of the leaf will be accumulated."""
+class ChecksAccumulation(torch.autograd.Function):
+    """Checks in its backward whether the gradient of the leaf will be accumulated."""
 
-    answers: list[bool]
+    found: list[bool]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -141,19 +141,19 @@ class Asking(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        Asking.answers.append(tensors.runs_in_backward(ctx.next_functions[0][0]))
+        ChecksAccumulation.found.append(tensors.runs_in_backward(ctx.next_functions[0][0]))
         return gradient
 
 
-def test_a_backward_tells_whether_it_will_accumulate() -> None:
-    Asking.answers = []
+def test_a_backward_knows_whether_it_accumulates() -> None:
+    ChecksAccumulation.found = []
     leaf = nn.Parameter(torch.ones(1))
-    Asking.apply(leaf).sum().backward()  # type: ignore[no-untyped-call]
-    torch.autograd.grad(Asking.apply(leaf).sum(), leaf)  # type: ignore[no-untyped-call]
-    assert Asking.answers == [True, False]
+    ChecksAccumulation.apply(leaf).sum().backward()  # type: ignore[no-untyped-call]
+    torch.autograd.grad(ChecksAccumulation.apply(leaf).sum(), leaf)  # type: ignore[no-untyped-call]
+    assert ChecksAccumulation.found == [True, False]
 
 
-def test_a_derivative_has_the_number_of_its_operation() -> None:
+def test_a_derivative_has_the_sequence_number_of_its_operation() -> None:
     x = torch.ones(1, requires_grad=True)
     y = x * 2
     number, seen = tensors.current_sequence_number(), []
@@ -164,7 +164,7 @@ def test_a_derivative_has_the_number_of_its_operation() -> None:
     assert tensors.current_derivative() is None
 
 
-def test_a_checkpoint_is_seen() -> None:
+def test_an_activation_checkpoint_is_detected() -> None:
     seen = []
 
     def forward(x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def test_a_checkpoint_is_seen() -> None:
     assert not tensors.has_saved_tensor_hooks()
 
 
-def test_tables_of_a_module_are_live() -> None:
+def test_the_dicts_of_a_module_are_live() -> None:
     norm = nn.BatchNorm1d(2)
     net = nn.Sequential(norm)
     assert modules.children(net) == {"0": norm}
@@ -194,7 +194,7 @@ def test_tables_of_a_module_are_live() -> None:
     assert copy._metadata["0"]["version"] == 2
 
 
-def test_schedulers_take_a_step_as_made() -> None:
+def test_a_step_can_be_counted_for_schedulers() -> None:
     sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1)
     optimizers.count_as_stepped(sgd)
@@ -203,8 +203,8 @@ def test_schedulers_take_a_step_as_made() -> None:
     assert hasattr(sgd.step, optimizers.SCHEDULED_STEP)
 
 
-class Unscaling(torch.optim.SGD):
-    """Looks at what a scaler has found, as the scaler asks those to do whom it leaves that."""
+class ReadsFoundInf(torch.optim.SGD):
+    """Reads found_inf, as GradScaler expects of an optimizer that unscales by itself."""
 
     seen: float | None = None
 
@@ -215,9 +215,9 @@ class Unscaling(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_a_scaler_leaves_infinities_to_the_step_and_believes_it() -> None:
+def test_a_scaler_leaves_infinities_to_the_step() -> None:
     parameter = nn.Parameter(torch.ones(1))
-    sgd = Unscaling([parameter], lr=0.0)
+    sgd = ReadsFoundInf([parameter], lr=0.0)
     optimizers.leave_scaling_to_step(sgd)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(parameter.sum() * float("inf")).backward()
@@ -233,7 +233,7 @@ def test_a_scaler_leaves_infinities_to_the_step_and_believes_it() -> None:
     assert optimizers.GROWTH_TRACKER in scaler.state_dict()
 
 
-def test_a_traced_step_is_compiling() -> None:
+def test_a_traced_step_counts_as_compiling() -> None:
     with optimizers.traced_as_compiled():
         assert torch.compiler.is_compiling()
     assert not torch.compiler.is_compiling()
@@ -253,11 +253,11 @@ def test_operations_have_schemas_and_direct_forms() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in operators.__all__ if n.isupper() and "SIZE" not in n])
-def test_an_operation_is_one(name: str) -> None:
+def test_every_listed_operation_is_an_op_overload(name: str) -> None:
     assert isinstance(getattr(operators, name), operators.OpOverload)
 
 
-def test_open_sizes_have_a_hint_and_conditions_a_text() -> None:
+def test_dynamic_sizes_have_hints_and_guards_a_text() -> None:
     mode = fakes.fakes_of(ShapeEnv(specialize_zero_one=False, duck_shape=False))
     fake = fakes.open_fake(mode, torch.ones(6, 3), [True, False])
     rows, columns = fake.shape
@@ -269,7 +269,7 @@ def test_open_sizes_have_a_hint_and_conditions_a_text() -> None:
         bool(fake.sum() > 0)
 
 
-def test_nodes_have_places_and_names() -> None:
+def test_nodes_can_be_renamed_and_erased() -> None:
     graph = fx.Graph()
     node = graph.placeholder("x")
     assert tracing.root(graph).prev is node
@@ -280,14 +280,14 @@ def test_nodes_have_places_and_names() -> None:
     assert tracing.was_erased(node)
 
 
-def test_modes_come_back() -> None:
+def test_without_mkldnn_restores_the_mode() -> None:
     before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
     with tracing.without_mkldnn():
         assert not torch._C._get_mkldnn_enabled()
     assert torch._C._get_mkldnn_enabled() == before
 
 
-def test_a_rendezvous_is_made_of_nodes() -> None:
+def test_a_rendezvous_state_has_nodes() -> None:
     state = c10d.empty_rendezvous_state(dynamic_rendezvous)
     one = c10d.rendezvous_node(dynamic_rendezvous, "host", 7, 0)
     state.participants[one] = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch refuses to write to as a whole is written to where it lies."""
+"""Tensors that torch refuses to write as a whole are written through their distinct elements."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_values_arrive_in_every_element(view: Tensor) -> None:
+def test_assign_sets_every_element(view: Tensor) -> None:
     values = torch.full(view.shape, 7.0)
     assign(view, values)
     assert torch.equal(view, values)
-    distinct_elements(view).add_(0.0)  # torch lets it be written to
+    distinct_elements(view).add_(0.0)  # torch accepts this write
 
 
-def test_each_element_is_there_once() -> None:
+def test_each_distinct_element_appears_once() -> None:
     assert distinct_elements(torch.zeros(4).expand(3, 4)).shape == (1, 4)
     whole = torch.zeros(3, 4)
     assert distinct_elements(whole) is whole

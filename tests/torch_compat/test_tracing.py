@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph is written while operations are called, as programs are."""
+"""A graph records operations as they are called, as programs do."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fleetlight.torch_compat import fakes, tracing
 pytestmark = pytest.mark.contract
 
 
-class Writing:
-    """The least that writes a graph: a tracer, its mode, and tensors without values."""
+class GraphRecorder:
+    """A minimal graph recorder: a tracer, its mode, and fake tensors."""
 
     def __init__(self) -> None:
         self.fakes = fakes.fakes_of(ShapeEnv(specialize_zero_one=False, duck_shape=False))
@@ -39,27 +39,27 @@ class Writing:
         return node
 
 
-def test_operations_are_written_and_can_be_run() -> None:
-    writing = Writing()
-    x = writing.placeholder("x", torch.ones(4, 3), [True, False])
-    with writing.fakes, writing.mode:
+def test_operations_are_recorded_and_can_be_run() -> None:
+    recorder = GraphRecorder()
+    x = recorder.placeholder("x", torch.ones(4, 3), [True, False])
+    with recorder.fakes, recorder.mode:
         out = torch.ops.aten.mul.Tensor(x, 2)
-    node = writing.node_of(out)
+    node = recorder.node_of(out)
     assert (node.op, node.target) == ("call_function", torch.ops.aten.mul.Tensor)
-    assert node.args[0] is writing.node_of(x)
-    writing.graph.output(node)
-    run = fx.GraphModule(nn.Module(), writing.graph)
+    assert node.args[0] is recorder.node_of(x)
+    recorder.graph.output(node)
+    run = fx.GraphModule(nn.Module(), recorder.graph)
     assert run(torch.ones(5, 3)).tolist() == [[2.0] * 3] * 5
 
 
-def test_what_a_tracer_does_not_know_has_no_node() -> None:
-    writing = Writing()
-    fake = fakes.open_fake(writing.fakes, torch.ones(2), [False])
-    assert tracing.get_proxy_slot(fake, writing.tracer, None) is None
+def test_an_untracked_tensor_has_no_node() -> None:
+    recorder = GraphRecorder()
+    fake = fakes.open_fake(recorder.fakes, torch.ones(2), [False])
+    assert tracing.get_proxy_slot(fake, recorder.tracer, None) is None
 
 
-class Seeing(tracing.TorchDispatchMode):
-    """Notes what is called, and calls it."""
+class RecordsFunctions(tracing.TorchDispatchMode):
+    """Records each function and calls it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +70,9 @@ class Seeing(tracing.TorchDispatchMode):
         return tracing.return_and_correct_aliasing(func, args, kwargs or {}, func(*args))
 
 
-def test_no_mode_sees_what_is_not_dispatched() -> None:
+def test_no_dispatch_bypasses_modes() -> None:
     x = torch.ones(2, 3)
-    with Seeing() as mode:
+    with RecordsFunctions() as mode:
         with tracing.no_dispatch():
             x.t_()
         assert x.shape == (3, 2)

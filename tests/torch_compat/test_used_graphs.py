@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a backward has been done is read from the graph, whatever it is made of."""
+"""The graph of a loss shows whether its backward has run, for every kind of operation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fleetlight.torch_compat.used_graphs import is_older, is_used, nodes_so_far
 
 pytestmark = pytest.mark.contract
 
-#: torch 2.9 tells of a saved tensor only by unpacking it
-TELLS = hasattr(torch._C._autograd.SavedTensor, "data")
+#: torch 2.9 reveals a saved tensor only by unpacking it
+HAS_SAVED_DATA = hasattr(torch._C._autograd.SavedTensor, "data")
 X, Y = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
 NET = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 COMPUTED: list[int] = []
@@ -34,7 +34,7 @@ class Doubled(torch.autograd.Function):
         return gradient * 2
 
 
-class Passed(Doubled):
+class DoubledWithoutState(Doubled):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 2
@@ -68,7 +68,7 @@ LOSSES: dict[str, Callable[[], Tensor]] = {
     "sum": lambda: NET(X).sum(),
     "list of tensors": lambda: torch.stack([p.norm() for p in NET.parameters()]).norm(),
     "function": lambda: Doubled.apply(NET(X)).sum(),  # type: ignore[no-untyped-call]
-    "function without state": lambda: Passed.apply(NET(X)).sum(),  # type: ignore[no-untyped-call]
+    "function without state": lambda: DoubledWithoutState.apply(NET(X)).sum(),  # type: ignore[no-untyped-call]
     "recomputed": lambda: checkpointed(False),
     "recomputed, reentrant": lambda: checkpointed(True),
     "lstm": lambda: nn.LSTM(3, 4)(X[None])[0].sum(),
@@ -78,27 +78,27 @@ LOSSES: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("loss_of", LOSSES.values(), ids=LOSSES)
-def test_a_graph_that_was_gone_through_is_used(loss_of: Callable[[], Tensor]) -> None:
+def test_a_graph_after_its_backward_is_used(loss_of: Callable[[], Tensor]) -> None:
     loss = loss_of()
     COMPUTED.clear()
     assert not is_used(loss)
-    assert not (TELLS and COMPUTED)  # to look computes nothing again
+    assert not (HAS_SAVED_DATA and COMPUTED)  # checking recomputes nothing
     loss.backward(retain_graph=True)
     assert not is_used(loss)
     loss.backward()
     COMPUTED.clear()
     assert is_used(loss)
-    assert not (TELLS and COMPUTED)
+    assert not (HAS_SAVED_DATA and COMPUTED)
 
 
-def test_what_saves_nothing_tells_nothing() -> None:
+def test_a_graph_without_saved_tensors_counts_as_unused() -> None:
     loss = NET[0].bias.sum()
     loss.backward()
     assert not is_used(loss)
     assert not is_used(torch.zeros((), requires_grad=True))
 
 
-def test_a_loss_is_older_than_what_came_behind_it() -> None:
+def test_a_loss_is_older_than_later_nodes() -> None:
     before = nodes_so_far()
     loss = NET(X).sum()
     assert not is_older(loss, before)

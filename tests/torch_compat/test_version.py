@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch that is too old is refused at import, a newer one than those tested is named once."""
+"""An old torch is refused at import; one newer than those tested is warned about once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.8.0+cu128", "1.13.1"])
-def test_an_old_torch_is_refused_with_the_way_out(version: str) -> None:
+def test_an_old_torch_is_refused_with_advice(version: str) -> None:
     with pytest.raises(TorchVersionError) as raised:
         check_torch(version)
     expected = f"got torch {version}, expected 2.9 or newer; pip install 'torch>=2.9'"
@@ -25,11 +25,11 @@ def test_an_old_torch_is_refused_with_the_way_out(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.16.0a0+git1234", "3.0.1"])
-def test_others_are_taken(version: str) -> None:
+def test_supported_versions_are_accepted(version: str) -> None:
     check_torch(version)
 
 
-def test_only_what_is_newer_than_tested_is_told_of() -> None:
+def test_only_a_torch_newer_than_tested_is_reported() -> None:
     newest = ".".join(map(str, NEWEST))
     assert untested_torch(f"{newest}.1+cpu") is None
     assert untested_torch(".".join(map(str, OLDEST))) is None
@@ -50,30 +50,30 @@ def run(
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=env)
 
 
-def test_the_error_comes_with_the_first_name_of_the_api() -> None:
+def test_the_first_use_of_the_api_raises_the_error() -> None:
     done = run("2.8.0", "fleet.init")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("fleetlight.errors.TorchVersionError: got torch 2.8.0, expected 2.9")
 
 
-def test_the_warning_comes_once_for_several_inits() -> None:
+def test_several_inits_warn_once() -> None:
     done = run("99.0.0", "fleet.init(is_collective=True)\nfrom fleetlight.fleet import lifecycle\n"
                "lifecycle._warn_of_untested_torch()")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("torch 99.0.0 is newer than") == 1
 
 
-def test_the_first_worker_speaks_for_all() -> None:
-    told = {
+def test_only_the_first_worker_warns() -> None:
+    variables = {
         "FLEET_ROLE": "worker",
         "FLEET_WORKER_NUM": "2",
         "FLEET_MASTER": "127.0.0.1:1",
         "FLEET_DEADLINE_S": "1",
     }
     for index in range(2):
-        # no other worker comes
-        env = {**os.environ, **told, "FLEET_INDEX": str(index)}
+        # no other worker arrives
+        env = {**os.environ, **variables, "FLEET_INDEX": str(index)}
         done = run("99.0.0", "fleet.init(is_collective=True)", env)
         assert done.returncode == 1
         assert ("torch 99.0.0 is newer than" in done.stderr) == (index == 0), done.stderr

@@ -27,7 +27,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 class OwnSGD(torch.optim.SGD):
-    """An optimizer of the user's."""
+    """An optimizer of the user."""
 
     turns = 3
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A forked child has no connection of the job, and the job goes on."""
+"""A forked child inherits no connection of the job, and the job continues."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fleetlight.wire.descriptors import open_sockets
 pytestmark = pytest.mark.multiprocess
 
 
-class Spy(Dataset[Any]):
-    """Records that tell what the loading process has inherited."""
+class InheritedState(Dataset[Any]):
+    """Records that show what a loading process inherits."""
 
     def __len__(self) -> int:
         return 4
@@ -30,7 +30,7 @@ class Spy(Dataset[Any]):
 
 
 def connections() -> list[int]:
-    """TCP sockets of this process."""
+    """The TCP sockets of this process."""
     import socket
 
     found = []
@@ -43,13 +43,13 @@ def connections() -> list[int]:
 
 def load() -> Any:
     assert connections(), "the worker itself is connected"
-    loader = DataLoader(Spy(), num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(InheritedState(), num_workers=2, multiprocessing_context="fork")
     seen = [tuple(int(v) for v in batch) for batch in loader]
     total = fleet.all_reduce(torch.ones(1))
     return os.getpid(), seen, float(total)
 
 
-def test_loading_processes_inherit_nothing() -> None:
+def test_loading_processes_inherit_no_connections_or_threads() -> None:
     for pid, seen, total in run_workers(load):
         assert len(seen) == 4
         for child, sockets, threads in seen:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connected socket: what is said last is heard, and what is sent in pieces arrives whole."""
+"""A connected socket delivers its last message, and partial sends arrive completely."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fleetlight.wire.plain import Wire
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a TCP connection: this side's and the peer's."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        theirs = socket.create_connection(door.getsockname(), timeout=LIMIT_S)
-        mine, _ = door.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname(), timeout=LIMIT_S)
+        mine, _ = listener.accept()
     with mine, theirs:
         yield mine, theirs
 
 
-def test_last_words_are_heard_by_a_peer_that_is_still_talking(
+def test_linger_delivers_the_last_message_to_a_sending_peer(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     mine, theirs = pair
     theirs.sendall(bytes(100_000))
     wire = Wire(mine, "the peer")
     wire.write([b"because"], "a refusal", LIMIT_S)
-    hanging_up = threading.Thread(target=wire.linger)
-    hanging_up.start()
+    lingering = threading.Thread(target=wire.linger)
+    lingering.start()
     theirs.sendall(bytes(100_000))
-    # an end, not a reset, which might have taken the words with it
-    words = b""
+    # an orderly end, since a reset may drop the message
+    message = b""
     while part := theirs.recv(100):
-        words += part
-    assert words == b"because"
+        message += part
+    assert message == b"because"
     theirs.close()
-    hanging_up.join(LIMIT_S)
+    lingering.join(LIMIT_S)
     assert mine.fileno() == -1
 
 
@@ -57,19 +57,17 @@ def test_a_wait_can_be_interrupted_by_another_thread(
     mine, _ = pair
     wire = Wire(mine, "the peer")
     ended: list[int] = []
-    waiting = threading.Thread(
-        target=lambda: ended.append(wire.read(memoryview(bytearray(1)), "x"))
-    )
-    waiting.start()
+    reader = threading.Thread(target=lambda: ended.append(wire.read(memoryview(bytearray(1)), "x")))
+    reader.start()
     wire.interrupt()
-    waiting.join(LIMIT_S)
+    reader.join(LIMIT_S)
     assert ended == [0]
 
 
-def test_a_wire_that_another_thread_has_closed_is_lost(
+def test_a_wire_closed_by_another_thread_is_lost(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    """Also where the time to wait changes, which the kernel is told beforehand."""
+    """Also if the timeout changes, which is set on the socket first."""
     mine, _ = pair
     wire = Wire(mine, "the peer")
     wire.close()
@@ -80,7 +78,7 @@ def test_a_wire_that_another_thread_has_closed_is_lost(
             wire.write([b"x"], "a test", silence_s / 2)
 
 
-def test_a_time_that_is_over_ends_a_wait_even_if_bytes_came(
+def test_a_deadline_ends_a_wait_despite_received_bytes(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     mine, theirs = pair
@@ -90,7 +88,7 @@ def test_a_time_that_is_over_ends_a_wait_even_if_bytes_came(
         wire.read_all(memoryview(bytearray(4)), "a test", LIMIT_S, until=time.monotonic() + 0.05)
 
 
-def test_a_frame_cut_short_is_a_loss(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_truncated_frame_is_a_lost_peer(pair: tuple[socket.socket, socket.socket]) -> None:
     mine, theirs = pair
     theirs.sendall(b"abc")
     theirs.close()
@@ -98,7 +96,7 @@ def test_a_frame_cut_short_is_a_loss(pair: tuple[socket.socket, socket.socket]) 
         Wire(mine, "the peer").read_all(memoryview(bytearray(4)), "a test", LIMIT_S)
 
 
-def test_an_answer_is_expected_until_its_first_byte(
+def test_wait_readable_ends_at_the_first_byte(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     mine, theirs = pair
@@ -111,12 +109,14 @@ def test_an_answer_is_expected_until_its_first_byte(
     wire.read_all(memoryview(into), "an exchange", LIMIT_S)
     assert into == b"xy"
     theirs.close()
-    wire.wait_readable("an exchange", LIMIT_S)  # the end is something to read
+    wire.wait_readable("an exchange", LIMIT_S)  # the end of the connection is readable, too
     wire.close()
     wire.wait_readable("an exchange", LIMIT_S)
 
 
-def test_the_end_is_known_before_all_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_has_ended_is_known_before_all_bytes_are_read(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     mine, theirs = pair
     wire = Wire(mine, "the peer")
     theirs.sendall(b"a request")

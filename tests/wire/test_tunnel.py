@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tunnels: plain connections on both sides, TLS between, and nobody else is let through."""
+"""Tunnels: plain connections at both ends, TLS between, and no access for others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Certificates of this job and of another one."""
+    """Certificates of this job and of another job."""
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     make(ours)
     make(theirs)
@@ -31,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def echo() -> Iterator[tuple[str, int]]:
-    """A server that returns in upper case what it gets."""
+    """A server that returns its input in upper case."""
 
     def serve(client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
@@ -41,18 +41,18 @@ def echo() -> Iterator[tuple[str, int]]:
     def accept() -> None:
         with contextlib.suppress(OSError):
             while True:
-                threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
-        yield door.getsockname()
-        door.shutdown(socket.SHUT_RDWR)
+        yield listener.getsockname()
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join(LIMIT_S)
 
 
-class Said:
-    """The warnings of a tunnel."""
+class Warnings:
+    """Records the warnings of a tunnel."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -68,14 +68,14 @@ class Said:
 
 
 @contextlib.contextmanager
-def opened(made: Tunnel) -> Iterator[Tunnel]:
+def opened(tunnel_: Tunnel) -> Iterator[Tunnel]:
     try:
-        yield made
+        yield tunnel_
     finally:
-        made.close()
+        tunnel_.close()
 
 
-def leaving(echo: tuple[str, int], folder: Path) -> Tunnel:
+def tunnel_exit(echo: tuple[str, int], folder: Path) -> Tunnel:
     return exit_at(socket.create_server(("127.0.0.1", 0)), echo, server_context(folder))
 
 
@@ -86,11 +86,11 @@ def received(connected: socket.socket, count: int) -> bytes:
     return data
 
 
-def test_what_is_said_at_the_entrance_comes_out_at_the_exit(
+def test_bytes_pass_from_the_entrance_to_the_exit(
     echo: tuple[str, int], folders: tuple[Path, Path]
 ) -> None:
     with (
-        opened(leaving(echo, folders[0])) as out,
+        opened(tunnel_exit(echo, folders[0])) as out,
         opened(entrance_to(out.address, client_context(folders[0]))) as into,
         socket.create_connection(into.address, LIMIT_S) as first,
         socket.create_connection(into.address, LIMIT_S) as second,
@@ -104,10 +104,10 @@ def test_what_is_said_at_the_entrance_comes_out_at_the_exit(
         sender.join(LIMIT_S)
 
 
-def test_the_end_of_one_side_is_that_of_the_other(
+def test_closing_the_entrance_ends_the_connection(
     echo: tuple[str, int], folders: tuple[Path, Path]
 ) -> None:
-    with opened(leaving(echo, folders[0])) as out:
+    with opened(tunnel_exit(echo, folders[0])) as out:
         into = entrance_to(out.address, client_context(folders[0]))
         with socket.create_connection(into.address, LIMIT_S) as connected:
             connected.sendall(b"hello")
@@ -120,7 +120,7 @@ def test_a_plain_client_gets_nothing_from_the_exit(
     echo: tuple[str, int], folders: tuple[Path, Path]
 ) -> None:
     with (
-        opened(leaving(echo, folders[0])) as out,
+        opened(tunnel_exit(echo, folders[0])) as out,
         socket.create_connection(out.address, LIMIT_S) as stranger,
     ):
         stranger.sendall(b"hello" * 100)
@@ -131,59 +131,59 @@ def test_a_plain_client_gets_nothing_from_the_exit(
 def test_a_certificate_of_another_job_is_refused(
     echo: tuple[str, int], folders: tuple[Path, Path]
 ) -> None:
-    said = Said()
+    warnings = Warnings()
     with (
-        opened(leaving(echo, folders[0])) as out,
-        opened(entrance_to(out.address, client_context(folders[1]), said)) as into,
+        opened(tunnel_exit(echo, folders[0])) as out,
+        opened(entrance_to(out.address, client_context(folders[1]), warnings)) as into,
         socket.create_connection(into.address, LIMIT_S) as connected,
     ):
         assert connected.recv(10) == b""
-        assert "another CA signed the certificate" in said.first()
+        assert "another CA signed the certificate" in warnings.first()
 
 
-def test_a_remote_that_is_not_there_is_named(folders: tuple[Path, Path]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        nowhere = door.getsockname()
-    said = Said()
+def test_a_missing_remote_is_reported(folders: tuple[Path, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nowhere = listener.getsockname()
+    warnings = Warnings()
     with (
-        opened(entrance_to(nowhere, client_context(folders[0]), said)) as into,
+        opened(entrance_to(nowhere, client_context(folders[0]), warnings)) as into,
         socket.create_connection(into.address, LIMIT_S) as connected,
     ):
         assert connected.recv(10) == b""
-        assert said.first().startswith("a TLS connection failed: ")
+        assert warnings.first().startswith("a TLS connection failed: ")
 
 
-def test_a_remote_that_does_not_answer_may_listen_without_tls(
+def test_a_silent_remote_may_listen_without_tls(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tunnel, "_CONNECT_S", 0.2)
-    said = Said()
+    warnings = Warnings()
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        opened(entrance_to(silent.getsockname(), client_context(folders[0]), said)) as into,
+        opened(entrance_to(silent.getsockname(), client_context(folders[0]), warnings)) as into,
         socket.create_connection(into.address, LIMIT_S) as connected,
     ):
         assert connected.recv(10) == b""
         expected = "a TLS connection failed: no reply; does the other side listen without"
-        assert said.first().startswith(expected)
+        assert warnings.first().startswith(expected)
 
 
 def test_processes_of_other_users_are_refused(
     echo: tuple[str, int], folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = Said()
+    warnings = Warnings()
     with (
-        opened(leaving(echo, folders[0])) as out,
-        opened(entrance_to(out.address, client_context(folders[0]), said)) as into,
+        opened(tunnel_exit(echo, folders[0])) as out,
+        opened(entrance_to(out.address, client_context(folders[0]), warnings)) as into,
     ):
         monkeypatch.setattr(tunnel.os, "getuid", lambda: -1)
         with socket.create_connection(into.address, LIMIT_S) as connected:
             assert connected.recv(10) == b""
-        assert "another user" in said.first()
+        assert "another user" in warnings.first()
 
 
-def test_the_far_side_speaks_tls_only(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
-    with opened(leaving(echo, folders[0])) as out:
+def test_the_exit_speaks_tls_only(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
+    with opened(tunnel_exit(echo, folders[0])) as out:
         plain = socket.create_connection(out.address, LIMIT_S)
         with client_context(folders[0]).wrap_socket(plain, server_hostname="127.0.0.1") as wire:
             assert isinstance(wire, ssl.SSLSocket)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deep gradient compression as its authors write it down, in NumPy: what DGC is compared with."""
+"""Deep gradient compression as its paper defines it, in NumPy: the reference for DGC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Doubles = NDArray[np.float64]
 
 @dataclasses.dataclass
 class Paper:
-    """One parameter, all of its senders. It is encoded in parts, which are cut at `cuts`."""
+    """One parameter on all senders, encoded in parts that end at `cuts`."""
 
     weight: Doubles
     senders: int
@@ -28,16 +28,16 @@ class Paper:
     masking: bool = True
 
     def __post_init__(self) -> None:
-        """Nothing has gathered."""
+        """Start with zero momentum and residual."""
         self.u = np.zeros((self.senders, self.weight.size))
         self.v = np.zeros((self.senders, self.weight.size))
 
     def begin(self, buffer: Doubles) -> None:
-        """Go on from the momentum of dense training, in torch's form."""
+        """Continue from the momentum buffer of dense training, as torch stores it."""
         self.u[:] = buffer * (self.momentum if self.nesterov else 1) / self.senders
 
     def step(self, gradients: Doubles, sparsity: float) -> None:
-        """`gradients`: of each sender, its part of the mean."""
+        """`gradients` holds, for each sender, its part of the mean."""
         movement = np.zeros(self.weight.size)
         for sender, gradient in enumerate(gradients):
             for part in self._parts():
@@ -53,7 +53,7 @@ class Paper:
         return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
     def _gather(self, sender: int, part: slice, g: Doubles, sparsity: float) -> NDArray[np.int64]:
-        """Answers where the largest are."""
+        """Returns the indices of the largest values."""
         u, v, m = self.u[sender], self.v[sender], self.momentum
         if self.clip_norm is not None:
             limit = self.clip_norm * math.sqrt(g.size / self.weight.size / self.senders)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters a codec is for."""
+"""Which parameters a codec covers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compression(*exclude: str, min_size: int = 1) -> Compression:
     [((), False), ((100,), False), ((3, 3), False), ((2, 5), True), ((1, 2, 5, 1), True)],
     ids=str,
 )
-def test_it_is_for_large_matrices(shape: tuple[int, ...], is_covered: bool) -> None:
+def test_a_codec_covers_large_matrices(shape: tuple[int, ...], is_covered: bool) -> None:
     assert compression(min_size=10).covers("weight", torch.zeros(shape)) is is_covered
 
 
@@ -41,7 +41,7 @@ def test_modules_and_parameters_are_excluded_by_name(excluded: str, covered: lis
     assert [name for name in weights if found.covers(name, torch.zeros(2, 2))] == covered
 
 
-def test_names_must_be_those_of_something() -> None:
+def test_unknown_names_are_refused() -> None:
     compression("body", "body.10", "head.weight", "body.0.bias").check(NAMES)
     with pytest.raises(StrategyError, match=r"no parameter or module 'body\.1'") as caught:
         compression("head", "body.1").check(NAMES)
@@ -49,12 +49,12 @@ def test_names_must_be_those_of_something() -> None:
     assert "body.10" in str(caught.value)
 
 
-def test_it_knows_how_long_messages_are() -> None:
-    # one byte a value, and the scales of two blocks
+def test_message_bytes_counts_values_and_scales() -> None:
+    # one byte per value, and the scales of two blocks
     assert compression().message_bytes(300) == 308
 
 
-def test_what_has_arrived_is_left_as_it_is() -> None:
+def test_received_means_are_unchanged() -> None:
     found, mean = compression(), torch.ones(3)
     assert found.prepare()
     found.begin()

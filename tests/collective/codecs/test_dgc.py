@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DGC, with torch's own optimizer behind it, moves parameters as the paper says."""
+"""DGC followed by the optimizer of torch moves parameters as the paper defines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.codecs.dgc import DGC, Momentum, to_gradient
 from fleetlight.collective.routes.route_segments import SegmentPlace, SegmentStates
 
-#: the first is cut by the end of a piece
+#: the end of a piece cuts the first parameter
 SHAPES = {"a": (6, 7), "b": (5, 4)}
 PIECES = (30, 32)
 CUTS: dict[str, tuple[int, ...]] = {"a": (30,), "b": ()}
@@ -44,7 +44,7 @@ def momentum_of(name: str, like: dict[str, Tensor], optimizer: torch.optim.SGD) 
 
 
 class Job:
-    """Some senders in one process, which all see the same parameters."""
+    """Several senders in one process, which share the parameters."""
 
     def __init__(
         self, senders: int, parameters: dict[str, Tensor], options: dict[str, Any], **how: Any
@@ -60,7 +60,7 @@ class Job:
             codec.senders = senders
 
     def step(self, number: int, sparsity: float, *, begins: bool = False) -> None:
-        """Encode, add up, hand over, and let torch step."""
+        """Encodes, sums, hands over, and lets torch step."""
         like = list(self.parameters.values())
         total = torch.zeros(sum(part.size for part in self.parts))
         for sender, (codec, segments) in enumerate(zip(self.codecs, self.feedbacks, strict=True)):
@@ -76,7 +76,7 @@ class Job:
         self._apply(grads)
 
     def dense_step(self, number: int) -> None:
-        """The mean, as without a codec."""
+        """A step with the dense mean."""
         each = [gradients_of(number, s, self.parameters) for s in range(len(self.codecs))]
         names = self.parameters
         self._apply([torch.stack([mine[n] for mine in each]).mean(0) for n in names])
@@ -94,7 +94,7 @@ def travel(
     parts: tuple[ParameterSlice, ...],
     total: Tensor,
 ) -> None:
-    """Piece by piece, as `Hierarchy` cuts a bucket."""
+    """Travels piece by piece, as `Hierarchy` cuts a bucket."""
     sizes = PIECES if sum(PIECES) == len(flat) else (len(flat),)
     place = SegmentPlace(parts)
     for values, sums in zip(flat.split(list(sizes)), total.split(list(sizes)), strict=True):
@@ -106,8 +106,8 @@ def travel(
 
 
 @dataclasses.dataclass
-class Twins:
-    """The same by the paper."""
+class JobAndPaper:
+    """A job, and the reference of the paper for each parameter."""
 
     job: Job
     papers: dict[str, Paper]
@@ -129,19 +129,19 @@ class Twins:
     def check(self) -> None:
         for name, paper in self.papers.items():
             mine = self.job.parameters[name].detach().reshape(-1)
-            torch.testing.assert_close(mine.double(), torch.from_numpy(paper.weight), **NEAR)
+            torch.testing.assert_close(mine.double(), torch.from_numpy(paper.weight), **TOLERANCE)
 
 
-#: of float32, after a few steps
-NEAR = {"rtol": 1e-4, "atol": 1e-5}
+#: float32 error after a few steps
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def both(senders: int, clip: float | None, masking: bool, options: dict[str, Any]) -> Twins:
+def both(senders: int, clip: float | None, masking: bool, options: dict[str, Any]) -> JobAndPaper:
     parameters = parameters_of(SHAPES)
     weights = {n: p.detach().double().reshape(-1).numpy().copy() for n, p in parameters.items()}
     job = Job(senders, parameters, options, clip_norm=clip, factor_masking=masking)
     how: dict[str, Any] = {"lr": LR, "clip_norm": clip, "masking": masking, **options}
-    return Twins(job, {n: Paper(w, senders, CUTS[n], **how) for n, w in weights.items()})
+    return JobAndPaper(job, {n: Paper(w, senders, CUTS[n], **how) for n, w in weights.items()})
 
 
 CASES: dict[str, tuple[int, float | None, bool, dict[str, Any]]] = {
@@ -157,24 +157,24 @@ CASES: dict[str, tuple[int, float | None, bool, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_those_of_the_paper(case: str) -> None:
-    twins = both(*CASES[case])
+def test_steps_equal_those_of_the_paper(case: str) -> None:
+    pair = both(*CASES[case])
     for number, sparsity in enumerate([0.5, 0.5, 0.8, 0.9, 0.9, 0.9]):
-        twins.job.step(number, sparsity)
-        twins.step(number, sparsity)
-        twins.check()
+        pair.job.step(number, sparsity)
+        pair.step(number, sparsity)
+        pair.check()
 
 
 @pytest.mark.parametrize("case", ["two", "nesterov", "all"])
-def test_momentum_goes_on_when_gradients_become_sparse(case: str) -> None:
-    twins = both(*CASES[case])
+def test_momentum_continues_when_gradients_become_sparse(case: str) -> None:
+    pair = both(*CASES[case])
     for number in range(3):
-        twins.job.dense_step(number)
-    twins.begin()
+        pair.job.dense_step(number)
+    pair.begin()
     for number in range(3, 7):
-        twins.job.step(number, 0.8, begins=number == 3)
-        twins.step(number, 0.8)
-        twins.check()
+        pair.job.step(number, 0.8, begins=number == 3)
+        pair.step(number, 0.8)
+        pair.check()
 
 
 PLAIN: dict[str, dict[str, Any]] = {
@@ -187,7 +187,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dense", [0, 2], ids=["from_the_start", "later"])
 @pytest.mark.parametrize("options", PLAIN)
-def test_when_all_is_sent_and_nothing_masked_it_is_plain_momentum(options: str, dense: int) -> None:
+def test_sparsity_0_without_masking_is_plain_momentum(options: str, dense: int) -> None:
     jobs = [Job(2, parameters_of(SHAPES), PLAIN[options], factor_masking=False) for _ in range(2)]
     for number in range(6):
         jobs[0].dense_step(number)
@@ -196,17 +196,22 @@ def test_when_all_is_sent_and_nothing_masked_it_is_plain_momentum(options: str, 
         else:
             jobs[1].step(number, 0.0, begins=number == dense)
     for name, parameter in jobs[0].parameters.items():
-        torch.testing.assert_close(jobs[1].parameters[name], parameter, **NEAR)
+        torch.testing.assert_close(jobs[1].parameters[name], parameter, **TOLERANCE)
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["live", "loaded"])
-def test_parameters_may_lie_in_any_order(loaded: bool) -> None:
+def test_parameters_of_any_layout_are_supported(loaded: bool) -> None:
     jobs = []
     for masking in (True, False):
         pictures = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-        lying = pictures.to(memory_format=torch.channels_last).requires_grad_()
+        channels_last = pictures.to(memory_format=torch.channels_last).requires_grad_()
         jobs.append(
-            Job(2, {"w": lying}, {"weight_decay": 0.1, "nesterov": True}, factor_masking=masking)
+            Job(
+                2,
+                {"w": channels_last},
+                {"weight_decay": 0.1, "nesterov": True},
+                factor_masking=masking,
+            )
         )
     for number in range(5):
         jobs[0].dense_step(number)
@@ -217,10 +222,10 @@ def test_parameters_may_lie_in_any_order(loaded: bool) -> None:
         state = jobs[1].optimizer.state[jobs[1].parameters["w"]]
         if loaded:
             state["momentum_buffer"] = state["momentum_buffer"].contiguous()
-    torch.testing.assert_close(jobs[0].parameters["w"], jobs[1].parameters["w"], **NEAR)
+    torch.testing.assert_close(jobs[0].parameters["w"], jobs[1].parameters["w"], **TOLERANCE)
 
 
-def test_only_the_part_that_is_not_spared_is_in_a_message() -> None:
+def test_a_message_holds_only_the_largest_values() -> None:
     codec = DGC(lambda name: Momentum(torch.zeros(1)))
     spans = (Span("a", 0, 0, 1000), Span("b", 3, 1000, 1004))
     for sparsity, count in ((0.0, 1004), (0.5, 502), (0.9, 101), (0.999, 2)):
@@ -229,7 +234,7 @@ def test_only_the_part_that_is_not_spared_is_in_a_message() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
-def test_what_is_not_finite_arrives_and_nothing_gathers(bad: float) -> None:
+def test_non_finite_values_are_sent_and_leave_no_state(bad: float) -> None:
     codec = DGC(lambda name: Momentum(torch.zeros(8), 0.9, weight_decay=1.0))
     codec.sparsity = 0.75
     residual, velocity = torch.arange(8.0), torch.ones(8)
@@ -244,13 +249,13 @@ def test_what_is_not_finite_arrives_and_nothing_gathers(bad: float) -> None:
     assert velocity.tolist() == [1] * 8
 
 
-def test_a_parameter_that_nobody_steps_has_no_momentum() -> None:
+def test_a_parameter_without_steps_has_no_momentum() -> None:
     movement = torch.tensor([1.0, 2])
     to_gradient(movement, Momentum(torch.ones(2)))
     assert movement.tolist() == [1, 2]
 
 
-def test_the_movement_may_be_shaped_as_the_parameter_is() -> None:
+def test_a_movement_may_have_the_parameters_shape() -> None:
     parameter = torch.randn(3, 2).t().requires_grad_()
     momentum = Momentum(parameter, 0.9, True, 0.1, torch.randn(2, 3))
     shaped = torch.randn(2, 3)

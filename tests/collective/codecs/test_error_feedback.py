@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept is found by parameter, whichever bucket it is in."""
+"""Residuals belong to parameters, whichever bucket they are in."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def filled() -> ErrorFeedback:
     return feedback
 
 
-def test_it_is_zero_at_first_and_changed_in_place() -> None:
+def test_a_residual_starts_at_zero_and_changes_in_place() -> None:
     feedback = ErrorFeedback()
     assert feedback.of("owed", (A, B)).tolist() == [0] * 5
     feedback.of("owed", (A, B))[1] = 7
     assert feedback.of("owed", (A, B)).tolist() == [0, 7, 0, 0, 0]
 
 
-def test_kinds_are_apart() -> None:
+def test_kinds_are_separate() -> None:
     feedback = filled()
     feedback.of("owed again", (A, B)).fill_(5)
     assert feedback.of("velocity", (A, B)).tolist() == [0] * 5
     assert feedback.of("owed", (A, B)).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_it_knows_of_which_kind_it_has_any() -> None:
+def test_has_reports_the_stored_kinds() -> None:
     feedback = filled()
     assert feedback.has("owed")
     assert not feedback.has("velocity")
@@ -42,21 +42,21 @@ def test_it_knows_of_which_kind_it_has_any() -> None:
     assert feedback.has("velocity")
 
 
-def test_it_goes_with_the_parameter_into_other_buckets() -> None:
+def test_a_residual_moves_with_its_parameter_to_other_buckets() -> None:
     feedback = filled()
     assert feedback.of("owed", (B, C, A)).tolist() == [2, 3, 4, 9, 0, 1]
-    # what is in no bucket at present is not lost
+    # a parameter outside the present buckets keeps its residual
     assert feedback.of("owed", (B,)).tolist() == [2, 3, 4]
     assert feedback.of("owed", (A,)).tolist() == [0, 1]
     assert feedback.of("owed", (A, B)).tolist() == [0, 1, 2, 3, 4]
     assert feedback.of("owed", (C,)).tolist() == [9]
 
 
-def test_a_new_parameter_has_nothing_in_an_old_bucket() -> None:
+def test_a_new_parameter_starts_at_zero_in_an_old_bucket() -> None:
     assert filled().of("owed", (A, ParameterSlice("new", 2), B)).tolist() == [0, 1, 0, 0, 2, 3, 4]
 
 
-def test_its_state_is_by_kind_and_parameter() -> None:
+def test_state_is_keyed_by_kind_and_parameter() -> None:
     feedback = filled()
     feedback.of("velocity", (ParameterSlice("moved/a", 1),)).fill_(3)
     state = feedback.state()
@@ -71,7 +71,7 @@ def test_its_state_is_by_kind_and_parameter() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at_once", "behind_another_save"])
-def test_what_is_loaded_is_found_in_any_bucket(again: bool) -> None:
+def test_a_loaded_residual_is_found_in_any_bucket(again: bool) -> None:
     state, feedback = filled().state(), ErrorFeedback()
     feedback.of("owed", (A, C)).fill_(5)
     feedback.of("velocity", (C,)).fill_(5)
@@ -84,7 +84,7 @@ def test_what_is_loaded_is_found_in_any_bucket(again: bool) -> None:
     assert feedback.state()["owed/b"].tolist() == [2, 3, 4]
 
 
-def test_it_has_the_type_of_codecs_whatever_the_default_is() -> None:
+def test_residuals_are_float32_whatever_the_default_dtype() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         assert ErrorFeedback().of("owed", (A,)).dtype == torch.float32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Narrow types: what travels narrower, and what is left as it is."""
+"""Narrow types: which tensors are narrowed, and which are unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetlight.collective.codecs.codec import narrow_type, narrowed
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype"),
+    ("setting", "dtype"),
     [
         (True, torch.float16),
         ("fp16", torch.float16),
@@ -20,12 +20,12 @@ from fleetlight.collective.codecs.codec import narrow_type, narrowed
         ("int8", None),
     ],
 )
-def test_what_a_strategy_asks_for(asked: bool | str, dtype: torch.dtype | None) -> None:
-    assert narrow_type(asked) is dtype
+def test_the_strategy_chooses_the_type(setting: bool | str, dtype: torch.dtype | None) -> None:
+    assert narrow_type(setting) is dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_wide_values_travel_narrower(dtype: torch.dtype) -> None:
+def test_wide_values_are_narrowed(dtype: torch.dtype) -> None:
     for wide in (torch.float32, torch.float64):
         sent = narrowed(torch.tensor([1.0, 2.5], dtype=wide), dtype)
         assert sent.dtype is dtype
@@ -42,10 +42,10 @@ def test_wide_values_travel_narrower(dtype: torch.dtype) -> None:
     ],
     ids=["narrow already", "complex", "whole numbers", "sparse"],
 )
-def test_what_gains_nothing_is_left_as_it_is(tensor: torch.Tensor) -> None:
+def test_tensors_without_a_narrower_form_are_unchanged(tensor: torch.Tensor) -> None:
     assert narrowed(tensor, torch.float16) is tensor
 
 
-def test_what_nobody_asks_to_be_narrow_is_left_as_it_is() -> None:
+def test_without_a_narrow_type_tensors_are_unchanged() -> None:
     tensor = torch.ones(2)
     assert narrowed(tensor, None) is tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for a codec: one file, and a strategy, its effects and the workers find it."""
+"""A codec is one file; the strategy, its effects and the workers find it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.collective.codecs.codec import Codec, CodecSegment, Span, make_c
 from fleetlight.strategy import CompressionConfigs
 from fleetlight.strategy.features.reduction.compression import CODECS
 
-#: sends the sign of each value, and the mean size of all; drops the rest
+#: sends the sign of each value and the mean magnitude
 TOY = """
 import torch
 
@@ -95,13 +95,13 @@ def test_workers_reduce_with_a_toy_codec(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_a_codec_has_the_name_of_its_file(name: str) -> None:
-    made: Codec = make_codec(name, CompressionConfigs())
-    assert made.name == name
+    codec: Codec = make_codec(name, CompressionConfigs())
+    assert codec.name == name
     values = torch.randn(8)
     spans = [Span("weight", 0, 0, 8)]
-    message = torch.zeros(made.message_bytes(spans), dtype=torch.uint8)
+    message = torch.zeros(codec.message_bytes(spans), dtype=torch.uint8)
     total = torch.zeros(8)
-    made.encode(values.clone(), CodecSegment(spans), message)
-    made.add(message, spans, total)
+    codec.encode(values.clone(), CodecSegment(spans), message)
+    codec.add(message, spans, total)
     largest = int(values.abs().argmax())
     torch.testing.assert_close(total[largest], values[largest], rtol=0.01, atol=0)

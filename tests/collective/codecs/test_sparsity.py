@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sparse gradients are at each step."""
+"""The sparsity of each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetlight.errors import StrategyError
     ],
     ids=["at_once", "later", "two", "two_later", "uneven", "more_than_steps"],
 )
-def test_levels_are_walked_through(
+def test_sparsity_rises_through_the_levels(
     begin: int, steps: int, levels: list[float], expected: list[float | None]
 ) -> None:
     sparsity = Sparsity(begin, steps, levels)

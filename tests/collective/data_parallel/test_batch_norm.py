@@ -77,14 +77,14 @@ def test_all_workers_equal_one_process(sizes: list[int]) -> None:
 
 
 def alone() -> Any:
-    """The whole model is one batch norm; parameters are frozen on the way."""
+    """The whole model is one batch norm; its bias is frozen after two steps."""
     strategy = fleet.DistributedStrategy(sync_batch_norm=True)
     model = nn.BatchNorm1d(8).double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
     model = fleet.distributed_model(model)
     result = normalise(model, optimizer, rows().chunk(fleet.worker_num())[fleet.worker_index()])
-    # still, so that gradients are reduced in backward
+    # still wrapped, so that gradients are reduced in backward
     assert isinstance(model.forward, ForwardEntry)
     return result
 
@@ -105,7 +105,7 @@ def normalise(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tenso
     return first, state(model)
 
 
-def test_a_model_that_is_one_batch_norm() -> None:
+def test_a_model_can_be_a_single_batch_norm() -> None:
     model = nn.BatchNorm1d(8).double()
     first, after = normalise(model, torch.optim.SGD(model.parameters(), 0.1), rows())
     results = run_workers(alone)
@@ -116,7 +116,7 @@ def test_a_model_that_is_one_batch_norm() -> None:
 
 
 def narrow(dtype: torch.dtype) -> Any:
-    """More values in a channel than float16 can count, far from zero, in a small part each."""
+    """More values per channel than float16 can count, with a mean far from zero."""
     strategy = fleet.DistributedStrategy(sync_batch_norm=True)
     torch.manual_seed(0)
     norm = nn.Sequential(nn.BatchNorm2d(2)).to(dtype)

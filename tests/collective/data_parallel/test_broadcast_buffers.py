@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers of any shape in memory come from worker 0, where the strategy does not say otherwise."""
+"""Buffers of any layout are broadcast from worker 0, unless the strategy disables it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def buffers_of(model: nn.Module) -> dict[str, list[float]]:
     return {name: buffer.flatten().tolist() for name, buffer in model.named_buffers()}
 
 
-def forwards(shares: bool, folder: str) -> Any:
+def buffers_after_steps(shares: bool, folder: str) -> Any:
     strategy = fleet.DistributedStrategy(broadcast_buffers=shares)
     first = float(fleet.worker_index())
     model = fleet.distributed_model(with_views(nn.Linear(2, 1), first))
@@ -50,7 +50,7 @@ def forwards(shares: bool, folder: str) -> Any:
     optimizer = fleet.distributed_optimizer(sgd, strategy)
     seen = []
     for step in range(2):
-        # what a forward has changed since
+        # changed since the last forward
         model.get_buffer("whole").add_(100.0 * step * first)
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
@@ -61,27 +61,27 @@ def forwards(shares: bool, folder: str) -> Any:
     return seen, buffers_of(model)
 
 
-def wanted(first: float) -> dict[str, list[float]]:
+def expected(first: float) -> dict[str, list[float]]:
     return {name: view.flatten().tolist() for name, view in views(first).items()}
 
 
 @pytest.mark.multiprocess
-def test_all_have_those_of_worker_0(tmp_path: Path) -> None:
-    for seen, loaded in run_workers(forwards, 2, True, str(tmp_path / "ckpt")):
-        assert seen == [wanted(0.0)] * 2
-        assert loaded == wanted(0.0)
+def test_all_workers_get_the_buffers_of_worker_0(tmp_path: Path) -> None:
+    for seen, loaded in run_workers(buffers_after_steps, 2, True, str(tmp_path / "ckpt")):
+        assert seen == [expected(0.0)] * 2
+        assert loaded == expected(0.0)
 
 
 @pytest.mark.multiprocess
-def test_each_keeps_its_own_if_asked(tmp_path: Path) -> None:
-    [zero, _], [one, _] = run_workers(forwards, 2, False, str(tmp_path / "ckpt"))
-    assert zero == [wanted(0.0)] * 2
-    assert one[0] == wanted(1.0)
-    assert one[1] == {**wanted(1.0), "whole": [101.0, 102.0, 103.0, 104.0]}
+def test_broadcast_buffers_false_keeps_local_buffers(tmp_path: Path) -> None:
+    [zero, _], [one, _] = run_workers(buffers_after_steps, 2, False, str(tmp_path / "ckpt"))
+    assert zero == [expected(0.0)] * 2
+    assert one[0] == expected(1.0)
+    assert one[1] == {**expected(1.0), "whole": [101.0, 102.0, 103.0, 104.0]}
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_so_do_workers_of_servers(shares: bool) -> None:
+def test_workers_of_servers_follow_broadcast_buffers(shares: bool) -> None:
     numbers = itertools.count()
 
     def build() -> Any:
@@ -102,7 +102,7 @@ def test_so_do_workers_of_servers(shares: bool) -> None:
         (torch.inference_mode()(torch.ones)(3), r"made under torch.inference_mode\(\)"),
     ],
 )
-def test_what_cannot_be_written_is_named(buffer: Tensor, what: str) -> None:
+def test_a_buffer_that_cannot_be_written_is_named(buffer: Tensor, what: str) -> None:
     model = nn.Sequential(nn.Linear(1, 1))
     model[0].register_buffer("mask", buffer)
     with pytest.raises(PlanError, match=rf"buffer 0.mask of the model is {what}, .*broadcast_buff"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that travel coded: all workers step with the same ones; the rest is kept."""
+"""Coded gradients: all workers step equally, and the residual is kept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def whole(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, step: int) -> 
 
 
 def parts_alone(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
-    # buckets of late gradients are others than those of backward
+    # late gradients fill other buckets than backward does
     forward = model if step % 2 else lambda x: model[2](model[1](model[0](x)))
     F.cross_entropy(forward(x), y).backward()
 
@@ -59,19 +59,19 @@ Way = Callable[[nn.Sequential, torch.Tensor, torch.Tensor, int], None]
 WAYS: dict[str, Way] = {f.__name__: f for f in (whole, parts_alone, accumulated, frozen)}
 
 
-def coded() -> Compression:
-    """All models of this process are coded that way from now on."""
+def use_rounding_codec() -> Compression:
+    """Makes all models of this process use this codec."""
     compression = rounded()
     registered.compression_of = lambda context, module: compression  # type: ignore[assignment]
     return compression
 
 
 def train(way: str, settings: dict[str, Any], host: str | None = None) -> Any:
-    """The model at the end, and of which parameters something has been kept."""
+    """The final model, and the parameters that have a residual."""
     if host is not None:
         os.environ["FLEET_HOST"] = host
         fleet.init(is_collective=True)
-    compression = coded()
+    compression = use_rounding_codec()
     model = fleet.distributed_model(network())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     optimizer = fleet.distributed_optimizer(optimizer, fleet.DistributedStrategy(**settings))
@@ -97,7 +97,7 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-#: biases travel as they are
+#: biases are not coded
 WEIGHTS = {"owed/0.weight", "owed/2.weight"}
 
 
@@ -111,7 +111,7 @@ WEIGHTS = {"owed/0.weight", "owed/2.weight"}
     ],
     ids=["not_fused", "parts_alone", "accumulated", "frozen"],
 )
-def test_workers_nearly_equal_one_process(way: str, settings: dict[str, Any]) -> None:
+def test_coded_workers_nearly_equal_one_process(way: str, settings: dict[str, Any]) -> None:
     results = run_workers(train, 2, way, {"shared_memory": False, **settings})
     for end, kept in results:
         assert torch.equal(end, results[0][0])
@@ -119,7 +119,7 @@ def test_workers_nearly_equal_one_process(way: str, settings: dict[str, Any]) ->
         assert kept == WEIGHTS
 
 
-def test_among_three_sums_are_coded_again() -> None:
+def test_among_three_workers_sums_are_coded_again() -> None:
     results = run_workers(train, 3, "whole", {"shared_memory": False})
     for end, kept in results:
         assert torch.equal(end, results[0][0])
@@ -127,29 +127,29 @@ def test_among_three_sums_are_coded_again() -> None:
         assert kept == WEIGHTS | {"owed again/0.weight", "owed again/2.weight"}
 
 
-def test_inside_a_host_nothing_is_coded() -> None:
+def test_gradients_inside_a_host_are_not_coded() -> None:
     settings = {"use_hierarchical_allreduce": True}
     hosts = ["127.0.0.1", "127.0.0.2"] * 2
     results = run_processes(train, [("whole", settings, host) for host in hosts])
     for end, _ in results:
         assert torch.equal(end, results[0][0])
         torch.testing.assert_close(end, plain("whole"), rtol=0, atol=5e-3)
-    # who sends owes
+    # only the leaders send, and have residuals
     assert [kept for _, kept in results] == [WEIGHTS, WEIGHTS, set(), set()]
 
 
-def test_in_shared_memory_nothing_is_coded() -> None:
+def test_gradients_in_shared_memory_are_not_coded() -> None:
     for end, kept in run_workers(train, 2, "whole", {}):
         torch.testing.assert_close(end, plain("whole"), rtol=0, atol=1e-6)
         assert not kept
 
 
-def told() -> list[str]:
+def warnings_about_uncoded() -> list[str]:
     records: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fleetlight").addHandler(handler)
-    coded()
+    use_rounding_codec()
     module = nn.ModuleDict(
         {"ids": nn.Embedding(9, 4, sparse=True), "wide": nn.Linear(4, 3).double()}
     )
@@ -161,8 +161,8 @@ def told() -> list[str]:
     return [text for text in records if "travel as they are" in text]
 
 
-def test_the_first_that_cannot_be_coded_is_named_once() -> None:
-    first, second = run_workers(told)
+def test_the_first_uncoded_parameter_is_named_once() -> None:
+    first, second = run_workers(warnings_about_uncoded)
     assert second == []
     assert first == [
         "rounding takes dense gradients of float32; of those that are large enough 2 will travel "

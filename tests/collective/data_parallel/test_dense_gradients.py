@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An error names the sparse embedding that gets a dense gradient."""
+"""A dense gradient of a sparse embedding is an error that names the embedding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def penalise_a_whole_weight() -> tuple[str, list[float]]:
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
     ids = torch.arange(4)
     model(ids).sum().backward()
-    # nothing is reduced in this backward, so that torch's reducer expects no layout
+    # without a reduction in this backward, torch's reducer expects no layout
     model.parts["emb"].weight.square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()

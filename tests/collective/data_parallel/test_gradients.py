@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever way gradients come about, all workers step with the same ones, and the right ones."""
+"""All workers step with equal, correct gradients, whatever computes them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def parts_alone(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> None:
 
 def assigned(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> None:
     parameters = list(model.parameters())
-    # of a sum the gradient is one number, expanded
+    # the gradient of a sum is an expanded scalar
     loss = F.cross_entropy(model(x), y) + parameters[3].sum()
     for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         p.grad = g
@@ -121,14 +121,14 @@ def train(way: str, scale: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_equals_one_process(way: str) -> None:
+def test_every_kind_of_backward_equals_one_process(way: str) -> None:
     [plain] = run_workers(train, 1, way, "mean")
     for result in run_workers(train, 2, way, "mean"):
         torch.testing.assert_close(result, plain, rtol=0, atol=1e-12)
 
 
 def summed(way: str) -> torch.Tensor:
-    """One process whose loss is as many times as large."""
+    """One process with a loss twice as large."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(3):
@@ -142,7 +142,7 @@ def summed(way: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("way", ["two_forwards", "accumulated", "in_eval_mode"])
-def test_sums_are_summed_once(way: str) -> None:
+def test_gradient_scale_sum_is_applied_once(way: str) -> None:
     [plain] = run_workers(summed, 1, way)
     for result in run_workers(train, 2, way, "sum"):
         torch.testing.assert_close(result, plain, rtol=0, atol=1e-12)
@@ -172,7 +172,7 @@ def change_parameters(what: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("what", ["unfreeze", "freeze", "append"])
-def test_parameters_may_come_and_go(what: str) -> None:
+def test_parameters_may_be_frozen_unfrozen_and_added(what: str) -> None:
     zero, one = run_workers(change_parameters, 2, what)
     torch.testing.assert_close(zero, one, rtol=0, atol=1e-12)
 
@@ -182,12 +182,12 @@ def all_frozen() -> bool:
     return bool(model(records()[0]).isfinite().all())
 
 
-def test_a_model_without_trainable_parameters() -> None:
+def test_a_model_without_trainable_parameters_runs() -> None:
     assert run_workers(all_frozen) == [True, True]
 
 
 def accumulate_at_the_tail(records_: int, merge: int) -> torch.Tensor:
-    """Blocks of 8; the last one is short, and may leave a worker without a record of its own."""
+    """Blocks of 8; the last one is short and may leave a worker without a record."""
     strategy = fleet.DistributedStrategy(gradient_merge=True)
     strategy.gradient_merge_configs = {"k_steps": merge}
     model = fleet.distributed_model(network())
@@ -203,7 +203,7 @@ def accumulate_at_the_tail(records_: int, merge: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("records_", [9, 11, 16])
-def test_a_short_block_among_merged_ones(records_: int) -> None:
+def test_a_short_block_may_be_merged(records_: int) -> None:
     [plain] = run_workers(accumulate_at_the_tail, 1, records_, 2)
     for result in run_workers(accumulate_at_the_tail, 2, records_, 2):
         torch.testing.assert_close(result, plain, rtol=0, atol=1e-12)
@@ -243,7 +243,7 @@ def merged_with_scaler() -> None:
         scaler.step(optimizer)
 
 
-def test_merging_under_a_scaler_of_the_users_is_refused() -> None:
+def test_gradient_merge_under_a_users_scaler_is_refused() -> None:
     run_workers(merged_with_scaler, 1)
 
 
@@ -266,7 +266,7 @@ def lbfgs() -> torch.Tensor:
     return flat(model)
 
 
-def test_a_line_search_sees_the_common_loss() -> None:
+def test_a_line_search_uses_the_mean_loss() -> None:
     [plain] = run_workers(lbfgs, 1)
     for result in run_workers(lbfgs, 2):
         torch.testing.assert_close(result, plain, rtol=0, atol=1e-6)
@@ -288,7 +288,7 @@ def lazy() -> None:
         model(torch.ones(2, 4))
 
 
-def test_a_lazy_module_is_told_what_to_do() -> None:
+def test_an_uninitialised_lazy_module_is_refused() -> None:
     run_workers(lazy)
 
 
@@ -302,7 +302,7 @@ def complex_numbers() -> torch.Tensor:
     return flat(model)
 
 
-def test_complex_parameters() -> None:
+def test_complex_parameters_are_reduced() -> None:
     zero, one = run_workers(complex_numbers)
     assert torch.equal(zero, one)
 
@@ -319,6 +319,6 @@ def forgets_the_model() -> list[str]:
     return records
 
 
-def test_a_forgotten_model_is_warned_of() -> None:
+def test_an_unregistered_model_is_warned_about() -> None:
     for texts in run_workers(forgets_the_model):
         assert sum("no model is registered" in text for text in texts) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that backward did not reduce: the warning names what was done, and that only."""
+"""The warning about gradients that backward did not reduce names the cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_eval(model: Any) -> None:
     model.train()
 
 
-def held(model: Any) -> None:
+def under_no_sync(model: Any) -> None:
     with fleet.no_sync():
         whole(model)
 
@@ -39,7 +39,7 @@ def in_parts(model: Any) -> None:
     model[1](model[0](X)).sum().backward()
 
 
-def again(model: Any) -> None:
+def twice(model: Any) -> None:
     loss = model(X).sum()
     loss.backward(retain_graph=True)
     loss.backward()
@@ -57,7 +57,7 @@ def changed(model: Any) -> None:
 
 
 def warnings_of(*steps: Step) -> list[str]:
-    """What a worker warns of when it trains that way."""
+    """The warnings of a worker that makes these steps."""
     lines: list[str] = []
     logger.addFilter(lambda record: lines.append(record.getMessage()) or True)
     model = fleet.distributed_model(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
@@ -70,7 +70,7 @@ def warnings_of(*steps: Step) -> list[str]:
 
 
 def with_closure() -> tuple[list[str], list[float]]:
-    """Steps as Lightning makes them: backward inside the step, and parts are called."""
+    """Steps as Lightning makes them: backward runs inside the step, by submodules."""
     lines: list[str] = []
     logger.addFilter(lambda record: lines.append(record.getMessage()) or True)
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def with_closure() -> tuple[list[str], list[float]]:
 
 
 @pytest.mark.multiprocess
-def test_gradients_of_a_closure_are_reduced_too_and_their_cause_is_named() -> None:
+def test_gradients_of_a_closure_are_reduced_with_a_warning() -> None:
     (lines, zero), (_, one) = run_workers(with_closure)
     assert zero == one
     (line,) = lines
@@ -104,18 +104,18 @@ def test_gradients_of_a_closure_are_reduced_too_and_their_cause_is_named() -> No
         ([whole, whole], []),
         ([whole, in_eval, whole, in_eval], [Cause.EVAL]),
         ([in_eval], [Cause.EVAL]),
-        ([held], [Cause.HELD]),
+        ([under_no_sync], [Cause.HELD]),
         ([whole, in_parts], [Cause.PARTS]),
         ([in_parts, in_parts], [Cause.UNCALLED]),
-        ([again], [Cause.AGAIN]),
-        ([whole, again, in_parts], [Cause.AGAIN, Cause.PARTS]),
+        ([twice], [Cause.AGAIN]),
+        ([whole, twice, in_parts], [Cause.AGAIN, Cause.PARTS]),
         ([by_hand], [Cause.ASSIGNED]),
         ([whole, by_hand], [Cause.ASSIGNED]),
         ([whole, changed, whole], [Cause.CHANGED]),
-        ([held, in_eval, in_parts], [Cause.HELD, Cause.EVAL, Cause.PARTS]),
+        ([under_no_sync, in_eval, in_parts], [Cause.HELD, Cause.EVAL, Cause.PARTS]),
     ],
 )
-def test_the_warning_names_the_one_cause(steps: list[Step], causes: list[Cause]) -> None:
+def test_the_warning_names_the_cause(steps: list[Step], causes: list[Cause]) -> None:
     for lines in run_workers(warnings_of, 2, *steps):
         assert len(lines) == len(causes)
         for line, cause in zip(lines, causes, strict=True):
@@ -126,7 +126,7 @@ def test_the_warning_names_the_one_cause(steps: list[Step], causes: list[Cause])
             assert not [other for other in others if other in line]
 
 
-def test_where_nothing_is_detected_that_is_said() -> None:
+def test_an_unknown_cause_is_reported_as_unknown() -> None:
     late = LateGradients()
     late.called(Forward.WHOLE)
     late.touched()

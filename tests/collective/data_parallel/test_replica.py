@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas: N workers train as one process on the whole batch, and say so when they cannot."""
+"""N workers train as one process on the whole batch; otherwise an error says why."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ SAMPLES, FEATURES, CLASSES = 24, 6, 3
     ],
     ids=["memory", "gpus", "no_memory", "hosts"],
 )
-def test_in_which_form_gradients_travel_depends_on_where_workers_are(
+def test_the_gradient_codec_depends_on_where_workers_run(
     hosts: list[int], backend: str, shared: bool, narrow: bool, coded: bool
 ) -> None:
     group: Any = SimpleNamespace(hellos=hellos(hosts), backend=backend)
     compression = Compression(Int8())
-    asked = Reduction(narrow=torch.bfloat16, compression=compression, shared_memory=shared)
-    found = asked.within(group)
+    configured = Reduction(narrow=torch.bfloat16, compression=compression, shared_memory=shared)
+    found = configured.within(group)
     assert found.narrow is (torch.bfloat16 if narrow else None)
     assert found.compression is (compression if coded else None)
 
@@ -83,7 +83,7 @@ def plain(steps: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) ->
 
 
 def train(strategy: dict[str, Any], steps: int, dtype: torch.dtype = torch.float64) -> Any:
-    # only worker 0 starts from the values that count
+    # only worker 0 starts from the right values
     model = mlp(fleet.worker_index(), dtype)
     strategy_ = fleet.DistributedStrategy(**strategy)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -122,12 +122,12 @@ def test_workers_equal_one_process(workers: int, dtype: torch.dtype, tolerance: 
     ],
     ids=str,
 )
-def test_how_gradients_travel_changes_nothing(strategy: dict[str, Any]) -> None:
+def test_settings_of_the_reduction_do_not_change_results(strategy: dict[str, Any]) -> None:
     for result in run_workers(train, 2, strategy, 5):
         torch.testing.assert_close(result, plain(5), rtol=0, atol=1e-12)
 
 
-def test_the_sum_of_gradients() -> None:
+def test_gradient_scale_sum_sums_gradients() -> None:
     for result in run_workers(train, 2, {"gradient_scale": "sum"}, 5):
         torch.testing.assert_close(result, plain(5, scale=2.0), rtol=0, atol=1e-12)
 
@@ -137,7 +137,7 @@ def test_the_sum_of_gradients() -> None:
     [({"fp16_allreduce": True}, 1e-3), ({"compression": "bf16"}, 1e-2)],
     ids=["fp16_allreduce", "compression"],
 )
-def test_narrow_gradients_are_nearly_the_same(narrow: dict[str, Any], tolerance: float) -> None:
+def test_narrow_gradients_are_nearly_equal(narrow: dict[str, Any], tolerance: float) -> None:
     results = run_workers(train, 2, {"shared_memory": False, **narrow}, 5)
     exact = plain(5)
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
@@ -145,7 +145,7 @@ def test_narrow_gradients_are_nearly_the_same(narrow: dict[str, Any], tolerance:
     assert (results[0] - exact).abs().max() > 1e-9
 
 
-def test_in_shared_memory_nothing_is_narrow() -> None:
+def test_gradients_in_shared_memory_are_not_narrowed() -> None:
     for result in run_workers(train, 2, {"fp16_allreduce": True}, 5):
         torch.testing.assert_close(result, plain(5), rtol=0, atol=1e-12)
 
@@ -187,7 +187,7 @@ def reduce_late() -> Any:
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fleetlight").addHandler(handler)
     optimizer.zero_grad()
-    # the module's own forward is passed by
+    # bypasses the forward of the whole module
     hidden = model[1](model[0](my_part(data()[0])))
     F.cross_entropy(model[2](hidden), my_part(data()[1])).backward()
     optimizer.step()
@@ -201,7 +201,7 @@ def test_gradients_of_a_bypassed_model_are_reduced_before_the_step() -> None:
 
 
 class Branches(nn.Module):
-    """A model of which some forwards use only a part."""
+    """A model whose forward uses one of its two branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def test_unused_parameters_without_the_setting_are_named() -> None:
 
 @pytest.mark.contract
 @pytest.mark.parametrize("same", [True, False])
-def test_unused_parameters_with_the_setting(same: bool) -> None:
+def test_find_unused_parameters_allows_unused_parameters(same: bool) -> None:
     results = run_workers(train_branches, 2, True, same)
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     assert not torch.equal(results[0], flat(Branches()))
@@ -263,7 +263,7 @@ def ignore_an_output() -> float:
     return float(flat(model).sum())
 
 
-def test_an_output_that_the_loss_ignores() -> None:
+def test_the_loss_may_ignore_an_output() -> None:
     assert len(set(run_workers(ignore_an_output))) == 1
 
 
@@ -283,25 +283,25 @@ def different_models(what: str) -> None:
         ("count", r"worker 1 has 1\.weight, worker 0 does not"),
     ],
 )
-def test_different_models_are_told(what: str, text: str) -> None:
+def test_different_models_are_refused(what: str, text: str) -> None:
     with pytest.raises(WorkerFailedError, match=text):
         run_workers(different_models, 2, what)
 
 
-def one_dies_after_a_step() -> None:
+def worker_1_dies_after_a_step() -> None:
     model = fleet.distributed_model(mlp(0))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     F.cross_entropy(model(data()[0]), data()[1]).backward()
     optimizer.step()
     if fleet.worker_index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    # the order of the gradients is known now, and worker 0 tells it
+    # the gradient order is known now, and worker 0 broadcasts it
     model(data()[0])
 
 
-def test_a_worker_that_is_gone_when_buckets_are_made_anew_is_named() -> None:
+def test_a_worker_lost_while_agreeing_on_buckets_is_named() -> None:
     with pytest.raises(WorkerFailedError, match=r"agreeing on the buckets .* worker 1 \(pid"):
-        run_workers(one_dies_after_a_step)
+        run_workers(worker_1_dies_after_a_step)
 
 
 def train_sparse() -> Any:
@@ -330,7 +330,7 @@ def plain_sparse() -> torch.Tensor:
     return flat(model)
 
 
-def test_sparse_gradients() -> None:
+def test_sparse_gradients_are_reduced() -> None:
     for result in run_workers(train_sparse):
         torch.testing.assert_close(result, plain_sparse(), rtol=0, atol=1e-12)
 
@@ -345,7 +345,7 @@ def copies() -> Any:
     file.seek(0)
     loaded = pickle.load(file)
     x = data()[0]
-    # a copy is nobody's replica: only this worker calls it
+    # a copy is not a replica, so one worker alone may call it
     if fleet.worker_index() == 0:
         for other in (before, average, loaded):
             other.train()
@@ -354,14 +354,14 @@ def copies() -> Any:
     return names, bool(torch.equal(loaded(x), model.eval()(x))), type(model).__name__
 
 
-def test_names_stay_and_copies_are_plain() -> None:
+def test_names_are_kept_and_copies_are_plain_modules() -> None:
     for names, same, kind in run_workers(copies):
         assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
         assert same
         assert kind == "Sequential"
 
 
-def buffers_follow() -> Any:
+def running_mean_after_steps() -> Any:
     torch.manual_seed(0)
     model = fleet.distributed_model(nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4)))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
@@ -374,8 +374,8 @@ def buffers_follow() -> Any:
     return model[1].running_mean
 
 
-def test_buffers_are_worker_0s() -> None:
-    zero, one = run_workers(buffers_follow)
+def test_buffers_follow_worker_0() -> None:
+    zero, one = run_workers(running_mean_after_steps)
     torch.testing.assert_close(zero, one, rtol=0, atol=0)
 
 
@@ -393,7 +393,7 @@ def two_optimizers() -> Any:
     return flat(model)
 
 
-def test_two_optimizers_reduce_once() -> None:
+def test_two_optimizers_reduce_gradients_once() -> None:
     model = mlp(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, y = data()
@@ -405,7 +405,7 @@ def test_two_optimizers_reduce_once() -> None:
         torch.testing.assert_close(result, flat(model), rtol=0, atol=1e-12)
 
 
-def a_stranger() -> None:
+def step_with_a_foreign_parameter() -> None:
     model = fleet.distributed_model(mlp(0))
     loose = nn.Parameter(torch.ones(1))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD([*model.parameters(), loose], 0.1))
@@ -415,4 +415,4 @@ def a_stranger() -> None:
 
 
 def test_a_parameter_outside_the_model_is_refused() -> None:
-    run_workers(a_stranger)
+    run_workers(step_with_a_foreign_parameter)

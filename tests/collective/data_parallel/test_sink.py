@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients inside a model as many times as large as outside of it, whatever goes in and out."""
+"""Scaling gradients inside a model, independent of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleetlight.collective.data_parallel.sink import through_sink, weighted
 
 
 @dataclasses.dataclass
-class Two:
+class TensorAndDict:
     plain: torch.Tensor
     given: dict[str, torch.Tensor]
 
@@ -32,7 +32,7 @@ def test_only_gradients_inside_are_scaled(factor: float) -> None:
     assert torch.equal(once, more)
     [plain] = torch.autograd.grad(once.square().sum(), x, retain_graph=True)
     [same] = torch.autograd.grad(more.square().sum(), x, retain_graph=True)
-    # what weighs nothing sends nothing to the models before it, which weigh nothing either
+    # a weight of 0 passes no gradient to earlier models, whose weight is also 0
     torch.testing.assert_close(same, plain * (factor != 0.0))
     once.square().sum().backward()
     more.square().sum().backward()
@@ -41,16 +41,16 @@ def test_only_gradients_inside_are_scaled(factor: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["argument", "keyword", "dataclass"])
-def test_whatever_form_inputs_have(value: str) -> None:
+def test_inputs_of_any_structure_are_supported(value: str) -> None:
     x = torch.randn(3, requires_grad=True)
     calls: dict[str, Any] = {
         "argument": ([x], {}),
         "keyword": ([], {"x": [x]}),
-        "dataclass": ([Two(torch.ones(3), {"x": x})], {}),
+        "dataclass": ([TensorAndDict(torch.ones(3), {"x": x})], {}),
     }
 
     def forward(given: Any = None, x: Any = None) -> torch.Tensor:
-        one = given.given["x"] if isinstance(given, Two) else given if x is None else x[0]
+        one = given.given["x"] if isinstance(given, TensorAndDict) else given if x is None else x[0]
         return torch.as_tensor(one * 2)
 
     weighted(forward, *calls[value], 4.0).sum().backward()

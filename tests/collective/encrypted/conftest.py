@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates for the connections of a group."""
+"""Certificates for encrypted groups."""
 
 from __future__ import annotations
 

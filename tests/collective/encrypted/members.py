@@ -19,7 +19,7 @@ LIMIT_S = 20.0
 
 @contextlib.contextmanager
 def linked(folder: Path, count: int) -> Iterator[list[Links]]:
-    """So many workers that know each other's endpoints."""
+    """Yields `count` workers that know each other's endpoints."""
     tls: dict[str, Any] = {
         "as_server": server_context(folder),
         "as_client": client_context(folder),
@@ -35,6 +35,6 @@ def linked(folder: Path, count: int) -> Iterator[list[Links]]:
 
 
 def each(functions: list[Callable[[], T]]) -> list[T]:
-    """Call all at once, each in a thread of its own; what they returned."""
+    """Calls all functions together, each in its own thread; returns their results."""
     with ThreadPoolExecutor(len(functions)) as pool:
         return [future.result(60) for future in [pool.submit(f) for f in functions]]

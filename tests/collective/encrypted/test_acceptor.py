@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers at the door of a worker cost it little, and keep nobody out."""
+"""Connections of strangers cost a worker little and keep no member out."""
 
 from __future__ import annotations
 
@@ -26,81 +26,84 @@ from fleetlight.wire.tls import TlsWire
 HELLO = Introduction("g", 1)
 
 
-class Inside:
-    """Who has been let in."""
+class AcceptedMembers:
+    """Records the accepted members."""
 
     def __init__(self) -> None:
-        self.came: list[tuple[Introduction, TlsWire]] = []
+        self.members: list[tuple[Introduction, TlsWire]] = []
         self._arrival = threading.Semaphore(0)
 
     def __call__(self, introduction: Introduction, wire: TlsWire) -> None:
-        self.came.append((introduction, wire))
+        self.members.append((introduction, wire))
         self._arrival.release()
 
     def wait(self) -> tuple[Introduction, TlsWire]:
         assert self._arrival.acquire(timeout=LIMIT_S)
-        return self.came[-1]
+        return self.members[-1]
 
 
 @contextlib.contextmanager
 def opened(
     folder: Path, limits: HandshakeLimits | None = None
-) -> Iterator[tuple[TlsAcceptor, Inside, int]]:
-    listener, inside = socket.create_server(("127.0.0.1", 0)), Inside()
+) -> Iterator[tuple[TlsAcceptor, AcceptedMembers, int]]:
+    listener, accepted = socket.create_server(("127.0.0.1", 0)), AcceptedMembers()
     port = listener.getsockname()[1]
-    door = TlsAcceptor(listener, server_context(folder), inside, limits)
+    acceptor = TlsAcceptor(listener, server_context(folder), accepted, limits)
     try:
-        yield door, inside, port
+        yield acceptor, accepted, port
     finally:
-        door.close()
-        for _, wire in inside.came:
+        acceptor.close()
+        for _, wire in accepted.members:
             wire.close()
 
 
-def called(port: int) -> socket.socket:
+def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), LIMIT_S)
 
 
-def said(introduction: Introduction) -> bytes:
+def framed(introduction: Introduction) -> bytes:
     text = msgspec.msgpack.encode(introduction)
     return len(text).to_bytes(2, "big") + text
 
 
-def known(folder: Path, port: int, words: bytes) -> ssl.SSLSocket:
-    """A member that says this once it has shown its certificate."""
-    found = client_context(folder).wrap_socket(called(port), server_hostname="127.0.0.1")
+def connect_as_member(folder: Path, port: int, words: bytes) -> ssl.SSLSocket:
+    """A member that sends these bytes after its handshake."""
+    found = client_context(folder).wrap_socket(connect(port), server_hostname="127.0.0.1")
     found.sendall(words)
     return found
 
 
-def hangs_up(raw: socket.socket) -> bool:
-    """Whether the door closes a connection before the test's patience is over."""
+def is_closed(raw: socket.socket) -> bool:
+    """Whether the acceptor closes a connection within the socket's timeout."""
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         while raw.recv(1 << 10):
             pass
     return True
 
 
-def test_a_member_is_let_in_and_what_follows_its_introduction_is_kept(certificates: Path) -> None:
+def test_a_member_is_accepted_with_bytes_after_its_introduction(certificates: Path) -> None:
     words = bytearray(11)
     with (
-        opened(certificates) as (_, inside, port),
-        known(certificates, port, said(HELLO) + b"first words"),
+        opened(certificates) as (_, accepted, port),
+        connect_as_member(certificates, port, framed(HELLO) + b"first words"),
     ):
-        introduction, wire = inside.wait()
+        introduction, wire = accepted.wait()
         wire.read_all(memoryview(words), "words", LIMIT_S)
     assert (introduction, bytes(words)) == (HELLO, b"first words")
 
 
-def test_an_introduction_may_come_byte_by_byte(certificates: Path) -> None:
-    with opened(certificates) as (_, inside, port), known(certificates, port, b"") as member:
-        for byte in said(HELLO):
+def test_an_introduction_may_arrive_byte_by_byte(certificates: Path) -> None:
+    with (
+        opened(certificates) as (_, accepted, port),
+        connect_as_member(certificates, port, b"") as member,
+    ):
+        for byte in framed(HELLO):
             member.sendall(bytes([byte]))
-        assert inside.wait()[0] == HELLO
+        assert accepted.wait()[0] == HELLO
 
 
-def test_members_meet_while_many_strangers_say_nothing(certificates: Path) -> None:
-    """Sixteen of them once held all threads that did handshakes, each for twenty seconds."""
+def test_silent_strangers_do_not_delay_members(certificates: Path) -> None:
+    """Sixteen strangers once held all handshake threads, each for twenty seconds."""
     limit_s = 15.0
     with linked(certificates, 2) as links, contextlib.ExitStack() as strangers:
         for start in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01") * 20:
@@ -119,33 +122,36 @@ def test_members_meet_while_many_strangers_say_nothing(certificates: Path) -> No
             group.shutdown()
 
 
-def test_strangers_make_room_the_silent_ones_first(
+def test_silent_connections_are_evicted_first(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = HandshakeLimits(pending=2, silent_s=0.0, slow_s=0.0)
-    with caplog.at_level(logging.WARNING, "fleetlight"), opened(certificates, limits) as opening:
-        door, inside, port = opening
-        with called(port) as talker, called(port) as silent:
+    with (
+        caplog.at_level(logging.WARNING, "fleetlight"),
+        opened(certificates, limits) as opened_acceptor,
+    ):
+        acceptor, accepted, port = opened_acceptor
+        with connect(port) as talker, connect(port) as silent:
             talker.sendall(b"\x16\x03\x01\x02\x00")
-            _until(lambda: any(one.has_sent for one in door._pending))
-            with known(certificates, port, said(HELLO)):
-                assert hangs_up(silent)
-                assert inside.wait()[0] == HELLO
-            assert [one.has_sent for one in door._pending] == [True]
+            _until(lambda: any(one.has_sent for one in acceptor._pending))
+            with connect_as_member(certificates, port, framed(HELLO)):
+                assert is_closed(silent)
+                assert accepted.wait()[0] == HELLO
+            assert [one.has_sent for one in acceptor._pending] == [True]
     line = caplog.records[0].getMessage()
     assert "refused a connection from 127.0.0.1: it sent nothing, and after 0." in line
 
 
-def test_one_in_the_middle_of_its_handshake_has_longer(certificates: Path) -> None:
+def test_a_started_handshake_gets_more_time(certificates: Path) -> None:
     limits = HandshakeLimits(pending=1, silent_s=0.0, slow_s=0.4)
-    with opened(certificates, limits) as (door, inside, port), called(port) as slow:
+    with opened(certificates, limits) as (acceptor, accepted, port), connect(port) as slow:
         slow.sendall(b"\x16")
-        _until(lambda: any(one.has_sent for one in door._pending))
-        began = door._pending[0].began
-        with known(certificates, port, said(HELLO)):
-            assert inside.wait()[0] == HELLO
+        _until(lambda: any(one.has_sent for one in acceptor._pending))
+        began = acceptor._pending[0].began
+        with connect_as_member(certificates, port, framed(HELLO)):
+            assert accepted.wait()[0] == HELLO
             assert time.monotonic() >= began + 0.4
-        assert hangs_up(slow)
+        assert is_closed(slow)
 
 
 def _until(holds: object) -> None:
@@ -157,28 +163,28 @@ def _until(holds: object) -> None:
     raise AssertionError("it never came")
 
 
-def test_who_finds_no_room_waits_and_nobody_is_turned_away(certificates: Path) -> None:
-    """Until the first stranger has had its time, the kernel keeps the others."""
+def test_a_member_waits_in_the_backlog_when_all_slots_are_taken(certificates: Path) -> None:
+    """The kernel's backlog keeps the member until the stranger's time is over."""
     limits = HandshakeLimits(pending=1, silent_s=0.3)
-    with opened(certificates, limits) as (door, inside, port), called(port) as silent:
-        _until(lambda: door._pending)
-        with known(certificates, port, said(HELLO)):
-            assert inside.wait()[0] == HELLO
-        assert hangs_up(silent)
+    with opened(certificates, limits) as (acceptor, accepted, port), connect(port) as silent:
+        _until(lambda: acceptor._pending)
+        with connect_as_member(certificates, port, framed(HELLO)):
+            assert accepted.wait()[0] == HELLO
+        assert is_closed(silent)
 
 
-def test_who_does_not_say_who_it_is_has_to_go(
+def test_a_connection_without_introduction_is_closed(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, "fleetlight"),
         opened(certificates, HandshakeLimits(first_s=0.2)) as (_, _, port),
     ):
-        with called(port) as silent:
-            assert hangs_up(silent)
-        with called(port) as mute:
+        with connect(port) as silent:
+            assert is_closed(silent)
+        with connect(port) as mute:
             mute.sendall(b"\x16\x03\x01\x02\x00")
-            assert hangs_up(mute)
+            assert is_closed(mute)
     lines = [record.getMessage() for record in caplog.records]
     expected = "refused a connection from 127.0.0.1: it did not introduce itself within 0.2 s"
     assert lines == [expected] * 2
@@ -192,33 +198,36 @@ def test_who_does_not_say_who_it_is_has_to_go(
     ],
     ids=["another protocol", "nothing"],
 )
-def test_who_speaks_no_tls_is_refused(
+def test_a_connection_without_tls_is_refused(
     certificates: Path, words: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "fleetlight")
-    with opened(certificates) as (_, inside, port), called(port) as raw:
+    with opened(certificates) as (_, accepted, port), connect(port) as raw:
         raw.sendall(words)
         raw.shutdown(socket.SHUT_WR)
-        assert hangs_up(raw)
+        assert is_closed(raw)
     assert why in caplog.text
-    assert not inside.came
+    assert not accepted.members
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [(b"\xff\xff", "an introduction of 65535 bytes, expected"), (b"\x00\x01\xc1", "MessagePack")],
 )
-def test_an_introduction_that_makes_no_sense(
+def test_an_invalid_introduction_is_refused(
     certificates: Path, words: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "fleetlight")
-    with opened(certificates) as (_, inside, port), known(certificates, port, words) as member:
-        assert hangs_up(member)
+    with (
+        opened(certificates) as (_, accepted, port),
+        connect_as_member(certificates, port, words) as member,
+    ):
+        assert is_closed(member)
     assert why in caplog.text
-    assert not inside.came
+    assert not accepted.members
 
 
-def test_who_calls_twice_has_the_later_connection(certificates: Path) -> None:
+def test_a_second_connection_replaces_the_first(certificates: Path) -> None:
     with linked(certificates, 2) as links:
         one, other = links
         first, second = (one.to("g", 1, LIMIT_S) for _ in range(2))
@@ -236,11 +245,11 @@ def _incoming(links: Links) -> object:
     return links._incoming
 
 
-def test_closing_ends_everything(certificates: Path) -> None:
-    with opened(certificates) as (door, _, port), called(port) as silent:
-        _until(lambda: door._pending)
-        door.close()
-        door.close()
-        assert hangs_up(silent)
+def test_closing_ends_all_connections(certificates: Path) -> None:
+    with opened(certificates) as (acceptor, _, port), connect(port) as silent:
+        _until(lambda: acceptor._pending)
+        acceptor.close()
+        acceptor.close()
+        assert is_closed(silent)
     with pytest.raises(OSError, match="refused"):
-        called(port)
+        connect(port)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EncryptedGroup` does what torch's groups do, for any number of members and any size."""
+"""`EncryptedGroup` computes what torch's groups compute, for any size and number of members."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SIZES = [1, 5, SMALL_BYTES // 4 + 3]
 @contextlib.contextmanager
 def groups(folder: Path, count: int, limit_s: float = LIMIT_S) -> Iterator[list[EncryptedGroup]]:
     with linked(folder, count) as links:
-        made = [EncryptedGroup(link, "0", link.index, range(count), limit_s) for link in links]
+        members = [EncryptedGroup(link, "0", link.index, range(count), limit_s) for link in links]
         try:
-            yield made
+            yield members
         finally:
-            for group in made:
+            for group in members:
                 group.shutdown()
 
 
 def on_all(folder: Path, count: int, act: Callable[[EncryptedGroup, int], Any]) -> list[Any]:
-    """What `act` returns on each member."""
-    with groups(folder, count) as made:
-        return each([lambda g=g, i=i: act(g, i) for i, g in enumerate(made)])  # type: ignore[misc]
+    """Returns the result of `act` on each member."""
+    with groups(folder, count) as members:
+        return each([lambda g=g, i=i: act(g, i) for i, g in enumerate(members)])  # type: ignore[misc]
 
 
 def values(index: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -44,9 +44,7 @@ def values(index: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_sums_are_those_of_all_and_the_same_bits_everywhere(
-    certificates: Path, count: int, size: int
-) -> None:
+def test_sums_are_correct_and_bit_identical(certificates: Path, count: int, size: int) -> None:
     def act(group: EncryptedGroup, index: int) -> Tensor:
         tensor = values(index, size)
         group.allreduce([tensor]).wait()
@@ -68,7 +66,7 @@ def test_sums_are_those_of_all_and_the_same_bits_everywhere(
     ],
 )
 @pytest.mark.parametrize("count", [2, 3])
-def test_other_reductions(
+def test_other_reductions_are_correct(
     certificates: Path, count: int, op: Any, of: Callable[[Tensor], Tensor]
 ) -> None:
     def act(group: EncryptedGroup, index: int) -> Tensor:
@@ -84,7 +82,7 @@ def test_other_reductions(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.uint8])
-def test_types(certificates: Path, dtype: torch.dtype) -> None:
+def test_all_types_are_summed(certificates: Path, dtype: torch.dtype) -> None:
     def act(group: EncryptedGroup, index: int) -> Tensor:
         tensor = torch.full((3, 2), index + 1, dtype=dtype)
         group.allreduce([tensor]).wait()
@@ -94,7 +92,7 @@ def test_types(certificates: Path, dtype: torch.dtype) -> None:
         assert torch.equal(one, torch.full((3, 2), 6, dtype=dtype))
 
 
-def test_views_and_complex_numbers_and_scalars(certificates: Path) -> None:
+def test_views_complex_tensors_and_scalars_are_summed(certificates: Path) -> None:
     def act(group: EncryptedGroup, index: int) -> tuple[Tensor, Tensor, Tensor]:
         view = torch.ones(4, 6)[:, ::2]
         number = torch.full((2,), complex(1, index))
@@ -121,28 +119,28 @@ def test_sparse_gradients_are_summed(certificates: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_gathering_and_scattering(certificates: Path, count: int) -> None:
+def test_gather_and_scatter_operations(certificates: Path, count: int) -> None:
     def act(group: EncryptedGroup, index: int) -> dict[str, Any]:
         mine = torch.tensor([index, index])
-        everybody = [torch.zeros(2, dtype=torch.int64) for _ in range(count)]
-        group.allgather([everybody], [mine]).wait()
+        gathered = [torch.zeros(2, dtype=torch.int64) for _ in range(count)]
+        group.allgather([gathered], [mine]).wait()
         flat = torch.zeros(count * 2, dtype=torch.int64)
         group.all_gather_single(flat, mine).wait()
         part = torch.zeros(1, dtype=torch.int64)
         group.reduce_scatter_single(part, torch.arange(count) + index).wait()
         given = torch.zeros(count, dtype=torch.int64)
         group.all_to_all_single(given, torch.arange(count) * 10 + index).wait()
-        return {"list": torch.cat(everybody), "flat": flat, "part": part, "given": given}
+        return {"list": torch.cat(gathered), "flat": flat, "part": part, "given": given}
 
     for index, one in enumerate(on_all(certificates, count, act)):
-        everybody = torch.arange(count).repeat_interleave(2)
-        assert torch.equal(one["list"], everybody)
-        assert torch.equal(one["flat"], everybody)
+        gathered = torch.arange(count).repeat_interleave(2)
+        assert torch.equal(one["list"], gathered)
+        assert torch.equal(one["flat"], gathered)
         assert one["part"].item() == count * index + sum(range(count))
         assert torch.equal(one["given"], torch.arange(count) + index * 10)
 
 
-def test_roots_and_pairs(certificates: Path) -> None:
+def test_broadcast_reduce_send_and_recv(certificates: Path) -> None:
     def act(group: EncryptedGroup, index: int) -> list[Any]:
         given = torch.tensor([float(index)])
         group.broadcast(given, 2).wait()
@@ -157,7 +155,7 @@ def test_roots_and_pairs(certificates: Path) -> None:
     assert on_all(certificates, 3, act) == [[2, 0, 12], [2, 3, 10], [2, 2, 11]]
 
 
-def test_a_future_brings_the_tensors(certificates: Path) -> None:
+def test_a_future_returns_the_tensors(certificates: Path) -> None:
     def act(group: EncryptedGroup, index: int) -> Tensor:
         (tensor,) = group.allreduce([torch.ones(2)]).get_future().wait()
         return tensor
@@ -166,7 +164,7 @@ def test_a_future_brings_the_tensors(certificates: Path) -> None:
         assert torch.equal(one, torch.full((2,), 2.0))
 
 
-def test_a_member_that_is_gone_ends_the_wait(certificates: Path) -> None:
+def test_a_lost_member_ends_the_wait(certificates: Path) -> None:
     with groups(certificates, 2) as (first, second):
         each([lambda g=g: g.barrier().wait() for g in (first, second)])  # type: ignore[misc]
         second.shutdown()
@@ -177,7 +175,7 @@ def test_a_member_that_is_gone_ends_the_wait(certificates: Path) -> None:
             first.barrier().wait()
 
 
-def test_a_member_that_is_silent_is_named_once_the_deadline_has_passed(certificates: Path) -> None:
+def test_a_silent_member_is_named_at_the_deadline(certificates: Path) -> None:
     with (
         groups(certificates, 2, limit_s=0.3) as (first, _),
         pytest.raises(LinkError, match=r"timed out: worker 1 opened no connection within 0\.3 s"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine among workers that are threads: what it sends, when, and what all have afterwards."""
+"""What the engine sends, when, and what all workers have afterwards; workers are threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.collective.local_training.schedule import AdaptiveInterval, Fixe
 
 
 class Training:
-    """A worker with a small model, whose gradients are its own."""
+    """A worker with a small model and its own gradients."""
 
     def __init__(self, worker: Any, engine: Any = FixedInterval, **settings: Any) -> None:
         self.worker = worker
@@ -56,7 +56,7 @@ def some_steps(worker: Any) -> Any:
     return met, worker.means
 
 
-def test_nothing_is_sent_between_meetings_and_all_are_equal_behind_them() -> None:
+def test_workers_send_only_at_averaging_and_are_equal_after_it() -> None:
     (one, means), (two, _) = together(some_steps)
     assert [met for met, _ in one] == [False, True, False, True]
     assert [torch.equal(a, b) for (_, a), (_, b) in zip(one, two, strict=True)] == [
@@ -78,11 +78,11 @@ def with_buffers(worker: Any, policy: str) -> Any:
     return float(norm.running_mean[0]), int(norm.num_batches_tracked)
 
 
-def test_buffers_are_averaged_and_counts_are_worker_0s() -> None:
+def test_buffers_are_averaged_and_counts_come_from_worker_0() -> None:
     assert together(lambda worker: with_buffers(worker, "average")) == [(0.5, 5)] * 2
 
 
-def test_or_all_buffers_are_worker_0s() -> None:
+def test_policy_rank0_broadcasts_all_buffers() -> None:
     assert together(lambda worker: with_buffers(worker, "rank0")) == [(0.0, 5)] * 2
 
 
@@ -100,21 +100,21 @@ def test_optimizer_state_is_kept_averaged_or_reset() -> None:
     assert together(lambda worker: with_moments(worker, "reset")) == [None, None]
 
 
-def settled(worker: Any) -> Any:
+def early_and_settled(worker: Any) -> Any:
     training = Training(worker, schedule=FixedInterval(5, 0))
     training.step(0)
     first = training.engine.meet_early(training.members), training.weight
-    apart = training.momentum()
+    momentum_before = training.momentum()
     training.engine.settle(training.members)
     sent = len(worker.means)
-    # nothing is left to be done
+    # nothing remains to be averaged
     again = training.engine.meet_early(training.members)
     training.engine.settle(training.members)
-    return first, apart, training.momentum(), again, len(worker.means) - sent
+    return first, momentum_before, training.momentum(), again, len(worker.means) - sent
 
 
-def test_an_early_meeting_and_settled_optimizers() -> None:
-    one, two = together(settled)
+def test_early_averaging_and_settling_of_optimizers() -> None:
+    one, two = together(early_and_settled)
     assert one[0][0] is two[0][0] is True
     assert torch.equal(one[0][1], two[0][1])
     assert not torch.equal(one[1], two[1])
@@ -130,12 +130,12 @@ def up_to_begin_step(worker: Any) -> Any:
     return met, early, worker.means
 
 
-def test_up_to_begin_step_nothing_is_the_engines_business() -> None:
+def test_the_engine_is_idle_up_to_begin_step() -> None:
     assert together(up_to_begin_step) == [([False] * 3, False, [])] * 2
 
 
 def frozen_on_the_way(worker: Any) -> Any:
-    """The first layer is frozen within a window; another parameter joins in the next one."""
+    """The first layer is frozen within a window; another parameter joins in the next."""
     training = Training(worker, outer=NesterovMomentum(0.5, 0.9))
     layer: Any = training.model[0]
     training.step(0)
@@ -154,7 +154,7 @@ def frozen_on_the_way(worker: Any) -> Any:
     return [*names, list(worker.means[-1])], still, training.weight
 
 
-def test_what_was_frozen_meets_once_more_and_what_came_takes_part() -> None:
+def test_frozen_parameters_average_once_more_and_new_ones_join() -> None:
     (names, still, end), (_, other, other_end) = together(frozen_on_the_way)
     assert "moved/0.weight" in names[0]
     assert "moved/0.weight" not in names[1]
@@ -163,8 +163,8 @@ def test_what_was_frozen_meets_once_more_and_what_came_takes_part() -> None:
     assert torch.equal(end, other_end)
 
 
-def came_unagreed(worker: Any) -> Any:
-    """A parameter joins whose first values are each worker's own: index + 1."""
+def with_a_new_parameter(worker: Any) -> Any:
+    """The first values of a joining parameter differ by worker: index + 1."""
     training = Training(worker)
     training.step(0)
     training.model.add_module("2", nn.Linear(2, 2, bias=False).double())
@@ -180,13 +180,13 @@ def came_unagreed(worker: Any) -> Any:
     return first, new.detach().clone(), worker.broadcasts - shared
 
 
-def test_what_came_while_workers_were_apart_begins_with_worker_0s_values() -> None:
-    (one, end, shared), (two, other_end, _) = together(came_unagreed)
+def test_a_parameter_added_between_averagings_starts_from_worker_0() -> None:
+    (one, end, shared), (two, other_end, _) = together(with_a_new_parameter)
     # gradients are 0 on worker 0 and 1 on worker 1
     torch.testing.assert_close(one, torch.full_like(one, 1 - 0.1 / 2))
     assert torch.equal(one, two)
     assert torch.equal(end, other_end)
-    # of the next meeting, only the count of batches
+    # the next averaging broadcasts only the count of batches
     assert shared == 1
 
 
@@ -195,16 +195,16 @@ def adaptive(worker: Any) -> Any:
     training = Training(worker, schedule=AdaptiveInterval(4, 16, 0))
     ks = []
     for number in range(8):
-        asked = training.engine.wants_loss
+        wants_loss = training.engine.wants_loss
         loss = (8.0 if number == 0 else 2.0) + (worker.index - 0.5)
-        training.step(0, loss if asked else None)
-        ks.append((asked, training.engine.schedule.k))
+        training.step(0, loss if wants_loss else None)
+        ks.append((wants_loss, training.engine.schedule.k))
         if number == 4:
             training.optimizer.param_groups[0]["lr"] /= 4
     return ks, sum(names == ["loss"] for names in worker.means)
 
 
-def test_k_follows_the_mean_loss_of_the_workers() -> None:
+def test_k_follows_the_mean_loss_of_all_workers() -> None:
     expected = [
         *[(True, 4), (False, 4), (False, 4), (True, 2)],
         *[(False, 2), (True, 4), (False, 4), (False, 4)],
@@ -212,21 +212,21 @@ def test_k_follows_the_mean_loss_of_the_workers() -> None:
     assert together(adaptive) == [(expected, 3)] * 2
 
 
-def one_without_a_loss(worker: Any) -> Any:
+def worker_1_without_a_loss(worker: Any) -> Any:
     training = Training(worker, schedule=AdaptiveInterval(4, 16, 0))
     training.step(0, None if worker.index else 8.0)
-    asked = training.engine.wants_first_loss
+    wants_loss = training.engine.wants_first_loss
     training.step(0, 4.0)
     schedule: Any = training.engine.schedule
-    return asked, schedule.loss_0
+    return wants_loss, schedule.loss_0
 
 
-def test_a_first_loss_that_only_some_have_is_asked_for_again() -> None:
-    assert together(one_without_a_loss) == [(True, 4.0)] * 2
+def test_a_first_loss_missing_on_a_worker_is_requested_again() -> None:
+    assert together(worker_1_without_a_loss) == [(True, 4.0)] * 2
 
 
 def resumed(worker: Any) -> Any:
-    """Going on, and another engine that takes up the state, are the same training."""
+    """Continuing, and loading the state into another engine, give equal results."""
     first = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 1))
     for number in range(5):
         first.step(number)
@@ -238,7 +238,7 @@ def resumed(worker: Any) -> Any:
     names = {p: name for name, p in first.model.named_parameters()}
     state = first.engine.state(names)
     state["outer"] = {name: tensor.clone() for name, tensor in state["outer"].items()}
-    second.step(0)  # something that a load must drop
+    second.step(0)  # the load must discard this step
     second.model.load_state_dict(first.model.state_dict())
     second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
     second.engine.load(state, {p: name for name, p in second.model.named_parameters()})
@@ -249,13 +249,13 @@ def resumed(worker: Any) -> Any:
     return ends
 
 
-def test_a_state_goes_on() -> None:
+def test_a_loaded_state_continues_the_training() -> None:
     for (met, weight), (other, other_weight) in together(resumed):
         assert met == other == [False, False, True, False, False, True]
         assert torch.equal(weight, other_weight)
 
 
-def begun_anew(worker: Any) -> Any:
+def restarted(worker: Any) -> Any:
     training = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 4))
     for number in range(9):
         training.step(number)
@@ -265,5 +265,5 @@ def begun_anew(worker: Any) -> Any:
     return state["schedule"], state["outer"], training.engine.alone
 
 
-def test_values_of_a_job_without_averaging() -> None:
-    assert together(begun_anew) == [({"step": 100, "last": 100}, {}, True)] * 2
+def test_restart_at_drops_the_averaging_state() -> None:
+    assert together(restarted) == [({"step": 100, "last": 100}, {}, True)] * 2

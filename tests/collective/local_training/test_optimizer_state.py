@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of optimizers: its mean, with who has none, and a new beginning that torch would make."""
+"""Optimizer state: its mean, missing state, and a reset to what torch starts with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS: dict[str, Any] = {
 
 
 def stepped(kind: str, seed: int, steps: int = 3, parameters: int = 2) -> torch.optim.Optimizer:
-    """An optimizer that has made steps on the first so many of its two parameters."""
+    """An optimizer after some steps on the first of its two parameters, or on both."""
     params = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(4))]
     optimizer: torch.optim.Optimizer = KINDS[kind](params)
     step_on(optimizer, seed, steps, parameters)
@@ -51,7 +51,7 @@ def averaged(worker: Any) -> Any:
     return before, state_of(optimizer)
 
 
-def test_the_mean_of_all_tensors_and_the_same_count_of_steps() -> None:
+def test_tensors_are_averaged_and_step_counts_kept() -> None:
     (before, after), (other_before, other_after) = together(averaged)
     for mine, theirs, end, other_end in zip(before, other_before, after, other_after, strict=True):
         assert set(end) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
@@ -62,7 +62,7 @@ def test_the_mean_of_all_tensors_and_the_same_count_of_steps() -> None:
 
 
 def averaged_with_gaps(worker: Any) -> Any:
-    """Worker 0 had no gradient for the second parameter, and no state for it."""
+    """Worker 0 has no gradient for the second parameter, and no state for it."""
     optimizer = stepped("adam", seed=worker.index, parameters=1 + worker.index)
     before = optimizer.state[optimizer.param_groups[0]["params"][1]].get("exp_avg")
     before = None if before is None else before.clone()
@@ -71,7 +71,7 @@ def averaged_with_gaps(worker: Any) -> Any:
     return before, state_of(optimizer)
 
 
-def test_who_has_no_state_takes_part_with_zeros() -> None:
+def test_missing_state_counts_as_zeros() -> None:
     (nothing, first), (some, second) = together(averaged_with_gaps)
     assert nothing is None
     assert some is not None
@@ -80,7 +80,7 @@ def test_who_has_no_state_takes_part_with_zeros() -> None:
         assert all(torch.equal(mine[key], theirs[key]) for key in ("exp_avg", "exp_avg_sq"))
 
 
-def of_other_classes(worker: Any) -> str:
+def average_different_types(worker: Any) -> str:
     dtype = torch.float64 if worker.index else torch.float32
     parameter = nn.Parameter(torch.ones(3, dtype=dtype))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
@@ -91,13 +91,13 @@ def of_other_classes(worker: Any) -> str:
     return str(error.value)
 
 
-def test_states_of_another_kind_are_named() -> None:
-    for text in together(of_other_classes):
+def test_states_of_different_types_are_named() -> None:
+    for text in together(average_different_types):
         assert "momentum_buffer of parameter 0 in group 0 is float64[3] on one worker" in text
 
 
-def check_they_step_alike(optimizer: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:
-    """From equal parameters on, which is what their states make of gradients."""
+def check_equal_steps(optimizer: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:
+    """From equal parameters, equal states give equal steps."""
     both = [one.param_groups[0]["params"] for one in (optimizer, new)]
     with torch.no_grad():
         torch._foreach_copy_(*both)
@@ -108,10 +108,10 @@ def check_they_step_alike(optimizer: torch.optim.Optimizer, new: torch.optim.Opt
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_behind_a_reset_it_steps_as_a_new_one(kind: str) -> None:
+def test_after_a_reset_an_optimizer_steps_as_a_new_one(kind: str) -> None:
     optimizer, new = stepped(kind, seed=0), stepped(kind, seed=0, steps=0)
     moments.reset(optimizer)
-    check_they_step_alike(optimizer, new)
+    check_equal_steps(optimizer, new)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dampening"])
@@ -121,4 +121,4 @@ def test_a_reset_in_place_keeps_the_tensors(kind: str) -> None:
     moments.reset(optimizer, in_place=True)
     for mine, kept in zip(state_of(optimizer), before, strict=True):
         assert all(mine[key] is kept[key] for key in kept)
-    check_they_step_alike(optimizer, new)
+    check_equal_steps(optimizer, new)

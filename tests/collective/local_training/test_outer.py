@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps: the mean of the parameters, or torch's own Nesterov step."""
+"""Outer steps: the mean of the parameters, or the Nesterov step of torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def drawn(seed: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator).double() for shape in [(3, 4), (5,)]]
 
 
-def test_the_mean_movement_leads_to_the_mean_of_the_ends() -> None:
-    start, ends = drawn(0), [drawn(1), drawn(2)]
+def test_the_mean_movement_gives_the_mean_of_the_models() -> None:
+    start, models = drawn(0), [drawn(1), drawn(2)]
     moved = [
-        torch.stack([s - e for e in each]).mean(0) for s, *each in zip(start, *ends, strict=True)
+        torch.stack([s - e for e in each]).mean(0) for s, *each in zip(start, *models, strict=True)
     ]
     PlainMean().step(start, start, moved)
-    for mine, *each in zip(start, *ends, strict=True):
+    for mine, *each in zip(start, *models, strict=True):
         torch.testing.assert_close(mine, torch.stack(each).mean(0), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_nesterov_is_torchs(momentum: float) -> None:
+def test_nesterov_equals_that_of_torch(momentum: float) -> None:
     parameters = [nn.Parameter(one.clone()) for one in drawn(0)]
     outer = torch.optim.SGD(parameters, lr=0.7, momentum=momentum, nesterov=bool(momentum))
     start, mine = drawn(0), NesterovMomentum(0.7, momentum)
@@ -38,7 +38,7 @@ def test_nesterov_is_torchs(momentum: float) -> None:
         assert all(torch.equal(a, b) for a, b in zip(start, parameters, strict=True))
 
 
-def test_the_momentum_goes_on_by_name_in_another_process() -> None:
+def test_a_loaded_momentum_continues_by_name() -> None:
     first = [nn.Parameter(one) for one in drawn(0)]
     names = dict(zip(first, ["a", "b"], strict=True))
     one, two = NesterovMomentum(0.7, 0.9), NesterovMomentum(0.7, 0.9)
@@ -47,11 +47,11 @@ def test_the_momentum_goes_on_by_name_in_another_process() -> None:
     assert list(state) == ["a", "b"]
     second = [nn.Parameter(one) for one in drawn(0)]
     two.load(state, dict(zip(second, ["a", "b"], strict=True)))
-    ends = [drawn(2), drawn(2)]
-    one.step(list(first), ends[0], drawn(3))
-    two.step(list(second), ends[1], drawn(3))
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    # loaded values are copies, and what is unknown begins at zero
+    models = [drawn(2), drawn(2)]
+    one.step(list(first), models[0], drawn(3))
+    two.step(list(second), models[1], drawn(3))
+    assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
+    # loaded values are copies, and unknown parameters start at zero
     assert not torch.equal(state["a"], one.state(names)["a"])
     two.load({}, {})
     assert two.state(names) == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: exactly k steps apart, together up to begin_step, and the same behind any restart."""
+"""Schedules: k steps between averagings, none up to begin_step, equal after any restart."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ ks = st.integers(1, 9)
 begins = st.integers(0, 12)
 
 
-def meetings(schedule: FixedInterval, steps: int) -> list[int]:
-    """The steps behind which the workers meet."""
-    met = []
+def averaging_steps(schedule: FixedInterval, steps: int) -> list[int]:
+    """The steps after which the workers average."""
+    averaged = []
     for _ in range(steps):
         if schedule.step_made():
             schedule.met()
-            met.append(schedule.step)
-    return met
+            averaged.append(schedule.step)
+    return averaged
 
 
 @given(ks, begins)
-def test_meetings_are_exactly_k_steps_apart_and_begin_behind_begin_step(k: int, begin: int) -> None:
-    assert meetings(FixedInterval(k, begin), 60) == list(range(begin + k, 61, k))
+def test_averagings_are_k_steps_apart_after_begin_step(k: int, begin: int) -> None:
+    assert averaging_steps(FixedInterval(k, begin), 60) == list(range(begin + k, 61, k))
 
 
 @given(ks, begins, st.integers(0, 40))
-def test_steps_are_made_alone_behind_begin_step(k: int, begin: int, steps: int) -> None:
+def test_workers_train_alone_after_begin_step(k: int, begin: int, steps: int) -> None:
     schedule = FixedInterval(k, begin)
-    for made in range(steps):
-        assert schedule.alone == (made + 1 > begin)
+    for done in range(steps):
+        assert schedule.alone == (done + 1 > begin)
         will_meet = schedule.meets_next
         assert schedule.step_made() == will_meet
         assert schedule.apart == (schedule.step - schedule.last > 0)
-        # up to begin_step the workers are never apart
+        # up to begin_step the workers are always equal
         assert not (schedule.apart and schedule.step <= begin)
         if will_meet:
             schedule.met()
 
 
-def test_a_meeting_out_of_turn_begins_a_new_window() -> None:
+def test_an_early_averaging_starts_a_new_window() -> None:
     schedule = FixedInterval(4, 0)
-    assert meetings(schedule, 2) == []
+    assert averaging_steps(schedule, 2) == []
     schedule.met()
-    assert meetings(schedule, 9) == [6, 10]
+    assert averaging_steps(schedule, 9) == [6, 10]
 
 
 @given(ks, begins, st.integers(0, 30), st.integers(0, 30))
-def test_a_restart_anywhere_changes_nothing(k: int, begin: int, before: int, after: int) -> None:
+def test_a_restart_at_any_step_changes_nothing(k: int, begin: int, before: int, after: int) -> None:
     whole, first, second = FixedInterval(k, begin), FixedInterval(k, begin), FixedInterval(k, begin)
-    meetings(whole, before)
-    meetings(first, before)
+    averaging_steps(whole, before)
+    averaging_steps(first, before)
     second.load(json.loads(json.dumps(first.state())))
-    assert meetings(second, after) == meetings(whole, after)
+    assert averaging_steps(second, after) == averaging_steps(whole, after)
 
 
-def test_behind_steps_made_elsewhere_the_workers_are_equal() -> None:
+def test_restart_at_starts_with_equal_workers() -> None:
     schedule = FixedInterval(3, 10)
     schedule.restart_at(20)
     assert not schedule.apart
-    assert meetings(schedule, 7) == [23, 26]
+    assert averaging_steps(schedule, 7) == [23, 26]
 
 
 losses = st.floats(1e-3, 1e3)
@@ -82,12 +82,12 @@ def test_k_follows_the_formula(
     assert schedule.k == min(max_k, max(1, wanted))
 
 
-def test_it_begins_with_init_k_and_never_passes_the_limit() -> None:
+def test_k_starts_at_init_k_within_the_limit() -> None:
     assert AdaptiveInterval(3, 16, 0).k == 3
     assert AdaptiveInterval(30, 16, 0).k == 16
 
 
-def test_losses_that_are_no_numbers() -> None:
+def test_non_finite_losses_are_handled() -> None:
     schedule = AdaptiveInterval(4, 16, 0)
     schedule.first(math.nan, 0.1)
     schedule.first(math.inf, 0.1)
@@ -108,18 +108,18 @@ def test_losses_that_are_no_numbers() -> None:
         schedule.k = 4
 
 
-def test_a_smaller_k_ends_a_window_that_is_longer_already() -> None:
+def test_a_smaller_k_ends_a_longer_window() -> None:
     schedule = AdaptiveInterval(8, 16, 0)
-    meetings(schedule, 5)
+    averaging_steps(schedule, 5)
     schedule.k = 3
     assert schedule.meets_next
     assert schedule.step_made()
 
 
-def adaptive(schedule: AdaptiveInterval, made: list[float]) -> list[int]:
-    """Steps with these losses; answers k behind each."""
+def adaptive(schedule: AdaptiveInterval, step_losses: list[float]) -> list[int]:
+    """Makes steps with these losses; returns k after each."""
     ks = []
-    for loss in made:
+    for loss in step_losses:
         meets = schedule.step_made()
         if schedule.wants_first:
             schedule.first(loss, 0.1)
@@ -131,7 +131,7 @@ def adaptive(schedule: AdaptiveInterval, made: list[float]) -> list[int]:
 
 
 @given(st.lists(losses, max_size=30), st.lists(losses, max_size=30), begins)
-def test_k_goes_on_behind_a_restart(before: list[float], after: list[float], begin: int) -> None:
+def test_k_continues_after_a_restart(before: list[float], after: list[float], begin: int) -> None:
     whole, first, second = (
         AdaptiveInterval(4, 16, begin),
         AdaptiveInterval(4, 16, begin),
@@ -143,9 +143,9 @@ def test_k_goes_on_behind_a_restart(before: list[float], after: list[float], beg
     assert adaptive(second, after) == adaptive(whole, after)
 
 
-def test_the_state_of_another_kind_of_schedule() -> None:
+def test_a_schedule_loads_the_state_of_another_kind() -> None:
     schedule, other = FixedInterval(4, 0), AdaptiveInterval(2, 16, 0)
-    meetings(schedule, 6)
+    averaging_steps(schedule, 6)
     other.load(schedule.state())
     assert (other.step, other.last, other.k, other.wants_first) == (6, 4, 2, True)
     schedule.load(other.state())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Liveness: what is said about a worker that is late."""
+"""Liveness: what is reported about a late worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELLOS = {
 PAIR = {0: HELLOS[1], 1: HELLOS[1]}
 
 
-def test_a_store_that_is_gone_is_told_at_once() -> None:
+def test_a_lost_store_is_reported_at_once() -> None:
     keeper: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = dist.TCPStore("127.0.0.1", keeper.port, timeout=timedelta(seconds=60))
     del keeper
@@ -33,7 +33,7 @@ def test_a_store_that_is_gone_is_told_at_once() -> None:
         Liveness(store, 1)
 
 
-def test_who_does_not_come_to_beat_leaves_no_connections() -> None:
+def test_liveness_without_heartbeats_is_freed() -> None:
     liveness = Liveness(dist.HashStore(), 0)
     seen = weakref.ref(liveness)
     gc.disable()
@@ -44,11 +44,11 @@ def test_who_does_not_come_to_beat_leaves_no_connections() -> None:
         gc.enable()
 
 
-def test_the_meeting_point_is_open_until_the_last_word() -> None:
+def test_the_store_stays_open_until_the_last_departure() -> None:
     served: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", served.port, timeout=timedelta(seconds=5))
     keeper, other = Liveness(served, 0).among(PAIR), Liveness(client, 1).among(PAIR)
-    # torch's process group lets go of the store when it is destroyed
+    # torch's process group drops the store when it is destroyed
     del served, client
     keeper.depart(None)
     other.depart(None)
@@ -61,7 +61,7 @@ def test_the_meeting_point_is_open_until_the_last_word() -> None:
 
 
 @pytest.mark.slow
-def test_explain_tells_expired_from_lost() -> None:
+def test_explain_distinguishes_timeout_and_loss() -> None:
     store = dist.HashStore()
     liveness = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
     expired = liveness.explain(RuntimeError("Timed out waiting 1000ms for recv"), "barrier")
@@ -75,7 +75,7 @@ def test_explain_tells_expired_from_lost() -> None:
     assert str(lost).endswith("[Connection closed by peer]")
 
 
-def test_a_meeting_names_who_does_not_come() -> None:
+def test_a_barrier_names_the_missing_worker() -> None:
     store = dist.HashStore()
     zero = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
     text = r"save: every worker must call it.*worker 1 .*sent no heartbeat.*FLEET_DEADLINE_S"
@@ -84,12 +84,12 @@ def test_a_meeting_names_who_does_not_come() -> None:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.02)
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_meeting_tells_who_is_alive_and_where() -> None:
+@pytest.mark.usefixtures("short_heartbeats")
+def test_a_barrier_reports_live_workers_and_their_operation() -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.step = 12
@@ -104,23 +104,23 @@ def test_a_meeting_tells_who_is_alive_and_where() -> None:
         one.depart(None)
 
 
-@pytest.mark.usefixtures("quick")
-def test_who_works_may_take_longer_than_the_deadline() -> None:
+@pytest.mark.usefixtures("short_heartbeats")
+def test_a_working_member_may_exceed_the_deadline() -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
-    deadline_s, came = 0.1, threading.Timer(0.5, lambda: one.meet("m", "save", 9.0))
-    came.start()
+    deadline_s, arrival = 0.1, threading.Timer(0.5, lambda: one.meet("m", "save", 9.0))
+    arrival.start()
     try:
         zero.meet("m", "save", deadline_s, working=True)
-        assert came.finished.is_set()
+        assert arrival.finished.is_set()
     finally:
-        came.join()
+        arrival.join()
         one.depart(None)
 
 
-@pytest.mark.usefixtures("quick")
-def test_nobody_waits_for_the_work_of_one_that_is_silent_or_gone() -> None:
+@pytest.mark.usefixtures("short_heartbeats")
+def test_work_of_a_silent_or_failed_worker_is_not_awaited() -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
@@ -132,8 +132,8 @@ def test_nobody_waits_for_the_work_of_one_that_is_silent_or_gone() -> None:
         zero.meet("m/2", "save", 60.0, working=True)
 
 
-@pytest.mark.usefixtures("quick")
-def test_workers_in_different_operations_are_told_so() -> None:
+@pytest.mark.usefixtures("short_heartbeats")
+def test_workers_in_different_operations_are_reported() -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
@@ -149,7 +149,7 @@ def test_workers_in_different_operations_are_told_so() -> None:
     assert "raise the deadline" in text
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("short_heartbeats")
 @pytest.mark.parametrize(
     ("operation", "hint"),
     [
@@ -157,7 +157,7 @@ def test_workers_in_different_operations_are_told_so() -> None:
         ("reducing a metric", "Every worker must call it, not only some"),
     ],
 )
-def test_one_that_left_is_told_with_what_it_did_not_do(operation: str, hint: str) -> None:
+def test_a_departed_worker_is_reported_with_a_hint(operation: str, hint: str) -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
@@ -167,8 +167,8 @@ def test_one_that_left_is_told_with_what_it_did_not_do(operation: str, hint: str
     assert hint in text
 
 
-@pytest.mark.usefixtures("quick")
-def test_silence_is_measured_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("short_heartbeats")
+def test_silence_is_measured_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one._beat()

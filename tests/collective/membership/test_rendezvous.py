@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the meeting point listens: at one address, and at all only where no other way is known."""
+"""The store listens at one address, and at all addresses only if no other choice is known."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fleetlight.collective.membership import rendezvous
 from fleetlight.collective.membership.rendezvous import RendezvousDeadline, join, serve
 
 OUTSIDE = "127.0.0.3"
-#: what a name stands for; 127.0.0.3 plays an address that others know
+#: addresses of names; 127.0.0.3 stands for an address that other hosts know
 NAMES = {"debian": "127.0.1.1", "plain": OUTSIDE, "gateway": "203.0.113.1"}
 
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses of this machine that others may know."""
+    """The addresses of this machine that other hosts may know."""
     known = [OUTSIDE]
     real = rendezvous.is_loopback
     monkeypatch.setattr(rendezvous, "resolve", lambda host: NAMES.get(host, host))
@@ -30,34 +30,36 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def listens_at(host: str) -> tuple[str, str]:
-    """Where the socket of a master by that name listens, and how it is reached from here."""
-    listener, way = rendezvous._listen((host, 0))
+    """The address at which a master of this name listens, and the address to reach it locally."""
+    listener, reached_at = rendezvous._listen((host, 0))
     with listener:
-        return listener.getsockname()[0], way
+        return listener.getsockname()[0], reached_at
 
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "plain"])
-def test_at_the_address_that_was_given(host: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_store_listens_at_the_given_address(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = NAMES.get(host, host)
     assert listens_at(host) == (expected, expected)
     assert not caplog.records
 
 
 @pytest.mark.usefixtures("outside")
-def test_a_name_of_the_loopback_stands_for_the_one_address_others_know(
+def test_a_loopback_name_means_the_only_outside_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert listens_at("debian") == (OUTSIDE, OUTSIDE)
     assert not caplog.records
 
 
-def test_without_a_network_a_name_of_the_loopback_is_just_that(outside: list[str]) -> None:
+def test_without_a_network_a_loopback_name_is_the_loopback(outside: list[str]) -> None:
     outside.clear()
     assert listens_at("debian") == ("127.0.1.1", "127.0.1.1")
 
 
-def test_at_all_where_nobody_knows_which_and_never_in_silence(
+def test_an_ambiguous_name_listens_everywhere_with_a_warning(
     outside: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     outside.append("127.0.0.4")
@@ -70,14 +72,14 @@ def test_at_all_where_nobody_knows_which_and_never_in_silence(
 
 
 @pytest.mark.usefixtures("outside")
-def test_at_all_when_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_address_0_0_0_0_listens_everywhere(caplog: pytest.LogCaptureFixture) -> None:
     assert listens_at("0.0.0.0")[0] == "0.0.0.0"
     assert not caplog.records
 
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("host", ["debian", "127.0.0.1"])
-def test_members_on_the_same_machine_find_it_by_its_name(
+def test_members_on_the_same_machine_connect_by_name(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def looked_up(endpoint: tuple[str, int], timeout: float) -> socket.socket:
@@ -86,8 +88,8 @@ def test_members_on_the_same_machine_find_it_by_its_name(
 
     real = socket.create_connection
     monkeypatch.setattr(socket, "create_connection", looked_up)
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
     served = serve((host, port), RendezvousDeadline(20.0))
     served.set("key", "value")
     assert join((host, port), RendezvousDeadline(20.0), "worker 0").get("key") == b"value"

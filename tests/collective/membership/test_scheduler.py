@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler hands out indices, says who is missing, and stays until the last has left."""
+"""A scheduler assigns indices, names missing members, and waits for the last departure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def member(workers: int, node_id: str | None = None, then: str = "") -> Any:
-    """Process 0 is the scheduler, the others are workers; answers exit code or index."""
+    """Process 0 is the scheduler, the others are workers; returns the exit code or the index."""
     index, master = os.environ["FLEET_INDEX"], os.environ["FLEET_MASTER"].split(":")
     deadline = os.environ["FLEET_DEADLINE_S"]
     for name in [n for n in os.environ if n.startswith("FLEET_")]:
@@ -45,10 +45,10 @@ def member(workers: int, node_id: str | None = None, then: str = "") -> Any:
     if then == "vanish":
         os._exit(0)
     if then == "stay":
-        # until the other one, which is refused, has had its answer
-        held = current().group.liveness
-        assert held is not None
-        while not held._asking.check(["worker/index/1"]):
+        # until the refused worker has its reply
+        liveness = current().group.liveness
+        assert liveness is not None
+        while not liveness._asking.check(["worker/index/1"]):
             time.sleep(0.05)
     if then == "fail":
         current().group.fail("ValueError: on purpose")
@@ -59,17 +59,17 @@ def member(workers: int, node_id: str | None = None, then: str = "") -> Any:
     return mine, total
 
 
-def test_indices_are_handed_out() -> None:
-    answers = run_processes(member, [(3,), (3,), (3,), (3,)])
-    assert answers[0] == ("exit", 0)
-    assert sorted(answers[1:]) == [(0, 3), (1, 3), (2, 3)]
+def test_the_scheduler_assigns_indices() -> None:
+    replies = run_processes(member, [(3,), (3,), (3,), (3,)])
+    assert replies[0] == ("exit", 0)
+    assert sorted(replies[1:]) == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_node_ids_are_indices() -> None:
     assert run_processes(member, [(2,), (2, "1"), (2, "0")]) == [("exit", 0), (1, 2), (0, 2)]
 
 
-def test_too_few_workers_is_told_to_all() -> None:
+def test_too_few_workers_is_an_error_on_all() -> None:
     with pytest.raises(WorkerFailedError, match="scheduler says: 1 of 2 workers came") as caught:
         run_processes(member, [(2,), (2,)], deadline_s=1.0)
     assert "worker 0:" not in str(caught.value)
@@ -80,28 +80,28 @@ def test_a_surplus_worker_is_refused() -> None:
         run_processes(member, [(1,), (1, None, "stay"), (1, None, "stay")], deadline_s=8.0)
 
 
-def test_servers_tell_where_they_listen_and_everybody_is_told() -> None:
+def test_all_members_learn_the_server_endpoints() -> None:
     holder, port = reserved_port()
     facts = {"worker_num": 1, "server_num": 2, "master": ("127.0.0.1", port)}
     scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)  # type: ignore[arg-type]
 
-    def comes(kind: Kind, node_id: str | None = None, listens: int | None = None) -> Any:
+    def enrolled(kind: Kind, node_id: str | None = None, listens: int | None = None) -> Any:
         role = Role(kind=kind, index=None, node_id=node_id, master_keeper="it", **facts)  # type: ignore[arg-type]
         return enrol(role, "test", 20.0, listens)
 
     with holder, ThreadPoolExecutor(4) as pool:
         code = pool.submit(scheduler.run)
-        # a node id is an index, whoever comes first
+        # a node id is the index, whatever the order of arrival
         first, second = (
-            pool.submit(comes, Kind.SERVER, node_id, listens)
+            pool.submit(enrolled, Kind.SERVER, node_id, listens)
             for node_id, listens in (("1", 7001), ("0", 7000))
         )
-        worker, signs = comes(Kind.WORKER)
+        worker, heartbeats = enrolled(Kind.WORKER)
         roles = [worker, first.result()[0], second.result()[0]]
         with pytest.raises(MembershipError, match="the job already has its 2 servers"):
-            comes(Kind.SERVER, None, 7002)
-        signs.depart(None)
-        signs.release_store()
+            enrolled(Kind.SERVER, None, 7002)
+        heartbeats.depart(None)
+        heartbeats.release_store()
         assert code.result() == 0
     assert [role.index for role in roles] == [0, 1, 0]
     for role in roles:
@@ -110,14 +110,14 @@ def test_servers_tell_where_they_listen_and_everybody_is_told() -> None:
     assert first.result()[1] is second.result()[1] is None
 
 
-def tried(role: Role) -> str:
-    """What a member is told that should not have been taken."""
+def enrol_error(role: Role) -> str:
+    """The error of a member that must be refused."""
     try:
-        _, signs = enrol(role, "test", 20.0, 7000)
+        _, heartbeats = enrol(role, "test", 20.0, 7000)
     except MembershipError as error:
         return str(error)
-    if signs is not None:
-        signs.depart(None)
+    if heartbeats is not None:
+        heartbeats.depart(None)
     return "was taken"
 
 
@@ -131,14 +131,14 @@ def test_a_server_that_the_workers_cannot_reach_is_refused() -> None:
     ]
     with holder, ThreadPoolExecutor(3) as pool:
         code = pool.submit(scheduler.run)
-        members = [pool.submit(tried, role) for role in roles]
-        answers = [member.result() for member in members]
+        members = [pool.submit(enrol_error, role) for role in roles]
+        replies = [member.result() for member in members]
         assert code.result() == 1
-    for text in answers:
+    for text in replies:
         assert "(127.0.0.1) has an address that only its own machine can reach" in text
 
 
-def test_what_a_scheduler_has_not_told_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_reply_of_the_scheduler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetlight.collective.membership.scheduler.LAST_READ_S", 0.1)
     holder, port = reserved_port()
     facts: Any = {"worker_num": 2, "server_num": 1, "master": ("127.0.0.1", port)}
@@ -154,8 +154,8 @@ def test_what_a_scheduler_has_not_told_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failing_worker_ends_the_scheduler_with_1() -> None:
-    answers = run_processes(member, [(1,), (1, None, "fail")])
-    assert answers == [("exit", 1), ("failed", 0)]
+    replies = run_processes(member, [(1,), (1, None, "fail")])
+    assert replies == [("exit", 1), ("failed", 0)]
 
 
 def test_a_vanished_worker_ends_the_scheduler_with_1() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients a codec takes: dense ones of float32 that it is for."""
+"""Which gradients a codec covers: dense float32 ones of covered parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model() -> nn.ModuleDict:
     )
 
 
-def test_the_large_dense_ones_of_float32_are_coded() -> None:
+def test_large_dense_float32_gradients_are_coded() -> None:
     module = model()
     found = coded_in(module, Compression(Int8(), min_size=16))
     assert sorted(found) == ["dense.weight", "last.weight"]
@@ -34,17 +34,17 @@ def test_the_large_dense_ones_of_float32_are_coded() -> None:
     assert coded_in(module, None) == {}
 
 
-def test_embeddings_say_whether_they_are_sparse() -> None:
+def test_sparse_embeddings_are_found() -> None:
     assert sparse_names(model()) == {"sparse.weight", "bag.weight"}
     assert sparse_names(nn.Embedding(3, 2, sparse=True)) == {"weight"}
 
 
-def test_a_codec_that_covers_nothing_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(logger, "warning", lambda text, *values: said.append(text % values))
+def test_a_codec_that_covers_nothing_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(logger, "warning", lambda text, *values: warnings.append(text % values))
     warn_of_uncoded(nn.Linear(4, 4), Compression(Int8(), min_size=17))
     warn_of_uncoded(nn.Linear(4, 4), Compression(Int8(), min_size=16))
-    assert said == [
+    assert warnings == [
         "int8 has no effect: all parameters of the model have one dimension, fewer values than "
         "min_size, or are excluded"
     ]

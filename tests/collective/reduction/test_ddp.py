@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract with torch's C++ reducer, which is not public: what Fleetlight relies on."""
+"""What Fleetlight relies on in torch's C++ reducer, whose interface is not public."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def buckets_seen(limits: BucketLimits, steps: int) -> list[list[tuple[int, bool, int]]]:
-    """What `on_bucket` is called with in each backward, and when: before backward's end."""
+    """The calls of `on_bucket` in each backward, in order with the first layer's gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
     group = dist.group.WORLD
@@ -53,11 +53,11 @@ def buckets_seen(limits: BucketLimits, steps: int) -> list[list[tuple[int, bool,
     return seen
 
 
-def test_buckets_are_issued_before_backward_has_ended() -> None:
+def test_buckets_are_issued_during_backward() -> None:
     layer = (64 * 64 + 64) * 4
     limits = BucketLimits(bytes=2 * layer, first_bytes=layer)
     for seen in run_workers(buckets_seen, 2, limits, 3):
-        # the first layer's gradient is the last one made; most buckets are on their way by then
+        # the first layer's gradient is computed last; by then most buckets are issued
         for events in seen[1:]:
             issued = [e for e in events[: events.index("first layer")] if e != "first layer"]
             assert len(issued) >= 2
@@ -67,10 +67,10 @@ def test_buckets_are_issued_before_backward_has_ended() -> None:
         assert sum(e[2] for e in final) == 6 * (64 * 64 + 64)
 
 
-def test_a_limit_on_the_count_holds() -> None:
+def test_a_bucket_respects_the_count_limit() -> None:
     for seen in run_workers(buckets_seen, 2, BucketLimits(count=5), 3):
         for events in seen:
-            # 12 gradients, a bias and a weight in turn from the last layer on: 5, 5, 2
+            # 12 gradients, a bias and a weight in turn from the last layer: 5, 5, 2
             sizes = [e[2] for e in events if e != "first layer"]
             assert sizes == [2 * 4096 + 3 * 64, 3 * 4096 + 2 * 64, 4096 + 64]
 
@@ -99,7 +99,7 @@ def gradients_are_reduced() -> list[Any]:
         output.sum().backward()
         assert model.weight.grad is not None
         results.append(model.weight.grad.clone())
-    # a backward that was not announced stays local
+    # a backward without before_forward stays local
     model.zero_grad()
     model(torch.full((1, 3), float(dist.get_rank() + 1))).sum().backward()
     results.append(model.weight.grad.clone())
@@ -111,7 +111,7 @@ def test_announced_backwards_are_reduced_and_others_are_not() -> None:
 
 
 def coded_buckets() -> list[Any]:
-    """Of each bucket, whose gradients may be coded, and whether its values are theirs, in order."""
+    """For each bucket, its codable parameters, and whether its values are theirs in order."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 4))
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -150,7 +150,7 @@ def coded_buckets() -> list[Any]:
     return seen
 
 
-def test_buckets_of_what_may_be_coded_are_known_and_stay() -> None:
+def test_codable_buckets_are_known_and_stable() -> None:
     two, one = (["3.weight", "2.weight"], True), (["0.weight"], True)
     biases = ([], False)
     for seen in run_workers(coded_buckets):
@@ -176,5 +176,5 @@ def reducer_is_freed() -> bool:
 
 
 def test_the_reducer_is_freed_when_the_job_is_left() -> None:
-    # else gloo's threads outlive Python's objects, and the process aborts or hangs at its end
+    # otherwise gloo's threads outlive Python's objects, and the process aborts or hangs at exit
     assert run_workers(reducer_is_freed) == [True, True]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reducer: what is still on its way when the job is left."""
+"""The reducer and reductions in flight when the job is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.collective.stamp import GradientStamp
 
 
 class Failing(Slow):
-    """A route on which nothing arrives."""
+    """A route whose buckets are lost."""
 
     def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
         self.lost: Future[Any] = Future()
@@ -25,13 +25,13 @@ class Failing(Slow):
         return self.lost
 
 
-def test_a_bucket_on_its_way_holds_no_process_group() -> None:
-    """The thread of a process group may be the last to let go of it, and would wait for itself."""
+def test_a_bucket_in_flight_holds_no_process_group() -> None:
+    """A thread of the process group that frees it last would wait for itself."""
     reducer = Reducer(2, [], route=Slow())
     future = reducer.reduce(Bucket(0, torch.ones(3)))
-    gone = weakref.ref(reducer)
+    freed = weakref.ref(reducer)
     del reducer
-    assert gone() is None
+    assert freed() is None
     assert not future.done()
 
 

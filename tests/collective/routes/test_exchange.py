@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Senders sum pieces: plainly, narrower, or by messages of a codec."""
+"""Leaders sum pieces plainly, in a narrow type, or by messages of a codec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS = (ParameterSlice("a", 1500), ParameterSlice("b", 1540))
 ROUNDS = 3
 
 
-def test_messages_are_used_again_when_they_are_given_back() -> None:
+def test_returned_messages_are_reused() -> None:
     messages = MessagePool()
     one, other = messages.take(2, 8), messages.take(2, 8)
     assert one.data_ptr() != other.data_ptr()
@@ -41,14 +41,14 @@ def test_messages_are_used_again_when_they_are_given_back() -> None:
     assert messages.take(1, 8).data_ptr() != other.data_ptr()
 
 
-def test_messages_take_the_memory_that_fits_best_and_keep_none_that_does_not() -> None:
+def test_the_pool_uses_the_best_fit_and_frees_outgrown_memory() -> None:
     messages = MessagePool()
     small, large = messages.take(1, 8), messages.take(1, 32)
     messages.give_back(large, small)
     addresses = small.data_ptr(), large.data_ptr()
     assert messages.take(2, 4).data_ptr() == addresses[0]
     assert messages.take(2, 5).data_ptr() == addresses[1]
-    # messages that grow leave nothing behind
+    # growing messages leave no unused memory
     for length in range(50, 60):
         messages.give_back(messages.take(1, length))
     assert [len(memory) for memory in messages._free] == [59]
@@ -59,8 +59,8 @@ def groups(count: int) -> list[Any]:
     return group.lend((tuple(range(group.size)),), count)  # type: ignore[union-attr]
 
 
-def made(kind: str) -> tuple[Exchange, ErrorFeedback | None]:
-    """Every kind of exchange; coded ones keep what they owe."""
+def make_exchange(kind: str) -> tuple[Exchange, ErrorFeedback | None]:
+    """An exchange of this kind; coded ones also have error feedback."""
     turns = GroupRotation(groups(2))
     if kind in ("plain", "bf16"):
         return PlainExchange(turns, torch.bfloat16 if kind == "bf16" else None), None
@@ -76,9 +76,9 @@ def values_of(index: int, round_: int) -> Tensor:
 
 
 def summed(kind: str) -> tuple[list[Tensor], Tensor]:
-    """The totals of each round, and what this worker still owes."""
+    """The totals of each round, and the final residual of this worker."""
     index, totals = current().group.index, []
-    exchange, feedback = made(kind)
+    exchange, feedback = make_exchange(kind)
     for round_ in range(ROUNDS):
         bucket, place, shots = values_of(index, round_), SegmentPlace(PARTS), []
         for piece in bucket.split(list(PIECES)):
@@ -101,7 +101,7 @@ def summed(kind: str) -> tuple[list[Tensor], Tensor]:
     [("plain", 2), ("bf16", 2), ("gathered", 2), ("gathered", 3), ("two shots", 3)],
     ids=["plain", "bf16", "gathered-2", "gathered-3", "two-shots-3"],
 )
-def test_all_have_the_sum_and_what_is_missing_is_owed(kind: str, workers: int) -> None:
+def test_totals_plus_residuals_are_the_sum(kind: str, workers: int) -> None:
     results = run_workers(summed, workers, kind)
     true = [torch.stack([values_of(i, r) for i in range(workers)]).sum(0) for r in range(ROUNDS)]
     for totals, _ in results:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The route by levels: pieces overlap on their way up, totals come down, failures are told."""
+"""The hierarchical route: pieces overlap on the way up, totals come down, failures are raised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STAMP = GradientStamp(Position(1, 7), 9)
 
 
 class Sent:
-    """An all-reduce of the leaders that is on its way."""
+    """An all-reduce of the leaders in flight."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -35,11 +35,11 @@ class Sent:
 
 
 class Leaders:
-    """A process group of leaders that takes down what it was given."""
+    """A process group of leaders that records its tensors."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.sent: list[Sent] = []
-        self.came = threading.Event()
+        self.has_sent = threading.Event()
         self._error = error
 
     def allreduce(self, tensors: list[Tensor]) -> Sent:
@@ -48,172 +48,172 @@ class Leaders:
             raise self._error
         self.sent.append(Sent(tensor))
         if tensor.dtype != torch.uint8:
-            self.came.set()
+            self.has_sent.set()
         return self.sent[-1]
 
 
 class Doubling:
-    """A level of which this worker is the leader; the others bring the same."""
+    """A level whose leader is this worker; the other member has equal values."""
 
-    def __init__(self, said: list[str], name: str) -> None:
-        self._said, self._name = said, name
+    def __init__(self, calls: list[str], name: str) -> None:
+        self._calls, self._name = calls, name
         self._sums: list[Tensor] = []
 
     def up(self, tensor: Tensor) -> Tensor | None:
-        self._said.append(f"{self._name} up")
+        self._calls.append(f"{self._name} up")
         self._sums.append(tensor * 2 if tensor.dtype != torch.uint8 else tensor.clone())
         return self._sums[-1]
 
     def down(self, tensor: Tensor) -> None:
-        self._said.append(f"{self._name} down")
+        self._calls.append(f"{self._name} down")
         tensor.copy_(self._sums.pop(0))
 
     def end_round(self) -> None:
         assert not self._sums
-        self._said.append(f"{self._name} end")
+        self._calls.append(f"{self._name} end")
 
     def interrupt(self) -> None:
         pass
 
     def close(self) -> None:
-        self._said.append(f"{self._name} closed")
+        self._calls.append(f"{self._name} closed")
 
 
 def route(levels: list[Any], leaders: list[Any]) -> Hierarchy:
     return Hierarchy(1, 2, levels, PlainExchange(GroupRotation(leaders)))
 
 
-def test_a_tensor_goes_up_level_by_level_and_comes_down_the_same_way() -> None:
-    said: list[str] = []
-    made = route([Doubling(said, "a"), Doubling(said, "b")], [Leaders()])
+def test_a_tensor_passes_all_levels_up_and_down() -> None:
+    calls: list[str] = []
+    tree = route([Doubling(calls, "a"), Doubling(calls, "b")], [Leaders()])
     tensor = torch.ones(2, 3)
-    future = made.start(Bucket(0, tensor), STAMP)
-    made.finish()
+    future = tree.start(Bucket(0, tensor), STAMP)
+    tree.finish()
     assert future.done()
     assert torch.equal(tensor, torch.full((2, 3), 40.0))
-    assert made.stamps() == {0: GradientStamp(Position(0, 0), 0), 1: STAMP}
-    assert made.stamps() == {}
-    # the stamps go the same way
-    assert said[:-2] == ["a up", "b up"] * 2 + ["b down", "a down"] * 2
-    made.close()
-    assert said[-4:] == ["a end", "b end", "a closed", "b closed"]
+    assert tree.stamps() == {0: GradientStamp(Position(0, 0), 0), 1: STAMP}
+    assert tree.stamps() == {}
+    # stamps take the same path
+    assert calls[:-2] == ["a up", "b up"] * 2 + ["b down", "a down"] * 2
+    tree.close()
+    assert calls[-4:] == ["a end", "b end", "a closed", "b closed"]
 
 
-def test_a_round_ends_once_however_often_it_is_waited_for() -> None:
-    said: list[str] = []
-    made = route([Doubling(said, "a")], [Leaders()])
-    made.finish()
-    made.start(Bucket(0, torch.ones(3)), STAMP)
-    made.finish()
-    made.finish()
-    made.close()
-    assert said.count("a end") == 1
+def test_a_round_ends_once_after_repeated_waits() -> None:
+    calls: list[str] = []
+    tree = route([Doubling(calls, "a")], [Leaders()])
+    tree.finish()
+    tree.start(Bucket(0, torch.ones(3)), STAMP)
+    tree.finish()
+    tree.finish()
+    tree.close()
+    assert calls.count("a end") == 1
 
 
-def test_pieces_are_on_the_network_before_anybody_waits() -> None:
+def test_pieces_are_sent_before_the_wait() -> None:
     leaders = Leaders()
-    made = route([Doubling([], "a")], [leaders])
-    made.start(Bucket(0, torch.ones(3)), STAMP)
-    # backward would go on now
-    assert leaders.came.wait(timeout=60)
+    tree = route([Doubling([], "a")], [leaders])
+    tree.start(Bucket(0, torch.ones(3)), STAMP)
+    # backward would continue now
+    assert leaders.has_sent.wait(timeout=60)
     assert not any(sent.waited for sent in leaders.sent)
-    made.finish()
+    tree.finish()
     assert all(sent.waited for sent in leaders.sent)
-    made.close()
+    tree.close()
 
 
-def test_large_tensors_go_in_pieces_and_process_groups_take_turns(
+def test_large_tensors_are_cut_and_process_groups_rotate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
     one, other = Leaders(), Leaders()
-    made = route([Doubling([], "a")], [one, other])
+    tree = route([Doubling([], "a")], [one, other])
     tensors = [torch.ones(50), torch.ones(0), torch.ones(7, dtype=torch.float64)]
-    futures = [made.start(Bucket(i, tensor), STAMP) for i, tensor in enumerate(tensors)]
-    made.finish()
+    futures = [tree.start(Bucket(i, tensor), STAMP) for i, tensor in enumerate(tensors)]
+    tree.finish()
     assert all(future.done() for future in futures)
     assert all(bool((tensor == 20).all()) for tensor in tensors)
     sizes = [[sent.tensor.numel() for sent in leaders.sent] for leaders in (one, other)]
     # the stamps of two workers are 40 bytes
     assert sizes == [[40, 16, 2], [16, 16, 7]]
-    made.close()
+    tree.close()
 
 
-class Coded:
-    """An exchange that takes down what it is asked for; sums are 100 times as large."""
+class RecordingExchange:
+    """An exchange that records its calls; its sums are 100 times as large."""
 
     def __init__(self) -> None:
         self.places: list[SegmentPlace] = []
-        self.said: list[str] = []
+        self.calls: list[str] = []
 
-    def start(self, tensor: Tensor, place: SegmentPlace) -> CodedShot:
+    def start(self, tensor: Tensor, place: SegmentPlace) -> RecordedShot:
         self.places.append(place)
-        self.said.append("start")
-        return CodedShot(self, tensor)
+        self.calls.append("start")
+        return RecordedShot(self, tensor)
 
     def close(self) -> None:
-        self.said.append("close")
+        self.calls.append("close")
 
 
-class CodedShot:
-    def __init__(self, by: Coded, tensor: Tensor) -> None:
+class RecordedShot:
+    def __init__(self, by: RecordingExchange, tensor: Tensor) -> None:
         self._by, self._tensor = by, tensor
 
     def advance(self) -> None:
-        self._by.said.append("go on")
+        self._by.calls.append("go on")
 
     def wait(self) -> None:
-        self._by.said.append("wait")
+        self._by.calls.append("wait")
         self._tensor.mul_(100)
 
 
-def test_what_may_be_coded_takes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codable_tensors_use_the_coded_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
-    leaders, coded = Leaders(), Coded()
-    made = Hierarchy(1, 2, [Doubling([], "a")], PlainExchange(GroupRotation([leaders])), coded)  # type: ignore[list-item]
+    leaders, recording = Leaders(), RecordingExchange()
+    tree = Hierarchy(1, 2, [Doubling([], "a")], PlainExchange(GroupRotation([leaders])), recording)  # type: ignore[list-item]
     parts = (ParameterSlice("w", 20), ParameterSlice("v", 20))
     plain, other = torch.ones(3), torch.ones(40)
-    made.start(Bucket(0, plain), STAMP)
-    made.start(Bucket(1, other, parts), STAMP)
-    made.finish()
+    tree.start(Bucket(0, plain), STAMP)
+    tree.start(Bucket(1, other, parts), STAMP)
+    tree.finish()
     assert plain.tolist() == [20.0] * 3
     assert other.tolist() == [200.0] * 40
-    assert coded.places == [
+    assert recording.places == [
         SegmentPlace(parts, 0),
         SegmentPlace(parts, 16),
         SegmentPlace(parts, 32),
     ]
-    # nothing comes down before all is on its way
-    assert coded.said[-3:] == ["wait"] * 3
-    made.close()
-    assert coded.said[-1] == "close"
+    # all pieces are sent before the first wait
+    assert recording.calls[-3:] == ["wait"] * 3
+    tree.close()
+    assert recording.calls[-1] == "close"
 
 
-def test_a_worker_that_leads_nowhere_sends_nothing() -> None:
+def test_a_follower_sends_nothing_across() -> None:
     class Follower(Doubling):
         def up(self, tensor: Tensor) -> Tensor | None:
             super().up(tensor)
             return None
 
-    made = route([Follower([], "a")], [])
+    tree = route([Follower([], "a")], [])
     tensor = torch.ones(3)
-    made.start(Bucket(0, tensor), STAMP)
-    made.finish()
+    tree.start(Bucket(0, tensor), STAMP)
+    tree.finish()
     assert torch.equal(tensor, torch.full((3,), 2.0))
-    made.close()
+    tree.close()
 
 
-def test_a_failure_on_the_way_up_is_raised_where_it_is_waited_for_and_stays() -> None:
-    made = route([], [Leaders(RuntimeError("connection closed"))])
+def test_a_failure_on_the_way_up_is_raised_by_every_finish() -> None:
+    tree = route([], [Leaders(RuntimeError("connection closed"))])
     for _ in range(2):
-        future = made.start(Bucket(0, torch.ones(3)), STAMP)
+        future = tree.start(Bucket(0, torch.ones(3)), STAMP)
         with pytest.raises(RuntimeError, match="connection closed"):
-            made.finish()
+            tree.finish()
         assert future.done()
-    made.close()
+    tree.close()
 
 
-def test_closing_in_the_middle_ends_the_thread() -> None:
+def test_closing_during_a_round_ends_the_thread() -> None:
     class Stuck(Doubling):
         def __init__(self) -> None:
             super().__init__([], "stuck")
@@ -228,8 +228,8 @@ def test_closing_in_the_middle_ends_the_thread() -> None:
             self.free.set()
 
     stuck = Stuck()
-    made = route([stuck], [])
-    made.start(Bucket(0, torch.ones(3)), STAMP)
+    tree = route([stuck], [])
+    tree.start(Bucket(0, torch.ones(3)), STAMP)
     assert stuck.entered.wait(timeout=60)
-    made.close()
-    assert not made._thread.is_alive()
+    tree.close()
+    assert not tree._thread.is_alive()

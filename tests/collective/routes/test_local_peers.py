@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbours find each other; where they cannot, all of them know."""
+"""Local peers connect; if one cannot, all of them know."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tests.workers import run_workers
 
 import fleetlight as fleet
-from fleetlight.collective.routes import local_peers as neighbours
+from fleetlight.collective.routes import local_peers
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.fleet.job import current
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.multiprocess
 
 def shared(fails_on: int | None) -> Any:
     if fails_on == fleet.worker_index():
-        # as where the sandbox forbids Unix sockets
-        neighbours._connect = refuse
-    memory = neighbours.shared_memory_of(current().group)
+        # like a sandbox that forbids Unix sockets
+        local_peers._connect = refuse
+    memory = local_peers.shared_memory_of(current().group)
     if memory is None:
         return None
     tensor = torch.tensor([1.0 + fleet.worker_index()])
@@ -35,12 +35,12 @@ def refuse(*_: Any) -> Any:
     raise OSError("not allowed here")
 
 
-def test_three_neighbours() -> None:
+def test_three_peers_share_memory() -> None:
     assert run_workers(shared, 3, None) == [6.0, 6.0, 6.0]
 
 
-def test_if_one_cannot_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "_CONNECT_S", 1.0)
+def test_one_failing_peer_disables_shared_memory_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_peers, "_CONNECT_S", 1.0)
     assert run_workers(shared, 2, 0) == [None, None]
 
 
@@ -54,6 +54,6 @@ def which_route(shared_memory: bool) -> str:
     return type(replica.reducer._route).__name__
 
 
-def test_the_strategy_decides() -> None:
+def test_the_strategy_chooses_the_route() -> None:
     assert run_workers(which_route, 2, True) == ["SharedMemory"] * 2
     assert run_workers(which_route, 2, False) == ["ProcessGroups"] * 2

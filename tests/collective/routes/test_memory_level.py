@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A level in shared memory: the leader gets the sum, what it makes of it comes down to all."""
+"""A level in shared memory: the leader gets the sum and passes its result down to all."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fleetlight.collective.routes.shared_memory import SharedMemoryError
 from fleetlight.errors import DivergedError
 from fleetlight.wire.descriptors import bound_waits
 
-#: indices as they are where workers lie on two hosts in turn
+#: indices of the workers of one host when two hosts alternate
 INDICES = [1, 3, 5, 7]
 
 
 def mesh(size: int, deadline_s: float = 20.0) -> list[MemoryLevel]:
-    """Workers of one process, connected as those of several are."""
+    """Connects levels in one process as those of several processes are."""
     indices = INDICES[:size]
     peers: dict[int, dict[int, socket.socket]] = {index: {} for index in indices}
     for i in indices:
@@ -54,7 +54,7 @@ def at_once(calls: list[Callable[[], None]]) -> None:
 
 
 def work(level: MemoryLevel, rounds: list[list[torch.Tensor]]) -> None:
-    """All of a round go up, the leader doubles the sums, all come down."""
+    """In each round all tensors go up, the leader doubles the sums, and all come down."""
     for tensors in rounds:
         for tensor in tensors:
             total = level.up(tensor)
@@ -81,7 +81,7 @@ layouts = st.lists(st.tuples(st.integers(1, 300), dtypes), min_size=1, max_size=
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 4), st.lists(layouts, min_size=1, max_size=4), st.integers(0, 99))
-def test_what_the_leader_makes_of_the_sums_comes_down(
+def test_the_leaders_result_reaches_all_members(
     size: int, rounds: list[list[tuple[int, torch.dtype]]], seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -89,7 +89,7 @@ def test_what_the_leader_makes_of_the_sums_comes_down(
         [[torch.randint(0, 8, (n,)).to(dtype) for n, dtype in layout] for layout in rounds]
         for _ in range(size)
     ]
-    # small whole numbers: every order of addition gives the same
+    # small whole numbers, so that the order of additions does not matter
     expected = [
         [2 * torch.stack([mine[w][r][t] for w in range(size)]).sum(0) for t in range(len(layout))]
         for r, layout in enumerate(rounds)
@@ -101,7 +101,7 @@ def test_what_the_leader_makes_of_the_sums_comes_down(
                 assert torch.equal(tensor, total.to(tensor.dtype))
 
 
-def test_floats_are_the_same_on_all_workers_bit_for_bit() -> None:
+def test_floats_are_bit_identical_on_all_workers() -> None:
     mine = [[[torch.randn(1001)] for _ in range(4)] for _ in range(3)]
     together(mesh(3), mine)
     for worker in mine[1:]:
@@ -109,7 +109,7 @@ def test_floats_are_the_same_on_all_workers_bit_for_bit() -> None:
             assert torch.equal(got[0], first[0])
 
 
-def test_arenas_are_added_while_what_came_before_is_on_its_way() -> None:
+def test_arenas_are_added_while_tensors_are_in_flight() -> None:
     mebi = 1 << 18  # floats in a MiB
     layouts = [[1000, mebi // 2, 4 * mebi, 7, mebi], [7, 4 * mebi, 4 * mebi, 4 * mebi], [3]]
     mine = [[[torch.full((n,), w + 1.0) for n in sizes] for sizes in layouts * 2] for w in range(2)]
@@ -117,9 +117,9 @@ def test_arenas_are_added_while_what_came_before_is_on_its_way() -> None:
     assert all(bool((t == 6).all()) for worker in mine for r in worker for t in r)
 
 
-def test_workers_that_bring_different_things_are_told() -> None:
-    told = r"worker \d brings tensor 0, of \d+ bytes, this worker brings tensor 0, of \d+ bytes"
-    with pytest.raises(DivergedError, match=told):
+def test_different_tensors_are_an_error() -> None:
+    message = r"worker \d brings tensor 0, of \d+ bytes, this worker brings tensor 0, of \d+ bytes"
+    with pytest.raises(DivergedError, match=message):
         together(mesh(2), [[[torch.ones(3)]], [[torch.ones(4)]]])
     with pytest.raises(DivergedError, match=r"worker \d (brings|takes back) tensor"):
         together(mesh(2), [[[torch.ones(3)]], [[torch.ones(3), torch.ones(3)]]])
@@ -149,7 +149,7 @@ def test_a_wait_can_be_interrupted_by_another_thread() -> None:
     other.close()
 
 
-def test_nothing_is_left_open() -> None:
+def test_no_file_descriptor_leaks() -> None:
     def once() -> None:
         together(mesh(3), [[[torch.ones(1 << 19)] for _ in range(3)] for _ in range(3)])
 

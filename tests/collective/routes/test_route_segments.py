@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters the values of a piece belong to, and what is kept of them."""
+"""Which parameters the values of a piece belong to, and their residuals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetlight.collective.routes.route_segments import (
 PARTS = (ParameterSlice("a", 5), ParameterSlice("b", 1), ParameterSlice("c", 4))
 
 
-def test_a_piece_may_have_ends_and_beginnings_of_parameters() -> None:
+def test_a_piece_may_cut_parameters() -> None:
     assert spans_of(SegmentPlace(PARTS, 3), 5) == (("a", 3, 0, 2), ("b", 0, 2, 3), ("c", 0, 3, 5))
     assert spans_of(SegmentPlace(PARTS, 7), 2) == (("c", 1, 0, 2),)
     assert spans_of(SegmentPlace(PARTS, 10), 0) == ()
@@ -40,7 +40,7 @@ def test_each_value_of_each_piece_belongs_to_one_parameter(sizes: list[int], siz
 
 
 @given(count=st.integers(0, 5000), among=st.integers(2, 9), grain=st.sampled_from([1, 7, 256]))
-def test_chunks_are_enough_for_all_values(count: int, among: int, grain: int) -> None:
+def test_chunks_cover_all_values(count: int, among: int, grain: int) -> None:
     size = chunk_size(count, among, grain)
     assert size % grain == 0
     assert count <= among * size < count + among * grain
@@ -51,10 +51,10 @@ def segments(error_feedback: bool = True) -> tuple[SegmentStates, ErrorFeedback]
     return SegmentStates(compression), compression.residuals
 
 
-def test_what_is_owed_is_a_view_of_what_is_kept() -> None:
-    made, kept = segments()
-    residual = made.at(SegmentPlace(PARTS, 3), 5).residual
-    again = made.of_sums(SegmentPlace(PARTS, 3), 5).residual
+def test_residuals_of_a_segment_are_views() -> None:
+    states, kept = segments()
+    residual = states.at(SegmentPlace(PARTS, 3), 5).residual
+    again = states.of_sums(SegmentPlace(PARTS, 3), 5).residual
     assert residual is not None
     assert again is not None
     residual.fill_(1.0)
@@ -63,19 +63,19 @@ def test_what_is_owed_is_a_view_of_what_is_kept() -> None:
     assert kept.of("owed again", PARTS).tolist() == [0, 0, 0, 2, 2, 2, 2, 2, 0, 0]
 
 
-def test_without_error_feedback_nothing_is_kept() -> None:
-    made, kept = segments(error_feedback=False)
-    assert made.at(SegmentPlace(PARTS), 10).residual is None
-    assert made.of_sums(SegmentPlace(PARTS), 10).residual is None
-    assert made.at(SegmentPlace(PARTS), 10).velocity is None
+def test_without_error_feedback_there_is_no_residual() -> None:
+    states, kept = segments(error_feedback=False)
+    assert states.at(SegmentPlace(PARTS), 10).residual is None
+    assert states.of_sums(SegmentPlace(PARTS), 10).residual is None
+    assert states.at(SegmentPlace(PARTS), 10).velocity is None
     assert not kept.state()
 
 
-def test_a_codec_with_momentum_gets_it() -> None:
+def test_a_codec_with_momentum_gets_its_velocity() -> None:
     compression = rounded()
     compression.codec.has_velocity = True
-    made = SegmentStates(compression)
-    velocity = made.at(SegmentPlace(PARTS, 1), 2).velocity
+    states = SegmentStates(compression)
+    velocity = states.at(SegmentPlace(PARTS, 1), 2).velocity
     assert velocity is not None
     velocity.fill_(1.0)
     assert compression.residuals.of("velocity", PARTS).tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 0, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of several hosts, which are addresses of the loopback here, sum by levels."""
+"""Workers of several hosts, simulated by loopback addresses, sum hierarchically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
-from fleetlight.collective.routes import local_peers as neighbours
+from fleetlight.collective.routes import local_peers
 from fleetlight.collective.routes.levels import levels_of
 from fleetlight.collective.routes.routing import crosses_a_link, senders, takes_levels
 from fleetlight.fleet.job import current
@@ -27,27 +27,27 @@ pytestmark = pytest.mark.multiprocess
 
 
 def on(hosts: list[int], backend: str = "gloo") -> Any:
-    """A group, as far as it is looked at, of workers on numbered hosts."""
+    """The part of a group that routing reads, with workers on numbered hosts."""
     return SimpleNamespace(hellos=hellos(hosts), size=len(hosts), backend=backend)
 
 
-def test_of_those_who_sum_first_one_sends() -> None:
+def test_one_worker_per_inner_group_sends() -> None:
     assert list(senders(on([0, 1, 0, 1]), None)) == [0, 1, 2, 3]
     assert list(senders(on([0, 1, 0, 1]), 0)) == [0, 1]
     assert list(senders(on([0, 0, 0]), 2)) == [0, 2]
-    # no levels
+    # without levels
     assert list(senders(on([0, 1]), 0)) == [0, 1]
     assert list(senders(on([0, 0]), 0)) == [0, 1]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_link_is_crossed_between_hosts_or_where_no_memory_is_shared(backend: str) -> None:
+def test_a_link_is_crossed_without_shared_memory(backend: str) -> None:
     assert crosses_a_link(on([0, 1], backend), True)
     assert crosses_a_link(on([0, 0], backend), False)
     assert not crosses_a_link(on([0, 0], backend), True)
 
 
-def test_nccl_goes_by_levels_only_with_messages() -> None:
+def test_nccl_takes_levels_only_for_coded_gradients() -> None:
     levels = levels_of(hellos([0, 0, 1, 1]))
     assert takes_levels(on([0, 0, 1, 1]), levels)
     assert not takes_levels(on([0, 0, 1, 1], "nccl"), levels)
@@ -55,7 +55,7 @@ def test_nccl_goes_by_levels_only_with_messages() -> None:
     assert not takes_levels(on([0, 1], "nccl"), levels_of(hellos([0, 1])), coded=True)
 
 
-#: in turns, so that neighbours in the order of the workers are on different hosts
+#: alternating, so that adjacent workers are on different hosts
 TWO_HOSTS = ["127.0.0.1", "127.0.0.2"] * 2
 ONE_HOST = ["127.0.0.1"] * 4
 SAMPLES = 24
@@ -90,7 +90,7 @@ def steps(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) ->
     for step in range(6):
         optimizer.zero_grad()
         if step == 4:
-            # the workers agree on the model anew, and open all they need again
+            # the workers agree on the model again and reopen all routes
             model[0].weight.requires_grad_(False)  # type: ignore[index,operator]
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -127,13 +127,13 @@ def train(settings: dict[str, Any], forbidden: bool = False) -> Any:
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fleetlight").addHandler(handler)
     if forbidden and fleet.worker_index() == 3:
-        neighbours._connect = refuse
-    neighbours._CONNECT_S = 1.0 if forbidden else neighbours._CONNECT_S
+        local_peers._connect = refuse
+    local_peers._CONNECT_S = 1.0 if forbidden else local_peers._CONNECT_S
     model, optimizer, x, y = prepared(settings)
     steps(model, optimizer, x, y)
     levels = [type(level).__name__ for level in replica().reducer._route._levels]
-    told = [text for text in records if text.startswith("hierarchical all_reduce: ")]
-    return flat(model), levels, told[:1]
+    log_lines = [text for text in records if text.startswith("hierarchical all_reduce: ")]
+    return flat(model), levels, log_lines[:1]
 
 
 def refuse(*_: Any) -> Any:
@@ -161,7 +161,7 @@ TWO_LEVELS = "hierarchical all_reduce: 2 groups of 2, then 2 leaders"
     ],
     ids=["memory", "process_groups", "one_host", "three_levels"],
 )
-def test_workers_equal_one_process_and_each_other(
+def test_hierarchical_workers_equal_one_process(
     hosts: list[str], settings: dict[str, Any], levels: list[list[str]]
 ) -> None:
     results = run_on(hosts, train, settings)
@@ -169,12 +169,12 @@ def test_workers_equal_one_process_and_each_other(
         torch.testing.assert_close(end, plain(), rtol=0, atol=1e-12)
         assert torch.equal(end, results[0][0])
     assert [mine for _, mine, _ in results] == levels
-    told = [text for *_, text in results]
+    log_lines = [text for *_, text in results]
     if max(map(len, levels)) == 1:
-        assert told == [[TWO_LEVELS], [], [], []]
+        assert log_lines == [[TWO_LEVELS], [], [], []]
 
 
-def test_where_hosts_meet_values_may_be_narrow() -> None:
+def test_values_between_hosts_may_be_narrow() -> None:
     results = run_on(TWO_HOSTS, train, {"fp16_allreduce": True})
     for end, levels, _ in results:
         assert torch.equal(end, results[0][0])
@@ -183,7 +183,7 @@ def test_where_hosts_meet_values_may_be_narrow() -> None:
     assert (results[0][0] - plain()).abs().max() > 1e-9
 
 
-def test_where_one_may_not_share_memory_all_take_process_groups() -> None:
+def test_one_failing_peer_makes_all_use_process_groups() -> None:
     for end, levels, _ in run_on(TWO_HOSTS, train, {}, True):
         torch.testing.assert_close(end, plain(), rtol=0, atol=1e-12)
         assert levels == ["GroupLevel"]
@@ -201,7 +201,7 @@ def train_two(settings: dict[str, Any]) -> Any:
         if step == 2:
             for model in models:
                 model[0].bias.requires_grad_(False)
-        # one backward fills the buckets of both
+        # one backward fills the buckets of both models
         sum(F.cross_entropy(model(x), y) for model in models).backward()  # type: ignore[union-attr]
         optimizer.step()
         routes = [plan.replica.reducer._route for plan in current().models]
@@ -215,16 +215,16 @@ def _groups(route: Any) -> list[Any]:
     return [level._group for level in route._levels if hasattr(level, "_group")]
 
 
-def test_models_of_one_backward_have_process_groups_of_their_own() -> None:
+def test_models_of_one_backward_use_separate_process_groups() -> None:
     results = run_on(TWO_HOSTS, train_two, {"shared_memory": False, "fuse_grad_size_in_num": 1})
     for (one, other), _ in results:
         assert torch.equal(one, other)
         assert torch.equal(one, results[0][0][0])
-    # and what one needs no more the next one takes: those of a host, and of the leaders
+    # released groups are reused: those of a host, and those of the leaders
     assert [used for _, used in results] == [4, 4, 2, 2]
 
 
-def other_rate() -> str:
+def train_with_another_rate() -> str:
     model, optimizer, x, y = prepared({})
     if fleet.worker_index() == 3:
         optimizer.param_groups[0]["lr"] = 0.05
@@ -233,16 +233,16 @@ def other_rate() -> str:
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-def test_what_workers_tell_of_themselves_comes_from_every_host() -> None:
-    for text in run_on(TWO_HOSTS, other_rate):
+def test_divergence_is_detected_across_hosts() -> None:
+    for text in run_on(TWO_HOSTS, train_with_another_rate):
         assert text.startswith("DivergedError: the workers no longer train alike: lr of group 0")
         assert "is 0.1 on worker 0, but 0.05 on worker 3" in text
 
 
-def one_ends(how: str) -> None:
+def worker_3_ends(how: str) -> None:
     model, optimizer, x, y = prepared({})
     steps(model, optimizer, x, y)
-    # its buckets are the final ones after the second
+    # its buckets are final after the second
     steps(model, optimizer, x, y)
     if fleet.worker_index() == 3:
         os.kill(os.getpid(), getattr(signal, how))
@@ -256,9 +256,9 @@ def one_ends(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "kind"), [("SIGKILL", "PeerLostError"), ("SIGSTOP", "DeadlineError")]
 )
-def test_a_worker_that_ends_in_the_middle_is_an_error_on_every_host(how: str, kind: str) -> None:
+def test_a_lost_worker_is_an_error_on_every_host(how: str, kind: str) -> None:
     with pytest.raises(WorkerFailedError) as caught:
-        run_on(TWO_HOSTS, one_ends, how, deadline_s=4.0)
+        run_on(TWO_HOSTS, worker_3_ends, how, deadline_s=4.0)
     text = str(caught.value)
     assert "worker 3 died without a word" in text
     for index in range(3):

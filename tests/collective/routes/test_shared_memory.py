@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums in shared memory: right for any tensors and workers, alike on all, loud when one fails."""
+"""Sums in shared memory: correct and equal on all workers; a failure is raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetlight.wire.descriptors import bound_waits
 
 
 def mesh(size: int, deadline_s: float = 20.0) -> list[SharedMemory]:
-    """Workers of one process, connected as those of several are."""
+    """Connects workers in one process as those of several processes are."""
     ends: list[list[socket.socket | None]] = [[None] * size for _ in range(size)]
     for i in range(size):
         for j in range(i):
@@ -33,7 +33,7 @@ def mesh(size: int, deadline_s: float = 20.0) -> list[SharedMemory]:
 
 
 def together(workers: list[SharedMemory], rounds: list[list[list[torch.Tensor]]]) -> None:
-    """Each worker sums its tensors of each round, all at the same time: rounds[worker][round]."""
+    """All workers sum their tensors of each round concurrently: rounds[worker][round]."""
     errors: list[BaseException] = []
 
     def run(worker: SharedMemory, mine: list[list[torch.Tensor]]) -> None:
@@ -64,7 +64,7 @@ layouts = st.lists(st.tuples(st.integers(0, 300), dtypes), min_size=1, max_size=
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 5), st.lists(layouts, min_size=1, max_size=3), st.integers(0, 99))
-def test_sums_are_right_and_alike(
+def test_sums_are_correct_and_equal(
     size: int, rounds: list[list[tuple[int, torch.dtype]]], seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -72,7 +72,7 @@ def test_sums_are_right_and_alike(
         [[torch.randint(-8, 8, (n,)).to(dtype) for n, dtype in layout] for layout in rounds]
         for _ in range(size)
     ]
-    # small whole numbers: every order of addition gives the same
+    # small whole numbers, so that the order of additions does not matter
     expected = [
         [torch.stack([mine[w][r][t] for w in range(size)]).sum(0) for t in range(len(layout))]
         for r, layout in enumerate(rounds)
@@ -85,7 +85,7 @@ def test_sums_are_right_and_alike(
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_floats_are_the_same_on_all_workers_bit_for_bit(size: int) -> None:
+def test_floats_are_bit_identical_on_all_workers(size: int) -> None:
     mine = [[[torch.randn(1000, 3)] for _ in range(4)] for _ in range(size)]
     together(mesh(size), mine)
     for worker in mine[1:]:
@@ -94,7 +94,7 @@ def test_floats_are_the_same_on_all_workers_bit_for_bit(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_an_arena_grows_in_the_middle_of_a_round(size: int) -> None:
+def test_an_arena_grows_during_a_round(size: int) -> None:
     mebi = 1 << 18  # floats in a MiB
     sizes = [1000, mebi // 2, 4 * mebi, 7]
     mine = [[[torch.full((n,), w + 1.0) for n in sizes] for _ in range(3)] for w in range(size)]
@@ -103,13 +103,13 @@ def test_an_arena_grows_in_the_middle_of_a_round(size: int) -> None:
     assert all(bool((t == total).all()) for worker in mine for r in worker for t in r)
 
 
-def test_workers_that_do_different_things_are_told() -> None:
+def test_different_tensors_are_an_error() -> None:
     with pytest.raises(DivergedError, match=r"reduces 1 tensor of \d+ bytes in round 0, this"):
         together(mesh(2), [[[torch.ones(3)]], [[torch.ones(4)]]])
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_stamps_come_with_the_sums(size: int) -> None:
+def test_stamps_travel_with_the_sums(size: int) -> None:
     workers = mesh(size)
     stamps = {i: GradientStamp(Position(1, 10 * i), i) for i in range(size)}
     for worker, stamp in zip(workers, stamps.values(), strict=True):
@@ -144,7 +144,7 @@ def test_a_late_peer_is_named_at_the_deadline() -> None:
     other.close()
 
 
-def test_nothing_is_left_open() -> None:
+def test_no_file_descriptor_leaks() -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 

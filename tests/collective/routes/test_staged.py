@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A detour through main memory: sums come back to where the values were."""
+"""Staging through main memory: sums return to the buffer of the values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.collective.stamp import BLANK, GradientStamp
 
 
 class Doubling:
-    """A route whose sums are there when it is finished."""
+    """A route that doubles buckets in finish()."""
 
     def __init__(self) -> None:
         self.started: list[tuple[Bucket, Future[Any]]] = []
@@ -42,7 +42,7 @@ class Doubling:
 PARTS = (ParameterSlice("a", 3),)
 
 
-def test_the_sum_comes_back() -> None:
+def test_the_sum_returns_to_the_buffer() -> None:
     route = Doubling()
     staged, buffer = Staged(route), torch.ones(3)
     future = staged.start(Bucket(7, buffer, PARTS, True), BLANK)
@@ -58,16 +58,16 @@ def test_the_sum_comes_back() -> None:
     assert not route.started
 
 
-def test_only_what_may_be_coded_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_codable_buckets_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducing, "in_main_memory", lambda tensor: False)
     route = Doubling()
     reducer = Reducer(2, [], route=route)
     coded, plain = torch.ones(3), torch.ones(3)
     future = reducer.reduce(Bucket(0, coded, PARTS))
-    # process groups take what is on a GPU; there are none here
+    # process groups reduce tensors on a GPU; there are none here
     with pytest.raises(ZeroDivisionError):
         reducer.reduce(Bucket(1, plain))
     reducer.finish()
-    # half of it, twice
+    # halved, then doubled
     assert future.wait().tolist() == [1.0] * 3
     assert [bucket.parts for bucket, _ in route.started] == [PARTS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks by Zipf's law."""
+"""Zipf ranks and the alias sampler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_largest_draw_stays_inside(exponent: float) -> None:
     assert Zipf([10**9], exponent).ranks(np.array([[1.0]])).item() == 10**9 - 1
 
 
-def test_negative_exponent() -> None:
+def test_a_negative_exponent_is_refused() -> None:
     with pytest.raises(ConfigError, match="zipf=-1, expected 0"):
         Zipf([3], -1)
 
@@ -43,7 +43,7 @@ def test_negative_exponent() -> None:
 )
 def test_alias_sampler_draws_exact_shares(weights: list[float]) -> None:
     weighted = AliasSampler(np.array(weights, np.float64))
-    # bits spread evenly: each number's share of them is its share of the bins
+    # evenly spread bits: the share of bits per number equals its share of the bins
     even = np.arange(400_000, dtype=np.uint64) * np.uint64(2**64 // 400_000)
     counts = np.bincount(weighted.draw(even), minlength=len(weights))
     shares = np.array(weights) / np.sum(weights)

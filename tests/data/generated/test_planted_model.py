@@ -27,7 +27,7 @@ def log_odds(chances: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_share_of_clicks_and_spread_are_those_of_real_logs(seed: int) -> None:
+def test_click_rate_and_spread_match_real_logs(seed: int) -> None:
     chances = fitted(seed).probabilities(*inputs())
     assert chances.mean() == pytest.approx(0.25, abs=1e-3)
     assert log_odds(chances).std() == pytest.approx(1.35, abs=1e-3)
@@ -38,7 +38,7 @@ def test_each_seed_has_its_own_model() -> None:
     assert abs(np.corrcoef(one, two)[0, 1]) < 0.5
 
 
-def test_every_field_matters() -> None:
+def test_every_field_has_an_effect() -> None:
     dense, ids = inputs()
     before = fitted().probabilities(dense, ids)
     for column in range(3):
@@ -52,7 +52,7 @@ def test_every_field_matters() -> None:
 
 
 def test_pairs_of_fields_with_few_ids_have_effects() -> None:
-    """Log-odds of two fields are no sum: changing both is not changing one and then the other."""
+    """Log-odds of two fields do not add up: changing both differs from the sum of both changes."""
     model = fitted()
     dense, ids = inputs()
 
@@ -69,7 +69,7 @@ def test_pairs_of_fields_with_few_ids_have_effects() -> None:
     assert is_sum(1, 3)
 
 
-def test_one_field_and_no_numbers() -> None:
+def test_one_field_without_numbers_is_supported() -> None:
     model = PlantedModel([5], 0, 0)
     ids = np.arange(200, dtype=np.int64)[:, None]
     model.fit(np.zeros((200, 0)), ids)

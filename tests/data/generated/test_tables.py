@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated clicks."""
+"""Generated click logs and random tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def equal(one: Record, two: Record) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_shape_of_criteo() -> None:
+def test_a_click_log_has_the_shape_of_criteo() -> None:
     batch = ClickLog(100).batch(range(5))
     assert [(tuple(t.shape), t.dtype) for t in batch] == [
         ((5, 13), torch.float32),
@@ -29,7 +29,7 @@ def test_shape_of_criteo() -> None:
     assert set(ClickLog(500).batch(range(500)).label.tolist()) == {0, 1}
 
 
-def test_it_is_labelled_as_generated() -> None:
+def test_a_click_log_is_labelled_as_generated() -> None:
     log = ClickLog(10)
     assert log.generated
     assert repr(log) == "<click log of 10 records (generated): 10 records>"
@@ -61,12 +61,12 @@ def test_ids_follow_zipf_within_the_vocabulary() -> None:
     ids = log.batch(range(20_000)).ids
     assert [len(column.unique()) for column in ids[:, :2].T] == [3, 100]
     counts = torch.sort(ids[:, 1].unique(return_counts=True)[1], descending=True)[0]
-    # ranks 1 and 10: the areas below x^-1.2 from 1 to 2 and from 10 to 11
+    # ranks 1 and 10: the areas under x^-1.2 from 1 to 2 and from 10 to 11
     assert counts[0] / counts[9] == pytest.approx(0.6472 / 0.0595, rel=0.3)
     assert (ids < 0).any()
 
 
-def test_sizes_of_the_fields() -> None:
+def test_the_vocabulary_decides_the_field_sizes() -> None:
     sizes = ClickLog(1).sizes
     assert (len(sizes), sizes[0], sizes[-1]) == (26, 10, 200_000)
     assert list(sizes) == sorted(sizes)
@@ -81,7 +81,7 @@ def test_best_auc_is_that_of_the_true_probabilities() -> None:
     chances, labels = log.probabilities(range(30_000)), log.batch(range(30_000)).label
     assert log.best_auc == pytest.approx(roc_auc_score(labels, chances), abs=1e-9)
     assert 0.77 < log.best_auc < 0.83
-    # labels are drawn by the chances: in each tenth of the records as many clicks as expected
+    # labels follow the probabilities: each tenth of the records has the expected clicks
     for part in np.array_split(torch.argsort(chances).numpy(), 10):
         clicks, expected = labels[part].sum().item(), chances[part].sum().item()
         assert abs(clicks - expected) < 5 * np.sqrt(expected)
@@ -119,13 +119,13 @@ def test_a_linear_model_nearly_reaches_the_best_auc() -> None:
         *({"sparse_fields": 0}, {"start": -1}, {"zipf": -1}),
     ],
 )
-def test_wrong_settings(wrong: dict[str, int]) -> None:
+def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="expected"):
         ClickLog(10, **wrong)
 
 
 @pytest.mark.parametrize("index", [-1, 10])
-def test_a_batch_ends_where_the_log_ends(index: int) -> None:
+def test_indices_outside_the_log_are_refused(index: int) -> None:
     with pytest.raises(IndexError, match=f"got indices from {index} to {index}, expected 0 to"):
         ClickLog(10).batch([index])
 
@@ -155,7 +155,7 @@ def test_every_class_appears(classes: int) -> None:
     assert counts.min() > 2000 / classes / 3
 
 
-def test_the_labels_can_be_learnt() -> None:
+def test_the_labels_can_be_learned() -> None:
     x, y = next(iter(DataLoader(RandomTable(4000), batch_size=4000)))
     signs = y.float().mul(2).sub(1)
     weights = torch.linalg.lstsq(x[:3000] - 0.5, signs[:3000, None]).solution
@@ -163,6 +163,6 @@ def test_the_labels_can_be_learnt() -> None:
     assert right.float().mean() > 0.9
 
 
-def test_it_ends_like_a_sequence() -> None:
+def test_iteration_ends_at_the_length() -> None:
     table = RandomTable(3)
     assert len(list(table)) == len(table) == 3  # type: ignore[call-overload]

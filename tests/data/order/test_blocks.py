@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets which record: properties over all sizes."""
+"""Which worker gets which record: properties over all sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def positions(part: BlockPart) -> list[int]:
 
 @settings(deadline=None)
 @given(lengths, sizes, counts)
-def test_joined_parts_lose_and_double_nothing(length: int, batch: int, n: int) -> None:
+def test_joined_parts_lose_and_repeat_nothing(length: int, batch: int, n: int) -> None:
     blocks = Blocks(length, batch, n, "join")
     seen = [p for w in range(n) for part in blocks.parts(w) for p in positions(part)]
     assert sorted(seen) == list(range(length))
@@ -27,7 +27,7 @@ def test_joined_parts_lose_and_double_nothing(length: int, batch: int, n: int) -
 
 @settings(deadline=None)
 @given(lengths, sizes, counts)
-def test_joined_fillers_are_one_record_that_does_not_count(length: int, batch: int, n: int) -> None:
+def test_joined_fillers_are_one_uncounted_record(length: int, batch: int, n: int) -> None:
     blocks = Blocks(length, batch, n, "join")
     for worker in range(n):
         for part in blocks.parts(worker):
@@ -58,7 +58,7 @@ def test_dropping_omits_the_short_block_only(length: int, batch: int, n: int) ->
 
 @settings(deadline=None)
 @given(lengths, sizes, counts)
-def test_padding_fills_up_from_the_beginning(length: int, batch: int, n: int) -> None:
+def test_padding_repeats_the_first_records(length: int, batch: int, n: int) -> None:
     blocks = Blocks(length, batch, n, "pad")
     order = list(range(length))
     rounds = zip(*(blocks.parts(w) for w in range(n)), strict=True)
@@ -90,7 +90,7 @@ def test_step_i_is_batch_i_of_one_process(length: int, batch: int, n: int, tail:
 
 @settings(deadline=None)
 @given(st.data(), lengths, sizes, counts, sizes, counts)
-def test_resuming_with_other_workers_loses_and_doubles_nothing(
+def test_resuming_with_other_workers_loses_and_repeats_nothing(
     data: st.DataObject, length: int, batch: int, n: int, new_batch: int, m: int
 ) -> None:
     before, after = Blocks(length, batch, n), Blocks(length, new_batch, m)
@@ -113,7 +113,7 @@ def test_resuming_with_the_same_workers_is_exact(
             assert list(blocks.parts(worker, done * blocks.block)) == parts[done:]
 
 
-def test_a_short_block_by_example() -> None:
+def test_a_short_block_is_split_evenly() -> None:
     blocks = Blocks(length=5, batch=2, workers=3)
     assert [blocks.part(0, w) for w in range(3)] == [
         BlockPart(0, 2, 2, 5),
@@ -124,6 +124,6 @@ def test_a_short_block_by_example() -> None:
     assert filler == BlockPart(0, 1, 0, 1)
 
 
-def test_an_unknown_tail() -> None:
+def test_an_unknown_tail_is_refused() -> None:
     with pytest.raises(ConfigError, match="tail='cut', expected one of join, drop, pad"):
         Blocks(1, 1, 1, "cut")

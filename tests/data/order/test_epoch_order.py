@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of an epoch, from torch's samplers and from the user's."""
+"""The order of an epoch, from samplers of torch and of the user."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_same_seed_and_epoch_give_the_same_order(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_generators_of_the_script_are_not_touched(sampler: Any) -> None:
+def test_generators_of_the_script_are_unchanged(sampler: Any) -> None:
     own = getattr(sampler, "generator", None) or torch.default_generator
     before = own.get_state(), torch.get_rng_state(), random.getstate(), np.random.rand()
     np.random.seed(0)
@@ -98,7 +98,7 @@ def test_orders_are_plain_numbers(sampler: Any) -> None:
             assert type(index) is int or isinstance(sampler, BatchSampler)
 
 
-def test_in_sequence() -> None:
+def test_a_sequential_sampler_gives_the_range() -> None:
     assert order_of(SequentialSampler(ten), 5, 5) == ten
 
 
@@ -108,13 +108,13 @@ def test_a_shuffle_is_a_permutation_and_differs_by_epoch() -> None:
     assert len(set(orders)) == 5
 
 
-def test_set_epoch_is_called_where_a_sampler_has_it() -> None:
+def test_set_epoch_is_called_if_a_sampler_has_it() -> None:
     assert order_of(ByEpoch(), seed=9, epoch=3)[0] == 3
     assert order_of(BatchSampler(ByEpoch(), 2, False), seed=9, epoch=4)[0] == [4, 5]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**70])
-def test_any_seed_suits_torch(seed: int) -> None:
+def test_any_seed_is_valid_for_torch(seed: int) -> None:
     assert 0 <= epoch_seed(seed, 10) < 2**63
     assert sorted(order_of(RandomSampler(ten), seed, 10)) == list(ten)
     assert sorted(order_of(Shuffled("python"), seed, 10)) == list(ten)

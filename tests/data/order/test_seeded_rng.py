@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SeededRng of one's own, unnoticed by others."""
+"""SeededRng: its own random numbers, with the global generators unchanged."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def test_numbers_in_the_block_follow_the_seed(draw: Callable[[], object]) -> Non
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_generators_outside_the_block_are_unchanged(draw: Callable[[], object]) -> None:
-    def outside(chance: SeededRng | None) -> object:
+    def outside(rng: SeededRng | None) -> object:
         torch.manual_seed(1)
         np.random.seed(1)
         random.seed(1)
-        if chance is not None:
-            with chance:
+        if rng is not None:
+            with rng:
                 draw()
         return draw()
 
-    chance = SeededRng(3)
-    assert outside(None) == outside(chance) == outside(chance)
+    rng = SeededRng(3)
+    assert outside(None) == outside(rng) == outside(rng)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_second_block_continues(draw: Callable[[], object]) -> None:
     with SeededRng(3):
         twice = [draw(), draw()]
-    chance, again = SeededRng(3), []
+    rng, again = SeededRng(3), []
     for _ in range(2):
-        with chance:
+        with rng:
             again.append(draw())
         draw()
     assert again == twice

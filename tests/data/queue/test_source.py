@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.queued import (
-    Desk,
+    LocalQueueClient,
     WaitsError,
     Worker,
     continue_epochs,
@@ -51,11 +51,11 @@ def test_one_worker_reads_all_in_order(processes: dict[str, Any]) -> None:
     other = single(plain(shuffle=True))
     for _ in range(2):
         assert list(worker.epoch()) == [numbers_in(batch) for batch in other]
-        # only the queue knows which range comes next
-        assert worker.behind[1] is not None
-        assert all(b in (None, r) for b, r in zip(worker.behind, worker.read, strict=True))
+        # only the queue knows which range is next
+        assert worker.upcoming[1] is not None
+        assert all(b in (None, r) for b, r in zip(worker.upcoming, worker.read, strict=True))
         worker.read.clear()
-        worker.behind.clear()
+        worker.upcoming.clear()
     assert (worker.loader.epoch, worker.loader.consumed) == (2, 0)
 
 
@@ -66,7 +66,7 @@ def test_a_faster_worker_reads_more(processes: dict[str, Any]) -> None:
     next(first)
     with pytest.raises(WaitsError):
         list(fast.epoch())
-    # all records but those in the hands of the other worker
+    # all records except those leased to the other worker
     assert 2 <= 15 - len(fast.read) <= 6
     list(first)
     assert records(fast, slow) == list(range(60))
@@ -82,7 +82,7 @@ def test_each_batch_counts_fully_and_the_last_may_be_short() -> None:
     assert one.shares[1][:2] == (4, 8)
 
 
-def test_the_last_batch_may_be_left_out() -> None:
+def test_drop_last_drops_the_short_batch() -> None:
     [worker] = workers_of(1, lambda: plain(length=6, drop_last=True))
     assert list(worker.epoch()) == [[0, 1, 2, 3]]
 
@@ -93,45 +93,47 @@ def test_batches_of_a_batch_sampler_stay_whole() -> None:
     assert sorted(batch for worker in workers for batch in worker.read) == sorted(Ragged())
 
 
-def test_a_worker_reports_nothing_that_its_next_incarnation_needs() -> None:
-    """It repeats its last step, so it reports one step less than the servers have."""
+def test_a_worker_reports_one_step_less_than_the_servers_have() -> None:
+    """Its next incarnation repeats the last step."""
     worker, _ = workers_of(2, lambda: plain(length=80))
     epoch = worker.epoch()
     for _ in range(5):
         next(epoch)
-    # the report at the request for the fifth batch
-    assert worker.desk.work.remaining(0, 1) == [(8, 80)]
-    begun = []
+    # reported with the request for the fifth batch
+    assert worker.client.queue.remaining(0, 1) == [(8, 80)]
+    epochs = []
     for state in worker.states[2:]:
-        later = Worker(worker.desk.work, 0, 2, lambda: plain(length=80))
+        later = Worker(worker.client.queue, 0, 2, lambda: plain(length=80))
         later.loader.cursor.resume(pickle.loads(pickle.dumps(state)))
-        begun.append(later.epoch())
-        assert next(begun[-1]) == worker.read[state["consumed"] // 4]
+        epochs.append(later.epoch())
+        assert next(epochs[-1]) == worker.read[state["consumed"] // 4]
 
 
 def test_records_of_unacknowledged_pushes_are_not_done() -> None:
     worker, _ = workers_of(2, lambda: plain(length=80))
     for _ in itertools.islice(worker.loader, 7):
-        worker.desk.made += 1
-    assert worker.desk.acknowledged == worker.desk.made  # given back after the last
-    work = worker.desk.work
-    assert work.remaining(0, 1) == [(28, 80)]
+        worker.client.steps_done += 1
+    assert (
+        worker.client.acknowledged == worker.client.steps_done
+    )  # acknowledged after the last step, and given back
+    queue = worker.client.queue
+    assert queue.remaining(0, 1) == [(28, 80)]
     another, _ = workers_of(2, lambda: plain(length=80))
     iterator = iter(another.loader)
     for _ in range(7):
         next(iterator)
-        another.desk.made += 1
-    assert another.desk.work.remaining(0, 1) == [(0, 80)]
+        another.client.steps_done += 1
+    assert another.client.queue.remaining(0, 1) == [(0, 80)]
 
 
 @pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])
 @pytest.mark.parametrize("merged", [1, 3])
 def test_a_restarted_worker_resumes_in_its_own_ranges(merged: int, announce: Any) -> None:
-    """At each batch, also where one step has several."""
+    """At each batch, also if a step merges several."""
     for died in range(1, 13):
-        work = ShardQueue(2)
+        queue = ShardQueue(2)
         worker, other = (
-            Worker(work, index, 2, lambda: plain(length=60), announce=announce)
+            Worker(queue, index, 2, lambda: plain(length=60), announce=announce)
             for index in range(2)
         )
         epoch, others = iter(worker.loader), other.epoch()
@@ -142,9 +144,9 @@ def test_a_restarted_worker_resumes_in_its_own_ranges(merged: int, announce: Any
             if batch % merged == 0:
                 mark, kept = worker.states[-1], batch
             if batch % merged == merged - 1:
-                worker.desk.made = worker.desk.acknowledged = worker.desk.made + 1
-        # it reads the batches of its last step again; a step that was not made had no batch
-        later = Worker(work, 0, 2, lambda: plain(length=60), announce=announce)
+                worker.client.steps_done = worker.client.acknowledged = worker.client.steps_done + 1
+        # it reads the batches of its last step again; an unmade step had no batch
+        later = Worker(queue, 0, 2, lambda: plain(length=60), announce=announce)
         later.loader.cursor.resume(mark)
         assert later.loader.epoch == 0
         again = later.epoch()
@@ -155,30 +157,30 @@ def test_a_restarted_worker_resumes_in_its_own_ranges(merged: int, announce: Any
         del epoch
 
 
-def test_a_worker_that_died_between_two_epochs_gets_its_last_batches_again() -> None:
-    work = ShardQueue(2)
-    one, other = (Worker(work, n, 2, lambda: plain(length=16)) for n in range(2))
+def test_a_worker_restarted_between_epochs_rereads_its_last_batches() -> None:
+    queue = ShardQueue(2)
+    one, other = (Worker(queue, n, 2, lambda: plain(length=16)) for n in range(2))
     run([one, other])
-    begun = [one.epoch(), other.epoch()]
-    for epoch in begun:
+    epochs = [one.epoch(), other.epoch()]
+    for epoch in epochs:
         next(epoch)
     for state, batch in zip(one.states[:-1], one.read[:-1], strict=True):
-        later = Worker(work, 0, 2, lambda: plain(length=16))
+        later = Worker(queue, 0, 2, lambda: plain(length=16))
         later.loader.cursor.resume(state)
         assert later.loader.epoch == 0
-        begun.append(later.epoch())
-        assert next(begun[-1]) == batch
+        epochs.append(later.epoch())
+        assert next(epochs[-1]) == batch
 
 
-def test_other_workers_read_what_a_worker_gives_back() -> None:
+def test_other_workers_read_returned_records() -> None:
     one, other = workers_of(2, lambda: plain(length=60))
     for _, _ in zip(range(3), one.epoch(), strict=False):
         pass
     gc.collect()
-    assert "give back" in one.desk.said
+    assert "give back" in one.client.calls
     list(other.epoch())
     assert records(one, other) == list(range(60))
-    # its next iteration is the next epoch
+    # the next iteration reads the next epoch
     assert one.loader.epoch == 0
     next(one.epoch())
     assert one.loader.epoch == 1
@@ -187,25 +189,26 @@ def test_other_workers_read_what_a_worker_gives_back() -> None:
 @pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("batches", [2, 3])
-def test_the_next_incarnation_does_not_read_what_was_given_back(
+def test_the_next_incarnation_skips_returned_records(
     batches: int, processes: dict[str, Any]
 ) -> None:
     """A worker leaves its loop and is killed before its next step: its saved position is old."""
-    work = ShardQueue(2)
+    queue = ShardQueue(2)
     one, other = (
-        Worker(work, n, 2, lambda: plain(length=60, **processes), range_batches=4) for n in range(2)
+        Worker(queue, n, 2, lambda: plain(length=60, **processes), range_batches=4)
+        for n in range(2)
     )
     epoch = one.epoch()
     for _ in range(batches):
         next(epoch)
-    one.desk.made += 1
+    one.client.steps_done += 1
     del epoch
     gc.collect()
-    assert one.desk.said[-2:] == ["give back", "resume"]
+    assert one.client.calls[-2:] == ["give back", "resume"]
     rest = other.epoch()
     next(rest)
-    # it reads the batch of its last step again, and this incarnation does not leave the loop
-    later = Worker(work, 0, 2, lambda: plain(length=60, **processes), range_batches=4)
+    # the new incarnation reads the batch of its last step again and does not leave the loop
+    later = Worker(queue, 0, 2, lambda: plain(length=60, **processes), range_batches=4)
     later.loader.cursor.resume(pickle.loads(pickle.dumps(one.states[-1])))
     again = later.epoch()
     assert next(again) == one.read.pop()
@@ -225,7 +228,7 @@ def test_a_restarted_loop_gives_back_its_ranges() -> None:
         next(first)
 
 
-def test_an_iteration_continues_with_records_that_others_give_back() -> None:
+def test_an_iteration_continues_with_returned_records() -> None:
     for processes in ({}, {"num_workers": 2}):
         one, other = workers_of(2, lambda p=processes: plain(length=40, **p))
         kept = other.epoch()
@@ -240,7 +243,7 @@ def test_an_iteration_continues_with_records_that_others_give_back() -> None:
         assert records(one, other) == list(range(40))
 
 
-def test_records_given_back_to_a_waiting_worker_are_of_the_same_turn() -> None:
+def test_a_waiting_worker_reads_returned_records_in_the_same_turn() -> None:
     one, other = workers_of(2, lambda: plain(length=40))
     kept = other.epoch()
     next(kept)
@@ -248,16 +251,16 @@ def test_records_given_back_to_a_waiting_worker_are_of_the_same_turn() -> None:
     def give_back() -> bool:
         kept.close()
         gc.collect()
-        return "give back" in other.desk.said
+        return "give back" in other.client.calls
 
-    one.desk.others = give_back
+    one.client.others = give_back
     list(one.epoch())
     assert records(one, other) == list(range(40))
-    said = [word for word in one.desk.said if not word.startswith("deal")]
-    assert said == ["reopen", "resume"]
+    calls = [call for call in one.client.calls if not call.startswith("deal")]
+    assert calls == ["reopen", "resume"]
 
 
-def test_a_batch_that_is_put_back_is_read_again() -> None:
+def test_a_returned_batch_is_read_again() -> None:
     one, other = workers_of(2, lambda: plain(length=40))
     batches = iter(one.loader)
     next(batches)
@@ -276,8 +279,8 @@ def test_a_batch_that_is_put_back_is_read_again() -> None:
     assert numbers_in(next(iter(later))) == again
 
 
-def test_steps_are_not_needed() -> None:
-    """As in a validation: at the end of the loop all records are done."""
+def test_iterating_without_steps_reads_every_record() -> None:
+    """As in a validation loop: at its end all records are done."""
     workers = workers_of(2)
     for epoch in range(3):
         run(workers, steps=False)
@@ -286,10 +289,10 @@ def test_steps_are_not_needed() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
-def test_a_checkpoint_has_all_records_that_are_not_done(
+def test_a_checkpoint_holds_all_unread_records(
     data: Any, number: int, later: int, length: int
 ) -> None:
-    """Saved within an epoch, more than once, and loaded by any number of workers."""
+    """Saved several times within an epoch, and loaded by any number of workers."""
     turns = st.lists(st.integers(0, 5), max_size=12)
     workers, read = workers_of(number, lambda: plain(length=length)), list[int]()
     for _ in range(3):
@@ -313,13 +316,13 @@ def test_a_checkpoint_has_all_records_that_are_not_done(
 
 
 def saved(workers: list[Worker]) -> dict[str, Any]:
-    """As `save_persistables` does it."""
+    """Saves as `save_persistables` does."""
     for worker in workers:
         worker.loader.source.report()
     return pickle.loads(pickle.dumps(workers[0].loader.cursor.shared_state()))  # type: ignore[no-any-return]
 
 
-def test_between_epochs_a_checkpoint_has_the_next_one() -> None:
+def test_a_checkpoint_between_epochs_starts_the_next() -> None:
     workers = workers_of(2)
     run(workers)
     state = saved(workers)
@@ -387,18 +390,18 @@ def test_a_queue_has_no_length() -> None:
         (plain, {"range_batches": 1.5}, r"got range_batches=1\.5"),
     ],
 )
-def test_loaders_that_a_queue_cannot_deal_out_are_refused(make: Any, facts: Any, text: str) -> None:
+def test_loaders_that_a_queue_cannot_serve_are_refused(make: Any, facts: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         workers_of(1, make, **facts)
 
 
 def test_a_queue_refuses_a_tail() -> None:
     with pytest.raises(ConfigError, match="got deal='queue' and tail='pad', but there is no block"):
-        single(plain(), tail="pad", queue=QueueOptions(Desk(ShardQueue(1), 0), 4))
+        single(plain(), tail="pad", queue=QueueOptions(LocalQueueClient(ShardQueue(1), 0), 4))
 
 
 def test_a_sampler_with_a_new_order_each_time_is_logged(caplog: Any) -> None:
-    class Restless(Ragged):
+    class ChangingSampler(Ragged):
         times = 0
 
         def __iter__(self) -> Iterator[list[int]]:
@@ -408,6 +411,6 @@ def test_a_sampler_with_a_new_order_each_time_is_logged(caplog: Any) -> None:
         def __len__(self) -> int:
             return 1
 
-    one, _ = workers_of(2, lambda: DataLoader(Numbers(30), batch_sampler=Restless()))
+    one, _ = workers_of(2, lambda: DataLoader(Numbers(30), batch_sampler=ChangingSampler()))
     next(one.epoch())
     assert "gives a different order each time it is iterated" in caplog.text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of files, streamed and shared."""
+"""Lines of files, streamed and sharded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(lines: list[bytes]) -> list[int]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """0, 1, 2 ... over three files, one of them packed, each with a header."""
+    """Numbers 0, 1, 2 ... over three files with headers, one of them compressed."""
     start, paths = 0, []
     for name, count in zip(("a.txt", "b.gz", "c.txt"), COUNTS, strict=True):
         text = "number\n" + "".join(f"{i}\n" for i in range(start, start + count))
@@ -38,7 +38,7 @@ def stream(files: list[str], **settings: Any) -> FileStream[list[int]]:
     return FileStream(files, numbers, header=1, **settings)
 
 
-def test_lines_in_order(files: list[str]) -> None:
+def test_lines_are_read_in_order(files: list[str]) -> None:
     batches = list(stream(files).loader(100))
     assert [number for batch in batches for number in batch] == list(range(sum(COUNTS)))
     assert next(iter(stream(files))) == (b"0\n", files[0], 2)
@@ -47,7 +47,7 @@ def test_lines_in_order(files: list[str]) -> None:
 @pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("shuffle", [0, 300])
-def test_workers_lose_and_double_nothing(
+def test_workers_lose_and_repeat_nothing(
     files: list[str], shuffle: int, processes: dict[str, Any]
 ) -> None:
     workers = Workers(lambda: stream(files, shuffle=shuffle).loader(64, **processes), 3)
@@ -57,7 +57,9 @@ def test_workers_lose_and_double_nothing(
 
 @pytest.mark.slow
 @in_processes
-def test_resuming_within_an_epoch(files: list[str], processes: dict[str, Any]) -> None:
+def test_resuming_within_an_epoch_gives_the_rest(
+    files: list[str], processes: dict[str, Any]
+) -> None:
     def make() -> DataLoader[Any]:
         return stream(files, shuffle=500).loader(100, **processes)
 
@@ -67,7 +69,7 @@ def test_resuming_within_an_epoch(files: list[str], processes: dict[str, Any]) -
     before = Workers(make, 2)
     before.epoch()
     before.epoch(9)
-    # another number of workers resumes with the records after the same position
+    # another number of workers resumes at the same position
     after = Workers(make, 1).load(before.loaders[0].state_dict())
     rest = [record for step in whole[9:] for part in step for record in part.records]
     if not processes:
@@ -100,11 +102,11 @@ def test_each_epoch_has_its_own_order(files: list[str]) -> None:
     assert first == again
     assert len({tuple(order) for order in (first, other, seeded)}) == 3
     assert sorted(first) == list(range(sum(COUNTS)))
-    # lines are mixed within windows, so those of one file stay near each other
+    # lines are shuffled within windows, so those of one file stay close
     assert max(first[:200]) - min(first[:200]) < sum(COUNTS) / 2
 
 
-def test_persistent_loading_processes_get_the_epoch(files: list[str]) -> None:
+def test_persistent_loading_processes_receive_the_epoch(files: list[str]) -> None:
     data = stream(files, shuffle=200)
     loader = data.loader(64, num_workers=1, persistent_workers=True)
     epochs = []
@@ -121,7 +123,7 @@ def test_a_bad_line_is_named(files: list[str]) -> None:
         list(stream(files).loader(1000))
 
 
-def test_patterns_and_absent_files(files: list[str], tmp_path: Path) -> None:
+def test_patterns_are_expanded_and_absent_files_named(files: list[str], tmp_path: Path) -> None:
     assert FileStream(f"{tmp_path}/*", numbers).files == files
     assert FileStream(Path(files[0]), numbers).files == files[:1]
     with pytest.raises(DataError, match=r"no such file .*nothing is downloaded"):

@@ -50,7 +50,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         contents(tmp_path / "gone")
 
 
-def test_names_and_folders_in_order(tmp_path: Path) -> None:
+def test_find_tries_names_and_folders_in_order(tmp_path: Path) -> None:
     assert find(tmp_path, ["a", "b"]) is None
     for name in ("b", "a.gz", "sub/a"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -61,7 +61,9 @@ def test_names_and_folders_in_order(tmp_path: Path) -> None:
     assert find(tmp_path, ["a"], ["sub", "."]) == tmp_path / "sub/a"
 
 
-def test_absent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_absent_files_are_refused_or_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(DataError, match=r"X: .*no such folder.* a or b, plain.*stand_in=True"):
         refuse_absent("X", tmp_path / "gone", "a or b, plain or .gz", allowed=False)
     with caplog.at_level(logging.WARNING, "fleetlight"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines with their places."""
+"""Lines with their file and line number."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fleetlight.data.readers.lines import existing, lines_of, located, table_of
 from fleetlight.errors import DataError
 
 
-def test_blank_lines_and_headers_are_left_out_but_counted(tmp_path: Path) -> None:
+def test_blank_lines_and_headers_are_skipped_but_counted(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"top\n\na\n  \r\nb")
     assert list(lines_of(str(path), header=1)) == [(b"a\n", str(path), 3), (b"b", str(path), 5)]
 
 
-def test_a_truncated_gzip_file(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(b"".join(b"%d\n" % i for i in range(10_000)))[:-2000])
     with pytest.raises(DataError, match=rf"{path}, after line \d+: cannot be read"):
@@ -45,7 +45,7 @@ def test_an_error_without_a_faulty_line_is_unchanged() -> None:
 
 
 class Numbers(NamedTuple):
-    """A test's batch."""
+    """The batch of these tests."""
 
     value: Tensor
 
@@ -60,13 +60,13 @@ def test_chunks_of_long_files_are_concatenated(tmp_path: Path) -> None:
     assert torch.equal(whole.value, torch.arange(40_000))
 
 
-def test_empty_files(tmp_path: Path) -> None:
+def test_empty_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("head\n")
     with pytest.raises(DataError, match=r"x: got no records"):
         table_of(tmp_path / "x", parse, lambda line: line == b"head\n")
 
 
-def test_existing(tmp_path: Path) -> None:
+def test_existing_expands_patterns(tmp_path: Path) -> None:
     for name in ("b[1]", "a"):
         (tmp_path / name).touch()
     assert existing(f"{tmp_path}/*") == [str(tmp_path / "a"), str(tmp_path / "b[1]")]

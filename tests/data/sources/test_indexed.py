@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is dealt which records: by index, by ready batches, from streams."""
+"""Which worker gets which records: by index, by ready batches, from streams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @in_processes
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_in_sequence(number: int, processes: dict[str, Any]) -> None:
+def test_a_sequential_loader_keeps_its_order(number: int, processes: dict[str, Any]) -> None:
     workers = Workers(lambda: plain(**processes), number)
     for _ in range(2):
         rounds = workers.epoch()
@@ -63,7 +63,7 @@ def test_epochs_differ_and_repeat_by_seed() -> None:
     assert len({tuple(epoch) for epoch in epochs(0)}) == 3
 
 
-def test_torchs_own_chance_does_not_decide_the_order() -> None:
+def test_generators_of_torch_do_not_affect_the_order() -> None:
     orders = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -74,7 +74,7 @@ def test_torchs_own_chance_does_not_decide_the_order() -> None:
 
 
 @pytest.mark.parametrize("tail", ["join", "drop", "pad"])
-def test_tails(tail: str) -> None:
+def test_each_tail_handles_the_short_block(tail: str) -> None:
     workers = Workers(lambda: plain(), 2, tail=tail)
     rounds = workers.epoch()
     seen = counting(rounds)
@@ -91,13 +91,13 @@ def test_tails(tail: str) -> None:
     assert [(s.mine, s.total) for s in last] == [(3, 6)] * 2 if tail == "join" else [(4, 8)] * 2
 
 
-def test_drop_last_of_the_loader_is_the_drop_tail() -> None:
+def test_drop_last_selects_the_drop_tail() -> None:
     workers = Workers(lambda: plain(drop_last=True), 2)
     assert counting(workers.epoch()) == list(range(24))
     assert len(workers.loaders[0]) == 3
 
 
-def test_a_worker_without_records_of_its_own_gets_a_filler() -> None:
+def test_a_worker_without_records_gets_a_filler() -> None:
     workers = Workers(lambda: plain(length=2), 4)
     (step,) = workers.epoch()
     assert [(s.records, s.mine, s.total) for s in step] == [
@@ -115,15 +115,15 @@ def test_an_empty_data_set_has_no_steps() -> None:
         assert len(workers.loaders[0]) == 0
 
 
-def test_after_the_last_batch_every_worker_weighs_the_same() -> None:
+def test_the_share_is_reset_after_the_last_batch() -> None:
     workers = Workers(lambda: plain(length=5), 2)
     workers.epoch()
-    last = [[share and share[:2] for share in told[-2:]] for told in workers.told]
+    last = [[share and share[:2] for share in shares[-2:]] for shares in workers.shares]
     assert last == [[(3, 5), None], [(2, 5), None]]
 
 
 @in_processes
-def test_weighted_and_with_replacement(processes: dict[str, Any]) -> None:
+def test_weighted_and_replacement_samplers_are_sharded(processes: dict[str, Any]) -> None:
     def weighted() -> DataLoader[Any]:
         return plain(sampler=WeightedRandomSampler([0.0, 1.0, 2.0] * 10, 26), **processes)
 
@@ -139,14 +139,14 @@ def test_weighted_and_with_replacement(processes: dict[str, Any]) -> None:
     assert all(record % 3 for record in counting(Workers(weighted, 2).epoch()))
 
 
-def test_a_subset() -> None:
+def test_a_subset_sampler_is_sharded() -> None:
     odd = list(range(1, 30, 2))
     workers = Workers(lambda: plain(sampler=SubsetRandomSampler(odd)), 3)
     assert sorted(counting(workers.epoch())) == odd
 
 
 class Reversed(Sampler[int]):
-    """A sampler of the user's, with an epoch of its own."""
+    """A user's sampler with its own set_epoch."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -161,7 +161,7 @@ class Reversed(Sampler[int]):
         return iter(range(9, -1, -1))
 
 
-def test_a_custom_sampler() -> None:
+def test_a_custom_sampler_is_sharded() -> None:
     sampler = Reversed()
     workers = Workers(lambda: plain(sampler=sampler), 2)
     assert counting(workers.epoch()) == list(range(9, -1, -1))
@@ -170,7 +170,7 @@ def test_a_custom_sampler() -> None:
 
 
 class Unrepeatable(Sampler[int]):
-    """Has a generator out of reach."""
+    """Draws from a generator that the loader cannot seed."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng()
@@ -197,7 +197,7 @@ def test_a_sampler_that_differs_between_workers_is_warned_about(
 
 
 @in_processes
-def test_batches_of_a_batch_sampler_are_dealt_out_whole(processes: dict[str, Any]) -> None:
+def test_batches_of_a_batch_sampler_stay_whole(processes: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:
         return DataLoader(Numbers(30), batch_sampler=Ragged(), **processes)
 
@@ -211,7 +211,7 @@ def test_batches_of_a_batch_sampler_are_dealt_out_whole(processes: dict[str, Any
 
 
 @pytest.mark.parametrize(("tail", "batches"), [("drop", 6), ("pad", 8)])
-def test_tails_of_ready_batches(tail: str, batches: int) -> None:
+def test_each_tail_handles_ready_batches(tail: str, batches: int) -> None:
     workers = Workers(lambda: DataLoader(Numbers(30), batch_sampler=Ragged()), 2, tail=tail)
     rounds = workers.epoch()
     assert len(rounds) == len(workers.loaders[0]) == batches // 2
@@ -220,7 +220,7 @@ def test_tails_of_ready_batches(tail: str, batches: int) -> None:
         assert [s.records for s in rounds[-1]] == [[12], [0]]
 
 
-def test_a_shuffled_batch_sampler_is_the_same_on_all_workers() -> None:
+def test_a_shuffled_batch_sampler_is_equal_on_all_workers() -> None:
     def make() -> DataLoader[Any]:
         sampler = RandomSampler(range(30), generator=torch.Generator().manual_seed(1))
         return DataLoader(Numbers(30), batch_sampler=BatchSampler(sampler, 4, False))
@@ -235,9 +235,9 @@ def test_a_shuffled_batch_sampler_is_the_same_on_all_workers() -> None:
 
 
 @in_processes
-def test_a_stream(processes: dict[str, Any]) -> None:
+def test_a_stream_is_sharded(processes: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:
-        # one loading process: others would yield everything again, as in plain torch
+        # one loading process: others would repeat every record, as in plain torch
         only = {**processes, "num_workers": 1} if processes else {}
         return DataLoader(Stream(30), batch_size=4, **only)
 
@@ -250,7 +250,7 @@ def test_a_stream(processes: dict[str, Any]) -> None:
 
 @in_processes
 @pytest.mark.parametrize("tail", ["join", "drop"])
-def test_a_stream_that_splits_itself(tail: str, processes: dict[str, Any]) -> None:
+def test_a_stream_may_split_itself_by_loading_process(tail: str, processes: dict[str, Any]) -> None:
     workers = Workers(
         lambda: DataLoader(Stream(60, split=True), batch_size=4, **processes), 2, tail=tail
     )
@@ -263,7 +263,7 @@ def test_a_stream_that_splits_itself(tail: str, processes: dict[str, Any]) -> No
             assert len(seen) == (16 + 40 if processes else 56)
 
 
-def test_drop_last_of_a_stream() -> None:
+def test_drop_last_drops_the_short_block_of_a_stream() -> None:
     workers = Workers(lambda: DataLoader(Stream(30), batch_size=4, drop_last=True), 2)
     assert counting(workers.epoch()) == list(range(24))
 
@@ -272,7 +272,7 @@ class WithoutLength(Stream):
     __len__ = None  # type: ignore[assignment]
 
 
-def test_a_stream_without_length_has_none_here_either() -> None:
+def test_a_stream_without_length_has_no_sharded_length() -> None:
     loader = single(DataLoader(WithoutLength(5), batch_size=2))
     with pytest.raises(TypeError):
         len(loader)
@@ -292,13 +292,13 @@ class Epochs(Stream):
 
 
 @in_processes
-def test_a_stream_is_told_the_epoch_in_its_loading_processes(processes: dict[str, Any]) -> None:
+def test_loading_processes_set_the_epoch_of_a_stream(processes: dict[str, Any]) -> None:
     workers = Workers(lambda: DataLoader(Epochs(4), batch_size=2, **processes), 2)
     for epoch in range(3):
         assert set(counting(workers.epoch())) == {epoch}
 
 
-def test_the_settings_that_workers_must_have_alike() -> None:
+def test_settings_list_what_must_be_equal_on_all_workers() -> None:
     own = {"batch_size": 4, "seed": 0, "tail": "join"}
     of_records = {"records": 30, "sampler": "SequentialSampler", "drop_last": True}
     assert single(plain(drop_last=True)).settings() == own | of_records

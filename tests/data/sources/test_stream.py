@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams cut up without a DataLoader around."""
+"""Sharded streams without a DataLoader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def as_list(records: list[int]) -> list[int]:
 def sharded(
     stream: IterableDataset[int], n: int, batch: int, tail: str, taken: int = 0, epoch: int = 0
 ) -> list[list[SharedBatch]]:
-    """What each of n workers gets."""
+    """The batches of each of n workers."""
     result = []
     for worker in range(n):
         part = ShardedStream(stream, Blocks(0, batch, n, tail), worker, as_list, processes=1)
@@ -37,7 +37,7 @@ lengths, sizes, counts = st.integers(0, 60), st.integers(1, 5), st.integers(1, 5
 
 @settings(deadline=None)
 @given(lengths, sizes, counts, st.integers(0, 70))
-def test_joined_it_loses_nothing_and_doubles_nothing(
+def test_a_joined_stream_loses_and_repeats_nothing(
     length: int, batch: int, n: int, taken: int
 ) -> None:
     steps = list(zip(*sharded(Stream(length), n, batch, "join", taken), strict=True))
@@ -49,7 +49,7 @@ def test_joined_it_loses_nothing_and_doubles_nothing(
 
 @settings(deadline=None)
 @given(lengths, sizes, counts, st.integers(0, 70))
-def test_dropped(length: int, batch: int, n: int, taken: int) -> None:
+def test_the_drop_tail_omits_the_short_block(length: int, batch: int, n: int, taken: int) -> None:
     steps = list(zip(*sharded(Stream(length), n, batch, "drop", taken), strict=True))
     seen = [record for step in steps for part in step for record in part.batch]
     rest = max(0, length - taken)
@@ -58,7 +58,7 @@ def test_dropped(length: int, batch: int, n: int, taken: int) -> None:
 
 @settings(deadline=None)
 @given(lengths, sizes, counts, st.integers(0, 70))
-def test_padded_from_the_beginning_of_the_stream(
+def test_the_pad_tail_repeats_the_first_records(
     length: int, batch: int, n: int, taken: int
 ) -> None:
     steps = list(zip(*sharded(Stream(length), n, batch, "pad", taken), strict=True))
@@ -70,21 +70,21 @@ def test_padded_from_the_beginning_of_the_stream(
     assert seen[rest:] == [reserve[i % len(reserve)] for i in range(len(seen) - rest)]
 
 
-def test_the_epoch_is_told_to_the_stream() -> None:
+def test_the_stream_receives_the_epoch() -> None:
     stream = Stream(3)
     sharded(stream, 2, 1, "join", epoch=4)
     assert stream.epochs == [4, 4]
 
 
 class Shuffling(IterableDataset[float]):
-    """Draws while it is read, from two libraries."""
+    """Draws from two libraries while it is read."""
 
     def __iter__(self) -> Iterator[float]:
         for _ in range(8):
             yield torch.rand(1).item() + random.random()
 
 
-def test_chance_in_a_stream_is_the_same_on_all_workers() -> None:
+def test_random_numbers_in_a_stream_are_equal_on_all_workers() -> None:
     torch.manual_seed(0)
     states = torch.get_rng_state(), random.getstate()
     workers = []
@@ -93,7 +93,7 @@ def test_chance_in_a_stream_is_the_same_on_all_workers() -> None:
         part.start_at(0, 7, 0, [0])
         batches = []
         for shared in part:
-            torch.rand(worker + 1)  # a worker's own chance, between two batches
+            torch.rand(worker + 1)  # the worker draws its own numbers between batches
             batches.append(shared.batch)
         workers.append(batches)
     (alone,) = sharded(Shuffling(), 1, 4, "join")
@@ -105,12 +105,12 @@ def test_chance_in_a_stream_is_the_same_on_all_workers() -> None:
     assert random.getstate() == states[1]
 
 
-def test_epochs_have_chances_of_their_own() -> None:
+def test_random_numbers_differ_between_epochs() -> None:
     first, again, other = (sharded(Shuffling(), 1, 8, "join", epoch=e)[0] for e in (0, 0, 1))
     assert first == again != other
 
 
-def test_a_turn_that_is_past_is_let_pass() -> None:
+def test_a_finished_turn_is_skipped() -> None:
     part = ShardedStream(Stream(4), Blocks(0, 2, 1), 0, as_list, processes=2)
     part.start_at(0, 0, 1, [2, 0])
     shared = list(part)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as ids of words."""
+"""Texts as word ids."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ def text_of(corpus: Corpus) -> str:
     return " ".join(words[token] for token in corpus.tokens)
 
 
-def test_words_and_lines(path: Path) -> None:
+def test_a_corpus_has_words_and_line_ends(path: Path) -> None:
     corpus = Corpus(path, min_count=1)
     assert text_of(corpus) == "the cat the dog | it's the dog's cat a cat | xyz |"
     assert corpus.vocabulary.words[:3] == ["cat", "the", "a"]
     assert repr(corpus) == "<text: 11 words, 7 different>"
 
 
-def test_rare_words_are_left_out(path: Path) -> None:
+def test_rare_words_are_dropped(path: Path) -> None:
     assert text_of(Corpus(path, min_count=2)) == "the cat the | the cat cat | |"
     assert text_of(Corpus(path, min_count=1, limit=1)) == "cat | cat cat | |"
 
 
-def test_the_words_of_an_earlier_run(path: Path) -> None:
+def test_a_saved_vocabulary_is_used(path: Path) -> None:
     corpus = Corpus(path, vocabulary=Vocabulary(["dog", "cat", "cow"], [5, 5, 5]))
     assert (corpus.tokens >= 0).sum() == len(corpus) == 4
     assert text_of(corpus) == "cat dog | cat cat | |"
 
 
-def test_own_ways_to_split(path: Path) -> None:
+def test_a_custom_split_is_used(path: Path) -> None:
     assert text_of(Corpus(path, min_count=1, split=str.split)).startswith("The cat, the dog. |")
 
 
-def test_several_files(path: Path, tmp_path: Path) -> None:
+def test_several_files_are_concatenated(path: Path, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("the cow\n")
     assert text_of(Corpus([path, tmp_path / "more.txt"], min_count=1)).endswith("| the cow |")
     assert len(Corpus(f"{tmp_path}/*.txt", min_count=1)) == 13
 
 
-def test_bytes_that_are_no_text(path: Path) -> None:
+def test_bytes_that_are_not_text_are_named(path: Path) -> None:
     path.write_bytes(b"fine\nna\xefve\n")
     with pytest.raises(DataError, match=r"text\.txt, line 2: UnicodeDecodeError"):
         Corpus(path)
 
 
-def test_nothing_left(path: Path) -> None:
+def test_a_corpus_without_frequent_words_is_refused(path: Path) -> None:
     with pytest.raises(DataError, match=r"no word of .* is seen 9 times"):
         Corpus(path, min_count=9)
 
 
-def test_stand_in(tmp_path: Path) -> None:
+def test_absent_text_is_named_or_replaced_by_a_stand_in(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"text: nothing found in .*gone.*stand_in=True"):
         Corpus(tmp_path / "gone")
     with pytest.raises(DataError, match="not a file"):
@@ -76,7 +76,7 @@ def test_stand_in(tmp_path: Path) -> None:
     assert corpus.vocabulary.words[0].endswith("_0")
 
 
-def test_lines_have_topics_and_words_frequencies() -> None:
+def test_generated_lines_have_topics_and_word_frequencies() -> None:
     words, lines = topic_text(2_000, vocabulary=100, topics=5, seed=0)
     assert (len(words), lines.shape) == (100, (2_000, 20))
     assert words[:2] == ["topic0_0", "topic0_1"]

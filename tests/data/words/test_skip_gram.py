@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of words that stand near each other."""
+"""Pairs of words within a window."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def corpus_of(folder: Path, text: str) -> Corpus:
 
 @pytest.fixture
 def long(tmp_path: Path) -> Corpus:
-    """More than one stretch of the text, of words with very different frequencies."""
+    """Longer than one chunk of the text, with very different word frequencies."""
     rng = np.random.default_rng(0)
     words = (50 * rng.random((4_000, 20)) ** 3).astype(int)
     return corpus_of(tmp_path, "\n".join(" ".join(f"w{w}" for w in line) for line in words))
@@ -39,7 +39,7 @@ def everything(data: SkipGram) -> Pairs:
     return pairs
 
 
-def test_all_pairs_within_a_window_of_a_line(tmp_path: Path) -> None:
+def test_all_pairs_within_a_window_are_formed(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, "a b c\nd e\n")
     pairs = everything(SkipGram(corpus, window=1, subsample=0))
     both = zip(words_of(corpus, pairs.centre), words_of(corpus, pairs.context), strict=True)
@@ -51,14 +51,14 @@ def test_near_words_are_paired_more_often(tmp_path: Path) -> None:
     pairs = everything(SkipGram(corpus, window=3, subsample=0))
     rows = zip(words_of(corpus, pairs.centre), words_of(corpus, pairs.context), strict=True)
     counts = Counter(map("".join, rows))
-    # the reach is 1, 2 or 3 for each first word
+    # the window is 1, 2 or 3 for each centre word
     assert [counts[p] / 4_000 for p in ("ab", "ac", "ad")] == pytest.approx(
         [1, 2 / 3, 1 / 3], abs=0.05
     )
     assert counts["da"] / 4_000 == pytest.approx(1 / 3, abs=0.05)
 
 
-def test_frequent_words_are_left_out_at_times(tmp_path: Path) -> None:
+def test_frequent_words_are_subsampled(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, " ".join(["the"] * 9 + ["x"]) + "\n" + "the y\n" * 1_000)
     data = SkipGram(corpus, window=1, subsample=0.01)
     share = corpus.vocabulary.counts[0] / len(corpus)
@@ -74,16 +74,16 @@ def test_negatives_are_drawn_by_frequency_and_are_not_the_context(long: Corpus) 
     assert not (pairs.negatives == pairs.context[:, None]).any()
     counts = torch.bincount(pairs.negatives.ravel(), minlength=50)
     weights = long.vocabulary.counts**0.75
-    rare = slice(20, 50)  # contexts are hardly ever rare, so these are not redrawn
+    rare = slice(20, 50)  # contexts are hardly ever rare words, so these are not redrawn
     got = counts[rare].numpy() / counts[rare].sum().item()
     assert got == pytest.approx(weights[rare] / weights[rare].sum(), rel=0.1)
-    # beside the most frequent word, the others keep their shares
+    # next to the most frequent word, the others keep their shares
     beside = torch.bincount(pairs.negatives[pairs.context == 0].ravel(), minlength=50)[1:10]
     shares = weights[1:] / weights[1:].sum()
     assert (beside / beside.sum()).numpy() == pytest.approx(shares[:9] / shares[:9].sum(), rel=0.15)
 
 
-def test_seed_and_epoch_decide(long: Corpus) -> None:
+def test_seed_and_epoch_decide_the_pairs(long: Corpus) -> None:
     def run(seed: int, epoch: int) -> Pairs:
         data = SkipGram(long, seed=seed)
         data.set_epoch(epoch)
@@ -96,7 +96,7 @@ def test_seed_and_epoch_decide(long: Corpus) -> None:
         assert not torch.equal(first.negatives[:100], other.negatives[:100])
 
 
-def test_every_stretch_of_the_text_is_used(long: Corpus) -> None:
+def test_every_chunk_of_the_text_is_used(long: Corpus) -> None:
     data = SkipGram(long, window=2, subsample=0)
     places = np.array(list(data)) >> 17
     assert places.max() > 1 << 16
@@ -106,7 +106,7 @@ def test_every_stretch_of_the_text_is_used(long: Corpus) -> None:
 
 @pytest.mark.slow
 @in_processes
-def test_shared_by_workers(long: Corpus, processes: dict[str, Any]) -> None:
+def test_workers_share_the_pairs(long: Corpus, processes: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:
         return DataLoader(SkipGram(long, window=2), 5_000, collate_fn=list, **processes)
 
@@ -121,10 +121,10 @@ def test_shared_by_workers(long: Corpus, processes: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @in_processes
-def test_a_pair_has_the_same_negatives_wherever_it_is_used(
+def test_a_pair_has_equal_negatives_in_every_process(
     long: Corpus, processes: dict[str, Any]
 ) -> None:
-    """Also in loading processes that were started in another epoch."""
+    """Also in loading processes that started in another epoch."""
 
     def drawn(loader: DataLoader[Any]) -> set[tuple[Any, ...]]:
         return {
@@ -141,7 +141,7 @@ def test_a_pair_has_the_same_negatives_wherever_it_is_used(
         assert drawn(loader) == drawn(alone.loader(70_000))
 
 
-def test_batches(long: Corpus) -> None:
+def test_a_batch_has_centres_contexts_and_negatives(long: Corpus) -> None:
     batch = next(iter(SkipGram(long, negatives=4).loader(32)))
     assert [(tuple(column.shape), column.dtype) for column in batch] == [
         *(((32,), torch.int64), ((32,), torch.int64), ((32, 4), torch.int64))
@@ -149,7 +149,7 @@ def test_batches(long: Corpus) -> None:
     assert SkipGram(long, negatives=0).collate(list(SkipGram(long))[:3]).negatives.shape == (3, 0)
 
 
-def test_wrong_settings(tmp_path: Path, long: Corpus) -> None:
+def test_wrong_settings_are_refused(tmp_path: Path, long: Corpus) -> None:
     for wrong in ({"window": 0}, {"negatives": -1}, {"subsample": -0.1}):
         with pytest.raises(ConfigError, match="expected a window from 1 to 65535"):
             SkipGram(long, **wrong)  # type: ignore[arg-type]

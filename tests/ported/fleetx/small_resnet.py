@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A residual network as small as one can be, and images of flowers that are drawn by chance."""
+"""A minimal residual network, and generated images of flowers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSES = 10
 
 
 class ResNet(nn.Module):
-    """One block with a way around it; `net` is the name in the static program."""
+    """One block with a skip connection; `net` is the method that writes the static program."""
 
     def __init__(self, class_dim: int = CLASSES) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class ResNet(nn.Module):
         return out
 
     def net(self, input: Tensor) -> Tensor:
-        """Writes it into a program."""
+        """Writes the network into a program."""
         return self.forward(input)
 
 
 def flowers() -> TensorDataset:
-    """Every class has a colour of its own; labels are a column, as the document reads them."""
+    """Each class has its own colour; labels are a column, as the document reads them."""
     draws = torch.Generator().manual_seed(1)
     labels = torch.randint(0, CLASSES, (512, 1), generator=draws)
     colours = torch.rand(CLASSES, 3, 1, 1, generator=draws)

@@ -22,7 +22,7 @@ LOSS = r"loss: ([\d.]+)"
 
 
 @pytest.mark.parametrize("kind", ["static", "dygraph"])
-def test_collective_training(kind: str, tmp_path: Path) -> None:
+def test_collective_training_learns(kind: str, tmp_path: Path) -> None:
     command = [*FLEETRUN, "--nproc_per_node", "2", HERE / f"train_fleet_{kind}.py"]
     output = run(tmp_path, *command)
     assert "starting workers 0 to 1 of 2" in output
@@ -34,7 +34,7 @@ def test_collective_training(kind: str, tmp_path: Path) -> None:
         assert top5[-1] > top5[0]
 
 
-def test_what_the_launcher_shows(tmp_path: Path) -> None:
+def test_the_launcher_shows_what_the_document_says(tmp_path: Path) -> None:
     flags = ["-v", "--server_num=1", "--worker_num=2"]
     output = run(tmp_path, *FLEETRUN, *flags, HERE / "train.py", "sync")
     for words in (
@@ -48,7 +48,7 @@ def test_what_the_launcher_shows(tmp_path: Path) -> None:
     assert "worker 1" in (tmp_path / "log" / "endpoints.log").read_text()
 
 
-def test_who_waits_names_whom_it_waits_for(
+def test_a_waiting_worker_names_the_missing_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # every 3 s, as in the document
@@ -62,12 +62,12 @@ def test_who_waits_names_whom_it_waits_for(
         listed = ["127.0.0.1:10039", "127.0.0.1:31719"]
         with pytest.raises(MembershipError):
             rendezvous.gather(store, 2, listed, rendezvous.RendezvousDeadline(0.2))
-    said = [record.getMessage() for record in caplog.records]
-    assert f"not ready endpoints: ['127.0.0.1:{port}'] (worker 0)" in said
-    assert "not ready endpoints: ['127.0.0.1:10039', '127.0.0.1:31719']" in said
+    messages = [record.getMessage() for record in caplog.records]
+    assert f"not ready endpoints: ['127.0.0.1:{port}'] (worker 0)" in messages
+    assert "not ready endpoints: ['127.0.0.1:10039', '127.0.0.1:31719']" in messages
 
 
-def test_several_machines(tmp_path: Path) -> None:
+def test_several_machines_train_together(tmp_path: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
     flags = [f"--ips={','.join(hosts)}", "--start_port", str(free_ports(hosts, 4))]
     script = HERE / "train_fleet_static.py"
@@ -80,7 +80,7 @@ def test_several_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
-def test_parameter_servers(mode: str, tmp_path: Path) -> None:
+def test_parameter_servers_train_in_every_mode(mode: str, tmp_path: Path) -> None:
     flags = ["--server_num=1", "--worker_num=2", "--gpus=0,1"]
     script = HERE / "train.py"
     output = run(tmp_path, *FLEETRUN, *flags, script, mode, CUDA_VISIBLE_DEVICES="")

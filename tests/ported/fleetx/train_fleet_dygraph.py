@@ -16,7 +16,7 @@ from fleetlight import static
 
 
 class Reader(IterableDataset[tuple[Tensor, Tensor]]):
-    """Samples one after another, as the document's reader yields them."""
+    """Yields samples one by one, like the document's reader."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for img, label in flowers():
@@ -29,7 +29,7 @@ def train_resnet() -> None:
     optimizer = torch.optim.SGD(resnet.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     optimizer = fleet.distributed_optimizer(optimizer)
     resnet = fleet.distributed_model(resnet)
-    # a process of its own reads ahead
+    # a separate process prefetches
     loader = DataLoader(Reader(), batch_size=32, drop_last=True, num_workers=1, prefetch_factor=4)
     train_loader = fleet.shard(loader)
     for eop in range(3):

@@ -13,7 +13,7 @@ COMMAND = [*FLEETRUN, "--server_num=2", "--worker_num=2", Path(__file__).parent 
 
 
 @pytest.mark.parametrize("k_steps", [5, 400])
-def test_workers_agree_in_the_end(k_steps: int, tmp_path: Path) -> None:
+def test_workers_agree_at_the_end(k_steps: int, tmp_path: Path) -> None:
     output = run(tmp_path, *COMMAND, k_steps, "sgd")
     assert "done: all 2 workers exited with code 0" in output
     weights = []
@@ -26,7 +26,7 @@ def test_workers_agree_in_the_end(k_steps: int, tmp_path: Path) -> None:
     assert weights[0] == pytest.approx(weights[1], abs=1e-4)
 
 
-def test_another_optimizer_works_and_warns(tmp_path: Path) -> None:
+def test_another_optimizer_works_with_a_warning(tmp_path: Path) -> None:
     output = run(tmp_path, *COMMAND, 5, "adagrad")
     assert "done: all 2 workers exited with code 0" in output
     assert "Adagrad" in output or "adagrad" in output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with few exchanges: Wide&Deep by GeoSGD, as its document has it."""
+"""Training with few exchanges: Wide&Deep with GeoSGD, as in its document."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MindSpore's data parallelism on CPUs: a residual network on images like CIFAR-10's."""
+"""MindSpore's data parallelism on CPUs: a residual network on images like those of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ Operation = Callable[[Tensor], Tensor]
 
 
 def random_crop(image: Tensor) -> Tensor:
-    """As large as before, out of an image with a border."""
+    """Crops an image of the same size out of one with a border."""
     padded = F.pad(image, (0, 0, 2, 2, 2, 2))
     top, left = (int(n) for n in torch.randint(0, 5, (2,)))
     return padded[top : top + image.shape[0], left : left + image.shape[1]]
 
 
 def random_horizontal_flip(image: Tensor) -> Tensor:
-    """Left is right, in half of the images."""
+    """Mirrors half of the images."""
     return image.flip(1) if torch.rand(()) < 0.5 else image
 
 
 def resize(image: Tensor) -> Tensor:
-    """A square of another size."""
+    """Resizes an image to a square."""
     chw = image.permute(2, 0, 1)[None].float()
     return F.interpolate(chw, (RESIZED, RESIZED), mode="bilinear")[0].permute(1, 2, 0)
 
 
 def rescale(image: Tensor) -> Tensor:
-    """Numbers from 0 to 1."""
+    """Scales values to 0 to 1."""
     return image * (1.0 / 255.0) + 0.0
 
 
 def normalize(image: Tensor) -> Tensor:
-    """Each channel around 0."""
+    """Centres each channel at 0."""
     mean, deviation = (0.4465, 0.4822, 0.4914), (0.2010, 0.1994, 0.2023)
     return (image - torch.tensor(mean)) / torch.tensor(deviation)
 
 
 def hwc2chw(image: Tensor) -> Tensor:
-    """Channels first, as torch has them."""
+    """Puts channels first, as torch expects."""
     return image.permute(2, 0, 1)
 
 
 class Cifar10(TensorDataset):
-    """Images and labels of a file; operations are done to an image when it is asked for."""
+    """Images and labels of a file; transforms run when an image is read."""
 
     operations: Sequence[Operation] = ()
 
@@ -70,9 +70,9 @@ class Cifar10(TensorDataset):
 
 
 def create_dataset(data_path: str, batch_size: int = 32) -> DataLoader[tuple[Tensor, ...]]:
-    """The worker's own part of the records."""
+    """The worker's part of the records."""
     loaded = torch.load(Path(data_path) / "data.pt", weights_only=True)
-    # what is the label's int32 there is int64 in torch's cross entropy
+    # the label is int32 in the document, and int64 for torch's cross entropy
     data_set = Cifar10(loaded["images"], loaded["labels"].to(torch.int64))
     data_set.operations = [random_crop, random_horizontal_flip]
     data_set.operations += [resize, rescale, normalize, hwc2chw]

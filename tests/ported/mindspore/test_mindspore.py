@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Images in the place of CIFAR-10's."""
+    """Images in place of those of CIFAR-10."""
     draws = torch.Generator().manual_seed(1)
     labels = torch.randint(0, 10, (512,), generator=draws)
     colours = torch.rand(10, 3, 1, 1, generator=draws)
@@ -46,7 +46,7 @@ def shell_loop(data: Path, workers: int, started: int, **variables: object) -> l
     return [(data / f"{name}.txt").read_text() for name in names]
 
 
-def test_the_shell_loop(data: Path) -> None:
+def test_the_shell_loop_trains(data: Path) -> None:
     *workers, scheduler = shell_loop(data, 4, 4)
     ranks = sorted(int(numbers(r"rank (\d)", text)[0]) for text in workers)
     assert ranks == [0, 1, 2, 3]
@@ -60,7 +60,7 @@ def test_the_shell_loop(data: Path) -> None:
     assert "loss is" not in scheduler
 
 
-def test_too_few_workers(data: Path) -> None:
+def test_too_few_workers_are_reported(data: Path) -> None:
     *workers, scheduler = shell_loop(data, 3, 2, FLEET_DEADLINE_S=3)
     for text in (*workers, scheduler):
         assert "loss is" not in text
@@ -69,16 +69,16 @@ def test_too_few_workers(data: Path) -> None:
     assert "2 of 3 workers came within 3 s, 1 missing" in scheduler
 
 
-def speaks_tls(port: int) -> str | None:
-    """What a client without a certificate agrees on with the scheduler."""
+def tls_version(port: int) -> str | None:
+    """The TLS version that a client without a certificate negotiates with the scheduler."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(("127.0.0.1", port), 10) as plain:
         return context.wrap_socket(plain).version()
 
 
-def of_the_page(role: str, port: int, data: str, certificates: str) -> tuple[str, str | None]:
-    """What the script prints in one process, and how the scheduler speaks behind it."""
+def run_page_process(role: str, port: int, data: str, certificates: str) -> tuple[str, str | None]:
+    """The output of the script in one process, and the scheduler's protocol after it."""
     for name in [name for name in os.environ if name.startswith("FLEET_")]:
         del os.environ[name]
     os.environ |= {"MS_WORKER_NUM": "8", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)}
@@ -87,19 +87,19 @@ def of_the_page(role: str, port: int, data: str, certificates: str) -> tuple[str
         try:
             runpy.run_path(str(HERE / "resnet_distributed_training.py"), run_name="__main__")
         except SystemExit as end:
-            # the scheduler goes when all workers have
+            # the scheduler exits after all workers
             return printed.getvalue(), f"exit {end.code}"
-    version = speaks_tls(port)
+    version = tls_version(port)
     fleet.stop_worker()
     return printed.getvalue(), version
 
 
-def test_eight_workers_inside_tls(data: Path) -> None:
+def test_eight_workers_train_with_tls(data: Path) -> None:
     make(data / "certificates")
     holder, port = reserved_port()
     job = (port, str(data), str(data / "certificates"))
     with holder:
-        found = run_processes(of_the_page, [("MS_SCHED", *job), *[("MS_WORKER", *job)] * 8])
+        found = run_processes(run_page_process, [("MS_SCHED", *job), *[("MS_WORKER", *job)] * 8])
     scheduler, *workers = found
     assert scheduler == ("", "exit 0")
     assert sorted(numbers(r"rank (\d)", [text for text, _ in workers])) == list(range(8))

@@ -27,7 +27,7 @@ def feeds() -> tuple[Tensor, Tensor]:
 
 
 def gen_data(step: int) -> dict[str, NDArray[np.generic]]:
-    """A batch of random numbers, the same in each run."""
+    """A batch of random numbers, equal in each run."""
     draws = np.random.default_rng(step)
     return {
         "x": draws.random(size=(128, 32)).astype("float32"),

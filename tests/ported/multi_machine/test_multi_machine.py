@@ -25,22 +25,22 @@ COST = r"cost=([\d.]+)"
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The costs of one machine, to which equal batches on several come as well."""
+    """The costs on one machine, which equal batches on several machines reproduce."""
     folder = tmp_path_factory.mktemp("alone")
     costs = numbers(COST, run(folder, sys.executable, HERE / "train.py"))
     assert fleet.static.load_program(folder / "model").feeds.keys() == {"x", "y"}
     return costs
 
 
-def test_the_program_of_one_machine(alone: list[float]) -> None:
+def test_the_program_runs_on_one_machine(alone: list[float]) -> None:
     assert len(alone) == 20
     assert all(0.3 < cost < 3 for cost in alone)
 
 
-def test_four_changes_train_the_same(alone: list[float], tmp_path: Path) -> None:
+def test_the_four_changes_keep_the_results(alone: list[float], tmp_path: Path) -> None:
     output = run(tmp_path, *FLEETRUN, "--nproc_per_node", "2", HERE / "train_with_fleet.py")
     for text in logs(tmp_path / "log"):
-        # the batches of the workers are equal, and so the mean of their gradients
+        # all workers have equal batches, so the mean gradient is unchanged
         assert numbers(COST, text) == pytest.approx(alone, abs=2e-6)
     assert "write fleet.save_persistables(dirname)" in output
     assert "saved model at step 20" in output
@@ -51,7 +51,7 @@ def test_four_changes_train_the_same(alone: list[float], tmp_path: Path) -> None
     assert float(served(feed["x"], feed["y"])) == pytest.approx(cost, abs=2e-6)
 
 
-def test_a_log_for_each_worker(tmp_path: Path) -> None:
+def test_each_worker_has_a_log(tmp_path: Path) -> None:
     flags = ["--nproc_per_node", "4", "--log_dir", "mylog"]
     run(tmp_path, *FLEETRUN, *flags, HERE / "train_tuned.py")
     texts = logs(tmp_path / "mylog")
@@ -59,7 +59,7 @@ def test_a_log_for_each_worker(tmp_path: Path) -> None:
     assert len({tuple(numbers(COST, text)) for text in texts}) == 1
 
 
-def test_cards_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_gpus_are_an_error(tmp_path: Path) -> None:
     flags = ["--selected_gpus=0,1,2,3,4,5,6,7", "--log_dir", "mylog"]
     script = HERE / "train_with_fleet.py"
     output = run(tmp_path, *FLEETRUN, *flags, script, code=2, CUDA_VISIBLE_DEVICES="")
@@ -72,7 +72,7 @@ def test_help_names_the_flags(tmp_path: Path) -> None:
         assert flag in output
 
 
-def test_two_machines(alone: list[float], tmp_path: Path) -> None:
+def test_two_machines_train_together(alone: list[float], tmp_path: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
     port = free_ports(hosts, 4)
     flags = [f"--cluster_node_ips={','.join(hosts)}", f"--started_port={port}"]
@@ -88,7 +88,7 @@ def test_two_machines(alone: list[float], tmp_path: Path) -> None:
     assert costs[0] == costs[1] == pytest.approx(alone, abs=2e-6)
 
 
-def test_a_cloud(tmp_path: Path) -> None:
+def test_variables_of_a_cloud_start_the_job(tmp_path: Path) -> None:
     variables = {"PADDLE_TRAINERS": "127.0.0.1", "POD_IP": "127.0.0.1", "PADDLE_TRAINER_ID": 0}
     arguments = ["--model=ResNet50", "--data_dir=./ImageNet"]
     script = HERE / "train_with_fleet.py"
@@ -98,7 +98,7 @@ def test_a_cloud(tmp_path: Path) -> None:
     assert "done: all 2 workers" in output
 
 
-def test_tuning_by_variables(tmp_path: Path) -> None:
+def test_variables_tune_the_communication(tmp_path: Path) -> None:
     variables = {
         "FLAGS_sync_nccl_allreduce": 1,
         "FLAGS_fuse_parameter_memory_size": 16,
@@ -115,7 +115,7 @@ def test_tuning_by_variables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["plain", "hierarchical", "localsgd"])
-def test_the_tuned_program(how: str, tmp_path: Path) -> None:
+def test_the_tuned_program_trains(how: str, tmp_path: Path) -> None:
     command = [*FLEETRUN, "--nproc_per_node", "2", HERE / "train_tuned.py", how, "explain"]
     output = run(tmp_path, *command)
     costs = [numbers(COST, text) for text in logs(tmp_path / "log")]
@@ -131,7 +131,7 @@ def test_the_tuned_program(how: str, tmp_path: Path) -> None:
 
 
 def tuned(*arguments: str) -> Any:
-    """The tuned program in this process; its parameters after each step, in one array."""
+    """The tuned program in this process; returns its parameters after each step, in one array."""
     sys.argv[1:] = arguments
     sys.path.insert(0, str(HERE))
     ended = runpy.run_path(str(HERE / "train_tuned.py"))
@@ -143,15 +143,15 @@ def tuned(*arguments: str) -> Any:
 
 
 def steps_apart(*arguments: str, workers: int) -> tuple[list[int], Any]:
-    """After which steps the workers differ, by batches of their own; and the first's parameters."""
+    """The steps after which workers with different batches differ, and the first parameters."""
     found = run_processes(tuned, [("apart", *arguments)] * workers)
     same = [all(np.array_equal(found[0][i], other[i]) for other in found) for i in range(20)]
     return [step for step, is_same in enumerate(same, 1) if not is_same], found[0]
 
 
-def test_localsgd_meets_every_four_steps() -> None:
+def test_localsgd_averages_every_four_steps() -> None:
     apart, weights = steps_apart("localsgd", workers=2)
-    # four steps to warm up, each a meeting
+    # four warm-up steps, each with averaging
     assert apart == [5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19]
     none, together = steps_apart(workers=2)
     assert none == []
@@ -159,7 +159,7 @@ def test_localsgd_meets_every_four_steps() -> None:
     assert not np.allclose(weights[-1], together[-1], rtol=0, atol=1e-9)
 
 
-def test_a_hierarchy_sums_what_all_workers_have() -> None:
+def test_hierarchical_allreduce_sums_over_all_workers() -> None:
     none, weights = steps_apart("hierarchical", workers=4)
     assert none == []
     _, plain = steps_apart(workers=4)

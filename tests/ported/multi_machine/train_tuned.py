@@ -33,7 +33,7 @@ dist_strategy.exec_strategy = exec_strategy
 dist_strategy.fuse_all_reduce_ops = fuse_all_reduce_ops
 if "hierarchical" in sys.argv:
     dist_strategy.use_hierarchical_allreduce = True
-    # on one machine, as if every two workers had a machine of their own
+    # on one machine, as if every two workers had their own machine
     dist_strategy.hierarchical_allreduce_inter_nranks = 2
 if "localsgd" in sys.argv:
     dist_strategy.use_local_sgd = True
@@ -49,7 +49,7 @@ if "explain" in sys.argv:
 exe = static.Executor("cpu")
 exe.run(static.default_startup_program())
 step = 20
-#: after each step; workers whose batches differ have different ones while they train alone
+#: after each step; during local steps, workers with different batches differ
 weights = []
 for i in range(step):
     number = i * fleet.worker_num() + fleet.worker_index() if "apart" in sys.argv else i

@@ -42,6 +42,6 @@ try:
 except fleet.errors.ConfigError as error:
     print(error)
 fleet.save_persistables("model")
-# or the other way to save, for who only asks the model
+# or the second way to save, for inference only
 fleet.save_inference_model("served", ["x", "y"], [cost], program=train_prog)
 print(f"served cost {exe.run(train_prog.clone(for_test=True), gen_data(0), [cost])[0]:f}")

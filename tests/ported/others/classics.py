@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A language model, a pair of adversaries, a series, a module with steps of its own.
+"""A language model, a GAN, a time series, and a module with its own training step.
 
-The loops know nothing of Fleetlight: what distributes them, if anything does, is a `Port`.
+The loops do not depend on Fleetlight: a `Port` distributes them, if anything does.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def _whole(value: Tensor, dim: int = 0) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Port:
-    """Where a program asks for something that is different with other workers."""
+    """The places where a distributed program differs."""
 
     model: Callable[[Any], Any] = _same
     optimizer: Callable[[Any], Any] = _same
-    #: the worker's own part of a batch, along a dimension
+    #: the worker's part of a batch, along a dimension
     part: Callable[..., Tensor] = _whole
 
 
-# -- words: the decoder has the encoder's weights, and hidden states go on from batch to batch
+# -- words: the decoder shares the encoder's weights; hidden states continue across batches
 
 WORDS, WIDTH, COLUMNS, LENGTH, BPTT = 20, 8, 4, 43, 5
 State = tuple[Tensor, Tensor]
@@ -63,19 +63,19 @@ class WordModel(nn.Module):
 
 
 def repackage(hidden: Any) -> Any:
-    """The same state, without its history."""
+    """The same state, detached from its history."""
     return hidden.detach() if isinstance(hidden, Tensor) else tuple(map(repackage, hidden))
 
 
 def spans(text: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Stretches of words, and the words behind each; the last stretch is short."""
+    """Word sequences and their next words; the last sequence is short."""
     for start in range(0, len(text) - 1, BPTT):
         length = min(BPTT, len(text) - 1 - start)
         yield text[start : start + length], text[start + 1 : start + 1 + length].reshape(-1)
 
 
 def validate_words(model: Any, text: Tensor) -> float:
-    """The mean loss of a word."""
+    """The mean loss per word."""
     model.eval()
     total, hidden = 0.0, model.init_hidden(text.shape[1])
     with torch.no_grad():
@@ -87,7 +87,7 @@ def validate_words(model: Any, text: Tensor) -> float:
 
 
 def language_model(dtype: torch.dtype, port: Port) -> Values:
-    """Steps without an optimizer; the rate falls where validation is no better."""
+    """Steps without an optimizer; the rate falls when validation does not improve."""
     torch.manual_seed(0)
     model = port.model(WordModel().to(dtype))
     draws = torch.Generator().manual_seed(1)
@@ -118,7 +118,7 @@ NOISE, IMAGES = 6, 8
 
 
 def first_values(module: nn.Module) -> None:
-    """Narrow normal numbers, in batch norm around one."""
+    """Narrow normal values; in batch norm around one."""
     if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
         nn.init.normal_(module.weight, 0.0, 0.02)
     elif isinstance(module, nn.BatchNorm2d):
@@ -142,7 +142,7 @@ def discriminator_net() -> nn.Sequential:
 
 
 def adam(model: Any) -> torch.optim.Optimizer:
-    # with a small eps, a gradient that is nothing but rounding becomes a whole step
+    # with a small eps, a gradient of pure rounding error becomes a whole step
     return torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.5, 0.999), eps=1e-3)
 
 
@@ -176,7 +176,7 @@ def adversaries(dtype: torch.dtype, port: Port) -> Values:
 
 
 class Sequence(nn.Module):
-    """Says the next value of each wave, one after another."""
+    """Predicts the next value of each wave, step by step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Sequence(nn.Module):
 
 
 def series(dtype: torch.dtype, port: Port, line_search: str | None = None) -> Values:
-    """Sine waves that begin anywhere."""
+    """Sine waves with random phases."""
     torch.manual_seed(0)
     seq = port.model(Sequence().to(dtype))
     starts = torch.randint(-20, 20, (6, 1), generator=torch.Generator().manual_seed(1))
@@ -214,11 +214,11 @@ def series(dtype: torch.dtype, port: Port, line_search: str | None = None) -> Va
     return values
 
 
-# -- a module that says what a step is, and a trainer that calls it
+# -- a module that defines its step, and a trainer that calls it
 
 
 class AutoEncoder(nn.Module):
-    """Its steps call parts of it; nobody calls the module itself."""
+    """Its step calls submodules; the module itself is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class AutoEncoder(nn.Module):
         self.logged: dict[str, float] = {}
 
     def log(self, name: str, value: Tensor) -> None:
-        """Keep a number for the trainer."""
+        """Keeps a number for the trainer."""
         self.logged[name] = float(value.detach())
 
     def training_step(self, batch: tuple[Tensor], batch_idx: int) -> Tensor:
@@ -246,13 +246,13 @@ class AutoEncoder(nn.Module):
 
 
 class Trainer:
-    """Epochs, steps, validation, schedules; accumulates gradients where it is told to."""
+    """Epochs, steps, validation, schedules; accumulates gradients on request."""
 
     def __init__(self, port: Port, max_epochs: int, accumulate: int = 1) -> None:
         self.port, self.max_epochs, self.accumulate = port, max_epochs, accumulate
 
     def fit(self, module: Any, batches: list[tuple[Tensor]], held_out: tuple[Tensor]) -> None:
-        """Train the module."""
+        """Trains the module."""
         module = self.port.model(module)
         optimizers, schedulers = module.configure_optimizers()
         optimizer = self.port.optimizer(optimizers[0])
@@ -272,7 +272,7 @@ class Trainer:
 
 
 def steps_of_its_own(dtype: torch.dtype, port: Port) -> Values:
-    """An autoencoder, trained by a trainer that accumulates two batches."""
+    """An autoencoder, trained with gradients accumulated over two batches."""
     torch.manual_seed(0)
     module = AutoEncoder().to(dtype)
     draws = torch.Generator().manual_seed(1)

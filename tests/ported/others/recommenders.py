@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three recommenders, their data, and a loop that knows nothing of Fleetlight."""
+"""Three recommenders, their data, and a loop that does not depend on Fleetlight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Penalty = Callable[[Any, Tensor], Tensor]
 
 
 def data(dtype: torch.dtype, seed: int = 0) -> tuple[list[Batch], Batch]:
-    """Batches to train with, and one to validate with: ids, numbers, two labels."""
+    """Training batches and one validation batch: ids, numbers, two labels."""
     generator = torch.Generator().manual_seed(seed)
 
     def batch(size: int) -> Batch:
@@ -42,7 +42,7 @@ def tower(*sizes: int) -> nn.Sequential:
 
 
 class QuotientRemainder(nn.Module):
-    """An id is told by its quotient and its remainder: two small tables in place of a large one."""
+    """Splits an id into quotient and remainder: two small tables in place of a large one."""
 
     def __init__(self, size: int, dim: int, buckets: int = 7) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class QuotientRemainder(nn.Module):
 
 
 class MixedDimension(nn.Module):
-    """A narrow table, whose rows are made as wide as all others."""
+    """A narrow table whose rows are projected to the common width."""
 
     def __init__(self, size: int, narrow: int, dim: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class MixedDimension(nn.Module):
 
 
 class DLRM(nn.Module):
-    """Dot products of all pairs of rows, and of the numbers' vector."""
+    """Dot products of all pairs of rows, and of the vector of the numbers."""
 
     def __init__(self, dim: int = 8) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class DeepFM(nn.Module):
 
 
 class MMOE(nn.Module):
-    """Experts that two tasks mix by gates of their own."""
+    """Experts that two tasks mix with separate gates."""
 
     def __init__(self, dim: int = 5, experts: int = 3) -> None:
         super().__init__()
@@ -137,22 +137,22 @@ L2 = 1e-2
 
 
 def build(name: str, dtype: torch.dtype) -> tuple[Any, torch.optim.Optimizer]:
-    """A model, the same in every process, and its optimizer."""
+    """A model with equal values in every process, and its optimizer."""
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype)
     if name == "dlrm":
         return model, torch.optim.SGD(model.parameters(), lr=RATES[name])
-    # with a small eps, a gradient that is nothing but rounding becomes a whole step
+    # with a small eps, a gradient of pure rounding error becomes a whole step
     return model, torch.optim.Adagrad(model.parameters(), lr=RATES[name], eps=0.1)
 
 
 def whole_penalty(model: DeepFM, ids: Tensor) -> Tensor:
-    """As others write it: on all rows, which no process has once they are on servers."""
+    """A penalty on all rows, as others write it; with servers, no process has all rows."""
     return L2 * (model.linear.weight.square().sum() + model.rows.weight.square().sum())
 
 
 def penalty_on_rows(model: DeepFM, ids: Tensor) -> Tensor:
-    """On the rows that the batch has looked up."""
+    """A penalty on the rows that the batch looks up."""
     places = ids + model.offsets
     rows = torch.cat([model.linear(places), model.rows(places)], -1)
     return L2 * rows.square().sum((1, 2)).mean()
@@ -181,7 +181,7 @@ def train_and_keep_best(
     take: Callable[[Any], Any] = lambda model: copy.deepcopy(model.state_dict()),
     put: Callable[[Any, Any], Any] = lambda model, state: model.load_state_dict(state),
 ) -> int:
-    """Three passes; the values that were best on held-out data are loaded back, and trained on."""
+    """Three passes; then the best values on held-out data are loaded and trained further."""
     lowest, best, best_epoch = float("inf"), None, -1
     for epoch in range(3):
         train(model, optimizer, batches)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in the shape of PyTorch's own examples train with others as they do alone."""
+"""Programs in the form of PyTorch's examples train with several workers as with one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def my_part(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 def distributed(name: str, dtype: torch.dtype) -> c.Values:
-    """The program with its batches cut into the workers' parts."""
+    """The program, with its batches split among the workers."""
     strategy = fleet.DistributedStrategy(sync_batch_norm=name == "DCGAN")
     optimizer = functools.partial(fleet.distributed_optimizer, strategy=strategy)
     return PROGRAMS[name](dtype, c.Port(fleet.distributed_model, optimizer, my_part))
@@ -36,7 +36,7 @@ def distributed(name: str, dtype: torch.dtype) -> c.Values:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_it_equals_one_process(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_workers_equal_one_process(name: str, dtype: torch.dtype, tolerance: float) -> None:
     expected = PROGRAMS[name](dtype, c.Port())
     for found in run_workers(distributed, 2, name, dtype):
         assert list(found) == list(expected)

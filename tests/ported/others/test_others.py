@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recommenders in the shape of others' train as plain PyTorch does, in every way to start them."""
+"""Recommenders of other projects train as in plain PyTorch, in every way to start them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = ("--nproc_per_node", 2)
 
 
 def plain(name: str, dtype: torch.dtype) -> tuple[dict[str, Any], int]:
-    """One process of plain PyTorch with all records of a batch; and which values were best."""
+    """One process of plain PyTorch on whole batches; returns its best values, too."""
     model, optimizer = r.build(name, dtype)
     batches, held_out = r.data(dtype)
     best = -1
@@ -47,7 +47,7 @@ def compare(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -
         ("collective", WORKERS, "float64", 1e-12),
     ],
 )
-def test_it_equals_one_process(
+def test_jobs_equal_one_process(
     name: str, mode: str, options: Any, dtype: str, tolerance: float, tmp_path: Path
 ) -> None:
     out = tmp_path / "state.pt"
@@ -56,14 +56,14 @@ def test_it_equals_one_process(
     expected, best = plain(name, getattr(torch, dtype))
     compare(torch.load(out), expected, tolerance)
     if name == "mmoe":
-        # what was best is not what was last, or loading it would change nothing
+        # the best values differ from the last ones, so loading them has an effect
         assert jobs.numbers(r"best epoch (\d)", printed)[0] == best < 2
     if name == "deepfm" and mode == "servers":
         assert "linear: torch.Tensor.square" in printed
         assert "fleet.rows" in printed
 
 
-def test_one_process_with_a_server_inside(tmp_path: Path) -> None:
+def test_one_process_with_its_own_server_equals_plain_torch(tmp_path: Path) -> None:
     out = tmp_path / "state.pt"
     jobs.run(tmp_path, jobs.FLEETRUN[0], SCRIPT, "dlrm", "servers", "float32", out)
     compare(torch.load(out), plain("dlrm", torch.float32)[0], 1e-5)

@@ -14,7 +14,7 @@ from fleetlight.errors import PlanError
 
 
 def main(name: str, mode: str, dtype_name: str, out: str) -> None:
-    """Train, and write all values of the model."""
+    """Trains, and writes all values of the model."""
     fleet.init(is_collective=mode == "collective")
     dtype = getattr(torch, dtype_name)
     model, optimizer = r.build(name, dtype)
@@ -46,7 +46,7 @@ def main(name: str, mode: str, dtype_name: str, out: str) -> None:
 
 
 def refuse_whole_penalty(model: r.DeepFM, ids: torch.Tensor) -> None:
-    """What would be zero says so, and what to write."""
+    """The penalty on a whole weight is refused with advice; its value would be zero."""
     try:
         r.whole_penalty(model, ids)
     except PlanError as error:

@@ -13,7 +13,7 @@ from fleetlight import static
 
 
 def mnist_on_mlp_model() -> tuple[TensorDataset, TensorDataset, Tensor, Tensor, Tensor, Tensor]:
-    """Train data, test data, the feeds, cost and accuracy: as the document's function returns."""
+    """Training data, test data, the feeds, cost and accuracy, as in the document."""
     train_dataset, test_dataset = digits("train"), digits("test")
     x = static.data(name="x", shape=[64, 1, 28, 28], dtype="float32")
     y = static.data(name="y", shape=[64, 1], dtype="int64")
@@ -29,10 +29,10 @@ def mnist_on_mlp_model() -> tuple[TensorDataset, TensorDataset, Tensor, Tensor, 
 
 
 def digits(mode: str) -> TensorDataset:
-    """Real digits of 8 by 8 points, drawn larger; the last 256 are for tests."""
+    """Real digits of 8 by 8 points, enlarged; the last 256 are the test set."""
     found = load_digits()
     images = np.pad(np.kron(found.images / 16, np.ones((3, 3))), ((0, 0), (2, 2), (2, 2)))
     part = slice(0, -256) if mode == "train" else slice(-256, None)
     pixels = torch.tensor(images[part, None], dtype=torch.float32)
-    # labels as rows of numbers; the program declares a column
+    # labels are rows of numbers; the program declares a column
     return TensorDataset(pixels, torch.tensor(found.target[part]))

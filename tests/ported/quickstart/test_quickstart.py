@@ -15,13 +15,13 @@ COLLECTIVE, SERVERS = HERE / "collective_trainer.py", HERE / "parameter_server_t
 
 
 def assert_learns(text: str, at_least: float) -> None:
-    """The loss falls, and the last batches are mostly right."""
+    """The loss falls, and most predictions of the last batches are right."""
     losses, shares = numbers(r"loss: ([\d.]+)", text), numbers(r"acc: ([\d.]+)", text)
     assert losses[-1] < losses[0]
     assert sum(shares[-5:]) / 5 > at_least, shares
 
 
-def test_synchronous_training(tmp_path: Path) -> None:
+def test_synchronous_training_learns(tmp_path: Path) -> None:
     output = run(tmp_path, *FLEETRUN, "--nproc_per_node", "2", COLLECTIVE)
     assert "done: all 2 workers exited with code 0" in output
     assert "all_reduce: 6 -> 1" in output
@@ -34,13 +34,13 @@ def test_synchronous_training(tmp_path: Path) -> None:
     assert numbers(r"step (\d+) loss", workers[0])[-1] == 10 * (1541 // 128)
 
 
-def test_gpus_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_gpus_are_an_error(tmp_path: Path) -> None:
     command = [*FLEETRUN, "--gpus", "0,1,2,3", COLLECTIVE]
     output = run(tmp_path, *command, code=2, CUDA_VISIBLE_DEVICES="")
     assert "this machine has no GPU; use --nproc_per_node 4" in output
 
 
-def test_parameter_servers(tmp_path: Path) -> None:
+def test_parameter_servers_learn(tmp_path: Path) -> None:
     command = [*FLEETRUN, "--worker_num", "2", "--server_num", "2", SERVERS]
     output = run(tmp_path, *command)
     assert "done: all 2 workers exited with code 0" in output
@@ -52,5 +52,5 @@ def test_parameter_servers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [COLLECTIVE, SERVERS], ids=lambda path: str(path.stem))
-def test_one_process(script: Path, tmp_path: Path) -> None:
+def test_one_process_learns(script: Path, tmp_path: Path) -> None:
     assert_learns(run(tmp_path, sys.executable, script), 0.8)

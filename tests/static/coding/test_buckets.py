@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets have the same memory in each run, but for those that a caller gets."""
+"""Buckets reuse their memory in each run, except those that a caller fetches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fleetlight.static.ops.reductions import REDUCE, reducing
 aten: Any = torch.ops.aten
 
 
-class Places:
-    """Notes where buckets are, and what was in them."""
+class BucketRecorder:
+    """Records the address and the content of each bucket."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, list[float]]] = []
@@ -26,7 +26,7 @@ class Places:
         self.found.append((bucket.data_ptr(), bucket.tolist()))
 
     def end(self, index: int, bucket: Tensor) -> None:
-        """Nothing was done."""
+        """The bucket keeps its values."""
 
 
 def bucket_of(graph: fx.Graph) -> fx.Node:
@@ -36,40 +36,40 @@ def bucket_of(graph: fx.Graph) -> fx.Node:
     return bucket
 
 
-def ran(graph: fx.Graph) -> tuple[Places, list[Any]]:
-    """Twice, and nothing of what was answered is let go."""
+def ran(graph: fx.Graph) -> tuple[BucketRecorder, list[Any]]:
+    """Runs the graph twice and keeps all results alive."""
     keep_buckets(graph)
-    function, places, answers = function_of(graph), Places(), []
-    with reducing(places):
+    function, recorder, results = function_of(graph), BucketRecorder(), []
+    with reducing(recorder):
         for value in (1.0, 2.0):
-            answers.append(function(torch.full([2], value), torch.full([1], -value)))
-    return places, answers
+            results.append(function(torch.full([2], value), torch.full([1], -value)))
+    return recorder, results
 
 
-def test_their_memory_is_kept_and_filled_anew() -> None:
+def test_bucket_memory_is_reused_and_refilled() -> None:
     graph = fx.Graph()
     pieces = graph.call_function(aten.split_with_sizes.default, (bucket_of(graph), [2, 1]))
     piece = graph.call_function(operator.getitem, (pieces, 1))
     graph.output([graph.call_function(aten.neg.default, (piece,))])
-    places, answers = ran(graph)
-    (first, before), (second, after) = places.found
+    recorder, results = ran(graph)
+    (first, before), (second, after) = recorder.found
     assert first == second
     assert (before, after) == ([1.0, 1.0, -1.0], [2.0, 2.0, -2.0])
-    assert [answer[0].tolist() for answer in answers] == [[1.0], [2.0]]
+    assert [result[0].tolist() for result in results] == [[1.0], [2.0]]
 
 
-def test_a_caller_keeps_what_it_got_of_one() -> None:
+def test_a_fetched_bucket_is_not_overwritten() -> None:
     graph = fx.Graph()
     pieces = graph.call_function(aten.split_with_sizes.default, (bucket_of(graph), [2, 1]))
     graph.output([graph.call_function(operator.getitem, (pieces, 1))])
-    places, answers = ran(graph)
-    assert places.found[0][0] != places.found[1][0]
-    assert [answer[0].tolist() for answer in answers] == [[-1.0], [-2.0]]
+    recorder, results = ran(graph)
+    assert recorder.found[0][0] != recorder.found[1][0]
+    assert [result[0].tolist() for result in results] == [[-1.0], [-2.0]]
 
 
-def test_other_tensors_that_are_put_together_are_new_each_time() -> None:
+def test_other_concatenations_are_allocated_in_each_run() -> None:
     graph = fx.Graph()
     rows = [graph.placeholder("x"), graph.placeholder("y")]
     graph.output([graph.call_function(aten.cat.default, (rows,))])
-    _, answers = ran(graph)
-    assert [answer[0].tolist() for answer in answers] == [[1.0, 1.0, -1.0], [2.0, 2.0, -2.0]]
+    _, results = ran(graph)
+    assert [result[0].tolist() for result in results] == [[1.0, 1.0, -1.0], [2.0, 2.0, -2.0]]

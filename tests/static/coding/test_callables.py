@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast way to call an operation answers what the operation answers."""
+"""The fast callable of an operation returns what the operation returns."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         ([X], [Y], [Y], [ONE]),
         {"lr": RATE, "lr_decay": 0.1, "eps": 1e-8, **WITH_DECAY},
     ),
-    # without values, only of the same shape and type
+    # values are undefined; only shape and type are compared
     (aten.empty_like.default, (torch.zeros(0, 3),), {"dtype": torch.float64}),
 ]
 
@@ -94,18 +94,18 @@ def fresh(value: Any) -> Any:
     )
 
 
-#: workers of pytest must call the tests alike, so values are no part of their names
+#: all pytest workers must collect the same names, so values are not part of them
 NAMES = [f"{operation}-{place}" for place, (operation, *_) in enumerate(CALLS)]
 
 
 @pytest.mark.parametrize(("operation", "args", "kwargs"), CALLS, ids=NAMES)
-def test_it_answers_and_changes_the_same(operation: Any, args: Any, kwargs: Any) -> None:
+def test_fast_callables_equal_their_operation(operation: Any, args: Any, kwargs: Any) -> None:
     ours, theirs = fresh((args, kwargs)), fresh((args, kwargs))
     torch.manual_seed(0)
     found = callable_of(operation)(*ours[0], **ours[1])
     torch.manual_seed(0)
     expected = operation(*theirs[0], **theirs[1])
-    # some answer what they have changed, and the operation nothing
+    # some callables return the changed tensor where the operation returns None
     both = [(ours, theirs)] if expected is None else [(ours, theirs), (found, expected)]
     for one, other in both:
         leaves, others = (torch.utils._pytree.tree_leaves(value) for value in (one, other))
@@ -115,6 +115,6 @@ def test_it_answers_and_changes_the_same(operation: Any, args: Any, kwargs: Any)
                 torch.testing.assert_close(leaf, twin, rtol=0, atol=0, check_stride=True)
 
 
-def test_all_that_are_called_differently_are_compared() -> None:
+def test_every_fast_callable_is_compared() -> None:
     compared = {operation.overloadpacket.__name__ for operation, *_ in CALLS}
     assert compared >= _FUNCTIONS | _METHODS

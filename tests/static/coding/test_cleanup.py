@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left out of a graph changes no result, and what matters stays."""
+"""Cleaning a graph changes no result and keeps every effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cleaned(graph: fx.Graph) -> fx.Graph:
 
 
 def names(graph: fx.Graph) -> list[str]:
-    """Of the operations, in their order."""
+    """The operations, in order."""
     return [
         node.target.overloadpacket.__name__  # type: ignore[union-attr]
         for node in graph.nodes
@@ -36,7 +36,7 @@ def run(graph: fx.Graph, *inputs: Tensor) -> Any:
     return fx.Interpreter(fx.GraphModule({}, graph)).run(*inputs)
 
 
-def test_of_a_training_step_only_detours_are_left_out() -> None:
+def test_cleaning_a_training_step_removes_only_redundant_nodes() -> None:
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     wanted = ["loss", "output", *(n.name for n in program.form.graph.nodes if "mm" in n.name)]
@@ -53,7 +53,7 @@ def test_of_a_training_step_only_detours_are_left_out() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_every_fetch_remains() -> None:
+def test_every_fetch_is_kept() -> None:
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for node in program.form.graph.nodes:
@@ -63,7 +63,7 @@ def test_every_fetch_remains() -> None:
 
 
 def chain(*steps: tuple[Any, ...], shape: tuple[int, ...] = (3, 4)) -> fx.Graph:
-    """Each step takes what the one before has made; the last is answered."""
+    """Each step takes the value of the step before; the graph returns the last."""
     graph = fx.Graph()
     node = graph.placeholder("x")
     value = torch.zeros(shape)
@@ -87,7 +87,7 @@ SAME: list[tuple[list[tuple[Any, ...]], list[str]]] = [
 ]
 
 
-def test_what_becomes_of_short_chains() -> None:
+def test_short_chains_are_simplified() -> None:
     x = torch.rand(3, 4)
     for steps, left in SAME:
         expected = x
@@ -98,7 +98,7 @@ def test_what_becomes_of_short_chains() -> None:
         torch.testing.assert_close(run(graph, x), expected, rtol=0, atol=0)
 
 
-def test_a_sum_that_somebody_else_needs_keeps_its_dimensions() -> None:
+def test_a_sum_with_other_users_keeps_its_dimensions() -> None:
     graph = fx.Graph()
     total = graph.call_function(aten.sum.dim_IntList, (graph.placeholder("x"), [0], True))
     total.meta["val"] = torch.zeros(1, 4)
@@ -109,7 +109,7 @@ def test_a_sum_that_somebody_else_needs_keeps_its_dimensions() -> None:
     assert [tuple(value.shape) for value in found] == [(1, 4), (4,)]
 
 
-def test_views_of_what_is_changed_in_between_see_the_change() -> None:
+def test_views_of_a_changed_tensor_see_the_change() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     before = graph.call_function(aten.t.default, (x,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code is made once for each purpose, is that of the form as it is, and goes when the form goes."""
+"""Code is generated once per purpose, matches the current form, and is freed with the form."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fleetlight.static.graph.state import Slot
 from fleetlight.static.running.runners import EVERYTHING
 
 
-class Rewritten:
-    """A pass that changes nothing but the form."""
+class CopyForm:
+    """A pass that replaces the form by an equal copy."""
 
     name = "rewritten"
 
@@ -34,7 +34,7 @@ def program() -> static.Program:
     return captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_it_is_made_once_for_each_purpose() -> None:
+def test_code_is_generated_once_per_purpose() -> None:
     coder, one = Coder(), program()
     purposes = [(("loss",), EVERYTHING), ((), EVERYTHING), (("loss",), ("forward",))]
     codes = [coder(one, *purpose) for purpose in purposes]
@@ -42,19 +42,19 @@ def test_it_is_made_once_for_each_purpose() -> None:
     assert all(coder(one, *purpose) is code for purpose, code in zip(purposes, codes, strict=True))
 
 
-def test_a_form_that_was_rewritten_has_code_of_its_own_and_the_old_one_goes() -> None:
+def test_a_rewritten_form_gets_new_code_and_frees_the_old() -> None:
     coder, one = Coder(), program()
     before = coder(one, ["loss"], EVERYTHING)
     form, code = weakref.ref(one.form), weakref.ref(before)
     del before
-    one.passes = (Rewritten(),)
+    one.passes = (CopyForm(),)
     coder(one, ["loss"], EVERYTHING)
     gc.collect()
     assert form() is None
     assert code() is None
 
 
-def test_it_does_not_keep_programs() -> None:
+def test_the_coder_keeps_no_program_alive() -> None:
     coder, one = Coder(), program()
     coder(one, ["loss"], EVERYTHING)
     known = weakref.ref(one)
@@ -69,7 +69,7 @@ def test_other_back_ends_are_refused(value: Any) -> None:
         static.Executor(compile=value)
 
 
-def test_what_is_pulled_is_open_to_a_compiler_and_other_state_is_not() -> None:
+def test_pulled_rows_have_a_dynamic_size_and_other_state_has_not() -> None:
     form = program().form
     rows = Slot("pulled", "rows of table", torch.zeros(0, 8))
     shapes = shapes_of(dataclasses.replace(form, state=(*form.state, rows)))

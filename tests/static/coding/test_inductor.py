@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs do what generated Python does, and where they cannot be, that is what runs."""
+"""Compiled programs equal generated Python, which runs wherever compilation fails."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
-def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What is said to the user, and only that: compilers say a lot to nobody."""
+def warnings_only(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Collects the warnings of Fleetlight; compilers log much at lower levels."""
     with caplog.at_level(logging.WARNING):
         yield
 
@@ -36,7 +36,7 @@ def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def both(
     kind: Any, options: dict[str, Any], executor: static.Executor, runs: int = 6
 ) -> tuple[nn.Module, nn.Module]:
-    """The same training by generated Python and by another executor; answers both models."""
+    """Trains once by generated Python and once by the executor; returns both models."""
     models = []
     for runner in (static.Executor(), executor):
         model = net()
@@ -51,8 +51,8 @@ def both(
     return models[0], models[1]
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What Fleetlight says; some builds of torch look for CUDA as well, and say so."""
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The messages of Fleetlight; some builds of torch also warn about CUDA."""
     return [one.getMessage() for one in caplog.records if one.name.startswith("fleetlight")]
 
 
@@ -62,27 +62,27 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("kind", "options"),
     [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adadelta, {"lr": 1.0})],
 )
-def test_it_computes_the_same_and_compiles_once(
+def test_a_program_compiles_once_and_computes_the_same(
     kind: Any,
     options: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the same dropout, for batches of all sizes and learning rates."""
+    """With equal dropout, for batches of all sizes and learning rates."""
     if not inductor.has_compiler():
         pytest.skip("there is no C++ compiler")
-    made, version = [], inductor._version
-    monkeypatch.setattr(inductor, "_version", lambda *a: made.append(a) or version(*a))
+    compiled, version = [], inductor._version
+    monkeypatch.setattr(inductor, "_version", lambda *a: compiled.append(a) or version(*a))
     executor = static.Executor(compile="inductor")
     ours, theirs = both(kind, options, executor)
     torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
-    assert len(made) == 1
-    assert not told(caplog)
+    assert len(compiled) == 1
+    assert not messages(caplog)
 
 
 @pytest.mark.contract
 @pytest.mark.timeout(400)
-def test_a_program_that_trains_nothing_takes_batches_of_all_sizes(
+def test_a_program_without_training_takes_batches_of_all_sizes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if not inductor.has_compiler():
@@ -94,10 +94,10 @@ def test_a_program_that_trains_nothing_takes_batches_of_all_sizes(
     for rows in (4, 7):
         [out] = executor.run(program, {"x": torch.ones(rows, 3)}, [doubled])
         assert out.tolist() == [[2.0] * 3] * rows
-    assert not told(caplog)
+    assert not messages(caplog)
 
 
-def test_dropout_is_another_one_in_each_run() -> None:
+def test_dropout_differs_in_each_run() -> None:
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     program = static.capture(model, lambda out, y: out.sum() + y.sum(), optimizer, batch(0))
@@ -110,10 +110,10 @@ def test_dropout_is_another_one_in_each_run() -> None:
     assert not torch.equal(outputs[1], outputs[2])
 
 
-def test_batches_that_the_code_does_not_fit_have_code_of_their_own(
+def test_batches_that_fail_a_guard_are_compiled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a few such codes they run as generated Python."""
+    """After a few versions, further sizes run as generated Python."""
     fitting = []
 
     def exactly(self: Any) -> Any:
@@ -130,7 +130,7 @@ def test_batches_that_the_code_does_not_fit_have_code_of_their_own(
 
 
 class Doubling:
-    """Reductions of a worker whose only neighbour has the same gradients, with weight 3 of 4."""
+    """Reductions of a worker whose only peer has the same gradients, with weight 3 of 4."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -143,7 +143,7 @@ class Doubling:
         bucket.mul_(3.0)
 
 
-def test_reductions_stay_calls_in_their_order() -> None:
+def test_reductions_are_called_in_order() -> None:
     found = []
     for compile in ("fx", "inductor"):
         model, doubling = net(), Doubling()
@@ -161,7 +161,7 @@ def test_reductions_stay_calls_in_their_order() -> None:
     assert found[1][1][:1] == ["begin 0"]
 
 
-def test_what_cannot_be_compiled_runs_as_python(
+def test_segments_that_fail_to_compile_run_as_python(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(*args: Any) -> Any:
@@ -170,7 +170,7 @@ def test_what_cannot_be_compiled_runs_as_python(
     monkeypatch.setattr(torch._inductor, "compile", failing)
     ours, theirs = both(torch.optim.SGD, {"lr": 0.1}, static.Executor(compile="inductor"), 2)
     torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
-    # what is before and behind the dropout
+    # the segments before and after the dropout
     assert [record.getMessage().partition(" of a ")[2] for record in caplog.records] == [
         "program, which run as generated Python instead: RuntimeError: no such operation"
     ] * 2
@@ -190,7 +190,7 @@ for _ in range(2):
 """
 
 
-def test_without_a_compiler_one_warning_says_so() -> None:
+def test_a_missing_compiler_is_warned_about_once() -> None:
     environment = {**os.environ, "CXX": "no-such-compiler", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, timeout=90

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph as a Python function: all arguments, values let go in time, errors with their line."""
+"""A graph as a Python function: arguments pass unchanged, values are freed after their last use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
-def test_every_argument_arrives_as_it_is(value: Any) -> None:
+def test_every_argument_passes_unchanged(value: Any) -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     # graphs hold lists and dicts of their own kinds
@@ -39,7 +39,7 @@ def test_every_argument_arrives_as_it_is(value: Any) -> None:
     assert type(second) is type(value)
 
 
-def test_names_that_are_taken_are_left_alone() -> None:
+def test_generated_names_avoid_taken_names() -> None:
     graph = fx.Graph()
     inputs = [graph.placeholder(name) for name in ("run", "aten_add_Tensor", "slice", "taken")]
     total = graph.call_function(torch.ops.aten.add.Tensor, (inputs[1], inputs[1]))
@@ -51,27 +51,27 @@ def test_names_that_are_taken_are_left_alone() -> None:
     assert found.tolist() == [2.0]
 
 
-def test_a_value_is_let_go_when_nothing_needs_it() -> None:
+def test_a_value_is_freed_after_its_last_use() -> None:
     alive: list[weakref.ref[Tensor]] = []
 
-    def made(x: Tensor) -> Tensor:
+    def add_one(x: Tensor) -> Tensor:
         out = x + 1
         alive.append(weakref.ref(out))
         return out
 
-    def looked(x: Tensor) -> int:
+    def count_alive(x: Tensor) -> int:
         return sum(one() is not None for one in alive)
 
     graph = fx.Graph()
     value = graph.placeholder("x")
     for _ in range(5):
-        value = graph.call_function(made, (value,))
-    graph.output([graph.call_function(looked, (value,))])
-    # the last one is held by its name while it is looked at
+        value = graph.call_function(add_one, (value,))
+    graph.output([graph.call_function(count_alive, (value,))])
+    # the argument under count still has a name
     assert function_of(graph)(torch.zeros(2)) == [1]
 
 
-def test_what_nobody_needs_is_called_all_the_same() -> None:
+def test_a_call_without_users_still_runs() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(torch.ops.aten.add_.Tensor, (x, 1))
@@ -81,7 +81,7 @@ def test_what_nobody_needs_is_called_all_the_same() -> None:
     assert x_value.tolist() == [1.0, 1.0]
 
 
-def test_an_error_shows_the_line_and_the_lines_go_with_the_function() -> None:
+def test_a_traceback_shows_generated_lines_until_the_function_is_freed() -> None:
     graph = fx.Graph()
     graph.output(graph.call_function(torch.ops.aten.mm.default, (graph.placeholder("x"),) * 2))
     function = function_of(graph)

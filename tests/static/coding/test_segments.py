@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled at once, and what stays a call at its place."""
+"""Which nodes are compiled together, and which remain calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten: Any = torch.ops.aten
 
 
 def step() -> fx.Graph:
-    """Two gradients that are reduced together, and a fused step."""
+    """Two gradients reduced together, and a fused optimizer step."""
     graph = fx.Graph()
     x, parameter, rate = (graph.placeholder(name) for name in ("x", "parameter", "rate"))
     first = graph.call_function(aten.mul.Tensor, (x, parameter))
@@ -43,7 +43,7 @@ def names(segment: GraphSegment) -> list[str]:
     return [node.name for node in segment.nodes]
 
 
-def test_they_end_where_something_stays() -> None:
+def test_segments_end_at_calls_that_are_not_compiled() -> None:
     graph = step()
     first, second = segments(graph)
     graph.lint()
@@ -54,7 +54,7 @@ def test_they_end_where_something_stays() -> None:
     assert any("fused_sgd" in name for name in staying)
 
 
-def test_they_know_what_they_take_and_what_is_needed_of_them() -> None:
+def test_segments_know_their_inputs_and_outputs() -> None:
     first, second = segments(step())
     assert [node.name for node in first.inputs] == ["x", "parameter"]
     assert [node.name for node in first.outputs] == ["mul_tensor", "getitem", "exp_default"]
@@ -64,15 +64,15 @@ def test_they_know_what_they_take_and_what_is_needed_of_them() -> None:
     assert [node.op for node in own.nodes].count("placeholder") == 2
 
 
-def test_views_that_only_others_need_are_taken_behind() -> None:
+def test_views_used_only_outside_move_after_the_segment() -> None:
     graph = step()
     first, _ = segments(graph)
     order = [node.name for node in graph.nodes]
-    behind = order.index(first.nodes[-1].name)
-    assert order[behind + 1 : behind + 4] == ["view_default", "view_default_1", "cat_default"]
+    last = order.index(first.nodes[-1].name)
+    assert order[last + 1 : last + 4] == ["view_default", "view_default_1", "cat_default"]
 
 
-def test_a_lone_operation_is_called() -> None:
+def test_a_lone_operation_is_not_compiled() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output(

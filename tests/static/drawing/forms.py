@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of nets that nobody has: their operations say which modules they belong to."""
+"""Artificial forms whose operations name the modules they belong to."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ VALUE = torch.empty(4, 3)
 def form_of(
     paths: Sequence[str], skips: Sequence[tuple[int, int]] = (), buckets: Sequence[int] = ()
 ) -> Form:
-    """One operation with a parameter for each path; `skips` say what else an operation reads.
+    """One operation with a parameter for each path; `skips` adds reads of earlier operations.
 
-    `buckets` are numbers of gradients that are reduced together, as soon as they are there.
+    `buckets` counts the gradients of each bucket, reduced as soon as all are computed.
     """
     graph, state, nodes = fx.Graph(), [], []
     weights = [_input(graph, f"p_{n}") for n in range(len(paths))]
@@ -48,19 +48,19 @@ def form_of(
 def _backward(
     graph: fx.Graph, paths: Sequence[str], nodes: Sequence[fx.Node], buckets: list[int]
 ) -> dict[int, fx.Node]:
-    now, gradients, waiting, begun = nodes[-1], {}, [], []
+    now, gradients, pending, reducing = nodes[-1], {}, [], []
     for number in reversed(range(len(paths))):
         now = _call(graph, _aten.mul.Tensor, (now, nodes[number]), "backward", paths[number])
         gradients[number] = now
-        waiting.append(number)
-        if buckets and len(waiting) >= buckets[0]:
+        pending.append(number)
+        if buckets and len(pending) >= buckets[0]:
             del buckets[0]
-            rows = [gradients[n] for n in waiting]
+            rows = [gradients[n] for n in pending]
             bucket = _call(graph, _aten.cat.default, (rows,), "backward", "")
-            _call(graph, REDUCE, (bucket, len(begun)), "backward", "", None)
-            begun.append((bucket, waiting))
-            waiting = []
-    for index, (bucket, numbers) in enumerate(begun):
+            _call(graph, REDUCE, (bucket, len(reducing)), "backward", "", None)
+            reducing.append((bucket, pending))
+            pending = []
+    for index, (bucket, numbers) in enumerate(reducing):
         _call(graph, REDUCED, (bucket, index), "backward", "", None)
         parts = _call(graph, _aten.split.Tensor, (bucket, 1), "backward", "")
         for place, n in enumerate(numbers):

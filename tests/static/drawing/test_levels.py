@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations stand together by modules, at a depth that leaves few."""
+"""Operations are grouped by module, at a depth that gives few levels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def paths_of(form: static.Program) -> list[str]:
 
 
 @given(PATHS, st.integers(1, 12))
-def test_every_operation_is_at_one_level_and_there_are_few(paths: list[str], most: int) -> None:
+def test_every_operation_is_at_one_of_few_levels(paths: list[str], most: int) -> None:
     graph = form_of(paths).graph
     levels = levels_of(graph, most)
     assert 1 <= len(levels) <= most
@@ -36,7 +36,7 @@ def test_every_operation_is_at_one_level_and_there_are_few(paths: list[str], mos
     assert sorted(backward) == expected
 
 
-def test_modules_are_looked_into_as_long_as_that_makes_few_levels() -> None:
+def test_modules_are_split_while_levels_stay_few() -> None:
     wide = [f"layers.{n}.{part}" for n in range(20) for part in ("attention", "norm", "mlp")]
     levels = levels_of(form_of(wide).graph)
     assert [level.path for level in levels] == [f"layers.{n}" for n in range(20)]
@@ -44,7 +44,7 @@ def test_modules_are_looked_into_as_long_as_that_makes_few_levels() -> None:
     assert [level.path for level in deeper] == wide[:9]
 
 
-def test_where_one_module_has_too_many_neighbours_stand_together() -> None:
+def test_many_children_of_one_module_share_levels() -> None:
     levels = levels_of(form_of([f"layers.{n}" for n in range(100)]).graph)
     assert len(levels) <= MOST
     assert levels[0].path == "layers.0 … layers.2"
@@ -56,7 +56,7 @@ def test_without_modules_each_operation_is_a_level() -> None:
 
 
 class Twice(nn.Module):
-    """Calls one module twice, with something in between."""
+    """Calls one module twice, with another operation between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ def twice() -> static.Program:
     return static.capture(model, nn.functional.cross_entropy, optimizer, batch(0))
 
 
-def test_backward_stands_at_the_level_of_its_forward() -> None:
-    """Of calls of one module, and of what a module does itself, it is told which it was."""
+def test_backward_is_at_the_level_of_its_forward() -> None:
+    """Repeated calls of one module, and operations of the module itself, remain distinct."""
     program = twice()
     levels = levels_of(program.form.graph)
     assert [level.path for level in levels] == ["inner", "", "inner", "", "last", ""]
@@ -85,7 +85,7 @@ def test_backward_stands_at_the_level_of_its_forward() -> None:
     assert any("log_softmax_backward" in name for name in names[5])
 
 
-def test_a_loaded_program_has_its_backward_there_too() -> None:
+def test_backward_of_a_loaded_program_is_at_the_same_level() -> None:
     program = twice()
     for node in program.form.graph.nodes:
         for key in ("derivative", "calls"):
@@ -97,8 +97,8 @@ def test_a_loaded_program_has_its_backward_there_too() -> None:
     assert any("tanh_backward" in name for name in names[3])
 
 
-def test_what_autograd_does_not_look_at_takes_nothing_from_the_module_before() -> None:
-    """The counter of the batch norm comes right behind the linear layer."""
+def test_operations_without_derivative_take_no_backward_from_others() -> None:
+    """The counter of the batch norm directly follows the linear layer."""
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for node in program.form.graph.nodes:
@@ -111,7 +111,7 @@ def test_what_autograd_does_not_look_at_takes_nothing_from_the_module_before() -
     assert all(level.backward for level in levels)
 
 
-def test_without_modules_backward_is_known_by_what_it_derives() -> None:
+def test_without_modules_backward_is_matched_by_derivative() -> None:
     program = static.Program()
     with static.program_guard(program):
         first, last = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a picture shows of a program, before any text is made of it."""
+"""What a picture shows of a program, before it is written as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def picture(program: static.Program) -> Picture:
     return picture_of(program.form, program.model, "SGD")
 
 
-def made() -> static.Program:
+def make_program() -> static.Program:
     model = net()
     return captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -36,14 +36,14 @@ def titles(of: Picture, *kinds: str) -> list[str]:
 
 
 def arrows(of: Picture, flow: str = "value") -> dict[tuple[str, str], str]:
-    """Labels by what an arrow connects, in words of the titles."""
+    """The label of each arrow, by the titles of the two boxes."""
     title = {box.name: box.lines[0] for box in of.boxes}
     found = [arrow for arrow in of.arrows if arrow.flow == flow]
     return {(title[arrow.source], title[arrow.target]): arrow.label for arrow in found}
 
 
-def test_modules_are_boxes_with_what_they_hold() -> None:
-    found = picture(made())
+def test_modules_are_boxes_with_their_contents() -> None:
+    found = picture(make_program())
     assert titles(found, "forward") == ["0", "1", "2", "3", "4"]
     forward = {box.lines[0]: box for box in boxes(found, "forward", "loss")}
     assert forward["0"].lines == ("0", "Linear", "2 ops", "108 parameters · 864 B")
@@ -56,27 +56,27 @@ def test_modules_are_boxes_with_what_they_hold() -> None:
     assert found.beside == tuple((f"f{n}", f"b{n}") for n in range(6))
 
 
-def test_the_heading_says_what_it_is_and_what_the_passes_did() -> None:
-    found = picture(made().apply(InsertAllReduce(), FuseAllReduce()))
+def test_the_heading_names_the_program_and_its_passes() -> None:
+    found = picture(make_program().apply(InsertAllReduce(), FuseAllReduce()))
     assert found.title == "Training step of Sequential"
     assert "171 parameters in 6 tensors · 1.34 KiB" in found.lines[0]
     assert found.lines[1:] == ("6 gradients, each reduced by itself", "all_reduce: 6 -> 1 (25 MiB)")
 
 
-def test_what_flows_has_its_shape() -> None:
-    flows = arrows(picture(made()))
+def test_arrows_show_shapes() -> None:
+    flows = arrows(picture(make_program()))
     assert flows["0", "1"] == "batch × 12"
     assert flows["4", "loss"] == "batch × 3"
     assert {("x", "0"), ("y", "loss"), ("loss", "∂ loss"), ("∂ 1", "∂ 0")} <= set(flows)
-    assert arrows(picture(made()), "kept")["1", "∂ 1"] == "2 kept"
+    assert arrows(picture(make_program()), "kept")["1", "∂ 1"] == "2 kept"
 
 
-def test_the_step_is_told() -> None:
-    (step,) = boxes(picture(made()), "step")
+def test_the_optimizer_step_is_a_box() -> None:
+    (step,) = boxes(picture(make_program()), "step")
     assert step.lines == ("step of SGD", "fused_sgd", "7 ops", "changes 6 parameters")
 
 
-def test_the_kernels_of_several_param_groups_follow_each_other() -> None:
+def test_kernels_of_param_groups_form_a_chain() -> None:
     model = net()
     groups = [{"params": [p]} for p in list(model.parameters())[:3]]
     found = picture(captured(model, torch.optim.SGD(groups, lr=0.1)))
@@ -84,14 +84,14 @@ def test_the_kernels_of_several_param_groups_follow_each_other() -> None:
     assert ("s0", "s1") in {(arrow.source, arrow.target) for arrow in found.arrows}
 
 
-def test_an_evaluation_has_only_a_forward() -> None:
-    found = picture(made().clone(for_test=True))
+def test_an_evaluation_shows_only_the_forward() -> None:
+    found = picture(make_program().clone(for_test=True))
     assert found.title.startswith("Forward of")
     assert not boxes(found, "backward", "bucket", "step")
     assert found.beside == ()
 
 
-def test_many_feeds_alike_are_one_box() -> None:
+def test_similar_feeds_share_one_box() -> None:
     main = static.Program()
     with static.program_guard(main):
         values = [static.data(f"slot_{n}", [None, 4]) for n in range(9)]
@@ -101,7 +101,7 @@ def test_many_feeds_alike_are_one_box() -> None:
     assert set(titles(picture(main), "feed")) == {"label", "slot_0 and 8 more"}
 
 
-def test_a_module_without_a_name_has_that_of_its_parameters() -> None:
+def test_an_unnamed_module_is_titled_by_its_parameters() -> None:
     main = static.Program()
     with static.program_guard(main):
         value = static.data("x", [None, 4])
@@ -110,14 +110,14 @@ def test_a_module_without_a_name_has_that_of_its_parameters() -> None:
     assert titles(picture(main), "forward") == ["linear_0", "relu", "linear_1"]
 
 
-def test_a_frame_is_around_the_modules_of_one_module() -> None:
+def test_a_frame_surrounds_the_children_of_a_module() -> None:
     found = picture_of(form_of(["a.0", "a.1", "a", "b.0"]))
     (frame,) = found.frames
     assert (frame.title, frame.members) == ("a", ("f0", "f1", "f2", "b0", "b1", "b2"))
     assert titles(found, "forward")[2] == "mul"
 
 
-def test_rows_of_tables_come_in_and_gradients_are_pushed() -> None:
+def test_tables_show_pulls_and_pushes() -> None:
     found = picture(written(Fields(), ids=(4, 3)).apply(SplitPS()))
     assert [box.lines for box in boxes(found, "table")] == [
         *(("pull deep", "3 lookups"), ("pull wide", "1 lookup")),
@@ -132,7 +132,7 @@ def test_rows_of_tables_come_in_and_gradients_are_pushed() -> None:
     assert {("∂ wide", "step outside"), ("∂ deep.0", "step outside")} <= pushed
 
 
-def test_gradients_that_nobody_reduces_go_to_the_step_by_themselves() -> None:
+def test_unreduced_gradients_flow_directly_to_the_step() -> None:
     found = picture_of(form_of(["a", "b"]))
     assert not boxes(found, "bucket", "overlapped")
     assert set(arrows(found, "gradient")) == {
@@ -141,7 +141,7 @@ def test_gradients_that_nobody_reduces_go_to_the_step_by_themselves() -> None:
     }
 
 
-def test_buckets_say_what_they_hold_and_when_they_are_reduced() -> None:
+def test_buckets_show_their_gradients_and_reduction_times() -> None:
     found = picture_of(form_of(list("abcd"), buckets=[1, 2]))
     one, other = boxes(found, "overlapped")
     assert one.lines == (
@@ -158,13 +158,13 @@ def test_buckets_say_what_they_hold_and_when_they_are_reduced() -> None:
     }
 
 
-def test_reductions_that_begin_and_end_together_are_one_box() -> None:
+def test_reductions_at_the_same_time_share_one_box() -> None:
     (bucket,) = boxes(picture(captured_resnet50().apply(InsertAllReduce())), "bucket")
     assert "161 all-reduces" in bucket.lines
     assert "begins after backward" in bucket.lines
 
 
-def test_resnet50_has_5_buckets_of_which_4_travel_while_backward_goes_on() -> None:
+def test_resnet50_overlaps_4_of_5_buckets_with_backward() -> None:
     found = picture(captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap()))
     assert len(boxes(found, "forward", "loss")) == 24 + 1
     assert [len(boxes(found, kind)) for kind in ("overlapped", "bucket")] == [4, 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a picture can be read back, whatever the names in it are."""
+"""The text of a picture can be parsed, whatever names it contains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MERMAID = re.compile(
 )
 
 
-def made() -> static.Program:
+def make_program() -> static.Program:
     model = net()
     return captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -44,7 +44,7 @@ def picture_with(name: str) -> Picture:
 
 
 def strings_of_dot(text: str) -> list[str]:
-    """Quoted strings of a text of which nothing else is left, as a reader understands them."""
+    """The quoted strings of the text; fails if a part is not valid DOT."""
     found, at = [], 0
     while at < len(text.rstrip()):
         token = TOKEN.match(text, at)
@@ -73,7 +73,7 @@ def readable(name: str) -> str:
     st.text(min_size=1, max_size=50)
     | st.sampled_from(['a "b"', "<&amp;>", "層.0", "back\\slash", "x]", "`"])
 )
-def test_every_name_can_be_read_back(name: str) -> None:
+def test_every_name_survives_both_formats(name: str) -> None:
     picture = picture_with(name)
     dot = strings_of_dot(dot_of(picture))
     assert dot.count(readable(name)) >= 3  # a box, a frame and an arrow
@@ -81,59 +81,57 @@ def test_every_name_can_be_read_back(name: str) -> None:
     assert labels.count(readable(name)) >= 3
 
 
-def test_both_texts_say_what_the_program_does_and_are_the_same_each_time() -> None:
+def test_both_formats_show_the_program_and_are_deterministic() -> None:
     program = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap())
     drawing = program.draw()
     assert strings_of_dot(drawing.dot)
     labels = "\n".join(labels_of_mermaid(drawing.mermaid))
-    for told in ("stage4.1", "Bottleneck", "begins after ∂ stage4.1", "step of SGD", "17 kept"):
-        assert told in drawing.dot
-        assert told in labels
+    for shown in ("stage4.1", "Bottleneck", "begins after ∂ stage4.1", "step of SGD", "17 kept"):
+        assert shown in drawing.dot
+        assert shown in labels
     model = net()
     again = captured(model, torch.optim.SGD(model.parameters(), lr=0.1)).draw()
-    assert (again.dot, again.mermaid) == (made().draw().dot, made().draw().mermaid)
+    assert (again.dot, again.mermaid) == (make_program().draw().dot, make_program().draw().mermaid)
 
 
-def test_what_is_too_long_is_in_the_tooltip() -> None:
+def test_long_names_are_full_in_the_tooltip() -> None:
     name = "name_" * 30
     dot = dot_of(picture_with(name))
     assert f'label="{name[:59]}…", tooltip="{name}' in dot
 
 
-def test_text_is_written_without_any_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_needs_no_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    drawing = made().draw(tmp_path / "program.dot")
+    drawing = make_program().draw(tmp_path / "program.dot")
     drawing.save(tmp_path / "program.mmd")
     assert (tmp_path / "program.dot").read_text(encoding="utf-8") == drawing.dot
     assert (tmp_path / "program.mmd").read_text(encoding="utf-8") == drawing.mermaid
     assert "Drawing of Training step of Sequential" in repr(drawing)
     assert list(drawing._repr_mimebundle_()) == ["text/markdown"]
     with pytest.raises(ConfigError, match=r"install .*graphviz.* or draw to a \.dot or \.mmd"):
-        made().draw(tmp_path / "program.svg")
+        make_program().draw(tmp_path / "program.svg")
     with pytest.raises(ConfigError, match=r"got the path .*program\.gif.*\.dot, \.mmd, \.svg"):
-        made().draw(tmp_path / "program.gif")
+        make_program().draw(tmp_path / "program.gif")
     with pytest.raises(ConfigError, match="does not exist"):
-        made().draw(str(tmp_path / "missing" / "program.dot"))
+        make_program().draw(str(tmp_path / "missing" / "program.dot"))
 
 
 @needs_graphviz
-def test_graphviz_makes_files_of_it(tmp_path: Path) -> None:
+def test_graphviz_renders_files(tmp_path: Path) -> None:
     program = static.Program()
     with static.program_guard(program):
         static.data('<x & "y\\">', [None, 4]).mean().name = "層"
     drawing = program.draw(tmp_path / "program.svg")
     root = ElementTree.parse(tmp_path / "program.svg").getroot()
-    told = ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
-    assert {'<x & "y\\">', "fetch 層"} <= set(told)
+    shown = ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
+    assert {'<x & "y\\">', "fetch 層"} <= set(shown)
     assert list(drawing._repr_mimebundle_()) == ["image/svg+xml"]
     program.draw(tmp_path / "program.png")
     assert (tmp_path / "program.png").read_bytes().startswith(b"\x89PNG")
 
 
 @needs_graphviz
-def test_graphviz_places_backward_beside_its_forward() -> None:
+def test_graphviz_places_backward_beside_forward() -> None:
     program = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap())
     root = ElementTree.fromstring(program.draw().svg)
     kind = {e.findtext("{*}title"): e.get("class") for e in root.iter() if e.get("class")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments go to JSON and come back as they were."""
+"""Arguments survive a round trip through JSON."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ arguments = st.recursive(
 )
 
 
-def through(value: Any) -> Any:
+def round_trip(value: Any) -> Any:
     text = msgspec.json.encode(pack(value, lambda node: node.name))
     return unpack(msgspec.json.decode(text), NODES)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, of one type, and to the last bit."""
+    """Equal, of the same type, bit for bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, (list, tuple)):
@@ -67,23 +67,23 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(arguments)
-def test_an_argument_comes_back_as_it_was(value: Any) -> None:
-    assert same(through(value), value)
+def test_an_argument_survives_the_round_trip(value: Any) -> None:
+    assert same(round_trip(value), value)
 
 
 def test_lists_of_torch_become_lists() -> None:
     node = GRAPH.call_function(torch.add, ([1, NODES["x"]], {"a": 2}))
-    assert through(node.args) == ([1, NODES["x"]], {"a": 2})
-    assert through(torch.Size([2, 3])) == (2, 3)
+    assert round_trip(node.args) == ([1, NODES["x"]], {"a": 2})
+    assert round_trip(torch.Size([2, 3])) == (2, 3)
 
 
-def test_devices_may_be_others() -> None:
+def test_devices_can_be_replaced() -> None:
     packed = pack([torch.device("cuda:1"), torch.float32], lambda node: node.name)
     assert unpack(packed, {}, torch.device("cpu")) == [torch.device("cpu"), torch.float32]
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, torch.ones(1), len])
-def test_what_has_no_text_is_refused(value: Any) -> None:
+def test_arguments_without_json_form_are_refused(value: Any) -> None:
     with pytest.raises(CheckpointError, match=f"got an argument of type {type(value).__name__}"):
         pack([value], lambda node: node.name)
 
@@ -91,6 +91,6 @@ def test_what_has_no_text_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [{"dtype": "nn"}, {"layout": "float32"}, {"node": "z"}, {"call": 1}, {"a": 1, "b": 2}]
 )
-def test_what_is_no_argument_is_an_error(value: Any) -> None:
+def test_malformed_arguments_are_refused(value: Any) -> None:
     with pytest.raises((KeyError, ValueError)):
         unpack(value, NODES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file can name operations of torch and ours, and nothing else of this process."""
+"""A file can name operations of torch and of Fleetlight, and nothing else in the process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_others_are_refused(name: str) -> None:
+def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(CheckpointError, match=repr(name)):
         operation(name)
 
@@ -49,19 +49,19 @@ def test_others_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "target", [os.system, torch.ops.aten.from_file.default, operator.methodcaller]
 )
-def test_others_are_not_written(target: Any) -> None:
+def test_other_operations_are_not_written(target: Any) -> None:
     with pytest.raises(CheckpointError, match="a program in a file may not have the operation"):
         name_of(target)
 
 
-def test_an_operation_of_another_torch_is_told() -> None:
+def test_an_operation_of_another_torch_is_named() -> None:
     with pytest.raises(
         CheckpointError, match=rf"unknown to torch {torch.__version__}".split("+")[0]
     ):
         operation("aten.mm_of_the_future.default")
 
 
-def test_all_operations_of_ours_are_known_but_those_of_tables() -> None:
+def test_all_own_operations_are_known_except_those_of_tables() -> None:
     for module in ("graph.lookups", "ops.rows", "ops.marks", "ops.norms", "ops.reductions"):
         importlib.import_module(f"fleetlight.static.{module}")
     importlib.import_module("fleetlight.static.coding")

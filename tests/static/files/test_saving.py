@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that was saved runs elsewhere as it would have run here, to the last bit."""
+"""A loaded program runs bit for bit as the saved one."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
 ]
 
 
-def made(optimizer: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[0]) -> static.Program:
+def make_program(optimizer: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[0]) -> static.Program:
     model = net()
     return captured(model, optimizer(model.parameters()))
 
 
-def ran(program: static.Program, numbers: range = range(4)) -> list[Tensor]:
-    """What it answers and what it has become, over batches of several sizes."""
-    executor, answers = static.Executor(), []
+def run_all(program: static.Program, numbers: range = range(4)) -> list[Tensor]:
+    """Fetched values and the final state, over batches of several sizes."""
+    executor, results = static.Executor(), []
     for number in numbers:
         feed = batch(number)
         torch.manual_seed(number)
-        answers += executor.run(program, feed, ["loss", "output", "accuracy"])
-    return [*(a.clone() for a in answers), *(slot.tensor.clone() for slot in program.state)]
+        results += executor.run(program, feed, ["loss", "output", "accuracy"])
+    return [*(a.clone() for a in results), *(slot.tensor.clone() for slot in program.state)]
 
 
 def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
@@ -57,23 +57,23 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_it_goes_on_to_the_last_bit(
+def test_a_loaded_program_continues_bit_for_bit(
     tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer]
 ) -> None:
-    program = made(optimizer)
-    ran(program, range(2))
+    program = make_program(optimizer)
+    run_all(program, range(2))
     program.save(tmp_path)
     loaded = static.load_program(tmp_path)
-    assert_same(ran(loaded), ran(program))
+    assert_same(run_all(loaded), run_all(program))
     assert fingerprint(loaded.form) == fingerprint(program.form)
 
 
-def test_its_state_is_its_own(tmp_path: Path) -> None:
-    program = made()
+def test_a_loaded_program_has_its_own_state(tmp_path: Path) -> None:
+    program = make_program()
     program.save(tmp_path)
     before = [slot.tensor.clone() for slot in program.state]
     first = static.load_program(tmp_path)
-    ran(first)
+    run_all(first)
     assert_same([slot.tensor for slot in program.state], before)
     assert_same([slot.tensor for slot in static.load_program(tmp_path).state], before)
     assert [s.name for s in first.state] == [s.name for s in program.state]
@@ -102,34 +102,34 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(path.glob("generation-*/*"))}
 
 
-def test_another_process_runs_it_alike_and_writes_the_same_bytes(tmp_path: Path) -> None:
-    program, feed = made(), batch(1)
+def test_another_process_runs_equally_and_writes_equal_bytes(tmp_path: Path) -> None:
+    program, feed = make_program(), batch(1)
     program.save(tmp_path / "program")
     static.load_program(tmp_path / "program").save(tmp_path / "again")
     torch.save(feed, tmp_path / "batch")
     paths = [str(tmp_path / name) for name in ("program", "batch", "out", "there")]
     subprocess.run([sys.executable, "-c", ELSEWHERE, *paths], check=True, timeout=100)
     torch.manual_seed(5)
-    answers = static.Executor().run(program, feed, ["loss", "output"])
-    expected = [*answers, *(slot.tensor.detach() for slot in program.state)]
+    results = static.Executor().run(program, feed, ["loss", "output"])
+    expected = [*results, *(slot.tensor.detach() for slot in program.state)]
     assert_same(torch.load(tmp_path / "out"), expected)
     here, again, there = (files_of(tmp_path / name) for name in ("program", "again", "there"))
     assert set(here) == {"program.json", "state.safetensors"}
     assert here == again == there
 
 
-def test_a_loaded_program_can_be_tested_read_and_rewritten(tmp_path: Path) -> None:
-    program = made()
-    ran(program, range(2))
+def test_a_loaded_program_can_be_cloned_printed_and_rewritten(tmp_path: Path) -> None:
+    program = make_program()
+    run_all(program, range(2))
     program.save(tmp_path)
     loaded = static.load_program(tmp_path)
     assert str(loaded) == str(program)
     assert loaded.summary() == program.summary()
     assert loaded.explain() == "no passes"
     tests = [p.clone(for_test=True) for p in (loaded, program)]
-    answers = [static.Executor().run(p, batch(2), ["output", "loss"]) for p in tests]
-    assert_same(*answers)
-    # passes look at the shapes of values
+    results = [static.Executor().run(p, batch(2), ["output", "loss"]) for p in tests]
+    assert_same(*results)
+    # passes use the shapes of values
     metas = [[n.meta.get("val") for n in p.form.graph.nodes] for p in (loaded, program)]
     for mine, theirs in zip(*metas, strict=True):
         if isinstance(theirs, Tensor):
@@ -141,14 +141,14 @@ def test_a_loaded_program_can_be_tested_read_and_rewritten(tmp_path: Path) -> No
         loaded.writable_source()
 
 
-def test_a_program_with_passes_says_what_they_did_when_loaded(tmp_path: Path) -> None:
+def test_a_loaded_program_explains_its_passes(tmp_path: Path) -> None:
     class Nothing:
         name = "nothing"
 
         def __call__(self, form: Any) -> Any:
             return form.rewritten(form.copied()[0], "nothing: 3 -> 3")
 
-    program = made()
+    program = make_program()
     program.passes = (Nothing(),)
     assert program.explain() == "nothing  nothing: 3 -> 3"
     program.save(tmp_path)
@@ -157,22 +157,22 @@ def test_a_program_with_passes_says_what_they_did_when_loaded(tmp_path: Path) ->
     assert loaded.apply(Nothing()).explain() == "nothing: 3 -> 3\nnothing: 3 -> 3"
 
 
-def test_its_place_in_a_schedule_is_saved_and_its_reductions_are_not(tmp_path: Path) -> None:
-    """Two of three backwards are in the slots; reductions need the other workers."""
-    program, together = made(), made()
+def test_merged_gradients_are_saved_and_reductions_are_not(tmp_path: Path) -> None:
+    """Two of three backwards are accumulated; reductions need the other workers."""
+    program, together = make_program(), make_program()
     program.passes = (Amp("float16", 8.0), GradientMerge(3))
     together.passes = (*program.passes, InsertAllReduce())
-    ran(program, range(2))
+    run_all(program, range(2))
     for mine, theirs in zip(together.state, program.state, strict=True):
         mine.tensor.detach().copy_(theirs.tensor)
     together.save(tmp_path)
     loaded = static.load_program(tmp_path)
     assert loaded.form.schedule == program.form.schedule
     assert len(loaded.reports) == 2
-    assert_same(ran(loaded, range(2, 9)), ran(program, range(2, 9)))
+    assert_same(run_all(loaded, range(2, 9)), run_all(program, range(2, 9)))
 
 
-def test_learning_rates_keep_their_values_and_can_be_set(tmp_path: Path) -> None:
+def test_learning_rates_are_saved_and_can_be_set(tmp_path: Path) -> None:
     model = net()
     groups = [{"params": list(model[0].parameters())}, {"params": list(model[4].parameters())}]
     optimizer = torch.optim.SGD(groups, lr=0.5)
@@ -185,7 +185,7 @@ def test_learning_rates_keep_their_values_and_can_be_set(tmp_path: Path) -> None
         one.set_learning_rate(0.25)
         one.set_learning_rate(0.0, group=1)
     assert [g["lr"] for g in optimizer.param_groups] == [0.25, 0.0]
-    assert_same(ran(loaded), ran(program))
+    assert_same(run_all(loaded), run_all(program))
     saved = dict(zip([s.name for s in loaded.state], loaded.state, strict=True))
     torch.testing.assert_close(saved["4.bias"].tensor.detach(), net()[4].bias.detach())
     with pytest.raises(ConfigError, match="got group 2, expected one of this program: group 0, gr"):
@@ -195,7 +195,7 @@ def test_learning_rates_keep_their_values_and_can_be_set(tmp_path: Path) -> None
 
 
 class Odd(nn.Module):
-    """Sizes that are computed, numbers that JSON has not, tensors with other strides."""
+    """Computed sizes, numbers that JSON lacks, tensors with unusual strides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def odd(rows: int, columns: int) -> dict[str, Tensor]:
     return {"x": torch.randn(rows, columns, 4).double()}
 
 
-def test_sizes_infinities_and_strides_come_back(tmp_path: Path) -> None:
+def test_sizes_infinities_and_strides_are_restored(tmp_path: Path) -> None:
     main = static.Program()
     torch.manual_seed(0)
     model = Odd()
@@ -237,17 +237,17 @@ def test_sizes_infinities_and_strides_come_back(tmp_path: Path) -> None:
     executor = static.Executor()
     for rows, columns in ((3, 5), (1, 2), (8, 1)):
         feed = odd(rows, columns)
-        answers = [executor.run(p, feed, ["loss"]) for p in (main, loaded)]
-        assert_same(*answers)
+        results = [executor.run(p, feed, ["loss"]) for p in (main, loaded)]
+        assert_same(*results)
     assert "untrained" not in loaded.summary()
     assert "other: the program does not read them" in loaded.summary()
 
 
-# -- files that are not as they were written
+# -- files that were changed after the save
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the graph, and put its checksum right, as somebody would who means harm."""
+    """Changes the graph and corrects its checksum, as an attacker would."""
     manifest = saving.read_manifest(path, saving.ProgramManifest, saving.FORMAT)
     file = path / f"generation-{manifest.generation:06d}" / saving.PROGRAM_FILE
     document = json.loads(file.read_text())
@@ -291,10 +291,10 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGES)
-def test_a_file_that_means_something_else_is_refused(
+def test_a_forged_file_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
-    made().save(tmp_path)
+    make_program().save(tmp_path)
     rewritten(tmp_path, change)
     with pytest.raises(CheckpointError, match=rf"(?s)program\.json.*{message}"):
         static.load_program(tmp_path)
@@ -303,14 +303,14 @@ def test_a_file_that_means_something_else_is_refused(
 def test_names_of_values_never_become_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made().save(tmp_path)
+    make_program().save(tmp_path)
 
     def harm(document: dict[str, Any]) -> None:
         text = json.dumps(document).replace('"p_0_weight"', json.dumps(HARMFUL))
         document.update(json.loads(text.replace('"_log_softmax"', json.dumps(f"{HARMFUL}\nz"))))
 
     rewritten(tmp_path, harm)
-    ran(static.load_program(tmp_path))
+    run_all(static.load_program(tmp_path))
     assert capsys.readouterr().out == ""
 
 
@@ -324,7 +324,7 @@ def graph_file(path: Path) -> Path:
 
 @pytest.mark.parametrize("which", [state_file, graph_file])
 def test_damaged_files_are_named(tmp_path: Path, which: Callable[[Path], Path]) -> None:
-    made().save(tmp_path)
+    make_program().save(tmp_path)
     file, data = which(tmp_path), which(tmp_path).read_bytes()
     file.write_bytes(data[:-9])
     with pytest.raises(CorruptCheckpointError, match=f"{file.name} was truncated"):
@@ -337,8 +337,8 @@ def test_damaged_files_are_named(tmp_path: Path, which: Callable[[Path], Path]) 
         static.load_program(tmp_path)
 
 
-def test_another_version_and_other_directories_are_told(tmp_path: Path) -> None:
-    program = made()
+def test_other_versions_and_directories_are_refused(tmp_path: Path) -> None:
+    program = make_program()
     program.save(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 9'))
@@ -353,13 +353,13 @@ def test_another_version_and_other_directories_are_told(tmp_path: Path) -> None:
         program.save(tmp_path)
 
 
-def test_a_save_that_fails_leaves_the_old_one(
+def test_a_failed_save_keeps_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = made()
+    program = make_program()
     program.save(tmp_path)
     before = [slot.tensor.clone() for slot in program.state]
-    ran(program)
+    run_all(program)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -370,7 +370,7 @@ def test_a_save_that_fails_leaves_the_old_one(
     assert_same([slot.tensor for slot in static.load_program(tmp_path).state], before)
 
 
-def test_what_a_file_cannot_say_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_shared_memory_is_refused_before_writing(tmp_path: Path) -> None:
     class Halves(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -389,8 +389,8 @@ def test_what_a_file_cannot_say_is_refused_before_anything_is_written(tmp_path: 
     assert not (tmp_path / "new").exists()
 
 
-def test_operations_of_others_are_refused_when_saving(tmp_path: Path) -> None:
-    program = made()
+def test_foreign_operations_are_refused_when_saving(tmp_path: Path) -> None:
+    program = make_program()
     graph, _ = program.form.copied()
     next(n for n in graph.nodes if n.op == "call_function").target = torch.load
     strange = program.apply(lambda form: form.rewritten(graph, "strange"))  # type: ignore[arg-type]
@@ -400,8 +400,8 @@ def test_operations_of_others_are_refused_when_saving(tmp_path: Path) -> None:
         strange.save(tmp_path)
 
 
-def test_a_document_is_the_form() -> None:
-    form = made().form
+def test_a_document_restores_the_form() -> None:
+    form = make_program().form
     document, tensors = describe(form)
     text = msgspec.json.encode(document)
     again, _ = describe(form_of(msgspec.json.decode(text, type=Document), tensors))
@@ -410,7 +410,7 @@ def test_a_document_is_the_form() -> None:
 
 
 def test_the_weight_of_the_last_batch_is_not_saved(tmp_path: Path) -> None:
-    program = made()
+    program = make_program()
     (weight,) = (slot for slot in program.state if slot.kind == "weight")
     weight.tensor.fill_(0.25)
     program.save(tmp_path)

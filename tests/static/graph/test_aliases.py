@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shares memory, and what may therefore not change places."""
+"""Which values share memory, and therefore keep their order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inputs(graph: fx.Graph, count: int = 2) -> list[fx.Node]:
         (GRADIENT, ("weight",)),
     ],
 )
-def test_views_are_known(target: object, args: tuple[object, ...]) -> None:
+def test_views_are_recognised(target: object, args: tuple[object, ...]) -> None:
     graph = fx.Graph()
     [x] = inputs(graph, 1)
     node = graph.call_function(target, (x, *args))  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_views_are_known(target: object, args: tuple[object, ...]) -> None:
     assert base_of(graph.call_function(aten.t.default, (node,))) is x
 
 
-def test_parts_of_a_split_look_at_it_and_results_of_others_do_not() -> None:
+def test_split_parts_are_views_and_other_tuple_items_are_not() -> None:
     graph = fx.Graph()
     x, y = inputs(graph)
     split = graph.call_function(aten.split_with_sizes.default, (x, [1, 2]))
@@ -48,7 +48,7 @@ def test_parts_of_a_split_look_at_it_and_results_of_others_do_not() -> None:
     assert not is_view(one)
 
 
-def test_what_is_changed() -> None:
+def test_changed_arguments_are_found() -> None:
     graph = fx.Graph()
     x, y = inputs(graph)
     added = graph.call_function(aten.add_.Tensor, (x, y))
@@ -62,7 +62,7 @@ def test_what_is_changed() -> None:
     assert list(changed_by(norm)) == [mean, var]
 
 
-def test_what_may_be_the_gradient_itself_is_no_free_view() -> None:
+def test_a_laid_out_gradient_is_not_a_free_view() -> None:
     graph = fx.Graph()
     x, y = inputs(graph)
     node = graph.call_function(LAID_OUT, (x, y))
@@ -70,7 +70,7 @@ def test_what_may_be_the_gradient_itself_is_no_free_view() -> None:
     assert not is_view(node)
 
 
-def test_reading_and_changing_keep_their_order() -> None:
+def test_reads_and_writes_keep_their_order() -> None:
     graph = fx.Graph()
     x, y = inputs(graph)
     view = graph.call_function(aten.t.default, (x,))

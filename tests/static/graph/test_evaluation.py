@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluation of a program computes what the model does in eval mode, and changes nothing."""
+"""The evaluation of a program equals the model in eval mode and changes no state."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_equals_the_model_in_eval_mode(name: str) -> None:
+def test_evaluation_equals_the_model_in_eval_mode(name: str) -> None:
     model = kinds.of(KINDS[name])
     executor, program = static.Executor(), captured(model)
-    # running statistics that differ from those of the batch
+    # let running statistics differ from those of the batch
     executor.run(program, batch(0))
     evaluation = program.clone(for_test=True)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -46,7 +46,7 @@ def test_it_equals_the_model_in_eval_mode(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_it_draws_nothing_and_needs_no_label() -> None:
+def test_evaluation_draws_no_random_numbers_and_needs_no_label() -> None:
     model = kinds.of(lambda: kinds.encoder(0.5))
     evaluation = captured(model).clone(for_test=True)
     (x,) = (batch(1)["x"],)
@@ -57,7 +57,7 @@ def test_it_draws_nothing_and_needs_no_label() -> None:
     assert torch.equal(one, other)
 
 
-def test_what_ends_in_a_dropout_is_fetched_by_its_variable() -> None:
+def test_the_output_of_a_dropout_is_fetched_by_its_variable() -> None:
     x = static.data("x", [None, 4])
     out = F.dropout(x * 2, 0.5)
     evaluation = static.default_main_program().clone(for_test=True)
@@ -105,15 +105,15 @@ OWN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("body", "words"), OWN)
-def test_what_nobody_knows_of_an_evaluation_is_refused(body: Any, words: str) -> None:
+def test_models_without_a_known_evaluation_are_refused(body: Any, words: str) -> None:
     program = captured(kinds.of(lambda: Headed(body(), flat)))
     static.Executor().run(program, batch(0))
     with pytest.raises(PlanError, match=words):
         program.clone(for_test=True)
 
 
-class Known(nn.Module):
-    """Gives what it is asked to functions that are known."""
+class PassesTrainingFlag(nn.Module):
+    """Passes its training flag to known functions."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -121,26 +121,26 @@ class Known(nn.Module):
         return F.dropout(x * x.size(0), p=0.5, training=self.training)
 
 
-def test_known_functions_may_be_told_whether_they_train() -> None:
-    model = kinds.of(lambda: Headed(Known(), flat))
+def test_known_functions_accept_the_training_flag() -> None:
+    model = kinds.of(lambda: Headed(PassesTrainingFlag(), flat))
     program = captured(model)
     given = batch(2)
     (found,) = static.Executor().run(program.clone(for_test=True), given, ["output"])
     torch.testing.assert_close(found, model.eval()(given["x"]).detach(), rtol=1e-9, atol=1e-12)
 
 
-def test_models_in_eval_mode_can_be_captured_whatever_they_ask() -> None:
+def test_models_in_eval_mode_can_be_captured() -> None:
     model = kinds.of(lambda: Headed(Branches(), flat)).eval()
     program = static.capture(model, None, None, {"x": batch(0)["x"]})
     (found,) = static.Executor().run(program, {"x": batch(1)["x"]}, ["output"])
     torch.testing.assert_close(found, model(batch(1)["x"]).detach())
-    # the attribute is an ordinary one again
+    # the attribute is an ordinary one after the capture
     assert model.training is False
     assert "training" not in nn.Module.__dict__
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
-def test_what_depends_on_random_numbers_says_so_where_it_is_fetched(is_renamed: bool) -> None:
+def test_fetching_a_random_value_of_an_evaluation_is_refused(is_renamed: bool) -> None:
     x = static.data("x", [None, 4])
     noisy = (x + torch.randn_like(x)).mean()
     plain = x * 2

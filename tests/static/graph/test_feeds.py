@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program takes, and what it refuses."""
+"""Which feeds a program accepts and refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def given(batch: int = 2) -> dict[str, Any]:
     return {"x": torch.ones(batch, 3), "y": torch.zeros(batch, dtype=torch.int64)}
 
 
-def test_tensors_and_arrays_come_in_the_order_of_the_program() -> None:
+def test_feeds_are_ordered_as_the_program_takes_them() -> None:
     x, y = accept(FEEDS, {"y": np.array([1, 2]), "x": np.ones((2, 3), np.float32)})
     assert (x.shape, y.tolist()) == ((2, 3), [1, 2])
     assert len(accept(FEEDS, given(7))[0]) == 7
@@ -40,13 +40,13 @@ def test_tensors_and_arrays_come_in_the_order_of_the_program() -> None:
         ({"x": torch.ones(3, 3)}, "'y' has 2 in dimension 0, and feed 'x' 3 in dimension 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+def test_mismatched_feeds_are_refused(change: dict[str, Any], words: str) -> None:
     feeds = {name: value for name, value in {**given(), **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=words):
         accept(FEEDS, feeds)
 
 
-def test_a_size_that_was_looked_at_is_part_of_the_program() -> None:
+def test_a_size_read_by_the_program_is_fixed() -> None:
     with pytest.raises(ConfigError, match=r"got the shape \[2, 3\], expected \[4, 3\]"):
         Feed("x", (4, 3), torch.float32).accepted(torch.ones(2, 3))
 
@@ -72,7 +72,7 @@ def test_other_shapes_of_labels_are_refused(
         Feed("y", declared, torch.int64).accepted(torch.zeros(fed, dtype=torch.int64))
 
 
-def test_users_may_write_minus_one_and_names_of_types() -> None:
+def test_declarations_accept_minus_one_and_type_names() -> None:
     assert feed_of("x", [-1, 3], "float32") == feed_of("x", [None, 3], torch.float32)
     for shape, dtype in (([0], "float32"), (["a"], "float32"), ([1], "float33"), ([1], 3)):
         with pytest.raises(ConfigError, match="data 'x'"):
@@ -85,7 +85,7 @@ def test_a_shape_is_a_list(shape: Any) -> None:
         feed_of("q", shape, "float32")
 
 
-def test_types_with_near_names_are_told() -> None:
+def test_misspelt_types_get_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"dtype='flot32', expected .*did you mean 'float32'"):
         feed_of("q", [4], "flot32")
     with pytest.raises(ConfigError, match=r"known names: float32, float64, bfloat16, int64"):

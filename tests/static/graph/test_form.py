@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open sizes have names that people can read, the same in every process."""
+"""Dynamic sizes have readable names, equal in every process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def written() -> tuple[static.Program, Tensor]:
         other = static.data("other", [None, 2])
         flat = x.reshape(-1, 4)
         joined = torch.cat([other, other])
-        made = flat.sum(0) + joined.sum()
-    return program, made
+        output = flat.sum(0) + joined.sum()
+    return program, output
 
 
-def test_the_batch_has_its_name_and_others_that_of_their_feed() -> None:
+def test_dynamic_sizes_are_named_batch_or_by_feed() -> None:
     program, _ = written()
     lines = str(program).splitlines()
     assert any(line.startswith("x ") and "float32[batch, x_1, 4]" in line for line in lines)
@@ -30,11 +30,11 @@ def test_the_batch_has_its_name_and_others_that_of_their_feed() -> None:
     assert any("float32[2*other_0, 2]" in line for line in lines)
 
 
-def test_they_do_not_depend_on_what_was_written_before() -> None:
+def test_size_names_do_not_depend_on_earlier_programs() -> None:
     assert str(written()[0]) == str(written()[0])
 
 
-def test_values_of_all_kinds_have_a_text() -> None:
+def test_all_kinds_of_values_are_described() -> None:
     sizes = Sizes(written()[0].form)
     tensor = torch.zeros(2, 3, dtype=torch.bool)
     assert sizes.value(tensor) == "bool[2, 3]"

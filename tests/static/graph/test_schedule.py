@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a schedule remembers, and how it changes the factor of the loss."""
+"""The state of a schedule, and how it changes the loss scale."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def gradient(value: float, kind: torch.dtype = torch.float32) -> Slot:
     return Slot("gradient", str(kind), torch.full((2,), value, dtype=kind))
 
 
-def test_a_plain_one_makes_a_step_of_each_run() -> None:
+def test_a_plain_schedule_steps_in_each_run() -> None:
     plain = Schedule()
     assert plain.is_plain
     assert plain.slots() == []
     assert [plain.counted([]), plain.unscaled([])] == [True, True]
 
 
-def test_the_last_of_k_backwards_makes_the_step_and_empties_the_sums() -> None:
+def test_the_last_of_k_backwards_steps_and_clears_the_sums() -> None:
     schedule = Schedule(merges=3)
     state = [*schedule.slots(), gradient(5.0), gradient(5.0, torch.float64)]
     assert not schedule.is_plain
@@ -43,8 +43,8 @@ def test_the_last_of_k_backwards_makes_the_step_and_empties_the_sums() -> None:
 
 
 @pytest.mark.parametrize("interval", [2, 1 << 30])
-def test_the_factor_of_the_loss_is_that_of_a_grad_scaler(interval: int) -> None:
-    """It grows after some good steps, and shrinks at once; a step without numbers is left out."""
+def test_the_loss_scale_follows_grad_scaler(interval: int) -> None:
+    """The scale grows after some finite steps and shrinks at an overflow, which skips the step."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=interval)
     schedule = Schedule(growth_interval=interval)
     scaling = scaling_slots(8.0, torch.device("cpu"))
@@ -64,12 +64,12 @@ def test_the_factor_of_the_loss_is_that_of_a_grad_scaler(interval: int) -> None:
         assert scaler_state(state) == expected
 
 
-def test_one_gradient_without_numbers_spoils_the_step_for_all() -> None:
+def test_one_infinite_gradient_skips_the_whole_step() -> None:
     state = [*scaling_slots(4.0, torch.device("cpu")), gradient(4.0), gradient(INF, torch.float64)]
     assert not Schedule(growth_interval=9).unscaled(state)
 
 
-def test_the_factor_can_be_kept_and_taken_up() -> None:
+def test_the_loss_scale_can_be_saved_and_loaded() -> None:
     old, new = (scaling_slots(first, torch.device("cpu")) for first in (4.0, 64.0))
     old[1].tensor.fill_(7)
     load_scaler_state(new, scaler_state(old))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program holds for the sizes for which its writer would have taken the same course."""
+"""A program is valid for the sizes at which its branches would be the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _fresh() -> Iterator[None]:
     reset_default_programs()
 
 
-#: how 7 records are looked at, and what the program is for
+#: how the code reads a batch of 7 records, and the resulting limit
 LOOKS: list[tuple[Callable[[Tensor], bool], str]] = [
     (lambda x: x.shape[0] > 4, "at least 5"),
     (lambda x: x.shape[0] <= 4, "at least 5"),
@@ -36,13 +36,13 @@ LOOKS: list[tuple[Callable[[Tensor], bool], str]] = [
 
 
 @pytest.mark.parametrize(("looks", "limit"), LOOKS)
-def test_branches_on_a_size_limit_it(looks: Callable[[Tensor], bool], limit: str) -> None:
+def test_branches_on_a_size_limit_the_size(looks: Callable[[Tensor], bool], limit: str) -> None:
     x = static.data("x", [None, 4])
     _ = x * 2 if looks(x) else x * 3
     assert str(static.default_main_program().feeds["x"].limits[0]) == limit
 
 
-def test_other_courses_are_refused_at_run_time() -> None:
+def test_sizes_that_take_another_branch_are_refused() -> None:
     x = static.data("x", [None, 4])
     y = x * 2 if x.shape[0] > 5 else x * 3
     executor = static.Executor()
@@ -57,7 +57,7 @@ def test_other_courses_are_refused_at_run_time() -> None:
 
 
 @pytest.mark.parametrize("looks", [len, lambda x: bool(x.shape[0] % 2 == 0), list])
-def test_sizes_that_nobody_said_are_not_taken_for_said(looks: Callable[[Tensor], object]) -> None:
+def test_reading_a_dynamic_size_as_a_number_is_refused(looks: Callable[[Tensor], object]) -> None:
     x = static.data("x", [None, 4])
     looks(x)
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_sizes_that_nobody_said_are_not_taken_for_said(looks: Callable[[Tensor],
         str(static.default_main_program())
 
 
-def test_a_captured_size_is_that_of_the_example() -> None:
+def test_a_branch_on_parity_fixes_the_captured_size() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -85,8 +85,8 @@ def test_a_captured_size_is_that_of_the_example() -> None:
 
 
 @pytest.mark.slow
-def test_batch_norm_wants_more_than_one_record() -> None:
-    """As it does eagerly; the kernels of torch ask too, but are right for all sizes."""
+def test_batch_norm_needs_more_than_one_record() -> None:
+    """As in eager mode; guards of torch's kernels are dropped, since they work for all sizes."""
     program = kinds.captured(kinds.of(kinds.Repeats))
     with pytest.raises(ConfigError, match="got 1 in dimension 0, expected other than 1"):
         static.Executor().run(program, kinds.batch(0, 1))
@@ -95,7 +95,7 @@ def test_batch_norm_wants_more_than_one_record() -> None:
         static.Executor().run(program, kinds.batch(0, 1))
 
 
-def test_limits_meet() -> None:
+def test_limits_intersect() -> None:
     both = Limit(2, None, frozenset({1, 5})).within(Limit(0, 9))
     assert both == Limit(2, 9, frozenset({5}))
     assert [size for size in range(12) if both.allows(size)] == [2, 3, 4, 6, 7, 8, 9]
@@ -104,8 +104,8 @@ def test_limits_meet() -> None:
 
 
 @pytest.mark.slow
-def test_passes_look_at_nothing() -> None:
-    """Else the form would be made anew, and what a pass keeps in its state forgotten."""
+def test_passes_add_no_guards() -> None:
+    """A new guard would rebuild the form and lose the state of the passes."""
     program = kinds.captured(kinds.of(kinds.KINDS["encoder"]))
     before = [str(feed.limits) for feed in program.feeds.values()]
     program.passes = (passes.Amp("bfloat16"), passes.GradientMerge(2))

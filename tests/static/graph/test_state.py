@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a program is that of the live module, whatever has been put into it since."""
+"""A program uses the state of the live module, whatever was assigned to it since."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.errors import PlanError
 pytestmark = pytest.mark.slow
 
 
-def ran() -> tuple[Any, static.Program]:
+def program_after_a_run() -> tuple[Any, static.Program]:
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     static.Executor().run(program, batch(0))
@@ -55,9 +55,11 @@ CHANGES = [
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 @pytest.mark.parametrize("for_test", [False, True])
-def test_another_tensor_in_the_module_is_refused(change: Any, words: str, for_test: bool) -> None:
-    """Before anything has changed."""
-    model, program = ran()
+def test_a_replaced_tensor_in_the_module_is_refused(
+    change: Any, words: str, for_test: bool
+) -> None:
+    """Refused before any state changes."""
+    model, program = program_after_a_run()
     if for_test:
         program = program.clone(for_test=True)
     change(model)
@@ -67,15 +69,15 @@ def test_another_tensor_in_the_module_is_refused(change: Any, words: str, for_te
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_values_that_are_copied_in_are_taken() -> None:
-    model, program = ran()
+def test_values_copied_into_the_module_are_used() -> None:
+    model, program = program_after_a_run()
     model.load_state_dict({k: torch.zeros_like(v) for k, v in model.state_dict().items()})
     (loss,) = static.Executor().run(program, batch(0), ["loss"])
     torch.testing.assert_close(loss.item(), torch.log(torch.tensor(3.0).double()).item())
 
 
-def test_a_buffer_that_was_replaced_by_one_like_it_is_followed() -> None:
-    model, program = ran()
+def test_a_buffer_replaced_by_a_like_one_is_used() -> None:
+    model, program = program_after_a_run()
     theirs = copy.deepcopy(model)
     for one in (model, theirs):
         one[1].running_mean = torch.full((12,), 5.0).double()
@@ -87,7 +89,7 @@ def test_a_buffer_that_was_replaced_by_one_like_it_is_followed() -> None:
     torch.testing.assert_close(model[1].running_mean, theirs[1].running_mean)
 
 
-def test_of_a_tensor_with_two_names_both_are_looked_at() -> None:
+def test_both_names_of_a_shared_tensor_are_checked() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     given = {"x": torch.ones(3, 2), "y": torch.zeros(3, 2)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused steps see each gradient laid out as its parameter is, however it was computed."""
+"""Fused steps receive each gradient in the memory layout of its parameter."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fleetlight import static
 from fleetlight.static.ops.marks import is_dense, laid_out
 
 
-def test_a_gradient_that_lies_right_is_left_alone() -> None:
+def test_a_gradient_in_the_right_layout_is_not_copied() -> None:
     parameter = torch.zeros(3, 1, 4)
     for gradient in (torch.rand(3, 1, 4), torch.rand(3, 4, 1).transpose(1, 2)):
         assert laid_out(gradient, parameter) is gradient
 
 
-def test_another_one_is_copied_into_place() -> None:
+def test_a_gradient_in_another_layout_is_copied() -> None:
     parameter, gradient = torch.zeros(3, 4), torch.rand(4, 3).t()
     found = laid_out(gradient, parameter)
     assert found.stride() == parameter.stride()
     assert torch.equal(found, gradient)
 
 
-def test_what_is_dense() -> None:
+def test_dense_layouts_are_recognised() -> None:
     whole = torch.zeros(3, 4)
     assert is_dense(whole)
     assert is_dense(whole.t())
@@ -35,7 +35,7 @@ def test_what_is_dense() -> None:
 
 
 class Odd(nn.Module):
-    """Its parameters lie in memory as gradients usually do not."""
+    """Its parameters have layouts that gradients usually have not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
-def test_parameters_of_any_layout_are_trained_right(kind: Any) -> None:
+def test_parameters_of_any_layout_train_as_in_eager_mode(kind: Any) -> None:
     ours, theirs = Odd(), Odd()
     options = {"lr": 0.1, "weight_decay": 0.01}
     groups = [[m.turned, *m.conv.parameters()] for m in (ours, theirs)]
@@ -62,7 +62,7 @@ def test_parameters_of_any_layout_are_trained_right(kind: Any) -> None:
     )
     given = {"x": torch.rand(5, 2, 4, 4).double(), "y": torch.rand(5, 3).double()}
     program = static.capture(ours, nn.functional.mse_loss, mine, given)
-    # the group with the sliced one has no fused step
+    # the group with the sliced parameter has no fused step
     assert "_foreach_" in str(program)
     assert "_fused_" in str(program)
     executor = static.Executor()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose gradients are reduced train as one process does on all batches."""
+"""Programs with reduced gradients train as one process does on all batches."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 STAMP = GradientStamp(Position(1, 7), 9)
 
 
-class Late:
-    """A route that doubles buckets when it is asked to finish, or fails to."""
+class DoublingRoute:
+    """A route that doubles buckets in finish(), which can fail."""
 
     def __init__(self, error: str = "") -> None:
         self.error = error
         self.started: list[tuple[Tensor, Future[Tensor]]] = []
-        self.asked = 0
+        self.stamp_calls = 0
 
     def start(self, bucket: Bucket, stamp: GradientStamp) -> Future[Any]:
         self.started.append((bucket.buffer, Future()))
@@ -55,29 +55,31 @@ class Late:
             raise RuntimeError(self.error)
 
     def stamps(self) -> Mapping[int, GradientStamp]:
-        self.asked += 1
+        self.stamp_calls += 1
         return {0: BLANK}
 
     def close(self) -> None:
         pass
 
 
-class Nobody:
-    """A group in which errors stay what they are."""
+class PlainGroup:
+    """A group that passes errors unchanged."""
 
     @contextlib.contextmanager
     def named(self, operation: str) -> Iterator[None]:
         yield
 
 
-def reductions_by(route: Late, told: list[Mapping[int, GradientStamp]]) -> GroupReductions:
-    nobody: Any = Nobody()
-    made = GroupReductions({None: Reducer(1, [], route=route)}, nobody, told.append)
-    made.prepare(BLANK)
-    return made
+def reductions_by(
+    route: DoublingRoute, stamps: list[Mapping[int, GradientStamp]]
+) -> GroupReductions:
+    group: Any = PlainGroup()
+    reductions = GroupReductions({None: Reducer(1, [], route=route)}, group, stamps.append)
+    reductions.prepare(BLANK)
+    return reductions
 
 
-def test_outside_of_a_job_it_is_said_what_to_do() -> None:
+def test_reducing_outside_a_job_is_refused_with_advice() -> None:
     for operation in (REDUCE, REDUCED):
         with pytest.raises(PlanError, match=r"there is no job: run it with static\.Executor"):
             operation(torch.ones(2), 0)
@@ -87,52 +89,52 @@ def test_outside_of_a_job_it_is_said_what_to_do() -> None:
         REDUCE(torch.ones(2), 0)
 
 
-def test_tensors_without_values_are_not_reduced() -> None:
+def test_fake_and_meta_tensors_are_not_reduced() -> None:
     with FakeTensorMode():
         REDUCE(torch.ones(2), 0, inner=2, codec="int8")
     REDUCED(torch.ones(2, device="meta"), 0)
 
 
-def test_the_bucket_is_reduced_where_it_is_and_stamps_are_seen_once_all_are_back() -> None:
-    told: list[Mapping[int, GradientStamp]] = []
-    route = Late()
+def test_buckets_reduce_in_place_and_report_stamps_at_the_end() -> None:
+    stamps: list[Mapping[int, GradientStamp]] = []
+    route = DoublingRoute()
     buckets = [torch.ones(2), torch.ones(3)]
-    with reducing(reductions_by(route, told)):
+    with reducing(reductions_by(route, stamps)):
         for index, bucket in enumerate(buckets):
             REDUCE(bucket, index)
         REDUCED(buckets[0], 0)
-        assert told == []
-        # a compiler may have moved it
+        assert stamps == []
+        # a compiler may copy the bucket
         moved = torch.zeros(3)
         REDUCED(moved, 1, buckets[0])
-    assert told == [{0: BLANK}]
+    assert stamps == [{0: BLANK}]
     assert [t.tolist() for t in (*buckets, moved)] == [[2, 2], [2, 2, 2], [2, 2, 2]]
 
 
-def test_the_first_failure_is_raised_and_nothing_stays_behind() -> None:
-    told: list[Mapping[int, GradientStamp]] = []
-    route = Late("the cable is out")
-    reductions = reductions_by(route, told)
+def test_the_first_failure_is_raised_and_clears_the_state() -> None:
+    stamps: list[Mapping[int, GradientStamp]] = []
+    route = DoublingRoute("the cable is out")
+    reductions = reductions_by(route, stamps)
     with reducing(reductions):
         for index in range(2):
             REDUCE(torch.ones(2), index)
         with pytest.raises(RuntimeError, match="the cable is out"):
             REDUCED(torch.ones(2), 0)
-        assert (told, route.started) == ([], [])
+        assert (stamps, route.started) == ([], [])
         route.error = ""
         reductions.prepare(BLANK)
         bucket = torch.ones(2)
         REDUCE(bucket, 0)
         REDUCED(bucket, 0)
-    assert (bucket.tolist(), len(told)) == ([2, 2], 1)
+    assert (bucket.tolist(), len(stamps)) == ([2, 2], 1)
 
 
-def test_buckets_go_by_the_reducer_of_their_levels_and_each_tells_its_stamps() -> None:
-    told: list[Mapping[int, GradientStamp]] = []
-    routes = {None: Late(), 0: Late(), 2: Late()}
-    nobody: Any = Nobody()
+def test_each_bucket_uses_the_reducer_of_its_levels() -> None:
+    stamps: list[Mapping[int, GradientStamp]] = []
+    routes = {None: DoublingRoute(), 0: DoublingRoute(), 2: DoublingRoute()}
+    group: Any = PlainGroup()
     reducers = {inner: Reducer(1, [], route=route) for inner, route in routes.items()}
-    reductions = GroupReductions(reducers, nobody, told.append)
+    reductions = GroupReductions(reducers, group, stamps.append)
     reductions.prepare(STAMP, {1: (ParameterSlice("a", 1), ParameterSlice("b", 1))})
     buckets = [torch.ones(2), torch.ones(2)]
     with reducing(reductions):
@@ -140,19 +142,19 @@ def test_buckets_go_by_the_reducer_of_their_levels_and_each_tells_its_stamps() -
         REDUCE(buckets[1], 1, inner=0)
         assert [len(route.started) for route in routes.values()] == [1, 1, 0]
         REDUCED(buckets[0], 0)
-        assert told == []
+        assert stamps == []
         REDUCED(buckets[1], 1)
-    # the third has reduced nothing, and has no stamps
-    assert [route.asked for route in routes.values()] == [1, 1, 0]
+    # the third reducer reduces nothing and has no stamps
+    assert [route.stamp_calls for route in routes.values()] == [1, 1, 0]
     assert [reducer.stamp for reducer in reducers.values()] == [STAMP] * 3
     assert [bucket.tolist() for bucket in buckets] == [[2, 2], [2, 2]]
 
 
-def test_a_failure_ends_what_other_reducers_have_begun() -> None:
-    routes = {None: Late("the cable is out"), 0: Late()}
-    nobody: Any = Nobody()
+def test_a_failure_finishes_the_other_reducers() -> None:
+    routes = {None: DoublingRoute("the cable is out"), 0: DoublingRoute()}
+    group: Any = PlainGroup()
     reducers = {inner: Reducer(1, [], route=route) for inner, route in routes.items()}
-    reductions = GroupReductions(reducers, nobody)
+    reductions = GroupReductions(reducers, group)
     reductions.prepare(BLANK)
     with reducing(reductions):
         REDUCE(torch.ones(2), 0)
@@ -166,7 +168,7 @@ def test_a_failure_ends_what_other_reducers_have_begun() -> None:
 
 
 def plain_ddp(model: nn.Module, feeds: list[dict[str, Tensor]]) -> None:
-    """torch's own, on the process group that is there."""
+    """DistributedDataParallel of torch, on the present process group."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     replica = DistributedDataParallel(model, broadcast_buffers=False)
     for number, feed in enumerate(feeds):
@@ -177,7 +179,7 @@ def plain_ddp(model: nn.Module, feeds: list[dict[str, Tensor]]) -> None:
 
 
 def program(model: nn.Module, feeds: list[dict[str, Tensor]], shared: bool) -> None:
-    """A program, reduced by the workers of the job."""
+    """A program whose gradients the workers of the job reduce."""
     group = current().group
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loss = nn.functional.cross_entropy
@@ -199,7 +201,7 @@ def resnet() -> nn.Module:
 
 
 def difference(make: Callable[[], nn.Module], feed: Any, shared: bool) -> float:
-    """Of parameters and buffers after five steps, at most."""
+    """The largest difference of parameters and buffers after five steps."""
     index = current().group.index
     feeds = [feed(2 * number + index) for number in range(5)]
     first = make()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations between rows and lookups compute what torch's layers compute."""
+"""Operations on pulled rows compute what the layers of torch compute."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fleetlight.static.ops.rows import GATHER_BAGS, GATHER_ROWS, SUM_BAGS, SUM_R
 
 
 def drawn() -> tuple[Tensor, Tensor]:
-    """Rows, and places of a batch among them."""
+    """Rows, and the positions of a batch among them."""
     torch.manual_seed(0)
     return torch.randn(5, 3), torch.randint(0, 5, (4, 2), dtype=torch.int32)
 
 
-def test_rows_go_out_and_gradients_come_back() -> None:
+def test_rows_are_gathered_and_gradients_summed() -> None:
     rows, places = drawn()
     rows.requires_grad_()
     expected = F.embedding(places.long(), rows)
@@ -28,17 +28,17 @@ def test_rows_go_out_and_gradients_come_back() -> None:
     torch.testing.assert_close(found.float(), expected.detach())
     gradient = torch.randn(4, 2, 3)
     (2 * expected * gradient).sum().backward()  # type: ignore[no-untyped-call]
-    # several lookups at once, of any shape and type
+    # several lookups together, of any shape and type
     summed = SUM_ROWS([gradient.double(), gradient.view(8, 3)], [places, places.view(8)], rows)
     torch.testing.assert_close(summed, rows.grad)
 
 
 @pytest.mark.parametrize(("mode", "weighed"), [("sum", True), ("sum", False), ("mean", False)])
-def test_bags(mode: str, weighed: bool) -> None:
+def test_bags_equal_embedding_bag(mode: str, weighed: bool) -> None:
     check_bags(mode, weighed)
 
 
-def test_maxima_of_bags() -> None:
+def test_maxima_of_bags_equal_embedding_bag() -> None:
     check_bags("max", False)
 
 
@@ -66,7 +66,7 @@ def check_bags(mode: str, weighed: bool) -> None:
         torch.testing.assert_close(WEIGH_BAGS(gradient, *given, weights), each.grad)
 
 
-def test_shapes_are_known_without_values() -> None:
+def test_operations_support_fake_tensors() -> None:
     rows, places = drawn()
     bounds, each = torch.tensor([0, 3, 8]), torch.rand(8)
     flat, gradient = places.view(8), torch.randn(2, 3)

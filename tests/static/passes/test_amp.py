@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in mixed precision goes as with torch's autocast and GradScaler."""
+"""Mixed precision in a program follows the autocast and GradScaler of torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Mixed(nn.Module):
 
 
 def batch(number: int) -> dict[str, Tensor]:
-    """Which rule gives the labels can be learned."""
+    """Labels follow a rule that the model can learn."""
     generator = torch.Generator().manual_seed(number)
     x = torch.randn(24, 48, generator=generator)
     return {"x": x, "y": (x[:, 0] > 0).long() + (x[:, 1] > 0).long()}
@@ -57,32 +57,32 @@ def pair(*passes: Any, **options: Any) -> tuple[static.Program, Eager]:
     return program, Eager(theirs, other, **options)
 
 
-def apart(program: static.Program, eager: Eager) -> float:
+def largest_difference(program: static.Program, eager: Eager) -> float:
     assert program.model is not None
     mine, theirs = program.model.state_dict(), eager.model.state_dict()
     return max(float((mine[n].double() - theirs[n].double()).abs().max()) for n in mine)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "near"), [(torch.bfloat16, 0.05), (torch.float16, 0.005)], ids=["bf16", "fp16"]
+    ("dtype", "tolerance"), [(torch.bfloat16, 0.05), (torch.float16, 0.005)], ids=["bf16", "fp16"]
 )
-def test_it_trains_as_eager_autocast_does(dtype: torch.dtype, near: float) -> None:
+def test_amp_trains_as_eager_autocast_does(dtype: torch.dtype, tolerance: float) -> None:
     program, eager = pair(Amp(str(dtype).removeprefix("torch.")), dtype=dtype)
     losses = []
     executor = static.Executor()
     for number in range(12):
         (loss,) = executor.run(program, batch(number), ["loss"])
         expected = eager.run(batch(number))
-        torch.testing.assert_close(loss, expected, rtol=near, atol=near)
+        torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
         losses.append(float(loss))
-    assert apart(program, eager) < near
+    assert largest_difference(program, eager) < tolerance
     assert losses[-1] < 0.9 * losses[0]
     parameters = [s.tensor.dtype for s in program.state if s.kind in ("parameter", "optimizer")]
     assert set(parameters) == {torch.float32}
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
-def test_all_three_passes_together_equal_their_eager_counterpart(order: int) -> None:
+def test_three_passes_together_equal_their_eager_counterpart(order: int) -> None:
     passes: list[Any] = [Recompute(("convolve", "attend")), Amp("float16"), GradientMerge(2)]
     turned = passes[order:] + passes[:order]
     program, eager = pair(*turned, merges=2, dtype=torch.float16)
@@ -90,13 +90,13 @@ def test_all_three_passes_together_equal_their_eager_counterpart(order: int) -> 
     for number in range(6):
         (loss,) = executor.run(program, batch(number), ["loss"])
         torch.testing.assert_close(loss, eager.run(batch(number)), rtol=0.01, atol=0.01)
-    assert apart(program, eager) < 0.005
+    assert largest_difference(program, eager) < 0.005
     assert len(program.explain().splitlines()) == 3
 
 
 @pytest.mark.parametrize("merges", [1, 2])
-def test_a_step_with_infinities_is_left_out_and_the_factor_shrinks(merges: int) -> None:
-    """The first factor is too large for float16; eager autocast goes as far down with it."""
+def test_an_overflowed_step_is_skipped_and_the_scale_shrinks(merges: int) -> None:
+    """The first scale is too large for float16; eager autocast lowers it as far."""
     passes = [Amp("float16", 2.0**40)] + [GradientMerge(merges)] * (merges > 1)
     program, eager = pair(*passes, merges=merges, dtype=torch.float16, first_scale=2.0**40)
     optimizer = program.optimizer
@@ -111,7 +111,7 @@ def test_a_step_with_infinities_is_left_out_and_the_factor_shrinks(merges: int) 
         stepped = any(not torch.equal(p, q) for p, q in zip(now, first, strict=True))
     assert stepped
     assert all(p.isfinite().all() for p in now)
-    # it adds up more in float32 than autocast, which meets infinities a little longer
+    # the program sums more in float32 than autocast, which overflows a little longer
     assert 1 <= float(slots[SCALE]) / eager.scaler.get_scale() <= 4
     eager.scaler.load_state_dict(
         {**eager.scaler.state_dict(), **(scaler_state(program.state) or {})}
@@ -120,8 +120,8 @@ def test_a_step_with_infinities_is_left_out_and_the_factor_shrinks(merges: int) 
 
 
 @pytest.mark.parametrize("merges", [1, 2])
-def test_infinities_are_looked_for_in_what_the_workers_have_together(merges: int) -> None:
-    """Here a reduction doubles gradients, which is as good as twice the learning rate."""
+def test_overflow_is_checked_in_the_reduced_gradients(merges: int) -> None:
+    """Reductions double the gradients here, which equals twice the learning rate."""
     merge = [GradientMerge(merges)] * (merges > 1)
     reduction = [InsertAllReduce(), FuseAllReduce(), Overlap()]
     program, eager = pair(Amp("float16"), *merge, *reduction, merges=merges, dtype=torch.float16)
@@ -131,7 +131,7 @@ def test_infinities_are_looked_for_in_what_the_workers_have_together(merges: int
     for number in range(2 * merges):
         counts.append(len(run(program, batch(number))[0].log))
         eager.run(batch(number))
-    assert apart(program, eager) < 0.005
+    assert largest_difference(program, eager) < 0.005
     assert counts == ([0] * (merges - 1) + [2]) * 2
     slots = {slot.name: slot.tensor for slot in program.state if slot.kind == "schedule"}
     before = [p.clone() for p in program.parameters()]
@@ -141,13 +141,13 @@ def test_infinities_are_looked_for_in_what_the_workers_have_together(merges: int
     assert all(map(torch.equal, before, program.parameters()))
 
 
-def test_a_fixed_factor_does_not_grow() -> None:
+def test_a_static_loss_scale_does_not_grow() -> None:
     program, _ = pair(Amp("float16", 1024.0, use_dynamic_loss_scaling=False))
     assert program.form.schedule.growth_interval == 1 << 30
     assert "scaled by 1024 at first" in program.explain()
 
 
-def test_an_evaluation_may_be_narrow_as_well() -> None:
+def test_an_evaluation_supports_amp() -> None:
     program, eager = pair(Amp())
     eager.model.eval()
     test = program.clone(for_test=True).apply(Amp("float16"))
@@ -161,7 +161,7 @@ def test_an_evaluation_may_be_narrow_as_well() -> None:
         torch.testing.assert_close(output, expected, rtol=0.05, atol=0.05)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     program, _ = pair()
     with pytest.raises(PlanError, match="got dtype='float8'"):
         program.apply(Amp("float8"))

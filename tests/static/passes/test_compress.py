@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large gradients are told to travel in another form, in the order of their parameters' numbers."""
+"""Large gradients are marked with a codec and keep the value order of their parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MATRICES = Compress("int8", lambda parameter: parameter.dim() > 1, lambda values
 
 
 def coded(form: Form) -> dict[str, list[list[str]]]:
-    """Names of the parameters in the buckets, by the form in which these travel."""
+    """The names of parameters in each bucket, by codec."""
     members = members_of(form.graph)
     found: dict[str, list[list[str]]] = {}
     for reduction in all_reduces_of(form.graph):
@@ -35,12 +35,12 @@ def coded(form: Form) -> dict[str, list[list[str]]]:
     return found
 
 
-def test_only_gradients_of_parameters_that_are_covered_say_so() -> None:
+def test_only_gradients_of_covered_parameters_are_marked() -> None:
     form = rewritten(program_of(net()).form, INSERT, MATRICES)
     found = coded(form)
     assert sorted(found["int8"]) == [["0.weight"], ["4.weight"]]
     assert len(found["None"]) == 4
-    # 132 of 171 values become one byte
+    # 132 of 171 values travel as one byte
     before, after = 171 * 8 / 2**20, (132 + 39 * 8) / 2**20
     expected = f"2 of 6 gradients travel as int8: {before:.2f} -> {after:.2f} MiB"
     assert form.reports[-1] == expected
@@ -49,7 +49,7 @@ def test_only_gradients_of_parameters_that_are_covered_say_so() -> None:
 @pytest.mark.parametrize(
     "passes", [(FUSE,), (FUSE, Overlap())], ids=lambda passes: "-".join(p.name for p in passes)
 )
-def test_they_share_buckets_with_their_like_in_a_known_order(passes: tuple[Pass, ...]) -> None:
+def test_marked_gradients_share_buckets_in_a_fixed_order(passes: tuple[Pass, ...]) -> None:
     found = coded(rewritten(program_of(net()).form, INSERT, MATRICES, *passes))
     assert found["int8"] == [["4.weight", "0.weight"]]
     assert [sorted(names) for names in found["None"]] == [
@@ -57,13 +57,13 @@ def test_they_share_buckets_with_their_like_in_a_known_order(passes: tuple[Pass,
     ]
 
 
-def test_behind_the_buckets_it_is_too_late() -> None:
+def test_compress_after_fusing_is_refused() -> None:
     with pytest.raises(PlanError, match="compress must run before the pass that fuses"):
         rewritten(program_of(net()).form, INSERT, FUSE, MATRICES)
 
 
-class Seeing(Doubling):
-    """Keeps what the buckets held when they began."""
+class KeepsBuckets(Doubling):
+    """Keeps the values of each bucket when its reduction begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Seeing(Doubling):
 
 
 class Turned(nn.Module):
-    """Backward leaves the gradient in another order than that of the parameter."""
+    """Backward computes the gradient in another layout than the parameter's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,23 +87,23 @@ class Turned(nn.Module):
 
 
 @pytest.mark.parametrize("limits", [BucketLimits(), BucketLimits(count=1)], ids=["fused", "single"])
-def test_values_lie_as_those_of_their_parameters(limits: BucketLimits) -> None:
+def test_bucket_values_have_the_order_of_their_parameters(limits: BucketLimits) -> None:
     ours, theirs = nn.Sequential(Turned()), nn.Sequential(Turned())
     captured = program_of(ours)
     gradient = made_by(gradients_of(captured.form.graph)[0]).meta["val"]
     assert not gradient.is_contiguous()
     program = captured.apply(INSERT, MATRICES, FuseAllReduce(limits), Overlap())
-    seeing = Seeing()
+    reductions = KeepsBuckets()
     eager(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), batch(0))
-    with reducing(seeing):
+    with reducing(reductions):
         static.Executor().run(program, batch(0), [])
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-12)
     doubled = theirs[0].weight.grad
     assert isinstance(doubled, Tensor)
-    torch.testing.assert_close(seeing.held[0], doubled.flatten() / 2)
+    torch.testing.assert_close(reductions.held[0], doubled.flatten() / 2)
 
 
-def test_it_trains_as_before() -> None:
+def test_marked_gradients_train_as_before() -> None:
     ours, theirs = net(), net()
     program = program_of(ours).apply(INSERT, MATRICES, FUSE, Overlap())
     other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients share buckets, in the order in which backward makes them."""
+"""Gradients share buckets, in the order in which backward computes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_resnet50_needs_5_buckets() -> None:
     form = fused(captured_resnet50(), BucketLimits())
     assert form.reports[-1] == "all_reduce: 161 -> 5 (25 MiB)"
     assert sum(sizes(form)) == 25_557_032
-    # the first is closed early; all but the last have reached their limit
+    # the first closes early; all but the last reach their limit
     first, *full, _ = (4 * size for size in sizes(form))
     assert first >= MIB
     assert min(full) >= 25 * MIB
@@ -52,7 +52,7 @@ def test_buckets_have_limits_of_count_and_size() -> None:
     assert (len(sizes(form)), form.reports[-1]) == (6, "all_reduce: 6 -> 6")
 
 
-def test_types_are_not_mixed() -> None:
+def test_buckets_do_not_mix_types() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3).double())
     model[1].register_forward_pre_hook(lambda _, given: (given[0].double(),))
     feed = {"x": batch(0)["x"].float(), "y": batch(0)["y"]}
@@ -62,24 +62,24 @@ def test_types_are_not_mixed() -> None:
     assert kinds == [torch.float64, torch.float32]
 
 
-def by_levels(form: Form) -> Form:
-    """Every other reduction is to go by levels."""
+def mark_every_other(form: Form) -> Form:
+    """Marks every other reduction as hierarchical."""
     graph, _ = form.copied()
     for reduction in all_reduces_of(graph)[::2]:
         reduction.mark(inner=2)
     return form.rewritten(graph, "some go by levels")
 
 
-def test_what_goes_by_levels_and_what_does_not_are_not_mixed() -> None:
-    by_levels.name = "by levels"  # type: ignore[attr-defined]
-    form = rewritten(program_of(net()).form, InsertAllReduce(), by_levels, FuseAllReduce())
+def test_hierarchical_and_plain_reductions_share_no_bucket() -> None:
+    mark_every_other.name = "by levels"  # type: ignore[attr-defined]
+    form = rewritten(program_of(net()).form, InsertAllReduce(), mark_every_other, FuseAllReduce())
     reductions = all_reduces_of(form.graph)
     assert {reduction.inner for reduction in reductions} == {None, 2}
     assert sum(sizes(form)) == sum(p.numel() for p in net().parameters())
     assert len(reductions) == 2
 
 
-def test_it_trains_as_before() -> None:
+def test_fused_gradients_train_as_before() -> None:
     for make in (net, lambda: Odd().double()):
         for limits in (SMALL, BucketLimits(), BucketLimits(count=1)):
             ours, theirs = make(), make()
@@ -93,16 +93,16 @@ def test_it_trains_as_before() -> None:
             torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-12)
 
 
-def test_a_bucket_is_made_by_one_copy() -> None:
-    """Copies that were made to be reduced are gone; a bucket of one gradient is the gradient."""
+def test_a_bucket_is_filled_by_one_copy() -> None:
+    """Copies made for the reduction disappear; a bucket of one gradient is the gradient."""
     form = fused(program_of(Odd().double()), BucketLimits())
     assert [short_name(node) for node in form.graph.nodes].count("clone") == 1
     alone = fused(program_of(nn.Linear(8, 3, bias=False).double()), BucketLimits())
-    made = [short_name(node) for node in alone.graph.nodes]
-    assert not {"cat", "clone", "split_with_sizes"} & set(made)
+    operations = [short_name(node) for node in alone.graph.nodes]
+    assert not {"cat", "clone", "split_with_sizes"} & set(operations)
 
 
-def test_gradients_can_be_fetched_as_they_were() -> None:
+def test_unreduced_gradients_can_be_fetched() -> None:
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     name = program.form.node("gradient_5").all_input_nodes[0].name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""k backwards make one step, as with eager gradients that add up."""
+"""k backwards make one step, like gradients that accumulate in eager mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seeded(number: int) -> dict[str, Tensor]:
         (4, True, torch.optim.RMSprop, {"lr": 0.01}),
     ],
 )
-def test_it_equals_eager_accumulation(
+def test_merged_gradients_equal_eager_accumulation(
     k: int, avg: bool, kind: Any, options: dict[str, Any]
 ) -> None:
     """Batches of all sizes, dropout, running statistics; the learning rate falls between steps."""
@@ -70,7 +70,7 @@ def test_it_equals_eager_accumulation(
                 schedule.step()
 
 
-def test_between_steps_only_sums_and_statistics_change() -> None:
+def test_runs_between_steps_change_only_sums_and_statistics() -> None:
     program, _ = merging(3, kind=torch.optim.Adam)
     before = {str(slot): slot.tensor.clone() for slot in program.state}
     static.Executor().run(program, batch(0))
@@ -84,8 +84,8 @@ def test_between_steps_only_sums_and_statistics_change() -> None:
     assert not any(s.tensor.any() for s in program.state if s.kind in ("gradient", "schedule"))
 
 
-def test_fetches_are_there_on_every_run() -> None:
-    """What belongs to the step is what it would be now: the gradients that have come in so far."""
+def test_every_run_returns_its_fetches() -> None:
+    """Between steps, a merged gradient is the sum so far."""
     program, _ = merging(3, avg=False)
     theirs = net()
     eager = Eager(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), merges=9)
@@ -99,8 +99,8 @@ def test_fetches_are_there_on_every_run() -> None:
 
 
 @pytest.mark.parametrize("passes", [(), (FuseAllReduce(),), (FuseAllReduce(), Overlap())])
-def test_gradients_are_reduced_once_for_each_step(passes: tuple[Pass, ...]) -> None:
-    """Here a reduction doubles them, which is as good as twice the learning rate."""
+def test_gradients_are_reduced_once_per_step(passes: tuple[Pass, ...]) -> None:
+    """Reductions double the gradients here, which equals twice the learning rate."""
     program, _ = merging(2)
     program.passes = (*program.passes, InsertAllReduce(), *passes)
     theirs = net()
@@ -117,13 +117,13 @@ def test_gradients_are_reduced_once_for_each_step(passes: tuple[Pass, ...]) -> N
     assert counts == [0, 2 if passes else 12] * 3
 
 
-def test_reductions_come_behind_it() -> None:
+def test_gradient_merge_must_run_before_reductions() -> None:
     program, _ = merging(1)
     with pytest.raises(PlanError, match="gradient_merge must run before the passes that reduce"):
         program.apply(InsertAllReduce(), GradientMerge(2))
 
 
-def test_what_it_did_can_be_read() -> None:
+def test_the_report_names_backwards_and_gradients() -> None:
     program, _ = merging(4)
     assert "4 backwards make one step, 6 gradients are averaged (0.00 MiB)" in program.explain()
     assert [s.name for s in program.state if s.kind == "schedule"] == [MERGED]
@@ -133,7 +133,7 @@ def test_what_it_did_can_be_read() -> None:
     assert program.form.schedule.is_plain
 
 
-def test_a_program_merges_once_and_only_what_there_is() -> None:
+def test_merging_twice_or_nothing_is_refused() -> None:
     program, _ = merging(2)
     with pytest.raises(PlanError, match="merges backwards already"):
         program.apply(GradientMerge(2))
@@ -144,8 +144,8 @@ def test_a_program_merges_once_and_only_what_there_is() -> None:
     assert program.clone(for_test=True).form.schedule == Schedule()
 
 
-def test_parameters_of_other_layouts_and_gradients_that_are_views() -> None:
-    """A sum's gradient is one number seen many times; a transposed weight's has other strides."""
+def test_unusual_layouts_and_expanded_gradients_are_merged() -> None:
+    """The gradient of a sum is expanded; that of a transposed weight has other strides."""
 
     class Odd(nn.Module):
         def __init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pass marks all-reduces as hierarchical, and changes nothing else of a program."""
+"""The pass marks all-reduces as hierarchical and changes nothing else."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ ORDERS: list[tuple[Pass, ...]] = [
 
 
 @pytest.mark.parametrize("passes", ORDERS, ids=lambda passes: "-".join(p.name for p in passes))
-def test_every_bucket_says_so_when_it_begins(passes: tuple[Pass, ...]) -> None:
+def test_every_bucket_begins_as_hierarchical(passes: tuple[Pass, ...]) -> None:
     program = program_of(net()).apply(*passes)
     doubling, _ = run(program, batch(0))
     assert doubling.inner == [0] * len(all_reduces_of(program.form.graph))
     assert doubling.inner
 
 
-def test_it_tells_how_the_workers_come_together() -> None:
+def test_the_report_names_groups_and_leaders() -> None:
     form = rewritten(program_of(net()).form, INSERT, FUSE, Hierarchical(2, LEVELS))
-    told = "2 all-reduces are hierarchical: 2 groups of 2, then 2 leaders"
-    assert form.reports[-1] == told
+    report = "2 all-reduces are hierarchical: 2 groups of 2, then 2 leaders"
+    assert form.reports[-1] == report
     narrow = rewritten(form, Hierarchical(2, LEVELS, torch.bfloat16))
-    assert narrow.reports[-1] == f"{told} in bfloat16"
+    assert narrow.reports[-1] == f"{report} in bfloat16"
 
 
-def test_workers_with_other_levels_have_another_program() -> None:
+def test_levels_are_part_of_the_fingerprint() -> None:
     form = program_of(net()).form
-    prints = {
+    fingerprints = {
         fingerprint(rewritten(form, INSERT, *more))
         for more in ((), (BY_HOSTS,), (Hierarchical(2, LEVELS),))
     }
-    assert len(prints) == 3
+    assert len(fingerprints) == 3

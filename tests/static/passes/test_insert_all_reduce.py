@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each gradient is reduced once, where it is if that can be, and before anybody uses it."""
+"""Each gradient is reduced once, in place if possible, before its first use."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def program_of(model: nn.Module, **given: Tensor) -> static.Program:
     return static.capture(model, nn.functional.cross_entropy, optimizer, given or batch(0))
 
 
-def made(program: static.Program) -> list[str]:
-    """The operations that the pass has added."""
+def added_operations(program: static.Program) -> list[str]:
+    """The operations that the pass adds."""
     before = {node.name for node in program.form.graph.nodes}
     after = rewritten(program.form, InsertAllReduce()).graph.nodes
     return [short_name(node) for node in after if node.name not in before]
 
 
-def test_all_begin_behind_backward_and_then_all_are_waited_for() -> None:
+def test_all_reductions_begin_after_backward_and_then_end() -> None:
     form = rewritten(program_of(net()).form, InsertAllReduce())
     assert form.reports == ("6 gradients, each reduced by itself",)
-    begun = [("begin", n) for n in range(6)]
-    assert reductions(form.graph) == begun + [("end", n) for n in range(6)]
+    begins = [("begin", n) for n in range(6)]
+    assert reductions(form.graph) == begins + [("end", n) for n in range(6)]
 
 
 def adam(parameters: Any, lr: float) -> torch.optim.Adam:
@@ -43,7 +43,7 @@ def adam(parameters: Any, lr: float) -> torch.optim.Adam:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, adam], ids=["SGD", "Adam"])
-def test_the_optimizer_steps_by_what_comes_back(kind: Any) -> None:
+def test_the_optimizer_uses_reduced_gradients(kind: Any) -> None:
     ours, theirs = net(), net()
     mine, other = (kind(m.parameters(), lr=0.01) for m in (ours, theirs))
     program = captured(ours, mine).apply(InsertAllReduce())
@@ -58,7 +58,7 @@ def test_the_optimizer_steps_by_what_comes_back(kind: Any) -> None:
 
 
 class Odd(nn.Module):
-    """Gradients that are transposed, expanded, shared, numbers, and three-dimensional."""
+    """Its gradients are transposed, expanded, shared, scalar, and three-dimensional."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Odd(nn.Module):
         return (out + cubes) * self.number + self.once.sum()
 
 
-def test_gradients_of_all_layouts() -> None:
+def test_gradients_of_all_layouts_are_reduced() -> None:
     ours, theirs = Odd().double(), Odd().double()
     program = program_of(ours).apply(InsertAllReduce())
     other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
@@ -85,9 +85,9 @@ def test_gradients_of_all_layouts() -> None:
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-12)
 
 
-def test_nothing_is_copied_that_has_memory_of_its_own() -> None:
-    """Linear layers have transposed gradients; their rows are views."""
-    operations = made(program_of(net()))
+def test_gradients_with_own_memory_are_not_copied() -> None:
+    """Gradients of linear layers are transposed; their rows are views."""
+    operations = added_operations(program_of(net()))
     assert not {"clone", "cat", "_to_copy"} & set(operations)
     turned = nn.Linear(3, 8, bias=False).double()
 
@@ -99,22 +99,22 @@ def test_nothing_is_copied_that_has_memory_of_its_own() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x @ self.weight
 
-    assert "clone" not in made(program_of(Turned()))
+    assert "clone" not in added_operations(program_of(Turned()))
 
 
-def test_what_others_see_is_copied() -> None:
+def test_gradients_that_others_read_are_copied() -> None:
     program = program_of(Odd().double())
     # `added` and `too` have one gradient; those of `once` and `cube` are expanded
-    assert made(program).count("clone") == 4
+    assert added_operations(program).count("clone") == 4
     model = net()
     seen = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     recorder = seen.writable_source().recorder
     marks = [n for n in recorder.graph.nodes if "gradient" in str(n.target)]
     recorder.names["gradient of the last bias"] = marks[-1].all_input_nodes[0]
-    assert made(seen).count("clone") == 1
+    assert added_operations(seen).count("clone") == 1
 
 
-def test_a_program_without_gradients_stays_as_it_is() -> None:
+def test_a_program_without_gradients_is_unchanged() -> None:
     model = net()
     program = static.capture(model, nn.functional.cross_entropy, None, batch(0))
     form = rewritten(program.form, InsertAllReduce())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets travel in fewer bytes, and the optimizer sees what it always saw."""
+"""Buckets travel in fewer bytes, and the optimizer receives the original type."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ORDERS: list[tuple[Pass, ...]] = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_buckets_travel_in_the_type_that_is_asked_for(dtype: torch.dtype) -> None:
+def test_buckets_travel_in_the_requested_type(dtype: torch.dtype) -> None:
     program = program_of(net()).apply(INSERT, FUSE, Narrow(dtype), Overlap())
     doubling, _ = run(program, batch(0))
     assert doubling.types == [dtype, dtype]
 
 
 @pytest.mark.parametrize("passes", ORDERS, ids=lambda passes: "-".join(p.name for p in passes))
-def test_the_means_are_those_of_narrow_gradients(passes: tuple[Pass, ...]) -> None:
+def test_means_equal_those_of_narrow_gradients(passes: tuple[Pass, ...]) -> None:
     ours, theirs = net(), net()
     program = program_of(ours).apply(*passes)
     other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
@@ -46,7 +46,7 @@ def test_the_means_are_those_of_narrow_gradients(passes: tuple[Pass, ...]) -> No
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-12)
 
 
-def test_what_is_narrow_already_stays() -> None:
+def test_narrow_buckets_are_not_narrowed_again() -> None:
     form = rewritten(program_of(net()).form, INSERT, FUSE, Narrow(torch.bfloat16))
     assert form.reports[-1].startswith("2 buckets travel as bfloat16: ")
     again = rewritten(form, Narrow())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets begin behind their last gradient, and are waited for when their means are needed."""
+"""Reductions begin after their last gradient and end before the first use of their means."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ both = pytest.mark.parametrize("passes", [ALONE, FUSED], ids=["alone", "fused"])
 
 
 def computing(graph: fx.Graph) -> list[fx.Node]:
-    """All but views, copies and reductions."""
+    """All operations except views, copies and reductions."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     return [n for n in calls if not is_carried(n) and n.target not in (REDUCE, REDUCED)]
 
 
 def sources(node: fx.Node) -> Iterator[fx.Node]:
-    """Who computes what a bucket is made of."""
+    """The operations that compute the content of a bucket."""
     for source in node.all_input_nodes[:1] if node.target is REDUCE else node.all_input_nodes:
         yield from sources(source) if is_carried(source) else (source,)
 
 
 def users(node: fx.Node) -> Iterator[fx.Node]:
-    """Who computes with the means of a bucket."""
+    """The operations that use the means of a bucket."""
     for user in node.users:
         if user.target not in (REDUCE, REDUCED):
             yield from users(user) if is_carried(user) else (user,)
 
 
-def test_on_resnet50_all_but_the_last_begin_while_backward_goes_on() -> None:
+def test_resnet50_begins_4_of_5_reductions_during_backward() -> None:
     form = rewritten(captured_resnet50().form, InsertAllReduce(), FuseAllReduce(), Overlap())
     assert form.reports[-1] == "4 of 5 all-reduces begin before backward ends"
     backward = [n for n in computing(form.graph) if n.meta["part"] == "backward"]
@@ -59,7 +59,7 @@ def test_on_resnet50_all_but_the_last_begin_while_backward_goes_on() -> None:
 
 
 @both
-def test_a_bucket_begins_right_behind_its_last_gradient(passes: tuple[Pass, ...]) -> None:
+def test_a_reduction_begins_right_after_its_last_gradient(passes: tuple[Pass, ...]) -> None:
     graph = rewritten(program_of(net()).form, *passes).graph
     for reduction in all_reduces_of(graph):
         before = [node for node in computing(graph) if node < reduction.begin]
@@ -67,8 +67,8 @@ def test_a_bucket_begins_right_behind_its_last_gradient(passes: tuple[Pass, ...]
 
 
 @both
-def test_it_is_waited_for_right_before_its_means_are_used(passes: tuple[Pass, ...]) -> None:
-    """Or before the next one, whose means are used first."""
+def test_a_reduction_ends_right_before_its_means_are_used(passes: tuple[Pass, ...]) -> None:
+    """Or before the end of the next one, whose means are used first."""
     graph = rewritten(program_of(net()).form, *passes).graph
     following: list[fx.Node] = []
     for reduction in reversed(all_reduces_of(graph)):
@@ -80,7 +80,7 @@ def test_it_is_waited_for_right_before_its_means_are_used(passes: tuple[Pass, ..
 
 
 @both
-def test_turns_are_kept_and_tied_for_compilers(passes: tuple[Pass, ...]) -> None:
+def test_reductions_keep_their_order_by_data_dependencies(passes: tuple[Pass, ...]) -> None:
     graph = rewritten(program_of(net()).form, *passes).graph
     count = len(all_reduces_of(graph))
     turns = [("begin", n) for n in range(count)] + [("end", n) for n in range(count)]
@@ -91,7 +91,7 @@ def test_turns_are_kept_and_tied_for_compilers(passes: tuple[Pass, ...]) -> None
 
 @both
 @pytest.mark.parametrize("make", [net, lambda: Odd().double()], ids=["net", "odd"])
-def test_nothing_between_changes_the_results(passes: tuple[Pass, ...], make: type[Odd]) -> None:
+def test_overlap_does_not_change_the_results(passes: tuple[Pass, ...], make: type[Odd]) -> None:
     ours, theirs = make(), make()
     program = program_of(ours).apply(*passes)
     other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
@@ -105,8 +105,8 @@ def test_nothing_between_changes_the_results(passes: tuple[Pass, ...], make: typ
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-12)
 
 
-def test_what_reads_a_gradient_before_it_is_reduced_stays_before() -> None:
-    """A gradient that is reduced where it is, and whose norm is taken."""
+def test_a_reader_of_the_unreduced_gradient_stays_before() -> None:
+    """The gradient is reduced in place, and an operation takes its norm."""
     form = rewritten(program_of(net()).form, InsertAllReduce())
     graph, _ = form.copied()
     reduction = all_reduces_of(graph)[0]

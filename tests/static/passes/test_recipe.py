@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pass is one file: a job that asks for it has it, at its place, without another change."""
+"""A pass is one file; jobs that ask for it find and order it without another change."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_file_is_all_that_a_pass_takes() -> None:
+def test_one_file_adds_a_pass() -> None:
     assert names(Reduction()) == [
         *("zero_nan", "insert_all_reduce", "fuse_all_reduce", "overlap"),
     ]
@@ -84,7 +84,7 @@ def test_a_file_is_all_that_a_pass_takes() -> None:
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_job_asks_for_passes_by_its_strategy() -> None:
+def test_the_strategy_chooses_passes() -> None:
     assert names() == []
     assert names(with_servers=True, gradient_merge=True) == ["split_ps"]
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
@@ -100,7 +100,7 @@ def test_a_job_asks_for_passes_by_its_strategy() -> None:
         names(with_servers=True, amp=True, amp_configs={"dtype": "float16"})
 
 
-def test_buckets_go_by_levels_or_narrow() -> None:
+def test_hierarchical_jobs_do_not_narrow_whole_buckets() -> None:
     reduction = Reduction(inner=2, narrow=torch.bfloat16)
     levels: Any = (((0, 1), (2,)),)
     strategy, model = DistributedStrategy(), nn.Linear(1, 1)
@@ -116,7 +116,7 @@ def record(name: str, *after: str, before: tuple[str, ...] = ()) -> PassRecord:
     return PassRecord(name, lambda request: None, after, before)
 
 
-def test_each_stands_where_its_record_says() -> None:
+def test_passes_are_ordered_by_their_records() -> None:
     found = in_order([record("a", "b"), record("b"), record("c", before=("b",))])
     assert [one.name for one in found] == ["c", "b", "a"]
     with pytest.raises(PlanError, match="pass 'a': 'overlapp': did you mean 'overlap'"):

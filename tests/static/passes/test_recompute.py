@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that compute their activations again in backward: the same numbers, in less memory."""
+"""Modules that recompute their activations in backward: equal numbers in less memory."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tests.static.live import most_bytes
 from tests.static.nets import batch, captured
+from tests.static.peak_memory import peak_bytes
 from torch import Tensor, nn
 
 from fleetlight import static
@@ -21,7 +21,7 @@ BLOCKS = ("1", "2", "3", "4", "5")
 
 
 def block() -> nn.Module:
-    """With everything that must not be done twice, and operations in place."""
+    """With operations in place, and with everything that must not run twice."""
     return nn.Sequential(
         *(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(inplace=True)),
         *(nn.Linear(32, 32), nn.Dropout(0.2, inplace=True), nn.Tanh(), nn.Linear(32, 32)),
@@ -34,8 +34,8 @@ def deep() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), *blocks, nn.Linear(32, 3)).double()
 
 
-class Again(nn.Module):
-    """One block that is called several times, by its own outputs."""
+class RepeatedBlock(nn.Module):
+    """One block that is called several times on its own output."""
 
     def __init__(self, times: int = 6) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Again(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Its gates are pieces of one tensor."""
+    """Its gates are slices of one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Attention(nn.Module):
 
 
 def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, list[Tensor]]:
-    """Three steps; what was fetched, and the state then."""
+    """Three steps; returns the fetched values and the final state."""
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     if names:
         program.passes = (Recompute(names),)
@@ -99,14 +99,14 @@ def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, l
         (deep, BLOCKS),
         (deep, ("2.0", "2.1", "2.2", "4")),
         (deep, ("",)),
-        (Again, ("block",)),
-        (Again, ("block.0", "block.4", "enter")),
+        (RepeatedBlock, ("block",)),
+        (RepeatedBlock, ("block.0", "block.4", "enter")),
         (Recurrent, ("net",)),
         (Attention, ("layer",)),
         (Attention, ("layer.self_attn", "layer.linear1")),
     ],
 )
-def test_it_equals_the_same_without_bit_for_bit(kind: type[nn.Module], names: tuple[str]) -> None:
+def test_recompute_changes_no_bit_of_the_results(kind: type[nn.Module], names: tuple[str]) -> None:
     """With dropout, with statistics that must count a batch once, and in place."""
     _, expected = trained(kind(), ())
     program, found = trained(kind(), names)
@@ -118,21 +118,21 @@ def test_it_equals_the_same_without_bit_for_bit(kind: type[nn.Module], names: tu
 def memory(kind: type[nn.Module], names: tuple[str, ...]) -> int:
     form = trained(kind(), names)[0].form
     torch.manual_seed(0)
-    return most_bytes(form, [torch.randn(256, 8).double(), torch.randint(0, 3, (256,))])
+    return peak_bytes(form, [torch.randn(256, 8).double(), torch.randint(0, 3, (256,))])
 
 
-def test_less_memory_is_needed() -> None:
+def test_recompute_needs_less_memory() -> None:
     whole = memory(deep, ())  # type: ignore[arg-type]
     assert memory(deep, BLOCKS) < 0.6 * whole  # type: ignore[arg-type]
     # one region as large as the model saves nothing
     assert memory(deep, ("",)) == whole  # type: ignore[arg-type]
 
 
-def test_each_call_of_a_module_is_computed_again_for_itself() -> None:
-    assert memory(Again, ("block",)) < 0.6 * memory(Again, ())
+def test_each_call_of_a_module_is_recomputed_separately() -> None:
+    assert memory(RepeatedBlock, ("block",)) < 0.6 * memory(RepeatedBlock, ())
 
 
-def test_nothing_random_and_no_statistics_are_done_twice() -> None:
+def test_random_numbers_and_statistics_are_not_recomputed() -> None:
     program, _ = trained(deep(), BLOCKS)
     plain, _ = trained(deep(), ())
     for target in (torch.ops.aten.bernoulli_.float, torch.ops.aten.add_.Tensor):
@@ -161,8 +161,8 @@ class Shifted(nn.Module):
         return out
 
 
-class Changing(nn.Module):
-    """What comes into a module is something else afterwards."""
+class ChangesInput(nn.Module):
+    """The input of a module changes after the call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,9 +178,9 @@ class Changing(nn.Module):
         return out
 
 
-def test_what_reads_an_input_that_is_changed_later_is_kept() -> None:
-    _, expected = trained(Changing(), ())
-    program, found = trained(Changing(), ("shifted",))
+def test_values_read_from_a_changed_input_are_kept() -> None:
+    _, expected = trained(ChangesInput(), ())
+    program, found = trained(ChangesInput(), ("shifted",))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert "keep 1 values" in program.explain()
 
@@ -189,10 +189,10 @@ def test_a_module_that_does_not_exist_is_named() -> None:
     with pytest.raises(
         PlanError, match=r"checkpoints: no module 'blok' computes a value .*'block'"
     ):
-        trained(Again(), ("blok",))
+        trained(RepeatedBlock(), ("blok",))
 
 
-def test_it_can_be_done_to_a_program_that_does_not_train() -> None:
+def test_a_program_without_training_accepts_recompute() -> None:
     program, _ = trained(deep(), ())
     test = program.clone(for_test=True)
     again = test.apply(Recompute(BLOCKS))

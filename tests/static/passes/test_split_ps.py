@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program with tables becomes three, each with what it needs and no more."""
+"""A program with tables is split into three, each with only what it needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.static.table_nets import Asking, Fields, calls, source_of, written
+from tests.static.table_nets import ComputedIds, Fields, calls, source_of, written
 from torch import Tensor, nn
 
 import fleetlight as fleet
@@ -24,7 +24,7 @@ def split(model: nn.Module, **shapes: Any) -> Form:
 
 
 @pytest.mark.slow
-def test_a_table_is_pulled_and_pushed_once_for_all_its_lookups() -> None:
+def test_a_table_is_pulled_and_pushed_once_for_all_lookups() -> None:
     form = split(Fields(26), ids=(5, 26))
     assert form.reports == ("2 tables, 27 lookups; pull 2, push 2",)
     assert form.split is not None
@@ -38,22 +38,22 @@ def test_a_table_is_pulled_and_pushed_once_for_all_its_lookups() -> None:
     }
 
 
-def test_the_form_that_is_given_stays_as_it_is() -> None:
+def test_splitting_leaves_the_given_form_unchanged() -> None:
     form = source_of(written(Fields(), ids=(5, 3))).form()
     before, state = calls(form), form.state
-    made = SplitPS()(form)
+    result = SplitPS()(form)
     assert calls(form) == before
     assert form.state is state
     assert form.split is None
-    assert [str(slot) for slot in made.state[len(state) :]] == [
+    assert [str(slot) for slot in result.state[len(state) :]] == [
         *("pulled rows of deep", "pulled places 0", "pulled places 1", "pulled places 2"),
         *("pulled rows of wide", "pulled places 3", "pulled bounds 3"),
     ]
-    # twice is once
-    assert calls(SplitPS()(made)) == calls(made)
+    # splitting twice equals splitting once
+    assert calls(SplitPS()(result)) == calls(result)
 
 
-def test_rows_are_of_any_number_and_gradients_like_them() -> None:
+def test_pulled_rows_and_their_gradients_have_a_dynamic_size() -> None:
     form = split(Fields(), ids=(5, 3))
     values = {node.name: node.meta["val"] for node in form.graph.nodes}
     assert form.split is not None
@@ -64,23 +64,23 @@ def test_rows_are_of_any_number_and_gradients_like_them() -> None:
     assert "rows_of_deep_0" in str(static.Program.of(form))
 
 
-def answers(form: Form, **feeds: Tensor) -> list[Any]:
+def ids_of_feeds(form: Form, **feeds: Tensor) -> list[Any]:
     assert form.split is not None
     given = [feeds[n.name] if isinstance(n, Feed) else n.tensor for n in form.split.needs]
     return [a.tolist() for a in form.split.ids(*given)]
 
 
 def test_ids_are_computed_from_feeds_alone() -> None:
-    model = Asking(lambda self, x: (x + self.offsets) % 7)
+    model = ComputedIds(lambda self, x: (x + self.offsets) % 7)
     form = split(model, x=(5, 3))
     assert form.split is not None
     assert [need.name for need in form.split.needs] == ["offsets", "x"]
     x = torch.arange(6).view(2, 3)
-    assert answers(form, x=x) == [((x + torch.tensor([0, 100, 200])) % 7).tolist()]
+    assert ids_of_feeds(form, x=x) == [((x + torch.tensor([0, 100, 200])) % 7).tolist()]
 
 
-def test_two_layers_with_the_same_ids_are_given_them_once() -> None:
-    class Both(Asking):
+def test_layers_with_equal_ids_share_them() -> None:
+    class Both(ComputedIds):
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.emb(x).sum() + self.other(x).sum() + self.gate.sum()
             return out
@@ -88,13 +88,13 @@ def test_two_layers_with_the_same_ids_are_given_them_once() -> None:
     form = split(Both(lambda *_: None), x=(5, 3))
     assert form.split is not None
     assert [[w.ids for w in pull.wanted] for pull in form.split.pulls] == [[0], [0]]
-    assert answers(form, x=torch.arange(3).view(1, 3)) == [[[0, 1, 2]]]
+    assert ids_of_feeds(form, x=torch.arange(3).view(1, 3)) == [[[0, 1, 2]]]
 
 
-def test_ids_that_are_changed_where_they_are() -> None:
-    """Each lookup has the ids as they were at its time."""
+def test_ids_changed_in_place_are_kept_per_lookup() -> None:
+    """Each lookup uses the ids at its own time."""
 
-    class Changing(Asking):
+    class Changing(ComputedIds):
         def forward(self, x: Tensor) -> Tensor:
             ids = x.clone()
             before = self.emb(ids).sum()
@@ -105,7 +105,7 @@ def test_ids_that_are_changed_where_they_are() -> None:
 
     form = split(Changing(lambda *_: None), x=(5, 3))
     x = torch.arange(3).view(1, 3)
-    assert answers(form, x=x) == [[[0, 1, 2]], [[0, 11, 12]]]
+    assert ids_of_feeds(form, x=x) == [[[0, 1, 2]], [[0, 11, 12]]]
     np.testing.assert_array_equal(x, [[0, 1, 2]])
 
 
@@ -123,12 +123,12 @@ def changed(self: Any, x: Tensor) -> Tensor:
         (changed, "x, which the program changes"),
     ],
 )
-def test_ids_that_more_than_feeds_decide_are_refused(ids_of: Any, reason: str) -> None:
+def test_ids_that_depend_on_more_than_feeds_are_refused(ids_of: Any, reason: str) -> None:
     with pytest.raises(PlanError, match=rf"^emb: its ids are computed from {reason}; expected"):
-        split(Asking(ids_of), x=(5, 3))
+        split(ComputedIds(ids_of), x=(5, 3))
 
 
-def test_a_weight_that_somebody_else_uses_is_refused() -> None:
+def test_a_table_weight_with_another_use_is_refused() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -148,7 +148,7 @@ def test_an_evaluation_pushes_nothing() -> None:
     assert "fleetlight.gather_bags" in calls(program.form)
 
 
-def test_frozen_tables_and_those_no_loss_depends_on_are_not_pushed() -> None:
+def test_frozen_and_unused_tables_are_not_pushed() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operations of a graph become narrow, and which casts are needed for it."""
+"""Which operations of a graph become narrow, and which casts they need."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fleetlight.static.passes import Amp
 F = nn.functional
 
 
-class Made(nn.Module):
+class FunctionModel(nn.Module):
     def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.made = forward
+        self.function = forward
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.made(self, x)
+        return self.function(self, x)
 
 
 def narrowed(forward: Callable[[nn.Module, Tensor], Tensor]) -> tuple[Form, Tensor, Tensor]:
-    """The narrow form, what it computes, and what autocast does."""
-    model = Made(forward)
+    """Returns the narrow form, its result, and the result of autocast."""
+    model = FunctionModel(forward)
     given = {"x": torch.randn(4, 6)}
     program = static.capture(model, None, None, given).apply(Amp())
     (found,) = static.Executor().run(program, given, ["output"])
@@ -52,8 +52,8 @@ def narrow_nodes(form: Form) -> set[str]:
     }
 
 
-def test_a_product_takes_the_narrow_result_of_another() -> None:
-    """Weights, biases and the input are cast; between the two nothing is, and behind the last."""
+def test_products_pass_narrow_results_directly() -> None:
+    """Casts: weights, biases and the input, and the last result; none between the two layers."""
     form, found, expected = narrowed(lambda m, x: m.two(F.relu(m.one(x))))
     assert counted(form)["_to_copy"] == 5 + 1
     assert found.dtype == torch.float32
@@ -62,13 +62,13 @@ def test_a_product_takes_the_narrow_result_of_another() -> None:
 
 
 def test_a_tensor_is_cast_once() -> None:
-    """Also where it is seen from several sides."""
+    """Also if several views read it."""
     form, found, expected = narrowed(lambda m, x: m.one(x) + m.one(x.view(4, 6)) + x @ m.one.weight)
     assert counted(form)["_to_copy"] == 3 + 3
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
-def test_what_is_changed_in_place_is_cast_anew() -> None:
+def test_a_tensor_changed_in_place_is_cast_again() -> None:
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         y = m.one(x)
         before = m.two(y)
@@ -79,7 +79,7 @@ def test_what_is_changed_in_place_is_cast_anew() -> None:
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
-def test_what_autocast_keeps_wide_stays_wide() -> None:
+def test_operations_that_autocast_keeps_wide_stay_wide() -> None:
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         y = F.layer_norm(m.one(x), (6,))
         return F.softmax(F.gelu(y), dim=1).sum(1).exp()
@@ -88,7 +88,7 @@ def test_what_autocast_keeps_wide_stays_wide() -> None:
     assert narrow_nodes(form) == {"addmm", "t", "_to_copy"}
 
 
-def test_double_precision_stays_what_it_is() -> None:
+def test_double_precision_is_not_narrowed() -> None:
     model = nn.Linear(3, 3).double()
     program = static.capture(model, None, None, {"x": torch.randn(2, 3).double()})
     form = program.apply(Amp()).form
@@ -96,15 +96,17 @@ def test_double_precision_stays_what_it_is() -> None:
     assert len(form.graph.nodes) == len(program.form.graph.nodes)
 
 
-def test_every_value_has_its_name_and_type_as_before() -> None:
-    model = Made(lambda m, x: F.scaled_dot_product_attention(m.one(x), m.two(x), x[None])[0])
+def test_every_value_keeps_its_name_and_type() -> None:
+    model = FunctionModel(
+        lambda m, x: F.scaled_dot_product_attention(m.one(x), m.two(x), x[None])[0]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     program = static.capture(model, lambda y: y.sum(), optimizer, {"x": torch.randn(4, 6)})
 
     def kinds(form: Form) -> dict[str, tuple[torch.dtype, str]]:
         nodes: list[fx.Node] = [*form.graph.nodes]
-        made = {node.name: node.meta.get("val") for node in nodes}
-        return {n: (v.dtype, str(v.shape)) for n, v in made.items() if isinstance(v, Tensor)}
+        values = {node.name: node.meta.get("val") for node in nodes}
+        return {n: (v.dtype, str(v.shape)) for n, v in values.items() if isinstance(v, Tensor)}
 
     before, after = kinds(program.form), kinds(program.apply(Amp()).form)
     assert before.items() <= after.items()

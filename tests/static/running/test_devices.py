@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places are said in many ways; one that this machine does not have is an error."""
+"""A place has many spellings; one that this machine lacks is an error."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fleetlight.static.running.devices import place_of
 
 
 @pytest.mark.parametrize("place", ["cpu", torch.device("cpu")])
-def test_the_processor(place: Any) -> None:
+def test_cpu_places_are_accepted(place: Any) -> None:
     assert place_of(place) == torch.device("cpu")
 
 
 @pytest.mark.parametrize("place", ["gpu", "cuda", 0, "gpu:1", 1, torch.device("cuda:1")])
-def test_a_gpu(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_places_are_accepted(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert place_of(place).type == "cuda"
@@ -27,7 +27,7 @@ def test_a_gpu(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         place_of(place)
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(
@@ -36,12 +36,12 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         place_of(2)
 
 
-def test_what_was_typed_is_quoted() -> None:
+def test_a_misspelt_place_is_quoted() -> None:
     with pytest.raises(ConfigError, match="got the place 'gpuu', expected"):
         place_of("gpuu")
 
 
 @pytest.mark.parametrize("place", [None, "moon", True, -1, 1.5, object()])
-def test_no_place(place: Any) -> None:
+def test_other_values_are_refused(place: Any) -> None:
     with pytest.raises(ConfigError, match=r"^Executor: got the place .*, expected 'cpu', 'cuda', "):
         place_of(place)

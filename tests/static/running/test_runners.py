@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of one process alone."""
+"""Steps of a single process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetlight import static
 from fleetlight.static.passes import GradientMerge
 
 
-def test_a_schedule_may_step_before_merged_gradients_do() -> None:
+def test_a_schedule_may_step_before_merged_gradients() -> None:
     """torch warns of schedules that step before their optimizer, and warnings are errors."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

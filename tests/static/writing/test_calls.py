@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of a program are those of the module that owns what it calls."""
+"""The names in a program come from the module that owns its called modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _fresh() -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """As models of Fleet are: a method writes the program, and nobody calls the model itself."""
+    """Like a model of Fleet: a method writes the program, and the model itself is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def names(program: static.Program) -> set[str]:
     return {slot.name for slot in program.state if slot.kind == "parameter"}
 
 
-def test_a_program_has_the_names_of_the_model_that_wrote_it() -> None:
+def test_a_program_uses_the_names_of_the_model_that_writes_it() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     static.minimize(optimizer, model.net())
@@ -51,7 +51,7 @@ def test_a_program_has_the_names_of_the_model_that_wrote_it() -> None:
     assert names(program) == set(model.state_dict())
 
 
-def test_a_model_around_the_model_changes_no_name() -> None:
+def test_an_outer_model_does_not_change_names() -> None:
     model = Net()
     outer = nn.ModuleDict({"inner": model})
     assert owner_of([model.tower, model.head], []) is model
@@ -59,7 +59,7 @@ def test_a_model_around_the_model_changes_no_name() -> None:
     assert owner_of([model, outer], []) is outer
 
 
-def test_where_no_module_holds_all_they_are_numbered() -> None:
+def test_modules_without_a_common_owner_are_numbered() -> None:
     first, second = nn.Linear(3, 2), nn.Linear(2, 1)
     x = static.data("x", [None, 3])
     second(first(x))
@@ -70,18 +70,18 @@ def test_where_no_module_holds_all_they_are_numbered() -> None:
     assert set(program.parameters()) == {*first.parameters(), *second.parameters()}
 
 
-def test_two_modules_that_hold_all_decide_nothing() -> None:
+def test_two_possible_owners_are_ambiguous() -> None:
     first, second = nn.Linear(3, 2), nn.Linear(2, 1)
     one, other = nn.Sequential(first, second), nn.ModuleList([first, second])
     assert owner_of([first, second], []) is None
-    # what holds both of them holds more than one smallest
+    # a module around both does not decide between them
     both = nn.ModuleList([one, other])
     assert owner_of([first, second], []) is None
     del both, other
     assert owner_of([first, second], []) is one
 
 
-def test_a_layer_in_two_places_is_as_it_was_after_the_call() -> None:
+def test_a_shared_layer_is_restored_after_the_call() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -98,7 +98,7 @@ def test_a_layer_in_two_places_is_as_it_was_after_the_call() -> None:
     assert all(a is b for a, b in zip(before, [*model.parameters(), *model.buffers()], strict=True))
 
 
-def test_parameters_for_an_optimizer_are_those_that_were_called() -> None:
+def test_parameters_are_those_of_called_modules() -> None:
     model = Net()
     model.unused = nn.Linear(2, 2)
     model.net()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipped gradients are those of torch's own functions, and stand between reduction and step."""
+"""Clipping equals that of torch and runs between reduction and step."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def captured(model: nn.Module, optimizer: torch.optim.Optimizer, **clip: float) 
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(("clip", "clipper"), CLIPS)
-def test_it_equals_eager_clipping(clip: dict[str, float], clipper: Clipper, every: int) -> None:
-    """Of merged gradients as well: those are clipped once, as a whole."""
+def test_clipping_equals_eager_clipping(
+    clip: dict[str, float], clipper: Clipper, every: int
+) -> None:
+    """Merged gradients are clipped once, after the merge."""
     ours, theirs = net(), net()
     mine, other = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
     program, executor = captured(ours, mine, **clip), static.Executor()
@@ -69,7 +71,7 @@ def test_the_norm_can_be_fetched() -> None:
     torch.testing.assert_close(norm, nn.utils.get_total_norm([p.grad for p in theirs.parameters()]))
 
 
-def test_only_the_optimizer_sees_what_is_clipped() -> None:
+def test_only_the_optimizer_uses_clipped_gradients() -> None:
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1), clip_norm=1.0)
     marks = [node for node in program.form.graph.nodes if node.target is GRADIENT]
@@ -88,26 +90,26 @@ def test_only_the_optimizer_sees_what_is_clipped() -> None:
         ({"clip_norm": 1.0, "clip_value": 1.0}, "^got clip_norm=1.0 and clip_value=1.0, expected"),
     ],
 )
-def test_what_is_no_limit_is_refused(clip: dict[str, Any], words: str) -> None:
+def test_invalid_limits_are_refused(clip: dict[str, Any], words: str) -> None:
     model = net()
     with pytest.raises(ConfigError, match=words):
         captured(model, torch.optim.SGD(model.parameters(), lr=0.1), **clip)
 
 
-def test_servers_make_steps_of_gradients_as_they_are() -> None:
-    class Elsewhere:
+def test_clipping_with_parameter_servers_is_refused() -> None:
+    class ServerDistributor:
         def takes(self, program: static.Program) -> tuple[str, ...]:
             return ("forward", "backward")
 
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.distributor = Elsewhere()  # type: ignore[attr-defined]
+    optimizer.distributor = ServerDistributor()  # type: ignore[attr-defined]
     with pytest.raises(PlanError, match="so it cannot clip its gradients; train eagerly"):
         captured(model, optimizer, clip_norm=1.0)
 
 
-def test_it_comes_behind_the_reduction() -> None:
-    """Here a reduction doubles gradients; what is clipped is what comes of it."""
+def test_clipping_runs_after_the_reduction() -> None:
+    """Reductions double the gradients here; the doubled gradients are clipped."""
     ours, theirs = net(), net()
     mine, other = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, theirs))
     program = captured(ours, mine, clip_norm=0.5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes are computed from the feeds, not from activations that would have to be kept."""
+"""Sizes are computed from the feeds, not from activations that would be kept for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetlight import static
 
 
 @pytest.mark.slow
-def test_sizes_come_from_feeds() -> None:
+def test_sizes_are_computed_from_feeds() -> None:
     program = kinds.captured(kinds.of(kinds.KINDS["attention, dropout"]))
     sizes = [n for n in program.form.graph.nodes if isinstance(n.meta.get("val"), SymInt)]
     feeds = {"x", "y"}
@@ -20,7 +20,7 @@ def test_sizes_come_from_feeds() -> None:
     for node in sizes:
         given = {source.name for source in node.all_input_nodes}
         assert given <= feeds or all(source in sizes for source in node.all_input_nodes), node
-    # and each once
+    # and each size once
     assert len({n.meta["val"].node.expr for n in sizes}) == len(sizes)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of all kinds train as a program as they do eagerly; what cannot be written is refused."""
+"""Programs train models of all kinds as eager code does; unsupported code is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleetlight.static.definition import reset_default_programs
 
 pytestmark = pytest.mark.slow
 
-MORE: dict[str, Callable[[], nn.Module]] = {"buffers": kinds.Remembers, "draws": kinds.Draws}
+MORE: dict[str, Callable[[], nn.Module]] = {"buffers": kinds.ReplacesBuffers, "draws": kinds.Draws}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", [*KINDS, *MORE])
-def test_it_equals_eager_training_whatever_the_batch_size(name: str) -> None:
+def test_programs_equal_eager_training_at_any_batch_size(name: str) -> None:
     kind = {**KINDS, **MORE}[name]
     ours, theirs = kinds.of(kind), kinds.of(kind)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
@@ -52,14 +52,14 @@ def test_it_equals_eager_training_whatever_the_batch_size(name: str) -> None:
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-9, atol=1e-11)
 
 
-def test_several_outputs_have_names() -> None:
+def test_each_of_several_outputs_has_a_name() -> None:
     given = batch(0)
     for kind, names in ((tuple, ["output_0", "output_1"]), (dict, ["scores", "double"])):
         one, other = static.Executor().run(captured(kinds.Several(kind).double()), given, names)
         torch.testing.assert_close(other, 2 * one)
 
 
-def test_several_models_are_one_program() -> None:
+def test_several_models_form_one_program() -> None:
     x, y = static.data("x", [None, 4]), static.data("y", [None], "int64")
     one, other = nn.Linear(4, 5), nn.Linear(5, 3)
     loss = F.cross_entropy(other(one(x).tanh()), y)
@@ -72,9 +72,9 @@ def test_several_models_are_one_program() -> None:
     assert not any(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
 
 
-def test_generators_are_as_before() -> None:
-    """Recomputed dropouts use torch's generator as a clock while they are written down."""
-    model = kinds.of(kinds.computed_again)
+def test_capturing_leaves_the_generator_unchanged() -> None:
+    """Recomputed dropouts use torch's generator as a clock during recording."""
+    model = kinds.of(kinds.recomputed)
     batch(0)
     before = torch.get_rng_state()
     static.capture(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1), batch(0))
@@ -96,8 +96,8 @@ VALUES: list[Callable[[Tensor], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asks", VALUES)
-def test_values_are_refused(asks: Callable[[Tensor], Any]) -> None:
+@pytest.mark.parametrize("reads", VALUES)
+def test_reading_values_is_refused(reads: Callable[[Tensor], Any]) -> None:
     with pytest.raises(
         PlanError,
         match=r"^the program reads the values of its tensors \(\w+: an `if`, a loop, .item\(\) "
@@ -105,10 +105,10 @@ def test_values_are_refused(asks: Callable[[Tensor], Any]) -> None:
         r"batches; use torch\.where instead of an `if`, fetch what you want to print, or train "
         r"eagerly$",
     ):
-        asks(static.data("x", [None, 4]))
+        reads(static.data("x", [None, 4]))
 
 
-def test_a_variable_shows_what_it_is() -> None:
+def test_a_variable_prints_its_name_and_type() -> None:
     x = static.data("x", [None, 4])
     assert f"{x}" == str(x) == repr(x)
     assert str(x).startswith("Variable x: float32[")
@@ -127,13 +127,13 @@ OTHERS: list[tuple[Callable[[Tensor], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("does", "words"), OTHERS)
-def test_what_has_no_meaning_is_refused(does: Callable[[Tensor], Any], words: str) -> None:
+@pytest.mark.parametrize(("operation", "words"), OTHERS)
+def test_unsupported_operations_are_refused(operation: Callable[[Tensor], Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        does(static.data("x", [None, 4]))
+        operation(static.data("x", [None, 4]))
 
 
-def test_constants_are_not_changed_from_run_to_run() -> None:
+def test_changing_a_constant_in_place_is_refused() -> None:
     class Adds(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             total = torch.zeros(4)
@@ -156,7 +156,7 @@ def test_variables_belong_to_their_program() -> None:
         z = static.data("z", [None, 4])
     with pytest.raises(PlanError, match=r"^Variable x: .* belongs to another program$"):
         z + x
-    # its own program can be gone on with
+    # its own program remains writable
     y = x * 2
     executor = static.Executor()
     assert one.startup is not None
@@ -164,7 +164,7 @@ def test_variables_belong_to_their_program() -> None:
     assert executor.run(one, {"x": torch.ones(2, 4)}, [y])[0].sum() == 16
 
 
-def test_a_forward_keeps_the_shapes_of_buffers() -> None:
+def test_replacing_a_buffer_by_another_shape_is_refused() -> None:
     class Grows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -180,8 +180,8 @@ def test_a_forward_keeps_the_shapes_of_buffers() -> None:
         Grows()(static.data("x", [None, 4]))
 
 
-def test_views_in_place_keep_open_sizes() -> None:
-    """A size is asked for where it is needed: of a tensor that has been turned since."""
+def test_in_place_views_keep_dynamic_sizes() -> None:
+    """A size is read from the tensor as it is at that time, here after t_()."""
     x = static.data("x", [None, 4])
     turned = (x * 1).t_()
     out = turned.new_ones(turned.shape) * turned
@@ -189,12 +189,12 @@ def test_views_in_place_keep_open_sizes() -> None:
     executor.run(static.default_startup_program())
     for size in (2, 5):
         assert executor.run(feed={"x": torch.ones(size, 4)}, fetch_list=[out])[0].shape == (4, size)
-    # nor has any pass to know of them
+    # the program contains no in-place view, so no pass must handle one
     nodes = static.default_main_program().form.graph.nodes
     assert not [n for n in nodes if torch.Tag.inplace_view in getattr(n.target, "tags", ())]
 
 
-def test_sparse_gradients_are_refused_with_the_remedy() -> None:
+def test_sparse_gradients_are_refused_with_advice() -> None:
     ids = static.data("ids", [None, 3], "int64")
     model = nn.Embedding(9, 2, sparse=True)
     with pytest.raises(PlanError, match=r"Embedding\(sparse=True\).*sparse=False.*servers"):
@@ -209,7 +209,7 @@ def test_sparse_gradients_are_refused_with_the_remedy() -> None:
 
 
 def test_a_feed_is_fetched_by_its_own_name() -> None:
-    # both are a_b for Python
+    # both names become a_b in Python
     one, other = static.data("a b", [None, 2]), static.data("a_b", [None, 2])
     feed = {"a b": torch.ones(1, 2), "a_b": torch.zeros(1, 2)}
     assert [one.name, other.name] == list(feed)  # type: ignore[attr-defined]
@@ -219,12 +219,12 @@ def test_a_feed_is_fetched_by_its_own_name() -> None:
         assert [value.sum().item() for value in found] == [2, 0]
 
 
-def test_open_sizes_have_no_names_of_torch(caplog: pytest.LogCaptureFixture) -> None:
+def test_dynamic_sizes_are_printed_without_torch_symbols(caplog: pytest.LogCaptureFixture) -> None:
     x = static.data("x", [None, 4])
     assert repr(x.repeat(2, 1)) == "Variable repeat: float32[?, 4]"
     with pytest.raises(RuntimeError, match=r"but got \[any, 4\] X \[5, 3\]"):
         nn.Linear(5, 3)(x)
     with pytest.raises(RuntimeError, match=r"tensor a \(any\) must match .* tensor b \(any\)"):
         x + x.repeat(2, 1)
-    # the error alone, and not what torch writes on its way
+    # only the error, without the log lines of torch
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

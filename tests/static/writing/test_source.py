@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector waits while programs are made, and goes on as it was before."""
+"""Garbage collection pauses while programs are written, and is restored after."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def enabled() -> Iterator[None]:
     gc.enable()
 
 
-def test_it_goes_on_behind_the_block_also_after_an_error() -> None:
+def test_collection_resumes_after_the_block_and_after_an_error() -> None:
     with no_gc():
         assert not gc.isenabled()
         with no_gc():
@@ -34,14 +34,14 @@ def test_it_goes_on_behind_the_block_also_after_an_error() -> None:
     assert gc.isenabled()
 
 
-def test_who_has_turned_it_off_finds_it_off() -> None:
+def test_disabled_collection_stays_disabled() -> None:
     gc.disable()
     with no_gc():
         assert not gc.isenabled()
     assert not gc.isenabled()
 
 
-def test_it_waits_for_a_capture() -> None:
+def test_a_capture_pauses_collection() -> None:
     seen = []
 
     def loss(output: Tensor, _: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers with tables write, and what is refused without servers."""
+"""What layers with tables record, and what is refused without servers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fleetlight.static.writing import tables
 
 
 class Hashed(fleet.nn.SparseEmbedding):
-    """Whatever a user does around a lookup belongs to the program."""
+    """Code around a lookup belongs to the program."""
 
     def forward(self, ids: Tensor, *more: Any) -> Tensor:
         return super().forward(ids % 5, *more) * 2
 
 
-def test_layers_are_as_they_were_after_a_program_is_written() -> None:
+def test_writing_a_program_leaves_layers_unchanged() -> None:
     model = nn.ModuleDict({"a": Hashed(2), "b": nn.Embedding(4, 2, sparse=True)})
     model.forward = lambda x: model["a"](x) + model["b"](x)  # type: ignore[method-assign]
     before = [dict(layer.__dict__) for layer in model.values()]
@@ -35,12 +35,12 @@ def test_layers_are_as_they_were_after_a_program_is_written() -> None:
     assert names.index("remainder") < names.index("look_up") < names.index("mul")
 
 
-def test_names_of_tables_are_those_that_servers_have() -> None:
+def test_tables_have_the_names_that_servers_use() -> None:
     one, two, three = (fleet.nn.SparseEmbedding(2, table=t) for t in (None, "shared", "shared"))
     three.weight = one.weight
     model = nn.Sequential(one, two, three)
     lookups = [tables.Lookup(m, "rows", True, True) for m in model]
-    # by the weight first, then by the name
+    # a shared weight decides before the name
     assert [lookup.table for lookup in tables.named(lookups, model)] == ["0", "shared", "0"]
 
 
@@ -59,7 +59,7 @@ def test_names_of_tables_are_those_that_servers_have() -> None:
         (nn.EmbeddingBag(9, 2, sparse=True), r"^0: .* of EmbeddingBag\(sparse=True\)"),
     ],
 )
-def test_a_program_that_trains_tables_alone_is_refused(layer: nn.Module, message: str) -> None:
+def test_training_tables_without_servers_is_refused(layer: nn.Module, message: str) -> None:
     model = nn.Sequential(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = {"x": torch.zeros(3, 2, dtype=torch.int64)}
@@ -81,7 +81,7 @@ def test_sparse_layers_of_torch_evaluate_without_servers(kind: Any, padding: int
         static.Executor().run(program, {"x": x + 1}, ["output"])
 
 
-def test_a_table_that_is_not_open_says_what_to_call() -> None:
+def test_a_table_that_is_not_open_names_the_missing_call() -> None:
     x = torch.zeros(3, 2, dtype=torch.int64)
     program = static.capture(nn.Sequential(fleet.nn.SparseEmbedding(2)), None, None, {"x": x})
     with pytest.raises(PlanError, match=r"^0: its table is not open yet; call fleet\.init_worker"):
@@ -103,7 +103,7 @@ def test_a_program_with_tables_is_not_saved_as_a_file(tmp_path: Any) -> None:
         program.save(tmp_path / "program")
 
 
-def test_what_nobody_has_split_says_what_to_do() -> None:
+def test_an_unsplit_program_names_the_missing_call() -> None:
     with static.program_guard(static.Program()):
         x = static.data("x", [None, 2], torch.int64)
         out = fleet.nn.SparseEmbedding(2)(x)

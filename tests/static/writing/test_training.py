@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program and its optimizer: what may change between runs is followed, the rest is refused."""
+"""A program follows changes of values in its optimizer and refuses other changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def trained(kind: Any = torch.optim.Adam) -> tuple[nn.Module, Any, static.Program]:
-    """A program that has run once."""
+    """A program after one run."""
     model = net()
     optimizer = kind(model.parameters(), lr=0.01)
     program = captured(model, optimizer)
@@ -35,7 +35,7 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) 
     optimizer.step()
 
 
-def test_a_loaded_state_and_its_schedule_are_followed() -> None:
+def test_a_loaded_optimizer_state_and_schedule_are_followed() -> None:
     ours, theirs = net(), net()
     mine, other = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
     schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (mine, other)]
@@ -53,7 +53,7 @@ def test_a_loaded_state_and_its_schedule_are_followed() -> None:
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-9, atol=1e-9)
 
 
-def test_an_option_is_checked_after_a_state_was_loaded() -> None:
+def test_options_are_checked_after_loading_a_state() -> None:
     _, optimizer, program = trained()
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     optimizer.param_groups[0]["betas"] = (0.1, 0.2)
@@ -61,7 +61,7 @@ def test_an_option_is_checked_after_a_state_was_loaded() -> None:
         static.Executor().run(program, batch(0))
 
 
-def test_a_schedule_may_note_things_in_a_group() -> None:
+def test_a_schedule_may_add_keys_to_a_group() -> None:
     model, optimizer, program = trained(torch.optim.SGD)
     optimizer.param_groups[0]["max_lr"] = 1.0
     before = copy.deepcopy(model.state_dict())
@@ -94,8 +94,8 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
-def test_what_is_trained_is_what_it_was_written_with(change: Any, words: str) -> None:
-    """Refused before anything has changed; an evaluation trains nothing, and goes on."""
+def test_changed_groups_and_parameters_are_refused(change: Any, words: str) -> None:
+    """Refused before any state changes; an evaluation trains nothing and still runs."""
     model, optimizer, program = trained()
     evaluation = program.clone(for_test=True)
     change(model, optimizer)
@@ -117,7 +117,7 @@ class Shift(nn.Module):
         return x + self.bias
 
 
-def test_an_optimizer_with_which_writing_has_failed_is_not_asked(
+def test_an_optimizer_whose_minimize_failed_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*_: Any) -> None:

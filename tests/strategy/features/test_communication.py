@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `explain()` says of the settings that spare the network between hosts."""
+"""What `explain()` says about settings that reduce communication between hosts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fleetlight.strategy import DistributedStrategy, JobFacts
 from fleetlight.strategy.effects import effect_of
 
 ONE = JobFacts()
-#: workers of one host, who sum in shared memory
+#: workers of one host, which sum in shared memory
 HOST = JobFacts(worker_num=4)
 HOSTS = JobFacts(worker_num=4, node_num=2)
-#: of one host, too
+#: workers of one host with GPUs
 GPUS = JobFacts(worker_num=4, backend="nccl")
 SERVERS = JobFacts(is_collective=False, worker_num=4, server_num=2)
 
-#: a setting of each kind, and what it does between hosts
+#: a setting of each kind, and its effect between hosts
 CODED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"compression": "fp16"}, "gradients cross between hosts as float16"),
     "bf16": ({"compression": "bf16"}, "gradients cross between hosts as bfloat16"),
@@ -55,7 +55,7 @@ def effect(settings: dict[str, Any], job: JobFacts, name: str = "") -> tuple[boo
 
 
 @pytest.mark.parametrize("case", CODED)
-def test_compression_is_for_a_link(case: str) -> None:
+def test_compression_takes_effect_across_a_link(case: str) -> None:
     settings, sentence = CODED[case]
     active, why = effect(settings, HOSTS)
     assert active
@@ -72,7 +72,7 @@ def test_compression_is_for_a_link(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CODED)
-def test_what_configures_it_has_no_effect_without_it(case: str) -> None:
+def test_configs_have_no_effect_without_their_setting(case: str) -> None:
     settings, _ = CODED[case]
     for name in settings:
         active, _ = effect(settings, HOST, name)
@@ -81,7 +81,7 @@ def test_what_configures_it_has_no_effect_without_it(case: str) -> None:
         assert effect({name: {"min_size": 5}}, HOSTS)[0] is False
 
 
-def test_on_gpus_of_one_host_only_casts_are_of_use() -> None:
+def test_on_gpus_of_one_host_only_casts_take_effect() -> None:
     for form, active in (("fp16", True), ("bf16", True), ("int8", False), ("topk", False)):
         assert effect({"compression": form}, GPUS)[0] is active
         found = effect({"compression": form, "shared_memory": False}, GPUS)
@@ -92,11 +92,11 @@ def test_on_gpus_of_one_host_only_casts_are_of_use() -> None:
 
 
 @pytest.mark.parametrize("case", CODED)
-def test_on_gpus_messages_go_by_levels(case: str) -> None:
+def test_on_gpus_only_coded_gradients_take_levels(case: str) -> None:
     settings, _ = CODED[case]
-    asked = {"use_hierarchical_allreduce": True, **settings}
+    configured = {"use_hierarchical_allreduce": True, **settings}
     coded = case not in ("fp16", "bf16", "older")
-    active, why = effect(asked, dataclasses.replace(GPUS, node_num=2))
+    active, why = effect(configured, dataclasses.replace(GPUS, node_num=2))
     assert active is coded
     assert ("NCCL finds its own way" in why) is not coded
 
@@ -108,7 +108,7 @@ def test_dgc_is_for_collective_jobs() -> None:
     assert why.startswith("it is for collective jobs")
 
 
-def test_one_setting_says_in_which_form_gradients_travel() -> None:
+def test_one_setting_decides_the_codec() -> None:
     for name in ("compression", "fp16_allreduce"):
         assert effect({}, HOSTS, name) == (True, "gradients travel in their own type")
     assert effect({"fp16_allreduce": True}, HOSTS, "compression") == (
@@ -120,13 +120,13 @@ def test_one_setting_says_in_which_form_gradients_travel() -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
-def test_casts_have_nothing_to_configure(compression: str) -> None:
+def test_compression_configs_have_no_effect_on_casts(compression: str) -> None:
     settings = {"compression": compression, "compression_configs": {"ratio": 0.5}}
     (sentence,) = DistributedStrategy(**settings).inert(HOSTS)
     assert sentence.endswith("they are for compression = 'int8' or 'topk'")
 
 
-def test_int8_has_no_ratio() -> None:
+def test_the_ratio_has_no_effect_on_int8() -> None:
     configs = {"ratio": 0.5, "min_size": 8}
     (sentence,) = DistributedStrategy(compression="int8", compression_configs=configs).inert(HOSTS)
     assert sentence == (
@@ -136,7 +136,7 @@ def test_int8_has_no_ratio() -> None:
     assert DistributedStrategy(compression="topk", compression_configs=configs).inert(HOSTS) == []
 
 
-def test_one_sparsity_has_nothing_to_walk_through() -> None:
+def test_rampup_has_no_effect_with_one_sparsity() -> None:
     settings = {"dgc": True, "dgc_configs": {"rampup_step": 9}}
     (sentence,) = DistributedStrategy(**settings).inert(HOSTS)
     assert sentence.startswith("strategy.dgc_configs.rampup_step = 9 has no effect: sparsity has")
@@ -145,12 +145,12 @@ def test_one_sparsity_has_nothing_to_walk_through() -> None:
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_workers_that_train_alone(case: str) -> None:
+def test_local_training_takes_effect_with_several_workers(case: str) -> None:
     settings, sentence = ALONE[case]
     active, why = effect(settings, HOSTS)
     assert active
     assert sentence in why
-    # to train alone spares the waiting, too, so it counts on one host
+    # local training also reduces waiting, so it counts on one host
     assert DistributedStrategy(**settings).inert(HOST) == []
     assert effect(settings, ONE) == (False, "the job has one worker")
     active, why = effect(settings, SERVERS)
@@ -160,19 +160,21 @@ def test_workers_that_train_alone(case: str) -> None:
     assert len(DistributedStrategy(**settings).inert(SERVERS)) == 1 + len(configs)
 
 
-@pytest.mark.parametrize("asked", [{"compression": "fp16"}, {"fp16_allreduce": True}], ids=str)
-def test_float16_is_not_for_movements(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("configured", [{"compression": "fp16"}, {"fp16_allreduce": True}], ids=str)
+def test_movements_travel_as_bfloat16_in_place_of_float16(configured: dict[str, Any]) -> None:
     for settings, _ in ALONE.values():
-        assert effect({**asked, **settings}, HOSTS, next(iter(asked)))[1].startswith("as bfloat16")
-    # workers that meet at every step have no movements to tell
-    assert effect({**asked, "localsgd": True}, HOSTS)[1].endswith("as float16")
+        assert effect({**configured, **settings}, HOSTS, next(iter(configured)))[1].startswith(
+            "as bfloat16"
+        )
+    # workers that average at every step send gradients, not movements
+    assert effect({**configured, "localsgd": True}, HOSTS)[1].endswith("as float16")
 
 
 @pytest.mark.parametrize(
     ("name", "configs"),
     [("localsgd", {"k_steps": 1}), ("adaptive_localsgd", {"max_k_steps": 1})],
 )
-def test_to_meet_at_every_step_is_synchronous(name: str, configs: dict[str, int]) -> None:
+def test_averaging_at_every_step_is_synchronous(name: str, configs: dict[str, int]) -> None:
     active, why = effect({name: True, f"{name}_configs": configs}, HOSTS)
     assert not active
     assert "averaging after each step is synchronous training" in why

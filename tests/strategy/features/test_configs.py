@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nested configs: limits that the general rules do not show."""
+"""Limits of nested configs that the general rules do not show."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ from fleetlight.errors import StrategyError
         (strategy.ExecutionStrategy, "num_iteration_per_drop_scope", 0),
     ],
 )
-def test_what_is_out_of_range_is_refused(config: Any, name: str, value: object) -> None:
+def test_values_out_of_range_are_refused(config: Any, name: str, value: object) -> None:
     with pytest.raises(StrategyError, match=rf"{config.DOTTED_NAME}\.{name}"):
         config(**{name: value})

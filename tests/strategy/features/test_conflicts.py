@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that exclude each other: one error that names both, in whatever order they come."""
+"""Conflicting settings give one error that names both, in any order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT16 = {"amp": True, "amp_configs": {"dtype": "float16"}}
 BFLOAT16 = {"amp": True, "amp_configs": {"dtype": "bfloat16"}}
 UNUSED = {"find_unused_parameters": True}
 
-#: two settings, and how the error calls them
+#: two conflicting settings, and their names in the error
 EXCLUDING: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     **{
         f"{one}, {two}": ({one: True}, {two: True}, one, two)
@@ -62,7 +62,7 @@ def conflicts_in(feature: type) -> Conflicts:
 
 
 @pytest.mark.parametrize("case", EXCLUDING)
-def test_two_that_exclude_each_other(case: str) -> None:
+def test_conflicting_settings_are_refused(case: str) -> None:
     first, second, one, other = EXCLUDING[case]
     messages = []
     for settings in ({**first, **second}, {**second, **first}):
@@ -92,12 +92,12 @@ def test_two_that_exclude_each_other(case: str) -> None:
         pytest.param({"localsgd": False, "diloco": True}, id="what is off is no conflict"),
     ],
 )
-def test_what_goes_together(settings: dict[str, Any]) -> None:
+def test_compatible_settings_are_accepted(settings: dict[str, Any]) -> None:
     for job in (JobFacts(), JobFacts(worker_num=4, node_num=2)):
         DistributedStrategy(**settings).check(job)
 
 
-def test_adaptive_localsgd_starts_below_its_end() -> None:
+def test_init_k_steps_must_not_exceed_max_k_steps() -> None:
     configs = {"init_k_steps": 32}
     DistributedStrategy(adaptive_localsgd_configs=configs).check()
     strategy = DistributedStrategy(adaptive_localsgd=True, adaptive_localsgd_configs=configs)
@@ -107,13 +107,13 @@ def test_adaptive_localsgd_starts_below_its_end() -> None:
     strategy.check()
 
 
-def test_nobody_may_be_away_for_longer_than_others_wait() -> None:
+def test_away_s_must_be_less_than_the_deadline() -> None:
     strategy = DistributedStrategy(durability="log", durability_configs={"away_s": 300})
     with pytest.raises(
         StrategyError, match="away_s = 300, expected less than deadline_s = 300: after"
     ):
         strategy.check()
-    # the deadline of the job may come from elsewhere
+    # the deadline of the job may come from another setting
     strategy.check(JobFacts(deadline_s=301.0))
     with pytest.raises(
         StrategyError, match=r"deadline_s = 20: .* raise deadline_s or lower away_s"
@@ -124,7 +124,7 @@ def test_nobody_may_be_away_for_longer_than_others_wait() -> None:
     DistributedStrategy(durability_configs={"away_s": 300}).check()
 
 
-def test_who_says_nothing_is_away_for_less_than_others_wait() -> None:
+def test_the_default_of_away_s_stays_below_the_deadline() -> None:
     strategy = DistributedStrategy(durability="log", deadline_s=60)
     strategy.check()
     assert strategy.durability_configs.away_within(60.0) == 40.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where encryption takes effect, and where it would be missed in silence: there it is an error."""
+"""Where encryption takes effect; where it would be missing without notice, it is an error."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts
 
 
-def test_encryption_between_workers_and_servers() -> None:
+def test_encryption_takes_effect_between_workers_and_servers() -> None:
     assert effect("ssl", SERVERS) == (True, "connections are not encrypted")
     active, why = effect("ssl", SERVERS, ssl="certs")
     assert active
     assert "TLS 1.3" in why
-    begun = JobFacts(is_collective=False, server_num=1, deadline_s=3.0, ssl="certs")
-    assert effect("ssl", begun, ssl="certs")[0]
-    active, why = effect("ssl", begun, ssl="others")
+    running = JobFacts(is_collective=False, server_num=1, deadline_s=3.0, ssl="certs")
+    assert effect("ssl", running, ssl="certs")[0]
+    active, why = effect("ssl", running, ssl="others")
     assert not active
     assert "only when given to fleet.init; in force is 'certs'" in why
 
 
-def test_encryption_that_nccl_cannot_have_is_refused_across_hosts() -> None:
+def test_encryption_with_nccl_across_hosts_is_refused() -> None:
     one_host = JobFacts(worker_num=4)
     strategy = DistributedStrategy(ssl="certs")
     strategy.check(one_host)
@@ -40,26 +40,26 @@ def test_encryption_that_nccl_cannot_have_is_refused_across_hosts() -> None:
 
 
 @pytest.mark.parametrize("is_collective", [True, False])
-def test_encryption_that_came_too_late_is_refused_across_hosts(is_collective: bool) -> None:
-    open_ = JobFacts(
+def test_encryption_set_after_init_is_refused_across_hosts(is_collective: bool) -> None:
+    unencrypted = JobFacts(
         is_collective=is_collective, worker_num=2, server_num=1, node_num=2, deadline_s=3.0
     )
     strategy = DistributedStrategy(ssl="certs")
     with pytest.raises(
         StrategyError, match=r"was set after fleet\.init, .* 2 hosts were open and not"
     ):
-        strategy.check(open_)
-    DistributedStrategy().check(open_)
-    strategy.check(dataclasses.replace(open_, ssl="certs"))
-    alone = dataclasses.replace(open_, node_num=1)
+        strategy.check(unencrypted)
+    DistributedStrategy().check(unencrypted)
+    strategy.check(dataclasses.replace(unencrypted, ssl="certs"))
+    alone = dataclasses.replace(unencrypted, node_num=1)
     strategy.check(alone)
     assert strategy.inert(alone)
 
 
-def test_what_is_asked_of_tls_takes_effect_with_certificates() -> None:
-    asked = {"ciphers": "A:B", "expiry_warning_days": 90}
-    assert effect("ssl_configs", ssl_configs=asked) == (False, "ssl is off")
-    given: dict[str, Any] = {"ssl": "certs", "ssl_configs": asked}
+def test_ssl_configs_take_effect_with_certificates() -> None:
+    configs = {"ciphers": "A:B", "expiry_warning_days": 90}
+    assert effect("ssl_configs", ssl_configs=configs) == (False, "ssl is off")
+    given: dict[str, Any] = {"ssl": "certs", "ssl_configs": configs}
     assert effect("ssl_configs.ciphers", SERVERS, **given) == (True, "one of A:B")
     assert effect("ssl_configs.ciphers", SERVERS, ssl="certs")[0]
     active, why = effect("ssl_configs.ciphers", JobFacts(worker_num=4), **given)
@@ -70,7 +70,7 @@ def test_what_is_asked_of_tls_takes_effect_with_certificates() -> None:
     assert (active, why) == (False, "it takes effect only when given to fleet.init")
 
 
-def test_encryption_with_servers_that_keep_only_tables_is_refused_across_hosts() -> None:
+def test_encryption_with_nccl_beside_servers_is_refused_across_hosts() -> None:
     job = JobFacts(is_collective=False, worker_num=4, server_num=2, node_num=2)
     strategy = DistributedStrategy(ssl="certs", a_sync=True)
     strategy.check(job)

@@ -25,13 +25,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_splits_and_labels(root: Path) -> None:
+def test_splits_have_their_labels(root: Path) -> None:
     labels = {split: Flowers102(root, split).labels.tolist() for split in ("train", "valid")}
     assert labels == {"train": [0, 101], "valid": [6]}
     assert Flowers102(root, "test").labels.tolist() == [6, 49, 1]
 
 
-def test_samples(root: Path) -> None:
+def test_samples_are_read(root: Path) -> None:
     data = Flowers102(root, size=28)
     image, label = data[0]
     assert (image.shape, label) == ((3, 28, 28), 0)
@@ -40,7 +40,7 @@ def test_samples(root: Path) -> None:
     assert Flowers102(root)[0][0].shape == (3, 224, 224)
 
 
-def test_unknown_split(root: Path) -> None:
+def test_an_unknown_split_is_refused(root: Path) -> None:
     with pytest.raises(ConfigError, match="no split 'tests'; did you mean 'test'"):
         Flowers102(root, "tests")  # type: ignore[arg-type]
 
@@ -52,7 +52,7 @@ def test_a_missing_part_is_an_error_even_with_stand_in(root: Path, absent: str) 
         Flowers102(root, stand_in=True)
 
 
-def test_missing_photographs(root: Path) -> None:
+def test_missing_photographs_are_named(root: Path) -> None:
     (root / "jpg" / "image_00005.jpg").unlink()
     (root / "jpg" / "image_00006.jpg").unlink()
     assert len(Flowers102(root)) == 2
@@ -61,13 +61,13 @@ def test_missing_photographs(root: Path) -> None:
 
 
 @pytest.mark.parametrize("label", [0, 103, 1.5])
-def test_label_out_of_range(root: Path, label: float) -> None:
+def test_a_label_out_of_range_is_named(root: Path, label: float) -> None:
     savemat(root / "imagelabels.mat", {"labels": np.array([1, 2, label, 4, 5, 6])})
     with pytest.raises(DataError, match=rf"got {label}(\.0)? at labels\[2\], expected 1 to 102"):
         Flowers102(root)
 
 
-def test_image_number_out_of_range(root: Path) -> None:
+def test_an_image_number_out_of_range_is_named(root: Path) -> None:
     savemat(root / "setid.mat", {"trnid": np.array([7])})
     with pytest.raises(DataError, match=r"got 7 at trnid\[0\], expected 1 to 6"):
         Flowers102(root)
@@ -75,7 +75,7 @@ def test_image_number_out_of_range(root: Path) -> None:
         Flowers102(root, "valid")
 
 
-def test_class_folders(tmp_path: Path) -> None:
+def test_class_folders_are_read(tmp_path: Path) -> None:
     write_jpeg(tmp_path / "test" / "102" / "a.jpg")
     write_jpeg(tmp_path / "test" / "9" / "a.jpg")
     data = Flowers102(tmp_path, "test", size=16)
@@ -83,7 +83,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert data[0][0].shape == (3, 16, 16)
 
 
-def test_absent_files_and_stand_in(tmp_path: Path) -> None:
+def test_absent_files_are_named_or_replaced_by_a_stand_in(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"imagelabels\.mat, setid\.mat and jpg/.*stand_in=True"):
         Flowers102(tmp_path)
     data = Flowers102(tmp_path, "valid", normalise=True, augment=True, stand_in=True)

@@ -29,8 +29,8 @@ def test_numbered_classes_sort_by_value(tmp_path: Path) -> None:
     assert ImageFolder(tmp_path).classes == ("9", "10", "100")
 
 
-def test_the_crop_is_an_eighth_smaller_than_what_is_decoded(tmp_path: Path) -> None:
-    # A black frame of 1/16 around white: gone after the central crop, seen by a random one.
+def test_the_crop_is_an_eighth_smaller_than_the_decoded_image(tmp_path: Path) -> None:
+    # A black frame of 1/16 around white: a central crop removes it, a random one shows it.
     path = write_jpeg(tmp_path / "a" / "1.jpg", (0, 0, 0), size=(256, 256))
     from PIL import Image
 
@@ -43,7 +43,7 @@ def test_the_crop_is_an_eighth_smaller_than_what_is_decoded(tmp_path: Path) -> N
     assert min(float(augmented[0][0].min()) for _ in range(5)) < 0.1
 
 
-def test_normalise(tmp_path: Path) -> None:
+def test_normalise_uses_imagenet_statistics(tmp_path: Path) -> None:
     write_jpeg(tmp_path / "a" / "1.jpg", (0, 0, 0))
     image = ImageFolder(tmp_path, size=8, normalise=True)[0][0]
     torch.testing.assert_close(image[0], torch.full((8, 8), -0.485 / 0.229))
@@ -57,6 +57,6 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "nowhere"])
-def test_no_folders(tmp_path: Path, name: str) -> None:
+def test_a_root_without_class_folders_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="no class folders found; expected <class>/<image>"):
         ImageFolder(tmp_path / name)

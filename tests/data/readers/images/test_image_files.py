@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding pictures."""
+"""Decoding of image files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_a_broken_file_is_named_when_it_is_read(tmp_path: Path) -> None:
             images[[index]]
 
 
-@pytest.mark.parametrize("limit", [1000, 500])  # Pillow warns above it, and raises above twice it
+@pytest.mark.parametrize(
+    "limit", [1000, 500]
+)  # Pillow warns above the limit, and raises above twice the limit
 def test_a_decompression_bomb_is_refused(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,12 +76,12 @@ def test_a_decompression_bomb_is_refused(
         ImageFiles([path], 8)[[0]]
 
 
-def test_it_can_be_sent_to_another_process(tmp_path: Path) -> None:
+def test_image_files_can_be_pickled(tmp_path: Path) -> None:
     images = ImageFiles([write_jpeg(tmp_path / "a.jpg")], 8)
     assert np.array_equal(pickle.loads(pickle.dumps(images))[[0]], images[[0]])
 
 
-def test_without_pillow_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pillow_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ConfigError, match=r"pip install 'fleetlight\[images\]'"):
         ImageFiles([], 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MATLAB files, against the writer of SciPy."""
+"""MATLAB files, compared with the writer of SciPy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_logical_arrays_are_numbers(tmp_path: Path) -> None:
     assert read_matlab(tmp_path / "x.mat")["mask"].tolist() == [[1, 0]]
 
 
-def test_big_endian(tmp_path: Path) -> None:
+def test_big_endian_files_are_read(tmp_path: Path) -> None:
     def element(kind: int, payload: bytes) -> bytes:
         return struct.pack(">II", kind, len(payload)) + payload + b"\0" * (-len(payload) % 8)
 
@@ -76,13 +76,13 @@ def path(tmp_path: Path) -> Path:
         (500, r"ends at offset 500, expected \d+ bytes of the element at 128"),
     ],
 )
-def test_truncated(path: Path, keep: int, message: str) -> None:
+def test_a_truncated_file_is_named(path: Path, keep: int, message: str) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match=r"x\.mat: " + message):
         read_matlab(path)
 
 
-def test_truncated_inside_a_compressed_element(tmp_path: Path) -> None:
+def test_a_truncated_compressed_element_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.mat"
     savemat(path, {"labels": np.arange(1000)}, do_compression=True)
     raw = bytearray(path.read_bytes()[:-50])
@@ -92,7 +92,7 @@ def test_truncated_inside_a_compressed_element(tmp_path: Path) -> None:
         read_matlab(path)
 
 
-def test_values_that_do_not_fill_the_shape(path: Path) -> None:
+def test_too_few_values_for_the_shape_are_named(path: Path) -> None:
     raw = path.read_bytes()
     dims = struct.pack("<ii", 1, 1000)
     assert raw.count(dims) == 1

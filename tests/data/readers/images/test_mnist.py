@@ -35,7 +35,7 @@ def root(tmp_path: Path, pixels: np.ndarray) -> Path:
     return tmp_path
 
 
-def test_samples(root: Path, pixels: np.ndarray) -> None:
+def test_samples_are_read(root: Path, pixels: np.ndarray) -> None:
     data = MNIST(root)
     assert (len(data), data.generated, data.name) == (5, False, "MNIST train")
     image, label = data[4]
@@ -46,7 +46,9 @@ def test_samples(root: Path, pixels: np.ndarray) -> None:
 
 @pytest.mark.parametrize("folder", [".", "MNIST/raw"])
 @pytest.mark.parametrize("names", ["{}-{}-idx{}-ubyte.gz", "{}-{}.idx{}-ubyte"])
-def test_folders_and_names_of_the_files(tmp_path: Path, folder: str, names: str) -> None:
+def test_all_usual_folders_and_file_names_are_found(
+    tmp_path: Path, folder: str, names: str
+) -> None:
     pack = gzip.compress if names.endswith(".gz") else bytes
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     for part, dims, array in [
@@ -65,7 +67,7 @@ def test_absent_files_are_named_with_advice(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_stand_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_stand_in_has_the_real_shape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fleetlight"):
         train, test = MNIST(tmp_path, stand_in=True), MNIST(tmp_path, train=False, stand_in=True)
     assert ["GENERATED" in message for message in caplog.messages] == [True, True]
@@ -86,47 +88,47 @@ def test_one_of_two_files_is_an_error_even_with_stand_in(root: Path, absent: str
         MNIST(root, stand_in=True)
 
 
-def test_wrong_magic(root: Path) -> None:
+def test_a_wrong_magic_number_is_named(root: Path) -> None:
     (root / LABELS).write_bytes(idx(np.zeros((5, 28, 28))))
     with pytest.raises(DataError, match=rf"{LABELS}: got .*0x00000803 at offset 0, .*0x00000801"):
         MNIST(root)
 
 
 @pytest.mark.parametrize("cut", [-1, -1000])
-def test_truncated(root: Path, cut: int) -> None:
+def test_a_truncated_file_is_named(root: Path, cut: int) -> None:
     raw = (root / IMAGES).read_bytes()
     (root / IMAGES).write_bytes(raw[:cut])
     with pytest.raises(DataError, match=rf"ends at offset {3936 + cut}, expected 3936 .*5, 28, 28"):
         MNIST(root)
 
 
-def test_truncated_inside_the_header(root: Path) -> None:
+def test_a_truncated_header_is_named(root: Path) -> None:
     (root / IMAGES).write_bytes((root / IMAGES).read_bytes()[:10])
     with pytest.raises(DataError, match="offset 10, inside its header of 16 bytes"):
         MNIST(root)
 
 
-def test_too_long(root: Path) -> None:
+def test_a_file_that_is_too_long_is_named(root: Path) -> None:
     with (root / LABELS).open("ab") as file:
         file.write(b"\0\0")
     with pytest.raises(DataError, match="ends at offset 15, expected 13"):
         MNIST(root)
 
 
-def test_count_mismatch(root: Path) -> None:
+def test_a_wrong_number_of_labels_is_named(root: Path) -> None:
     (root / LABELS).write_bytes(idx(np.array([5, 0, 4])))
     with pytest.raises(DataError, match="got 3 labels for the 5 images"):
         MNIST(root)
 
 
-def test_label_out_of_range(root: Path) -> None:
+def test_a_label_out_of_range_is_named(root: Path) -> None:
     (root / LABELS).write_bytes(idx(np.array([5, 9, 10, 1, 99])))
     with pytest.raises(DataError, match="got the label 10 at offset 10, expected 0 to 9"):
         MNIST(root)
 
 
 @pytest.mark.parametrize("shape", [(0, 28, 28), (5, 28, 27)])
-def test_wrong_shape(root: Path, shape: tuple[int, ...]) -> None:
+def test_images_of_another_shape_are_refused(root: Path, shape: tuple[int, ...]) -> None:
     (root / IMAGES).write_bytes(idx(np.zeros(shape)))
     with pytest.raises(DataError, match="expected images of 28 x 28"):
         MNIST(root)

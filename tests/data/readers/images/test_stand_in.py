@@ -16,7 +16,7 @@ def everything(source: ImageSource) -> np.ndarray:
     return source.images[list(range(len(source.images)))]
 
 
-def test_shapes_and_kinds() -> None:
+def test_images_have_the_given_shape_and_classes() -> None:
     source = STAND_IN.generate("train", 0)
     images = everything(source)
     assert (images.shape, images.dtype) == ((400, 2, 12, 10), np.uint8)
@@ -42,7 +42,7 @@ def test_a_model_of_the_training_set_fits_the_test_set() -> None:
     images, unseen = everything(train).reshape(400, -1), everything(test).reshape(200, -1)
     centres = np.stack([images[train.labels == label].mean(0) for label in range(4)])
     distances = ((unseen[:, None] - centres) ** 2).sum(-1)
-    # far above chance, a quarter, and far from perfect: training has something to show
+    # far above chance, a quarter, and far from perfect, so that training shows progress
     assert 0.6 < (distances.argmin(1) == test.labels).mean() < 0.99
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images on their way to the model."""
+"""The transforms from stored images to model inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_plain_images_are_floats_from_0_to_1(images: torch.Tensor) -> None:
     assert torch.equal(images, before)
 
 
-def test_centre_crop(images: torch.Tensor) -> None:
+def test_centre_crop_cuts_the_middle(images: torch.Tensor) -> None:
     out = ImageTransform(crop=4)(images)
     assert torch.equal(out, images[:, :, 2:6, 2:6].float() / 255)
 
@@ -41,7 +41,7 @@ def test_resize_keeps_flat_colour() -> None:
 
 
 def _places(images: torch.Tensor, out: torch.Tensor) -> list[tuple[int, int, bool]]:
-    """Where in the padded image each output was cut, and whether it was flipped."""
+    """Returns where each output was cut in the padded image, and whether it was flipped."""
     padded = torch.nn.functional.pad(images, [2, 2, 2, 2]).float() / 255
     found = []
     for index, image in enumerate(out):

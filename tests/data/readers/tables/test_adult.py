@@ -19,7 +19,7 @@ POOR = "38,?,215646,HS-grad,9,Divorced,Cleaners,Not-in-family,Black,Female,0,0,4
 HEADER = "age, workclass, fnlwgt, education, Salary"
 
 
-def test_records(tmp_path: Path) -> None:
+def test_records_are_read(tmp_path: Path) -> None:
     (tmp_path / "adult.data").write_text(f"{HEADER}\n{RICH}\n{POOR}\n\n")
     data = Adult(tmp_path)
     assert (len(data), data.name) == (2, "Adult train")
@@ -32,7 +32,7 @@ def test_records(tmp_path: Path) -> None:
     assert data[1].ids[0] == hash_column("workclass", ["?"])
 
 
-def test_the_published_test_file(tmp_path: Path) -> None:
+def test_the_published_test_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "adult.test").write_text(f"|1x3 Cross validator\n{RICH}.\n{POOR}.\n")
     assert Adult(tmp_path, train=False).columns.label.tolist() == [1, 0]
 
@@ -51,7 +51,7 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: str, message: str) -> None:
         Adult(tmp_path)
 
 
-def test_stand_in(tmp_path: Path) -> None:
+def test_the_stand_in_has_the_real_shape(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Adult test: .*adult\.test.*stand_in=True"):
         Adult(tmp_path, train=False)
     train, test = Adult(tmp_path, stand_in=True), Adult(tmp_path, train=False, stand_in=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Criteo's logs."""
+"""Click logs of Criteo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_records(root: Path) -> None:
+def test_records_are_read(root: Path) -> None:
     data = Criteo(root)
     assert (len(data), data.generated, data.name) == (2, False, "Criteo")
     dense, ids, label = data[0]
@@ -45,13 +45,13 @@ def test_a_missing_category_is_an_id_of_its_column(root: Path) -> None:
     assert len(ids.unique()) == 26
 
 
-def test_gzip_and_a_file_by_its_name(tmp_path: Path) -> None:
+def test_a_gzip_file_is_read_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "some.tsv.gz"
     path.write_bytes(gzip.compress((line() * 3).encode()))
     assert len(Criteo(path)) == 3
 
 
-def test_streamed_records_are_the_same(root: Path) -> None:
+def test_streamed_records_are_equal(root: Path) -> None:
     (batch,) = FileStream(root / "train.txt", Criteo.parse).loader(10)
     whole = Criteo(root).batch([0, 1])
     assert all(torch.equal(a, b) for a, b in zip(batch, whole, strict=True))
@@ -73,7 +73,7 @@ def test_a_bad_line_is_named(root: Path, bad: str, message: str) -> None:
         Criteo(root)
 
 
-def test_stand_in(tmp_path: Path) -> None:
+def test_the_stand_in_is_a_click_log(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train\.txt or day_0 or part-0.*stand_in=True"):
         Criteo(tmp_path)
     data = Criteo(tmp_path, stand_in=True, seed=2)

@@ -26,7 +26,7 @@ def as_lists(rows: SparseRows) -> list[list[float]]:
     return [column.tolist() for column in rows]
 
 
-def test_batches(data: LibSVM) -> None:
+def test_batches_are_sparse_rows(data: LibSVM) -> None:
     assert len(data) == 4
     assert as_lists(data.batch([2, 0, 1])) == [
         [2**63 - 1, 3, 10],
@@ -48,7 +48,7 @@ def test_a_record_is_a_batch_of_one(data: LibSVM) -> None:
     assert as_lists(rows[-1]) == as_lists(data[3])
 
 
-def test_loaders(data: LibSVM) -> None:
+def test_all_loaders_give_equal_batches(data: LibSVM) -> None:
     expected = [as_lists(data.batch([0, 1, 2])), as_lists(data.batch([3]))]
     for loader in (
         data.loader(3),
@@ -59,19 +59,19 @@ def test_loaders(data: LibSVM) -> None:
         assert [as_lists(batch) for batch in loader] == expected
 
 
-def test_a_batch_suits_embedding_bags(data: LibSVM) -> None:
+def test_a_batch_is_valid_input_for_embedding_bags(data: LibSVM) -> None:
     bag = torch.nn.EmbeddingBag.from_pretrained(torch.arange(12.0)[:, None], mode="sum")
     batch = data.batch([0, 1, 3])
     sums = bag(batch.ids, batch.offsets, per_sample_weights=batch.values)
     assert sums.squeeze(1).tolist() == pytest.approx([11.5, 0, 1 - 2 + 0.004])
 
 
-def test_streamed_records_are_the_same(data: LibSVM, tmp_path: Path) -> None:
+def test_streamed_records_are_equal(data: LibSVM, tmp_path: Path) -> None:
     (batch,) = FileStream(tmp_path / "x.svm", LibSVM.parse).loader(10)
     assert as_lists(batch) == as_lists(data.batch(range(4)))
 
 
-def test_long_files(tmp_path: Path) -> None:
+def test_long_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("".join(f"{i} {i}:{i}\n" for i in range(1, 20_001)))
     data = LibSVM(tmp_path / "x")
     assert as_lists(data.batch([16_500]))[:4] == [[16_501], [16_501], [0], [16_501]]
@@ -95,6 +95,6 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: str, message: str) -> None:
         LibSVM(tmp_path / "x.svm")
 
 
-def test_absent_file(tmp_path: Path) -> None:
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="gone, after line 0: cannot be read"):
         LibSVM(tmp_path / "gone")

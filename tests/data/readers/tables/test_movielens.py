@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MovieLens in its three forms."""
+"""MovieLens in its three formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_forms(tmp_path: Path, name: str) -> None:
+def test_all_three_formats_are_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(FORMS[name])
@@ -32,7 +32,7 @@ def test_forms(tmp_path: Path, name: str) -> None:
     ]
 
 
-def test_streamed(tmp_path: Path) -> None:
+def test_ratings_can_be_streamed(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(FORMS["ratings.csv"])
     (batch,) = FileStream(tmp_path / "r.csv", MovieLens.parse, header=1).loader(10)
     assert batch.film.tolist() == [242, 302]
@@ -53,14 +53,14 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: str, message: str) -> None:
         MovieLens(path)
 
 
-def test_stand_in_can_be_learnt(tmp_path: Path) -> None:
+def test_the_stand_in_can_be_learned(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ratings\.csv or ratings\.dat or u\.data"):
         MovieLens(tmp_path)
     data = MovieLens(tmp_path, stand_in=True)
     assert data.generated
     user, film, stars, _ = data.columns
     assert set((2 * stars).tolist()) == set(range(1, 11))
-    # users differ in taste, so the first factors of the table of ratings hold more than chance
+    # users differ in taste, so the first factors of the ratings are stronger than chance
     table = torch.zeros(int(user.max()) + 1, int(film.max()) + 1)
     table[user, film] = stars - stars.mean()
     strengths = torch.linalg.svdvals(table)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of TLS beside the certificates: suites, the password of keys, an early warning."""
+"""Further TLS settings: cipher suites, key passwords, and expiry warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.security.authority import Authority
-from tests.security.handshakes import shaken
+from tests.security.handshakes import complete_handshake
 
 from fleetlight.errors import ConfigError, StrategyError
 from fleetlight.roles.password import PASSWORD, PASSWORD_FILE
@@ -35,8 +35,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose keys are encrypted, and an environment that does not say how."""
+def encrypted_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with encrypted keys, and an environment without their password."""
     for name in (PASSWORD, PASSWORD_FILE):
         monkeypatch.delenv(name, raising=False)
     return Authority(tmp_path / "locked", WORDS.encode()).folder
@@ -49,39 +49,54 @@ def written(file: Path, text: str, mode: int = 0o600) -> str:
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_the_password_of_a_file(
-    locked: Path, tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+def test_the_password_is_read_from_a_file(
+    encrypted_keys: Path, tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_FILE, written(tmp_path / "words", WORDS + end))
-    assert shaken(client_context(locked), server_context(locked))["client"].version() == "TLSv1.3"
+    assert (
+        complete_handshake(client_context(encrypted_keys), server_context(encrypted_keys))[
+            "client"
+        ].version()
+        == "TLSv1.3"
+    )
 
 
-def test_the_password_of_a_variable(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_password_is_read_from_a_variable(
+    encrypted_keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PASSWORD, WORDS)
-    assert shaken(client_context(locked), server_context(locked))["server"].version() == "TLSv1.3"
+    assert (
+        complete_handshake(client_context(encrypted_keys), server_context(encrypted_keys))[
+            "server"
+        ].version()
+        == "TLSv1.3"
+    )
 
 
-def test_a_missing_password_names_both_ways_and_nobody_is_asked(locked: Path) -> None:
+def test_a_missing_password_is_an_error_without_a_prompt(encrypted_keys: Path) -> None:
     text = rf"client\.key is encrypted and .* {PASSWORD_FILE} to a file .*, or {PASSWORD} to"
     with pytest.raises(ConfigError, match=text):
-        client_context(locked)
+        client_context(encrypted_keys)
 
 
-def test_a_wrong_password_is_told_and_not_shown(
-    locked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_wrong_password_is_reported_and_not_shown(
+    encrypted_keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv(PASSWORD, "sesame")
     with pytest.raises(ConfigError, match=rf"of {PASSWORD} does not decrypt .*server\.key") as e:
-        server_context(locked)
+        server_context(encrypted_keys)
     monkeypatch.delenv(PASSWORD)
     file = written(tmp_path / "words", "sesame")
     monkeypatch.setenv(PASSWORD_FILE, file)
     with pytest.raises(ConfigError, match=f"the password of .*{file} does not decrypt"):
-        server_context(locked)
+        server_context(encrypted_keys)
     assert "sesame" not in str(e.value) + caplog.text
 
 
-def test_a_password_is_read_only_where_a_key_needs_it(
+def test_a_password_is_read_only_for_an_encrypted_key(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_FILE, "/nowhere")
@@ -89,17 +104,17 @@ def test_a_password_is_read_only_where_a_key_needs_it(
     server_context(certificates)
 
 
-def test_a_password_does_not_hide_that_key_and_certificate_differ(
-    locked: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mismatched_key_is_named_despite_a_password(
+    encrypted_keys: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (locked / "server.pem").write_bytes((certificates / "server.pem").read_bytes())
-    (locked / "ca.pem").write_bytes((certificates / "ca.pem").read_bytes())
+    (encrypted_keys / "server.pem").write_bytes((certificates / "server.pem").read_bytes())
+    (encrypted_keys / "ca.pem").write_bytes((certificates / "ca.pem").read_bytes())
     monkeypatch.setenv(PASSWORD, WORDS)
     with pytest.raises(ConfigError, match="do not belong together"):
-        server_context(locked)
+        server_context(encrypted_keys)
 
 
-def asked(folder: Path, ciphers: str) -> Encryption:
+def with_ciphers(folder: Path, ciphers: str) -> Encryption:
     strategy = DistributedStrategy(ssl=str(folder), ssl_configs={"ciphers": ciphers})
     found = encryption_of(strategy)
     assert found is not None
@@ -107,20 +122,22 @@ def asked(folder: Path, ciphers: str) -> Encryption:
 
 
 @pytest.mark.skipif(CHOOSES, reason="this Python can")
-def test_a_python_that_cannot_choose_suites_says_so_and_what_to_do(certificates: Path) -> None:
+def test_a_python_without_suite_selection_is_an_error_with_advice(certificates: Path) -> None:
     text = r"ciphers .* = 'TLS_.*': Python 3\.\d+\.\d+ cannot .* 3\.15 .*OPENSSL_CONF, Ciphersui"
     with pytest.raises(ConfigError, match=text):
-        server_context(asked(certificates, SUITE))
+        server_context(with_ciphers(certificates, SUITE))
 
 
 @pytest.mark.skipif(not CHOOSES, reason="this Python cannot")
-def test_the_suite_is_one_of_those_asked_for(certificates: Path) -> None:
-    ends = shaken(client_context(asked(certificates, SUITE)), server_context(certificates))
+def test_the_configured_suite_is_used(certificates: Path) -> None:
+    ends = complete_handshake(
+        client_context(with_ciphers(certificates, SUITE)), server_context(certificates)
+    )
     assert (ends["server"].cipher() or ("",))[0] == SUITE
 
 
 class Choosing(ssl.SSLContext):
-    """As Python 3.15 has it: names that OpenSSL does not know are passed over."""
+    """Like Python 3.15: skips names that OpenSSL does not know."""
 
     chosen = ""
 
@@ -135,7 +152,7 @@ class Choosing(ssl.SSLContext):
         return [{"name": name, "protocol": "TLSv1.3"} for name in self.chosen.split(":")]
 
 
-def test_suites_are_handed_on_and_unknown_ones_named() -> None:
+def test_suites_are_passed_on_and_unknown_ones_named() -> None:
     found = Choosing(ssl.PROTOCOL_TLS_CLIENT)
     module._select_suites(found, f"{SUITE}:{OTHER}")
     assert found.chosen == f"{SUITE}:{OTHER}"
@@ -150,17 +167,17 @@ def test_suites_are_handed_on_and_unknown_ones_named() -> None:
 CONFIGURED = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from tests.security.handshakes import shaken
+from tests.security.handshakes import complete_handshake
 from fleetlight.security.context import client_context, server_context
-ends = shaken(client_context(sys.argv[1]), server_context(sys.argv[1]))
+ends = complete_handshake(client_context(sys.argv[1]), server_context(sys.argv[1]))
 print(ends["server"].cipher()[0])
 """
 
 
-def test_the_way_by_the_configuration_of_openssl_works(certificates: Path, tmp_path: Path) -> None:
-    """It is what the error recommends, and docs/launcher.md shows."""
-    shown = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
-    lines = shown.partition("    openssl_conf = ")[2].partition("\n\n")[0]
+def test_the_openssl_configuration_selects_a_suite(certificates: Path, tmp_path: Path) -> None:
+    """The error recommends it, and docs/launcher.md shows it."""
+    page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
+    lines = page.partition("    openssl_conf = ")[2].partition("\n\n")[0]
     file = tmp_path / "openssl.cnf"
     file.write_text("\n".join(line.strip() for line in f"openssl_conf = {lines}".splitlines()))
     root = str(Path(__file__).parents[2])
@@ -176,7 +193,7 @@ def test_the_way_by_the_configuration_of_openssl_works(certificates: Path, tmp_p
 
 
 @pytest.mark.parametrize(("days", "warned"), [(0, 0), (30, 0), (90, 1)])
-def test_how_early_an_end_is_warned_about_can_be_said(
+def test_expiry_warning_days_sets_the_warning(
     tmp_path: Path, days: int, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(tmp_path / "certs", days=60)
@@ -189,7 +206,9 @@ def test_how_early_an_end_is_warned_about_can_be_said(
     assert len(caplog.records) == warned
 
 
-def test_the_folder_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_resolved_to_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert encryption_of(DistributedStrategy(ssl="certs")) == Encryption(str(tmp_path / "certs"))
     assert encryption_of(DistributedStrategy()) is None

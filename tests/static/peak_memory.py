@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes of values a program has at once, beside its state and its feeds."""
+"""The peak memory of a program's values, besides its state and its feeds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fleetlight.static.graph.form import Form, graph_of
 from fleetlight.static.running.runners import EVERYTHING
 
 
-def most_bytes(form: Form, feeds: Sequence[Tensor]) -> int:
-    """The most at any time, when each value is freed behind its last use."""
+def peak_bytes(form: Form, feeds: Sequence[Tensor]) -> int:
+    """The peak, if each value is freed after its last use."""
     graph = graph_of(form, ["loss"], EVERYTHING)
     given = iter([*(slot.tensor for slot in form.state), *feeds])
     last = {source: node for node in graph.nodes for source in node.all_input_nodes}
