@@ -108,14 +108,14 @@ class Worker:
 
     def greet(self, lane: str) -> m.Welcome:
         facts = (self.workers, self.server.index, self.servers)
-        answer: m.Welcome = self.say(hello(self.index, lane, *facts), lane=lane)[0]
-        return answer
+        reply: m.Welcome = self.say(hello(self.index, lane, *facts), lane=lane)[0]
+        return reply
 
     def say(self, message: m.Message, *arrays: Any, lane: str = "control") -> tuple[Any, list[Any]]:
         if isinstance(message, m.Greeting):
             self.greeted.append(self.lanes[lane])
-        answer, found = self.server(self.lanes[lane], message, list(arrays))
-        return answer, list(found)
+        reply, reply_arrays = self.server(self.lanes[lane], message, list(arrays))
+        return reply, list(reply_arrays)
 
     def leave(self) -> None:
         """Leave, and acknowledge the reply."""

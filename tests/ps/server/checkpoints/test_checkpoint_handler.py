@@ -238,7 +238,7 @@ def test_a_cut_of_a_dead_worker_0_is_dropped() -> None:
     server = opened(plan("async", workers=1))
     service = server._service
     assert service is not None
-    connections = [Connection("one life"), Connection("the next")]
+    connections = [Connection("first incarnation"), Connection("second incarnation")]
     for incarnation, connection in enumerate(connections, 1):
         greeting = msgspec.structs.replace(
             hello(0, "control", 1), incarnation=incarnation, away_s=60.0
