@@ -161,7 +161,7 @@ def test_other_workers_learn_of_a_lost_connection() -> None:
 
 def test_a_single_worker_sends_no_request() -> None:
     server, [group] = groups_of(1)
-    server.close("nobody is to ask")
+    server.close("no request expected")
     assert group.alone
     assert group.gather_bytes(b"a", "names") == [b"a"]
     tensor = torch.ones(2)
