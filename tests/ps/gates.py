@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds up one lane of a worker, so that a test decides in which order things happen."""
+"""Blocks one lane of a worker, so that a test controls the order of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT_S = 20
 
 
 class Gate:
-    """Keeps requests from being sent (`send`), or answers from being taken, until it opens."""
+    """Blocks requests before they are sent (`send`), or replies before they are received."""
 
     welcome = None
     patience = DEFAULT_RETRY
@@ -25,15 +25,15 @@ class Gate:
         client._lanes[lane] = [self]  # type: ignore[list-item]
 
     def wait(self) -> None:
-        """Until somebody stands before it."""
+        """Wait until a thread is blocked."""
         assert self._asked.wait(LIMIT_S)
 
     def open(self) -> None:
-        """Let everybody pass from now on."""
+        """Let all threads pass from now on."""
         self._opened.set()
 
     def shut(self) -> None:
-        """Hold up who comes from now on."""
+        """Block threads from now on."""
         self._opened.clear()
         self._asked.clear()
 

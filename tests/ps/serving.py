@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server in this process, and workers that speak to it by hand."""
+"""A server in this process, and workers whose requests a test writes by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def opened(the_plan: Plan, deadline_s: float = 20.0, index: int = 0) -> Server:
 def open_up(
     server: Server, the_plan: Plan, durable: Durable | None = None, loaded: Any = None
 ) -> None:
-    """Tell a server what is trained."""
+    """Open a server with the plan of a job."""
     parameters = [torch.ones(dense.shape) for dense in the_plan.dense]
     weights = [torch.nn.Parameter(parameter) for parameter in parameters]
     optimizers = [torch.optim.SGD(weights, lr=1.0) for _ in the_plan.optimizers]
@@ -71,7 +71,7 @@ def closed_server(
 
 
 def hello(index: int, lane: str, workers: int = 2, server: int = 0, servers: int = 1) -> m.Greeting:
-    """What a worker begins with."""
+    """The greeting of a worker."""
     return m.Greeting("test", index, workers, server, servers, started_at=1, lane=lane)
 
 
@@ -91,7 +91,7 @@ def ask(number: int = 0, reached: tuple[int, int] = (0, 0), **facts: Any) -> m.L
 
 @dataclasses.dataclass
 class Worker:
-    """Speaks to a server over three connections."""
+    """A worker that calls a server over three connections."""
 
     server: Server
     index: int
@@ -108,17 +108,17 @@ class Worker:
 
     def greet(self, lane: str) -> m.Welcome:
         facts = (self.workers, self.server.index, self.servers)
-        answer: m.Welcome = self.say(hello(self.index, lane, *facts), lane=lane)[0]
-        return answer
+        reply: m.Welcome = self.say(hello(self.index, lane, *facts), lane=lane)[0]
+        return reply
 
     def say(self, message: m.Message, *arrays: Any, lane: str = "control") -> tuple[Any, list[Any]]:
         if isinstance(message, m.Greeting):
             self.greeted.append(self.lanes[lane])
-        answer, found = self.server(self.lanes[lane], message, list(arrays))
-        return answer, list(found)
+        reply, reply_arrays = self.server(self.lanes[lane], message, list(arrays))
+        return reply, list(reply_arrays)
 
     def leave(self) -> None:
-        """Say goodbye, and that it was heard."""
+        """Leave, and acknowledge the reply."""
         self.say(m.Leave())
         self.say(m.GoodbyeAck())
 
@@ -129,10 +129,10 @@ class Worker:
         dense: Sequence[float] | None = None,
         **facts: Any,
     ) -> tuple[m.Pushed, list[Any]]:
-        """Gradients of a step: {table: (ids, a number for the whole row of each)}."""
-        return self.send(self.pushed(step, tables or {}, dense, **facts), tables or {}, dense)
+        """Push the gradients of a step: {table: (ids, one value for each whole row)}."""
+        return self.send(self.push_request(step, tables or {}, dense, **facts), tables or {}, dense)
 
-    def pushed(
+    def push_request(
         self, step: int, tables: dict[int, Any], dense: Sequence[float] | None, **facts: Any
     ) -> m.Push:
         self.sequence += 1
@@ -159,7 +159,7 @@ class Worker:
         return self.say(message, *arrays, lane="push")
 
     def _stepped(self, gradients: Any) -> Any:
-        """What a worker brings of dense gradients: its own step, where it makes it."""
+        """The dense part of a push: gradients, or the worker's own step where workers step."""
         service = self.server._service
         if service is None or not service.plan.workers_step_dense:
             return gradients
@@ -171,7 +171,7 @@ class Worker:
         return self.say(message, lane="push")
 
     def pull(self, table: int, ids: Sequence[int], **facts: Any) -> list[float]:
-        """The first number of each row."""
+        """The first value of each row."""
         message = m.Pull([m.TablePull(table, facts.pop("insert", True))], False, **facts)
         return [float(row[0]) for row in self.say(message, ids_of(ids), lane="pull")[1][0]]
 
@@ -179,12 +179,14 @@ class Worker:
         """The dense parameter."""
         return [float(x) for x in self.say(m.Pull([], True), lane="pull")[1][0]]
 
-    def meet(self, meeting: int, operation: str, data: int = 0, deadline_s: float = 20.0) -> Any:
-        message = m.Barrier(meeting, operation, deadline_s)
+    def enter_barrier(
+        self, barrier: int, operation: str, data: int = 0, deadline_s: float = 20.0
+    ) -> Any:
+        message = m.Barrier(barrier, operation, deadline_s)
         return self.say(message, np.array([data], np.uint8))[1]
 
-    def hang_up(self, *lanes: str) -> None:
-        """Without lanes it is the end of the process, and of all connections that it ever had."""
+    def disconnect(self, *lanes: str) -> None:
+        """Close these lanes; without lanes the process ends, and every connection it ever had."""
         for connection in [self.lanes[lane] for lane in lanes] or self.greeted:
             self.server.gone(connection, None)
 
@@ -203,7 +205,7 @@ def team(server: Server, workers: int = 2) -> list[Worker]:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """The results of calls made at the same time, or their errors; a fault of a test is raised."""
+    """The results of concurrent calls, or their errors; an error of the test itself is raised."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
         errors = [future.exception(60) for future in futures]

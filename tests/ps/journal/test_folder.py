@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's folder: whose it is, where to begin, what may go."""
+"""Folder: which job owns a server's folder, where recovery starts, what is deleted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.ps.journal.full import NoRoom
+from tests.ps.journal.full_disk import FullDisk
 from tests.ps.serving import plan
 
 from fleetlight.errors import JournalError
-from fleetlight.ps.journal import folder as at
+from fleetlight.ps.journal import folder as folder_module
 from fleetlight.ps.journal.folder import FORMAT, Folder, FolderIdentity
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import TableFile
@@ -31,7 +31,7 @@ def opened(path: Path, **facts: Any) -> Folder:
     return Folder.open(path, identity(**facts))
 
 
-def test_each_start_is_a_life(tmp_path: Path) -> None:
+def test_each_open_begins_an_incarnation(tmp_path: Path) -> None:
     for incarnation in (1, 2, 3):
         folder = opened(tmp_path / "deep" / "er")
         assert (folder.identity.incarnation, folder.is_new) == (incarnation, incarnation == 1)
@@ -46,15 +46,17 @@ def test_each_start_is_a_life(tmp_path: Path) -> None:
         ({"job": "k"}, "a job that did not finish"),
     ],
 )
-def test_whose_it_is_not_is_told(tmp_path: Path, facts: dict[str, Any], text: str) -> None:
+def test_a_folder_of_another_server_or_job_is_refused(
+    tmp_path: Path, facts: dict[str, Any], text: str
+) -> None:
     opened(tmp_path).close()
     with pytest.raises(JournalError, match=text):
         opened(tmp_path, **facts)
-    # and it can be had still
+    # its owner can still open it
     opened(tmp_path).close()
 
 
-def test_what_a_job_with_another_number_of_servers_has_left_is_told(tmp_path: Path) -> None:
+def test_state_of_a_job_with_other_server_num_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "server-0-of-2").close()
     for resume in (False, True):
         with pytest.raises(JournalError, match=r"server-0-of-2 has what .* with 2 server\(s\)"):
@@ -63,11 +65,11 @@ def test_what_a_job_with_another_number_of_servers_has_left_is_told(tmp_path: Pa
     opened(tmp_path / "server-0-of-1", server_num=1, job="k").close()
 
 
-def test_a_job_that_runs_with_another_number_of_servers_is_told(tmp_path: Path) -> None:
+def test_a_running_job_with_other_server_num_is_refused(tmp_path: Path) -> None:
     running = opened(tmp_path / "server-0-of-2")
     with pytest.raises(JournalError, match="server-0-of-2 is in use by another process"):
         opened(tmp_path / "server-0-of-1", server_num=1, job="k")
-    # it has not been disturbed
+    # the running job still holds its lock
     with pytest.raises(JournalError, match="server-0-of-2 is in use by another process"):
         opened(tmp_path / "server-0-of-2")
     running.close()
@@ -75,15 +77,15 @@ def test_a_job_that_runs_with_another_number_of_servers_is_told(tmp_path: Path) 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("name", ["lock", "identity.json.new"])
-def test_a_disk_that_cannot_be_written_is_told(
+def test_an_unwritable_disk_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, name: str
 ) -> None:
-    before = os.open
+    os_open = os.open
 
     def refuse(path: Any, flags: int, mode: int = 0o777) -> int:
         if Path(path).name == name and flags & os.O_CREAT:
             raise OSError(code, os.strerror(code))
-        return before(path, flags, mode)
+        return os_open(path, flags, mode)
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(JournalError, match=rf"{os.strerror(code)}; .*name another folder"):
@@ -93,12 +95,12 @@ def test_a_disk_that_cannot_be_written_is_told(
 
 
 @pytest.mark.parametrize("name", ["lock", "identity.json.new"])
-def test_a_full_disk_is_waited_for(
+def test_opening_waits_for_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for incarnation in (1, 2):
         with monkeypatch.context() as patch:
-            full = NoRoom(patch, name, 4)
+            full = FullDisk(patch, name, 4)
             full.only_open = name == "lock"
             folder = Folder.open(tmp_path, identity(), patience_s=60.0)
             assert (full.left, folder.identity.incarnation, folder.is_new) == (
@@ -114,7 +116,7 @@ def test_a_full_disk_is_waited_for(
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_what_somebody_died_over_removing_is_nothing_to_go_on_from(
+def test_a_partly_cleared_folder_counts_as_empty(
     tmp_path: Path, resume: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path = tmp_path / "server-0-of-2"
@@ -124,18 +126,18 @@ def test_what_somebody_died_over_removing_is_nothing_to_go_on_from(
     kept = [path for _, path in segments(tmp_path)]
     unlink = Path.unlink
 
-    def die(path: Path, missing_ok: bool = False) -> None:
+    def crash(path: Path, missing_ok: bool = False) -> None:
         unlink(path, missing_ok)
         if path in kept:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "unlink", die)
+    monkeypatch.setattr(Path, "unlink", crash)
     with pytest.raises(KeyboardInterrupt):
         folder.clear()
     monkeypatch.undo()
     folder.close()
     assert [path.exists() for path in kept] == [False, True]
-    # nor is it in the way of a job with another number of servers
+    # nor does it stop a job with another number of servers
     other = Folder.open(tmp_path.parent / "server-0-of-1", identity(server_num=1, job="k"))
     other.clear()
     other.close()
@@ -146,10 +148,10 @@ def test_what_somebody_died_over_removing_is_nothing_to_go_on_from(
     folder.close()
 
 
-def test_what_was_inherited_is_so_until_the_heir_has_its_own(tmp_path: Path) -> None:
+def test_state_stays_resumed_until_the_new_job_owns_it(tmp_path: Path) -> None:
     opened(tmp_path).close()
     for incarnation in (2, 3):
-        # it dies before it has written anything
+        # it crashes before it writes anything
         folder = Folder.open(tmp_path, identity(job="k"), resume=True)
         assert (folder.identity.incarnation, folder.is_resumed) == (incarnation, True)
         folder.close()
@@ -162,14 +164,14 @@ def test_what_was_inherited_is_so_until_the_heir_has_its_own(tmp_path: Path) -> 
     folder.close()
 
 
-def test_where_there_must_be_something_nothing_is_told(tmp_path: Path) -> None:
+def test_must_exist_refuses_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="no state to resume from; start without --resume"):
         Folder.open(tmp_path, identity(), resume=True, must_exist=True)
     opened(tmp_path).close()
     Folder.open(tmp_path, identity(job="k"), resume=True, must_exist=True).close()
 
 
-def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
+def test_an_unknown_format_or_a_damaged_identity_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     path = tmp_path / "identity.json"
     later = {**msgspec.json.decode(path.read_bytes()), "format": 9, "more": 1}
@@ -184,7 +186,7 @@ def test_another_format_and_nonsense_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["journal", "rows"])
 @pytest.mark.parametrize("resume", [False, True])
-def test_what_is_nobodys_is_not_taken_up(tmp_path: Path, left: str, resume: bool) -> None:
+def test_files_without_an_identity_are_refused(tmp_path: Path, left: str, resume: bool) -> None:
     folder = opened(tmp_path)
     if left == "journal":
         Segment(tmp_path, 1).close()
@@ -197,7 +199,7 @@ def test_what_is_nobodys_is_not_taken_up(tmp_path: Path, left: str, resume: bool
             Folder.open(tmp_path, identity(job=job), resume=resume)
 
 
-def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_an_impossible_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot be used: Not a directory; name another folder"):
         opened(tmp_path / "file" / "folder")
@@ -210,7 +212,7 @@ def snapshot(folder: Folder, first: int, *, is_complete: bool = True) -> None:
         folder.complete(first, FILES)
 
 
-def test_one_begins_with_the_newest_snapshot_that_is_whole(tmp_path: Path) -> None:
+def test_recovery_starts_from_the_newest_complete_snapshot(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     assert folder.base() == (1, None)
     for first in (1, 5, 9):
@@ -234,7 +236,7 @@ def test_one_begins_with_the_newest_snapshot_that_is_whole(tmp_path: Path) -> No
     folder.close()
 
 
-def test_a_snapshot_that_cannot_be_read_is_none(
+def test_an_unreadable_snapshot_is_not_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = opened(tmp_path)
@@ -244,13 +246,15 @@ def test_a_snapshot_that_cannot_be_read_is_none(
         folder.complete(5, FILES)
     assert not (folder.rows_folder(5) / "manifest.json").exists()
     snapshot(folder, 9, is_complete=False)
-    monkeypatch.setattr(at, "replace_file", lambda path, data, mode: path.write_bytes(data[:-1]))
+    monkeypatch.setattr(
+        folder_module, "replace_file", lambda path, data, mode: path.write_bytes(data[:-1])
+    )
     with pytest.raises(JournalError, match=r"manifest\.json was not read as it was written"):
         folder.complete(9, FILES)
     folder.close()
 
 
-def test_a_journal_without_its_beginning_is_an_error(tmp_path: Path) -> None:
+def test_a_journal_without_its_first_records_is_an_error(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     Segment(tmp_path, 5).write([b"x"])
     with pytest.raises(JournalError, match="begins with record 5, and no snapshot lies before it"):
@@ -259,26 +263,26 @@ def test_a_journal_without_its_beginning_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [POSITIONS, VALUES, BEGINNING])
-def test_a_job_that_is_resumed_stays_the_job_that_began(tmp_path: Path, kind: str) -> None:
+def test_a_resumed_job_keeps_its_first_name(tmp_path: Path, kind: str) -> None:
     opened(tmp_path).close()
     decision = Decision(kind, job="j")
     for incarnation, job in enumerate(("second", "third"), 2):
-        wanted = identity(job=job)
-        assert not at.is_of_launch(tmp_path, at.launch_of(job, 0))
-        folder = Folder.open(tmp_path, wanted, resume=True, decision=decision)
+        requested = identity(job=job)
+        assert not folder_module.is_of_launch(tmp_path, folder_module.launch_of(job, 0))
+        folder = Folder.open(tmp_path, requested, resume=True, decision=decision)
         assert (folder.identity.job, folder.identity.incarnation) == ("j", incarnation)
-        # of the workers it speaks only where they go on with it
+        # worker state is used only if the workers resume with it
         assert folder.is_resumed == (kind != POSITIONS)
         folder.own()
         folder.close()
-        assert at.is_of_launch(tmp_path, at.launch_of(job, 0))
-    # a server that was started again alone in this launch asks nobody
+        assert folder_module.is_of_launch(tmp_path, folder_module.launch_of(job, 0))
+    # a server restarted alone in this launch needs no decision
     folder = Folder.open(tmp_path, identity(job="third"), resume=True)
     assert (folder.identity.job, folder.identity.incarnation, folder.is_resumed) == ("j", 4, False)
     folder.close()
 
 
-def test_an_earlier_start_of_a_job_that_is_resumed_goes(tmp_path: Path) -> None:
+def test_a_decision_for_another_start_clears_the_folder(tmp_path: Path) -> None:
     opened(tmp_path).close()
     decision = Decision(BEGINNING, job="j", start=1)
     folder = Folder.open(tmp_path, identity(job="k"), resume=True, decision=decision)
@@ -287,37 +291,37 @@ def test_an_earlier_start_of_a_job_that_is_resumed_goes(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_a_folder_tells_what_is_left_in_it(tmp_path: Path) -> None:
-    assert at.remains(tmp_path / "none").state == NOTHING
+def test_remains_reports_the_state_of_a_folder(tmp_path: Path) -> None:
+    assert folder_module.remains(tmp_path / "none").state == NOTHING
     folder = opened(tmp_path, start=3)
-    found = at.remains(tmp_path)
-    assert (found.state, found.job, found.start) == (KEPT, "j", 3)
-    # somebody died amid making way for another start
+    remains = folder_module.remains(tmp_path)
+    assert (remains.state, remains.job, remains.start) == (KEPT, "j", 3)
+    # a crash while another start replaces the state
     folder.end()
-    assert at.remains(tmp_path).state == NOTHING
+    assert folder_module.remains(tmp_path).state == NOTHING
     folder.end(ended=True)
-    assert at.remains(tmp_path).state == OVER
+    assert folder_module.remains(tmp_path).state == OVER
     folder.clear()
     folder.close()
-    assert at.remains(tmp_path).state == OVER
-    # the next job has it for itself
+    assert folder_module.remains(tmp_path).state == OVER
+    # the next job starts in an empty folder
     folder = opened(tmp_path, job="next")
     assert folder.is_new
     folder.close()
     loading = opened(tmp_path / "loading", loading=True)
     loading.close()
-    assert at.remains(tmp_path / "loading").state == NOTHING
+    assert folder_module.remains(tmp_path / "loading").state == NOTHING
 
 
-def test_a_job_of_another_size_is_refused_before_anything_is_decided(tmp_path: Path) -> None:
+def test_a_job_of_another_size_is_refused_before_the_decision(tmp_path: Path) -> None:
     path = tmp_path / "server-0-of-2"
     folder = opened(path)
     folder.close()
-    at.refuse_another_size(path, 2, 2)
+    folder_module.refuse_another_size(path, 2, 2)
     with pytest.raises(JournalError, match=r"with 2 worker\(s\) has left.*this one has 3: resume"):
-        at.refuse_another_size(path, 2, 3)
+        folder_module.refuse_another_size(path, 2, 3)
     with pytest.raises(JournalError, match=r"with 2 server\(s\) has left.*this one has 3: resume"):
-        at.refuse_another_size(tmp_path / "server-0-of-3", 3, 2)
+        folder_module.refuse_another_size(tmp_path / "server-0-of-3", 3, 2)
     folder.end(ended=True)
-    at.refuse_another_size(path, 2, 3)
-    at.refuse_another_size(tmp_path / "server-0-of-3", 3, 2)
+    folder_module.refuse_another_size(path, 2, 3)
+    folder_module.refuse_another_size(tmp_path / "server-0-of-3", 3, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read back is all that was written, or an error; only the very end may be torn."""
+"""history: recovery reads every record or raises an error; only the end may be torn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleetlight.errors import JournalError
-from fleetlight.ps.journal import fsync_marker as synced_module
+from fleetlight.ps.journal import fsync_marker
 from fleetlight.ps.journal import history as history_module
 from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.records import framed
@@ -24,7 +24,7 @@ CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 
 def write(folder: Path, *files: range, synced: int = 0) -> list[Path]:
-    """A file for each range of numbers; all up to `synced` is on the disk for sure."""
+    """Write a file for each range of numbers, and sync all records up to `synced`."""
     for numbers in files:
         segment = Segment(folder, numbers.start)
         for number in numbers:
@@ -36,8 +36,8 @@ def write(folder: Path, *files: range, synced: int = 0) -> list[Path]:
 
 
 def read(folder: Path, first: int = 1) -> tuple[list[int], list[str]]:
-    said: list[str] = []
-    return [record.number for record in history(folder, CODEC, first, said.append)], said
+    warnings: list[str] = []
+    return [record.number for record in history(folder, CODEC, first, warnings.append)], warnings
 
 
 def test_files_are_read_one_after_another(tmp_path: Path) -> None:
@@ -46,24 +46,24 @@ def test_files_are_read_one_after_another(tmp_path: Path) -> None:
     assert read(tmp_path, first=5) == (list(range(5, 9)), [])
 
 
-def test_nothing_is_a_beginning(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_records(tmp_path: Path) -> None:
     assert read(tmp_path) == ([], [])
 
 
-def test_an_empty_file_is_one_whose_writer_died(tmp_path: Path) -> None:
+def test_an_empty_last_file_has_no_records(tmp_path: Path) -> None:
     write(tmp_path, range(1, 4), range(4, 4))
     assert read(tmp_path) == ([1, 2, 3], [])
 
 
-def test_a_torn_end_is_cut_off_and_told(tmp_path: Path) -> None:
+def test_a_torn_end_is_cut_off_with_a_warning(tmp_path: Path) -> None:
     *_, last = write(tmp_path, range(1, 4), range(4, 6))
     whole = last.read_bytes()
     last.write_bytes(whole[:-1])
-    numbers, (said,) = read(tmp_path)
+    numbers, (warnings,) = read(tmp_path)
     assert numbers == [1, 2, 3, 4]
-    assert "are no whole record" in said
-    assert "so they are cut off" in said
-    # and then it is whole
+    assert "are no whole record" in warnings
+    assert "so they are cut off" in warnings
+    # the next read finds no torn end
     assert read(tmp_path) == ([1, 2, 3, 4], [])
 
 
@@ -74,41 +74,39 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is started again between writing and reading."""
+def machine_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine restarts between writing and reading."""
     starts = itertools.count(1)
-    monkeypatch.setattr(synced_module, "_boot", lambda: next(starts))
+    monkeypatch.setattr(fsync_marker, "_boot", lambda: next(starts))
 
 
-def test_a_record_that_was_written_whole_is_not_cut_off(tmp_path: Path) -> None:
+def test_a_changed_record_is_damage_while_the_machine_runs(tmp_path: Path) -> None:
     [path] = write(tmp_path, range(1, 4))
     flip(path, -1)
     with pytest.raises(JournalError, match=r"record 3 does not fit .* machine has not stopped"):
         read(tmp_path)
 
 
-@pytest.mark.usefixtures("stopped")
+@pytest.mark.usefixtures("machine_restarted")
 @pytest.mark.parametrize("at", [-1, 70])
-def test_what_was_not_on_the_disk_when_the_machine_stopped_is_the_end(
-    tmp_path: Path, at: int
-) -> None:
+def test_unsynced_records_are_cut_off_after_a_machine_restart(tmp_path: Path, at: int) -> None:
     [path] = write(tmp_path, range(1, 5), synced=1)
     flip(path, at)
-    numbers, (said,) = read(tmp_path)
+    numbers, (warnings,) = read(tmp_path)
     assert numbers == ([1, 2, 3] if at < 0 else [1])
-    assert "they were probably not on the disk when the machine stopped" in said
-    assert said.endswith("with them goes record 3") == (at > 0)
+    assert "they were probably not on the disk when the machine stopped" in warnings
+    assert warnings.endswith("with them goes record 3") == (at > 0)
     assert read(tmp_path) == (numbers, [])
 
 
-@pytest.mark.usefixtures("stopped")
-def test_what_was_on_the_disk_is_damaged_where_it_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("machine_restarted")
+def test_unreadable_synced_records_are_damage(tmp_path: Path) -> None:
     *_, path = write(tmp_path, range(1, 3), range(3, 6), synced=5)
     whole = path.read_bytes()
     flip(path, -1)
     with pytest.raises(JournalError, match=rf"damaged at byte .* {len(whole)} bytes of it were on"):
         read(tmp_path)
-    # a record less, or all of them
+    # without the last record, or without all
     for size in (2 * len(whole) // 3, 0):
         path.write_bytes(whole[:size])
         with pytest.raises(JournalError, match=rf"ends at byte {size}, and {len(whole)} bytes of"):
@@ -120,23 +118,21 @@ def test_what_was_on_the_disk_is_damaged_where_it_cannot_be_read(tmp_path: Path)
     assert read(tmp_path) == ([1, 2, 3, 4, 5], [])
 
 
-@pytest.mark.parametrize("harm", ["gone", "torn", "changed", "long"])
-def test_a_word_of_what_is_on_the_disk_that_makes_no_sense_says_nothing(
-    tmp_path: Path, harm: str
-) -> None:
+@pytest.mark.parametrize("damage", ["gone", "torn", "changed", "long"])
+def test_a_damaged_fsync_marker_is_ignored(tmp_path: Path, damage: str) -> None:
     [path] = write(tmp_path, range(1, 4), synced=3)
-    word = tmp_path / "synced"
-    data = word.read_bytes()
-    if harm == "gone":
-        word.unlink()
+    marker = tmp_path / "synced"
+    data = marker.read_bytes()
+    if damage == "gone":
+        marker.unlink()
     else:
         changed = bytes([data[0] ^ 1]) + data[1:]
-        word.write_bytes({"torn": data[:-1], "changed": changed, "long": data + b"x"}[harm])
+        marker.write_bytes({"torn": data[:-1], "changed": changed, "long": data + b"x"}[damage])
     flip(path, -1)
     assert read(tmp_path)[0] == [1, 2]
 
 
-def test_what_is_taken_up_is_on_the_disk_before_more_is_written(
+def test_recovered_records_are_synced_before_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -148,8 +144,8 @@ def test_what_is_taken_up_is_on_the_disk_before_more_is_written(
     assert synced == [str(last)]
 
 
-def test_an_empty_file_that_was_given_up_is_none(tmp_path: Path) -> None:
-    """It could not be begun, and others followed in the one before."""
+def test_an_abandoned_empty_file_is_ignored(tmp_path: Path) -> None:
+    """A rotation failed, and later records are in the file before it."""
     write(tmp_path, range(1, 3), range(3, 3))
     (tmp_path / f"{2:020d}.journal").touch()
     (tmp_path / f"{9:020d}.journal").touch()
@@ -170,7 +166,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_disk_that_does_not_give_back_what_it_has_is_told(
+def test_a_read_error_of_the_disk_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
@@ -182,7 +178,7 @@ def test_a_disk_that_does_not_give_back_what_it_has_is_told(
         read(tmp_path)
 
 
-def test_what_was_read_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_pages_leave_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [path] = write(tmp_path, range(1, 400))
     monkeypatch.setattr(history_module, "_LET_GO_BYTES", 1000)
     monkeypatch.setattr(history_module, "_AHEAD_BYTES", 500)
@@ -202,7 +198,7 @@ def test_what_was_read_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert path.stat().st_size - 2000 < end <= path.stat().st_size
 
 
-def test_who_reads_no_further_leaves_nothing_open(tmp_path: Path) -> None:
+def test_an_abandoned_read_leaves_nothing_open(tmp_path: Path) -> None:
     write(tmp_path, range(1, 400))
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
     records = history(tmp_path, CODEC, 1, print)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: what was written is read, and what was not is told apart from what was damaged."""
+"""Records: written ones are read, and a torn end is distinguished from damage."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def filled(count: int) -> tuple[Message, list[Array]]:
     return Fill([0], dense=False), [ids, np.full((count, 3), 0.5, np.float32)]
 
 
-def written(count: int = 4, first: int = FIRST) -> tuple[bytes, list[int]]:
-    """Records of several sizes, and where each begins and the last ends."""
+def sample(count: int = 4, first: int = FIRST) -> tuple[bytes, list[int]]:
+    """Records of several sizes, and the offsets where each begins and the last ends."""
     data, starts = b"", [0]
     for number in range(first, first + count):
         message, arrays = filled(number % 3)
@@ -40,26 +40,26 @@ def read(data: bytes, first: int = FIRST) -> tuple[list[LogRecord[Message]], Gap
     return list(reader), reader.gap
 
 
-def test_what_was_written_is_read() -> None:
-    data, starts = written()
+def test_written_records_are_read() -> None:
+    data, starts = sample()
     records, gap = read(data)
     assert gap is None
-    assert [one.number for one in records] == [7, 8, 9, 10]
-    assert [(one.start, one.stop) for one in records] == list(itertools.pairwise(starts))
-    for one in records:
-        message, arrays = filled(one.number % 3)
-        assert one.message == message
-        for got, expected in zip(one.arrays, arrays, strict=True):
+    assert [record.number for record in records] == [7, 8, 9, 10]
+    assert [(record.start, record.stop) for record in records] == list(itertools.pairwise(starts))
+    for record in records:
+        message, arrays = filled(record.number % 3)
+        assert record.message == message
+        for got, expected in zip(record.arrays, arrays, strict=True):
             assert got.dtype == expected.dtype
             assert np.array_equal(got, expected)
 
 
-def test_nothing_is_no_record_and_no_gap() -> None:
+def test_an_empty_file_has_no_record_and_no_gap() -> None:
     assert read(b"") == ([], None)
 
 
-def test_a_file_that_ends_anywhere_is_torn_there() -> None:
-    data, starts = written()
+def test_a_truncated_file_is_torn_at_its_end() -> None:
+    data, starts = sample()
     for end in range(len(data)):
         records, gap = read(data[:end])
         whole = sum(stop <= end for stop in starts[1:])
@@ -72,8 +72,8 @@ def test_a_file_that_ends_anywhere_is_torn_there() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"\0", bytes(4096), MAGIC, MAGIC * 9, b"junk" * 100])
-def test_bytes_that_never_were_a_record_are_a_torn_end(rest: bytes) -> None:
-    data, starts = written()
+def test_garbage_after_the_last_record_is_a_torn_end(rest: bytes) -> None:
+    data, starts = sample()
     records, gap = read(data + rest)
     assert len(records) == 4
     assert gap is not None
@@ -81,38 +81,38 @@ def test_bytes_that_never_were_a_record_are_a_torn_end(rest: bytes) -> None:
 
 
 @given(st.data())
-def test_a_changed_bit_is_found_and_what_lies_behind_it_is_named(data: st.DataObject) -> None:
-    whole, starts = written()
-    at = data.draw(st.integers(0, len(whole) - 1))
+def test_a_flipped_bit_is_detected_and_the_next_record_named(data: st.DataObject) -> None:
+    whole, starts = sample()
+    offset = data.draw(st.integers(0, len(whole) - 1))
     changed = bytearray(whole)
-    changed[at] ^= 1 << data.draw(st.integers(0, 7))
+    changed[offset] ^= 1 << data.draw(st.integers(0, 7))
     records, gap = read(bytes(changed))
-    number = sum(stop <= at for stop in starts[1:])
+    number = sum(stop <= offset for stop in starts[1:])
     assert len(records) == number
     assert gap is not None
     assert gap.at == starts[number]
-    # what was changed is the last record: then nobody can tell it from one that was torn
+    # a changed last record cannot be distinguished from a torn one
     assert gap.followed_by == (FIRST + number + 1 if number < 3 else None)
 
 
-def test_a_record_that_is_missing_is_noticed() -> None:
-    data, starts = written()
+def test_a_missing_record_is_detected() -> None:
+    data, starts = sample()
     records, gap = read(data[: starts[1]] + data[starts[2] :])
-    assert [one.number for one in records] == [7]
+    assert [record.number for record in records] == [7]
     assert gap == Gap(starts[1], "record 9 lies where 8 should", 10)
 
 
-def test_a_file_of_other_numbers_is_no_beginning() -> None:
-    data, _ = written(first=3)
+def test_a_file_with_other_record_numbers_is_a_gap() -> None:
+    data, _ = sample(first=3)
     records, gap = read(data)
     assert records == []
     assert gap is not None
     assert gap.why == "record 3 lies where 7 should"
 
 
-def test_records_far_behind_a_hole_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_far_after_a_hole_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetlight.ps.journal.records._SEARCH_BYTES", 8)
-    data, starts = written()
+    data, starts = sample()
     for hole in range(1, 40):
         records, gap = read(data[: starts[2]] + bytes(hole) + data[starts[3] :])
         assert len(records) == 2
@@ -120,8 +120,8 @@ def test_records_far_behind_a_hole_are_found(monkeypatch: pytest.MonkeyPatch) ->
         assert (gap.at, gap.followed_by) == (starts[2], 10)
 
 
-def test_a_record_stays_what_it_was() -> None:
-    """Whoever applies gradients may use their memory."""
+def test_a_record_is_a_copy_of_its_arrays() -> None:
+    """Applying gradients may overwrite their memory."""
     rows = np.ones(1000, np.float32)
     record = framed(CODEC, Fill([], dense=True), [rows])
     before = b"".join(record.sealed(FIRST))
@@ -131,13 +131,13 @@ def test_a_record_stays_what_it_was() -> None:
     assert read(before)[1] is None
 
 
-def test_small_records_cost_little() -> None:
+def test_small_records_have_little_overhead() -> None:
     assert framed(CODEC, EndPhase(3)).nbytes < 80
     assert framed(CODEC, FiguresRequest()).nbytes < 70
 
 
-def test_what_a_server_says_of_itself_may_be_longer_than_what_travels() -> None:
-    """Of an epoch of many ranges, say."""
+def test_a_logged_change_may_exceed_the_message_limit() -> None:
+    """For example, of an epoch with many ranges."""
     change = BarrierPassed(1, "x" * (HEADER_LIMIT + 1), [])
     data = b"".join(framed(durability.CODEC, change).sealed(FIRST))
     [record] = Reader(durability.CODEC, np.frombuffer(data, np.uint8), FIRST)

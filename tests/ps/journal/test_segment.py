@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of a journal does not fill the system's memory."""
+"""Segment: sync, the page cache, and the fsync marker of a journal file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fleetlight.ps.journal.fsync_marker import SyncedBytes
 from fleetlight.ps.journal.segment import Segment
 
 
-def test_pages_that_are_full_and_on_the_disk_are_let_go(
+def test_full_synced_pages_leave_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = mmap.PAGESIZE
-    happened: list[tuple[int, ...]] = []
-    synced, advised = os.fdatasync, os.posix_fadvise
+    calls: list[tuple[int, ...]] = []
+    fdatasync, posix_fadvise = os.fdatasync, os.posix_fadvise
 
     def sync(fd: int) -> None:
-        happened.append(())
-        synced(fd)
+        calls.append(())
+        fdatasync(fd)
 
     def advise(fd: int, offset: int, size: int, advice: int) -> None:
         assert advice == os.POSIX_FADV_DONTNEED
-        happened.append((offset, size))
-        advised(fd, offset, size, advice)
+        calls.append((offset, size))
+        posix_fadvise(fd, offset, size, advice)
 
     monkeypatch.setattr(os, "fdatasync", sync)
     monkeypatch.setattr(os, "posix_fadvise", advise)
@@ -43,37 +43,35 @@ def test_pages_that_are_full_and_on_the_disk_are_let_go(
         assert segment.unsynced == 0
     segment.close()
     assert unsynced == [90, 2 * page, 2 * page - 90]
-    assert happened == [(), (0, 0), (), (0, 2 * page), (), (2 * page, 2 * page)]
+    assert calls == [(), (0, 0), (), (0, 2 * page), (), (2 * page, 2 * page)]
     assert segment.path.read_bytes() == written
 
 
-def test_two_that_sync_at_a_time_do_not_hinder_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One knows of more than the other, which is done later."""
-    segment, synced, amid = Segment(tmp_path, 1), os.fdatasync, threading.Event()
+def test_concurrent_syncs_do_not_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sync that finishes later covers less data."""
+    segment, fdatasync, syncing = Segment(tmp_path, 1), os.fdatasync, threading.Event()
     segment.write([bytes(3 * mmap.PAGESIZE)])
-    other = threading.Thread(target=segment.sync)
+    second = threading.Thread(target=segment.sync)
 
     def sync(fd: int) -> None:
-        synced(fd)
-        if not amid.is_set():
-            amid.set()
+        fdatasync(fd)
+        if not syncing.is_set():
+            syncing.set()
             segment.write([bytes(3 * mmap.PAGESIZE)])
-            other.start()
-            # it may wait until this one is done
-            other.join(0.2)
+            second.start()
+            # it may wait until this sync is done
+            second.join(0.2)
 
     monkeypatch.setattr(os, "fdatasync", sync)
     segment.sync()
-    other.join()
+    second.join()
     assert segment.unsynced == 0
     segment.close()
-    # somebody who has come too late
+    # a sync after close does nothing
     segment.sync()
 
 
-def test_what_is_on_the_disk_is_written_down(tmp_path: Path) -> None:
+def test_the_fsync_marker_follows_each_sync(tmp_path: Path) -> None:
     for first in (1, 5):
         segment = Segment(tmp_path, first)
         assert SyncedBytes.read(tmp_path) == SyncedBytes(first, 0, is_all_there=True)
@@ -86,7 +84,7 @@ def test_what_is_on_the_disk_is_written_down(tmp_path: Path) -> None:
         segment.close()
 
 
-def test_a_disk_that_refuses_that_word_is_written_all_the_same(
+def test_a_failed_fsync_marker_does_not_fail_the_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:

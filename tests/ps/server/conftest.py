@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that outlive their processes."""
+"""Servers that a test crashes and restarts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ps.lives import Lives
+from tests.ps.restartable import RestartableCluster
 
 from fleetlight.ps.plan import Plan
 
 
 @pytest.fixture
-def lives(tmp_path: Path) -> Any:
-    made: list[Lives] = []
+def make_cluster(tmp_path: Path) -> Any:
+    clusters: list[RestartableCluster] = []
 
-    def make(the_plan: Plan, **more: Any) -> Lives:
-        made.append(Lives(tmp_path / "kept", the_plan, **more))
-        return made[-1]
+    def make(the_plan: Plan, **more: Any) -> RestartableCluster:
+        clusters.append(RestartableCluster(tmp_path / "kept", the_plan, **more))
+        return clusters[-1]
 
     yield make
-    for one in made:
-        one.end()
+    for cluster in clusters:
+        cluster.close()

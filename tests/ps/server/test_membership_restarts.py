@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Company: what the next life of a server knows of who has come, left or got lost."""
+"""A restarted server knows which workers arrived, left or were lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ps.server.durability.test_durability import Lives
+from tests.ps.restartable import RestartableCluster
 from tests.ps.serving import (
     Worker,
     closed_server,
@@ -26,123 +26,128 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.resume import OVER
 from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.steps.pushes import PushHandler
-from fleetlight.ps.server.workers import presence as attendance
+from fleetlight.ps.server.workers import presence
 from fleetlight.ps.server.workers.roster import ABSENT, LOST
 
 
 @pytest.fixture
-def lives(tmp_path: Path) -> Any:
-    made: list[Lives] = []
+def make_cluster(tmp_path: Path) -> Any:
+    clusters: list[RestartableCluster] = []
 
-    def make(the_plan: Plan) -> Lives:
-        made.append(Lives(tmp_path / "kept", the_plan))
-        return made[-1]
+    def make(the_plan: Plan) -> RestartableCluster:
+        clusters.append(RestartableCluster(tmp_path / "kept", the_plan))
+        return clusters[-1]
 
     yield make
-    for one in made:
-        one.end()
+    for cluster in clusters:
+        cluster.close()
 
 
-def test_whoever_has_left_is_not_waited_for(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = lives(plan("sync"))
-    first, second = one.workers
+def test_a_worker_that_left_is_not_awaited_after_a_restart(
+    make_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(plan("sync"))
+    first, second = cluster.workers
     together(lambda: first.push(0), lambda: second.push(0))
     second.leave()
-    server = one.server
-    one.durability._over.set()
-    one.durability._snapshots.join()
-    one.durability._folder._lock.release()
-    one.server = one._start()
-    assert one.server is not server
-    again = Worker(one.server, 0)
-    again.sequence = first.sequence
-    answer, _ = again.push(1, {0: ([1], [3])})
-    assert answer.applied
-    # the other one may not have heard the answer of the life before, and has time to ask again
-    later = time.monotonic() + attendance._LINGER_S
-    monkeypatch.setattr(one.server._presence, "_clock", lambda: later)
-    again.leave()
-    one.server.wait()
-    one.server.close()
-    # a job that has ended well leaves nothing that the next one would stumble over
-    assert {path.name for path in one.folder.iterdir()} == {"lock", "identity.json"}
-    assert remains(one.folder).state == OVER
+    server = cluster.server
+    cluster.durability._over.set()
+    cluster.durability._snapshots.join()
+    cluster.durability._folder._lock.release()
+    cluster.server = cluster._start()
+    assert cluster.server is not server
+    worker = Worker(cluster.server, 0)
+    worker.sequence = first.sequence
+    reply, _ = worker.push(1, {0: ([1], [3])})
+    assert reply.applied
+    # worker 1 may have lost the reply to its goodbye, so the server gives it time to repeat it
+    later = time.monotonic() + presence._LINGER_S
+    monkeypatch.setattr(cluster.server._presence, "_clock", lambda: later)
+    worker.leave()
+    cluster.server.wait()
+    cluster.server.close()
+    # a finished job leaves no state that would stop the next job
+    assert {path.name for path in cluster.folder.iterdir()} == {"lock", "identity.json"}
+    assert remains(cluster.folder).state == OVER
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_whoever_was_lost_is_lost_to_the_next_life(lives: Any, snapshot: bool) -> None:
-    one = lives(plan("sync", lost_worker="go_on"))
-    one.workers[1].hang_up()
-    one.server._membership._look()
-    assert one.server._roster.in_state(LOST) == [1]
+def test_a_lost_worker_stays_lost_after_a_restart(make_cluster: Any, snapshot: bool) -> None:
+    cluster = make_cluster(plan("sync", lost_worker="go_on"))
+    cluster.workers[1].disconnect()
+    cluster.server._membership._look()
+    assert cluster.server._roster.in_state(LOST) == [1]
     if snapshot:
-        assert one.durability.snapshot()
-    one.die(back=[0])
-    assert one.server._roster.in_state(LOST) == [1]
+        assert cluster.durability.snapshot()
+    cluster.restart(returning=[0])
+    assert cluster.server._roster.in_state(LOST) == [1]
     with pytest.raises(MembershipError, match="worker 1 returned after it had gone"):
-        Worker(one.server, 1)
-    first = one.workers[0]
+        Worker(cluster.server, 1)
+    first = cluster.workers[0]
     assert first.push(0, {0: ([1], [3])})[0].applied
-    assert [list(array) for array in first.meet(0, "barrier", 3)] == [[3]]
+    assert [list(array) for array in first.enter_barrier(0, "barrier", 3)] == [[3]]
     first.leave()
-    one.server.wait()
+    cluster.server.wait()
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_whoever_does_not_come_to_the_next_life_is_lost(
-    lives: Any, mode: str, snapshot: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_does_not_reconnect_after_a_restart_is_lost(
+    make_cluster: Any, mode: str, snapshot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = lives(plan(mode, lost_worker="go_on"))
+    cluster = make_cluster(plan(mode, lost_worker="go_on"))
     if snapshot:
-        assert one.durability.snapshot()
-    # the life between has not seen it either
-    one.die(back=[0])
-    one.die(back=[0])
-    assert one.server._roster.in_state(ABSENT) == [1]
-    later = time.monotonic() + one.durable.away_s + 1.0
-    monkeypatch.setattr(one.server._presence, "_clock", lambda: later)
-    (first,) = one.workers
+        assert cluster.durability.snapshot()
+    # worker 1 also does not connect to the incarnation between
+    cluster.restart(returning=[0])
+    cluster.restart(returning=[0])
+    assert cluster.server._roster.in_state(ABSENT) == [1]
+    later = time.monotonic() + cluster.durable.away_s + 1.0
+    monkeypatch.setattr(cluster.server._presence, "_clock", lambda: later)
+    (first,) = cluster.workers
     first.say(m.Heartbeat(0))
-    one.server._membership._look()
-    assert one.server._roster.in_state(LOST) == [1]
+    cluster.server._membership._look()
+    assert cluster.server._roster.in_state(LOST) == [1]
     assert first.push(0, {0: ([1], [3])})[0].applied
-    assert [list(array) for array in first.meet(0, "barrier", 3)] == [[3]]
+    assert [list(array) for array in first.enter_barrier(0, "barrier", 3)] == [[3]]
     first.leave()
-    one.server.wait()
+    cluster.server.wait()
 
 
-def test_who_comes_while_a_journal_begins_is_known_to_the_next_life(
+def test_an_arrival_during_the_start_of_a_journal_is_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, durable = closed_server(), Durable(tmp_path / "kept", job="a job")
-    put, coming = Durability._put_baseline, threading.Thread(target=Worker, args=(server, 1))
+    put_baseline, arriving = (
+        Durability._put_baseline,
+        threading.Thread(target=Worker, args=(server, 1)),
+    )
 
-    def one_comes(durability: Durability, *more: Any) -> None:
-        put(durability, *more)
-        # it is let in once what it does is written down
-        coming.start()
+    def put_during_arrival(durability: Durability, *more: Any) -> None:
+        put_baseline(durability, *more)
+        # the server admits the worker once it can log its changes
+        arriving.start()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Durability, "_put_baseline", one_comes)
+        patch.setattr(Durability, "_put_baseline", put_during_arrival)
         open_up(server, plan("async"), durable)
-    coming.join()
+    arriving.join()
     Worker(server, 0).push(0, {0: ([1], [3])})
     server.close()
-    again = closed_server()
-    open_up(again, plan("async"), durable)
-    assert again._roster.in_state(ABSENT) == [0, 1]
-    assert again._roster.overdue(math.inf) == [0, 1]
-    again.close()
+    worker = closed_server()
+    open_up(worker, plan("async"), durable)
+    assert worker._roster.in_state(ABSENT) == [0, 1]
+    assert worker._roster.overdue(math.inf) == [0, 1]
+    worker.close()
 
 
-def test_who_makes_way_holds_nothing_that_a_step_waits_for(
-    lives: Any, monkeypatch: pytest.MonkeyPatch
+def test_removing_a_worker_does_not_hold_the_lock_that_a_step_needs(
+    make_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that this completes takes the values lock, which comes before `changed`."""
-    one = lives(plan("sync"))
-    one.workers[1].leave()
+    """A step that this completes takes the values lock, which is ordered before `changed`."""
+    cluster = make_cluster(plan("sync"))
+    cluster.workers[1].leave()
     free: list[bool] = []
     leave = PushHandler.leave
 
@@ -157,6 +162,6 @@ def test_who_makes_way_holds_nothing_that_a_step_waits_for(
         leave(pushes, worker)
 
     monkeypatch.setattr(PushHandler, "leave", observed)
-    one.die(back=[0])
-    # as it is read back, and as the server opens
+    cluster.restart(returning=[0])
+    # during recovery, and when the server opens
     assert free == [True, True]

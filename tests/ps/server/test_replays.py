@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker has said, recorded on the wire and said again by somebody else."""
+"""Requests of a worker, recorded on the wire and replayed by an attacker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.ps.serving import OPTIONS, hello, ids_of, opened, plan, rows_of
-from tests.ps.transport.doubles import LIMIT_S, heard, stranger
+from tests.ps.transport.doubles import LIMIT_S, raw_client, read_all
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps import messages as m
@@ -40,9 +40,9 @@ def serving(token: Secret | None = None) -> Iterator[Endpoint]:
 
 @contextlib.contextmanager
 def recorded(server: Endpoint) -> Iterator[tuple[Endpoint, bytearray]]:
-    """Another way to the server, and all that one client sends on it."""
-    said = bytearray()
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    """A proxy of the server, and all bytes that one client sends through it."""
+    sent = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def carry(source: socket.socket, sink: socket.socket, keep: bytearray) -> None:
             while data := source.recv(1 << 16):
@@ -51,16 +51,18 @@ def recorded(server: Endpoint) -> Iterator[tuple[Endpoint, bytearray]]:
             sink.shutdown(socket.SHUT_WR)
 
         def relay() -> None:
-            near, _ = door.accept()
-            with near, stranger(server) as far:
-                back = threading.Thread(target=carry, args=(far, near, bytearray()))
-                back.start()
-                carry(near, far, said)
-                back.join(LIMIT_S)
+            client, _ = listening.accept()
+            with client, raw_client(server) as upstream:
+                replies_thread = threading.Thread(
+                    target=carry, args=(upstream, client, bytearray())
+                )
+                replies_thread.start()
+                carry(client, upstream, sent)
+                replies_thread.join(LIMIT_S)
 
         thread = threading.Thread(target=relay)
         thread.start()
-        yield door.getsockname(), said
+        yield listening.getsockname(), sent
         thread.join(LIMIT_S)
 
 
@@ -80,47 +82,47 @@ def row(channel: SocketChannel) -> float:
     return float(channel.call(pull, [ids_of([7])]).arrays[0][0, 0])
 
 
-def pushes_recorded(server: Endpoint, token: Secret | None = None) -> bytes:
+def record_push(server: Endpoint, token: Secret | None = None) -> bytes:
     """A greeting and a push of 1 to row 7, as they were on the wire."""
-    with recorded(server) as (way, said):
-        channel = worker(way, "push", token)
+    with recorded(server) as (proxy, sent):
+        channel = worker(proxy, "push", token)
         channel.call(push(0), [ids_of([7]), rows_of([1])])
         channel.close()
-    return bytes(said)
+    return bytes(sent)
 
 
-def said_again(server: Endpoint, recording: bytes, answers: int) -> list[m.Message]:
-    """What a server answers to a recording that comes over a new connection."""
-    with stranger(server) as raw:
+def replay(server: Endpoint, recording: bytes, replies: int) -> list[m.Message]:
+    """The first replies of a server to a recording that is sent over a new connection."""
+    with raw_client(server) as raw:
         raw.sendall(recording)
         frames = Frames(Wire(raw, "the server"), LIMIT_S)
-        found = [frames.receive("a test") for _ in range(answers)]
+        found = [frames.receive("a test") for _ in range(replies)]
         raw.shutdown(socket.SHUT_WR)
-        heard(raw)
+        read_all(raw)
     return [frame.message for frame in found if frame is not None]
 
 
-def test_a_push_that_is_said_again_is_not_applied_again() -> None:
+def test_a_replayed_push_is_not_applied_again() -> None:
     with serving() as server:
         control = worker(server, "control")
-        recording = pushes_recorded(server)
+        recording = record_push(server)
         assert row(control) == -1
-        _, again = said_again(server, recording, 2)
+        _, again = replay(server, recording, 2)
         assert isinstance(again, m.Pushed)
         assert row(control) == -1
         control.close()
 
 
-def test_frames_of_an_old_epoch_are_refused(tmp_path: Path) -> None:
-    """Whether they are new to the server or not: a checkpoint was loaded in between."""
+def test_replayed_frames_of_an_old_epoch_are_refused(tmp_path: Path) -> None:
+    """A checkpoint was loaded in between, so even frames new to the server are refused."""
     with serving() as server:
         control = worker(server, "control")
-        recording = pushes_recorded(server)
+        recording = record_push(server)
         (tmp_path / "token").write_text("")
         saved: Any = control.call(m.Save(str(tmp_path), "token", 0)).message
         files = [(file.table, file.name) for file in saved.files]
         control.call(m.Load(str(tmp_path), files, epoch=1))
-        _, refused = said_again(server, recording, 2)
+        _, refused = replay(server, recording, 2)
         assert isinstance(refused, m.Failure)
         assert "pushed for epoch 0, but this server is in epoch 1" in refused.text
         with pytest.raises(ProtocolError, match="pushed for epoch 0"):
@@ -131,11 +133,11 @@ def test_frames_of_an_old_epoch_are_refused(tmp_path: Path) -> None:
         control.close()
 
 
-def test_with_a_token_a_recording_gets_no_further_than_the_proof() -> None:
+def test_with_a_token_a_replayed_connection_fails_the_challenge() -> None:
     with serving(TOKEN) as server:
         control = worker(server, "control", TOKEN)
-        recording = pushes_recorded(server, TOKEN)
-        challenge, refused = said_again(server, recording, 2)
+        recording = record_push(server, TOKEN)
+        challenge, refused = replay(server, recording, 2)
         assert isinstance(challenge, m.Challenge)
         assert isinstance(refused, m.Failure)
         assert "does not know the token" in refused.text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server: who is served, what all modes have in common."""
+"""Server: joining, pulls, initial values, and what all modes have in common."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_join_waits_for_the_plan_and_compares_it() -> None:
     assert joined == (m.Welcome(0, 0), [])
 
 
-def test_another_plan_is_refused_with_the_first_difference() -> None:
+def test_a_different_plan_is_refused_with_its_first_difference() -> None:
     server = opened(plan(workers=1))
     wider = msgspec.structs.replace(plan(workers=1).tables[1], dim=16)
     other = msgspec.structs.replace(plan(workers=1), tables=[plan().tables[0], wider])
@@ -55,13 +55,13 @@ def test_another_plan_is_refused_with_the_first_difference() -> None:
         Worker(server, 0, 1).say(m.Join(other))
 
 
-def test_join_does_not_wait_for_ever() -> None:
+def test_join_times_out() -> None:
     worker = Worker(closed_server(1, deadline_s=0.05), 0, 1)
     with pytest.raises(DeadlineError, match=r"joining waited 0\.05 s for server 0, .*init_server"):
         worker.say(m.Join(plan(workers=1)))
 
 
-def test_strangers_and_the_hasty_are_refused() -> None:
+def test_requests_before_greeting_or_join_are_refused() -> None:
     server = closed_server(1)
     with pytest.raises(ProtocolError, match="a stranger sent Heartbeat first, expected Greeting"):
         server(Connection("a stranger"), m.Heartbeat(0), [])
@@ -73,10 +73,10 @@ def test_strangers_and_the_hasty_are_refused() -> None:
         worker.say(m.Done())
 
 
-def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_with_state_wait_for_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     server = opened(plan(workers=1))
     worker = Worker(server, 0, 1)
-    settled: list[m.Message] = []
+    waited: list[m.Message] = []
     kinds = {
         *(m.Barrier, m.Heartbeat, m.Leave, m.GoodbyeAck, m.FiguresRequest, m.Resume, m.Join),
         *(m.LeaseRequest, m.LeaseProgress, m.RemainingRequest, m.Pull, m.Push, m.Apply),
@@ -85,9 +85,9 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
     }
     monkeypatch.setattr(server, "_handle", lambda *_: (m.Done(), []))
     for kind in kinds:
-        monkeypatch.setattr(server._log, "wait_on_disk", lambda kind=kind: settled.append(kind))
+        monkeypatch.setattr(server._log, "wait_on_disk", lambda kind=kind: waited.append(kind))
         worker.say(any_value(random.Random(1), kind))
-    told_nothing = {
+    without_state = {
         m.GoodbyeAck,
         m.Heartbeat,
         m.FiguresRequest,
@@ -98,19 +98,19 @@ def test_whoever_is_told_anything_waits_for_the_journal(monkeypatch: pytest.Monk
         m.ReadFile,
         m.DropSnapshot,
     }
-    # a goodbye has seen to it itself
-    assert kinds - set(settled) == told_nothing | {m.Leave}
+    # the handler of a goodbye waits itself
+    assert kinds - set(waited) == without_state | {m.Leave}
 
 
-def test_rows_and_dense_values_come_together() -> None:
+def test_one_pull_returns_rows_and_dense_values() -> None:
     worker = Worker(opened(plan(workers=1)), 0, 1)
     message = m.Pull([m.TablePull(1, True), m.TablePull(0, True)], dense=True)
-    answer, (items, users, bias) = worker.say(message, ids_of([-5, 7]), ids_of([]), lane="pull")
-    assert isinstance(answer, m.Pulled)
+    reply, (items, users, bias) = worker.say(message, ids_of([-5, 7]), ids_of([]), lane="pull")
+    assert isinstance(reply, m.Pulled)
     assert (items.shape, users.shape, list(bias)) == ((2, 2), (0, 2), [1, 1, 1])
 
 
-def test_a_pull_without_insert_leaves_no_row() -> None:
+def test_a_pull_without_insert_creates_no_row() -> None:
     server = opened(plan(workers=1))
     worker = Worker(server, 0, 1)
     assert worker.pull(0, [1, 2, 3], insert=False) == [0, 0, 0]
@@ -138,7 +138,7 @@ def test_a_pull_without_insert_leaves_no_row() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_plan_is_refused(
+def test_requests_that_do_not_fit_the_plan_are_refused(
     message: m.Message, arrays: list[np.ndarray], text: str
 ) -> None:
     worker = Worker(opened(plan(workers=1)), 0, 1)
@@ -146,14 +146,14 @@ def test_what_does_not_fit_the_plan_is_refused(
         worker.say(message, *arrays)
 
 
-def test_first_values_are_those_of_worker_0() -> None:
+def test_only_worker_0_sends_initial_values() -> None:
     server = opened(plan())
     first, second = team(server)
     arrays = [ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32)]
     first.say(m.Fill([0], True), *arrays)
     assert second.pull(0, [9, 1, 2]) == [6, 5, 0]
     assert second.dense() == [7, 8, 9]
-    # another life of worker 0 brings them once more, perhaps when others train already
+    # a restarted worker 0 sends them again, perhaps while others already train
     first.say(m.Fill([0], True), ids_of([1]), rows_of([4]), np.array([4, 4, 4], np.float32))
     assert second.pull(0, [1]) == [5]
     assert second.dense() == [7, 8, 9]
@@ -161,7 +161,7 @@ def test_first_values_are_those_of_worker_0() -> None:
         second.say(m.Fill([0], True), *arrays)
 
 
-def test_bfloat16_travels_over_sockets() -> None:
+def test_bfloat16_crosses_sockets() -> None:
     the_plan = plan("sync", 1, dense=[DensePlan("bias", (3,), "bfloat16", 0, 0)])
     server = closed_server(1)
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
@@ -183,7 +183,7 @@ def test_bfloat16_travels_over_sockets() -> None:
         listener.stop()
 
 
-def test_a_server_that_closes_tells_whoever_waits() -> None:
+def test_closing_a_server_fails_waiting_requests() -> None:
     server = opened(plan())
     first, _ = team(server)
     closed, _ = together(lambda: first.push(0), lambda: server.close("out of memory"))
@@ -193,37 +193,37 @@ def test_a_server_that_closes_tells_whoever_waits() -> None:
     server.wait()
 
 
-def test_tables_shrink() -> None:
+def test_shrink_without_an_admission_rule_is_refused() -> None:
     worker = Worker(opened(plan(workers=1)), 0, 1)
     with pytest.raises(PlanError, match="users"):
         worker.say(m.Shrink(0, 3, 0.0, 1.0))
 
 
-def test_whoever_joins_while_a_checkpoint_is_read_is_told_to_ask_again(
+def test_a_join_during_a_checkpoint_load_is_told_to_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Reading may take longer than any deadline, so no answer may wait for its end."""
+    """Reading may take longer than any deadline, so no reply may wait for its end."""
     monkeypatch.setattr(server_module, "_LOADING_S", 0.01)
     server, the_plan = closed_server(1), plan(workers=1)
     worker = Worker(server, 0, 1)
-    answers = []
+    replies = []
 
     def values() -> Any:
-        answers.append(worker.say(m.Join(the_plan))[0])
+        replies.append(worker.say(m.Join(the_plan))[0])
         yield m.Fill([0], False, loaded=True), [ids_of([1]), rows_of([5])]
 
     weight = torch.nn.Parameter(torch.ones(3))
     server.open(the_plan, [torch.optim.SGD([weight], lr=1.0)], [weight], values)
-    answers.append(worker.say(m.Join(the_plan))[0])
-    assert answers == [m.Done(), m.Welcome(0, 0)]
+    replies.append(worker.say(m.Join(the_plan))[0])
+    assert replies == [m.Done(), m.Welcome(0, 0)]
     assert worker.pull(0, [1]) == [5]
 
 
-def test_a_later_life_is_told_again_how_large_held_gradients_are() -> None:
+def test_a_repeated_held_push_returns_the_norm_again() -> None:
     server = opened(plan("sync", workers=1))
     worker = Worker(server, 0, 1)
     first, _ = worker.push(0, {0: ([7], [-3.0])}, hold=True)
-    # another optimizer's step has taken the place of the answer
+    # a step of another optimizer has evicted the reply
     server._serving().pushes._requests._requests.clear()
     worker.sequence -= 1
     again, _ = worker.push(0, {0: ([7], [-3.0])}, hold=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SharedExclusiveLock: many pass, one is alone."""
+"""SharedExclusiveLock: many shared holders, or one exclusive holder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 
 
-def test_many_pass_at_a_time() -> None:
+def test_shared_holders_do_not_block_each_other() -> None:
     values_lock = SharedExclusiveLock(5)
     with values_lock.shared(), values_lock.shared():
         pass
@@ -25,19 +25,19 @@ def test_many_pass_at_a_time() -> None:
         pass
 
 
-def test_nobody_is_alone_while_somebody_passes() -> None:
+def test_exclusive_waits_for_shared_holders() -> None:
     values_lock = SharedExclusiveLock(0.02)
     with (
         values_lock.shared(),
         pytest.raises(DeadlineError, match=r"0\.02 s for the pushes in progress"),
     ):
         values_lock.exclusive().__enter__()
-    # who gave up holds nobody up
+    # a waiter that timed out does not block others
     with values_lock.shared():
         pass
 
 
-def test_nobody_passes_while_one_is_alone() -> None:
+def test_no_other_holder_enters_while_one_is_exclusive() -> None:
     values_lock = SharedExclusiveLock(0.02)
     with values_lock.exclusive():
         with pytest.raises(DeadlineError, match="a push waited"):
@@ -46,31 +46,31 @@ def test_nobody_passes_while_one_is_alone() -> None:
             values_lock.exclusive().__enter__()
 
 
-def test_being_alone_is_waited_for_and_ends() -> None:
+def test_shared_waits_until_the_exclusive_holder_leaves() -> None:
     values_lock, inside, seen = SharedExclusiveLock(20), threading.Event(), []
 
-    def passer() -> None:
+    def enter_shared() -> None:
         with values_lock.shared():
             inside.set()
-            seen.append("passed")
+            seen.append("shared")
 
     with values_lock.exclusive():
-        thread = threading.Thread(target=passer)
+        thread = threading.Thread(target=enter_shared)
         thread.start()
         assert not inside.is_set()
-        seen.append("alone")
+        seen.append("exclusive")
     thread.join(20)
-    assert seen == ["alone", "passed"]
+    assert seen == ["exclusive", "shared"]
 
 
-@pytest.mark.parametrize("what", [m.Fill([], False), m.Shrink(0, 0, 0.0, 1.0)])
-def test_a_server_passes_it_with_first_values_and_when_it_shrinks(what: m.Message) -> None:
+@pytest.mark.parametrize("message", [m.Fill([], False), m.Shrink(0, 0, 0.0, 1.0)])
+def test_fill_and_shrink_take_the_lock_shared(message: m.Message) -> None:
     entry = EntryPlan("count", 2.0)
     tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
     server = opened(plan("async", tables=tables))
     worker, _ = team(server)
     with server._values_lock.exclusive():
-        changing = threading.Thread(target=lambda: worker.say(what))
+        changing = threading.Thread(target=lambda: worker.say(message))
         changing.start()
         changing.join(0.2)
         assert changing.is_alive()

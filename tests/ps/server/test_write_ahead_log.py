@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be told: changes that are written down, and nothing of one that is only made."""
+"""WriteAheadLog: a reply waits until every change that it may show is logged."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Any:
-    one = Journal(tmp_path, CODEC, 1, Policy(sync=NEVER), lambda text: None)
-    yield one
-    one.close()
+    journal = Journal(tmp_path, CODEC, 1, Policy(sync=NEVER), lambda text: None)
+    yield journal
+    journal.close()
 
 
-def test_a_change_that_is_being_made_is_waited_for(journal: Any) -> None:
+def test_a_reader_waits_for_a_change_in_progress(journal: Any) -> None:
     log = WriteAheadLog()
     log.start(journal, values=True)
-    is_made, may_go_on = threading.Event(), threading.Event()
+    applied, may_continue = threading.Event(), threading.Event()
 
     def act() -> None:
-        is_made.set()
-        assert may_go_on.wait(20)
+        applied.set()
+        assert may_continue.wait(20)
 
-    maker = threading.Thread(target=lambda: log.apply(PhaseEnded(0, 0), [], act))
-    maker.start()
-    assert is_made.wait(20)
-    # whoever reads now may see it
+    writer = threading.Thread(target=lambda: log.apply(PhaseEnded(0, 0), [], act))
+    writer.start()
+    assert applied.wait(20)
+    # a reader may see the change from now on
     sizes: list[int] = []
     reader = threading.Thread(target=lambda: (log.wait_on_disk(), sizes.append(journal.size)))
     reader.start()
     reader.join(0.05)
-    may_go_on.set()
-    for thread in (maker, reader):
+    may_continue.set()
+    for thread in (writer, reader):
         thread.join(20)
     assert sizes[0] > 0
 
 
-def test_without_values_nobody_waits_for_a_change(journal: Any) -> None:
+def test_without_values_no_reader_waits_for_a_change(journal: Any) -> None:
     log = WriteAheadLog()
     log.wait_on_disk()
     log.start(journal, values=False)
@@ -59,18 +59,20 @@ def test_without_values_nobody_waits_for_a_change(journal: Any) -> None:
     assert journal.size > 0
 
 
-@pytest.mark.parametrize("tells", [m.Pull([], True), m.FetchDense()])
-def test_what_is_told_is_written_down_whoever_made_it(tmp_path: Path, tells: m.Message) -> None:
+@pytest.mark.parametrize("message", [m.Pull([], True), m.FetchDense()])
+def test_a_reply_waits_for_the_log_records_of_other_changes(
+    tmp_path: Path, message: m.Message
+) -> None:
     server = closed_server(workers=1)
     policy = Policy(sync=NEVER)
     open_up(server, plan(workers=1), Durable(tmp_path / "kept", job="a job", policy=policy))
     worker = Worker(server, 0, workers=1)
-    # somebody has made a change, and its commit is still to come
+    # another thread has made a change that is not committed yet
     server._log.append(PhaseEnded(0, 0))
     assert server._durability is not None
     journal = server._durability._journal
     assert journal is not None
     before = journal.size
-    worker.say(tells, lane="pull")
+    worker.say(message, lane="pull")
     assert journal.size > before
     server.close()

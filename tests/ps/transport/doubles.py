@@ -94,12 +94,12 @@ def connected(address: Endpoint, **options: Any) -> Iterator[SocketChannel]:
         channel.close()
 
 
-def stranger(address: Endpoint) -> socket.socket:
+def raw_client(address: Endpoint) -> socket.socket:
     """A plain socket that is connected to a server."""
     return socket.create_connection(address, timeout=LIMIT_S)
 
 
-def heard(connection: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     """All that comes until the other side hangs up."""
     parts = []
     with contextlib.suppress(ConnectionResetError):

@@ -17,10 +17,10 @@ from tests.ps.transport.doubles import (
     PULL,
     Desk,
     connected,
-    heard,
     listening,
+    raw_client,
+    read_all,
     scripted,
-    stranger,
     told,
 )
 
@@ -134,26 +134,26 @@ def answer(frames: Frames) -> Message:
 def test_nothing_is_answered_before_the_proof(
     message: Message, server: Listener, desk: Desk
 ) -> None:
-    with stranger(server.address) as raw:
+    with raw_client(server.address) as raw:
         frames_to(raw).send(1, message, (), "a test")
         failure = told(raw)
         assert isinstance(failure, Failure)
         assert "has no token" in failure.text
-        assert heard(raw) == b""
-    with stranger(server.address) as raw:
+        assert read_all(raw) == b""
+    with raw_client(server.address) as raw:
         frames = frames_to(raw)
         frames.send(1, AuthRequest(nonce(), SAID), (), "a test")
         assert isinstance(answer(frames), Challenge)
         frames.send(1, message, (), "a test")
         assert isinstance(answer(frames), Failure)
-        assert heard(raw) == b""
+        assert read_all(raw) == b""
     assert desk.seen == []
 
 
 def test_a_proof_that_was_listened_to_does_not_work_again(server: Listener, desk: Desk) -> None:
     """The numbers differ: the server's own is new for every connection."""
     sent = []
-    with stranger(server.address) as raw:
+    with raw_client(server.address) as raw:
         frames = frames_to(raw)
         knock = AuthRequest(nonce(), SAID)
         frames.send(1, knock, (), "a test")
@@ -164,7 +164,7 @@ def test_a_proof_that_was_listened_to_does_not_work_again(server: Listener, desk
         frames.send(1, sent[1], (), "a test")
         assert answer(frames) == Proof(met.proof(TOKEN, SERVER))
         assert answer(frames) == Done()
-    with stranger(server.address) as raw:
+    with raw_client(server.address) as raw:
         frames = frames_to(raw)
         frames.send(1, sent[0], (), "a test")
         assert isinstance(answer(frames), Challenge)
@@ -177,7 +177,7 @@ def test_a_proof_that_was_listened_to_does_not_work_again(server: Listener, desk
 
 def test_a_proof_for_another_greeting_does_not_work(server: Listener, desk: Desk) -> None:
     """Who stands between two sides cannot put himself in the place of another worker."""
-    with stranger(server.address) as raw:
+    with raw_client(server.address) as raw:
         frames = frames_to(raw)
         knock = AuthRequest(nonce(), _encoder.encode(Heartbeat(8)))
         frames.send(1, knock, (), "a test")
@@ -192,7 +192,7 @@ def test_a_proof_for_another_greeting_does_not_work(server: Listener, desk: Desk
 def test_a_greeting_that_makes_no_sense_ends_its_connection(
     server: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with stranger(server.address) as raw:
+    with raw_client(server.address) as raw:
         frames = frames_to(raw)
         knock = AuthRequest(nonce(), b"\xc1")
         frames.send(1, knock, (), "a test")
@@ -201,7 +201,7 @@ def test_a_greeting_that_makes_no_sense_ends_its_connection(
         proof = ProofTranscript(knock.nonce, challenge.nonce, knock.greeting).proof(TOKEN, CLIENT)
         frames.send(1, Proof(proof), (), "a test")
         answer(frames)
-        heard(raw)
+        read_all(raw)
     with connected(server.address, token=TOKEN, greeting=lambda: GREETING) as channel:
         assert channel.call(PULL).message == Pulled(1, 1)
     assert "the greeting makes no sense" in caplog.text
@@ -244,24 +244,27 @@ def test_a_worker_gives_nothing_to_a_stranger_that_poses_as_its_server(act: Any,
 
 
 def test_who_knocks_and_says_no_more_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    with listening(Desk(), token=TOKEN, first_s=0.3) as listener, stranger(listener.address) as raw:
+    with (
+        listening(Desk(), token=TOKEN, first_s=0.3) as listener,
+        raw_client(listener.address) as raw,
+    ):
         frames = frames_to(raw)
         frames.send(1, AuthRequest(nonce(), SAID), (), "a test")
         answer(frames)
-        assert heard(raw) == b""
+        assert read_all(raw) == b""
     assert "was silent for 0." in caplog.text
 
 
 def test_who_has_not_proved_counts_as_a_stranger(desk: Desk) -> None:
     with (
         listening(desk, token=TOKEN, strangers=1, stranger_s=0.0) as listener,
-        stranger(listener.address) as raw,
+        raw_client(listener.address) as raw,
     ):
         frames = frames_to(raw)
         frames.send(1, AuthRequest(nonce(), SAID), (), "a test")
         assert isinstance(answer(frames), Challenge)
         channel = greeted(listener.address, TOKEN)
-        assert heard(raw) == b""
+        assert read_all(raw) == b""
         assert channel.call(PULL).message == Pulled(1, 1)
         channel.close()
 
@@ -292,7 +295,7 @@ def test_the_token_is_on_no_wire(desk: Desk) -> None:
         caller = threading.Thread(target=lambda: channel.append(greeted(door.getsockname(), TOKEN)))
         caller.start()
         near, _ = door.accept()
-        with near, stranger(listener.address) as far:
+        with near, raw_client(listener.address) as far:
             back = threading.Thread(target=relay, args=(far, near))
             forth = threading.Thread(target=relay, args=(near, far))
             back.start(), forth.start()
@@ -307,7 +310,7 @@ def test_the_token_is_on_no_wire(desk: Desk) -> None:
 def test_a_server_that_speaks_something_else_is_named() -> None:
     def chatter(raw: socket.socket, frames: Frames) -> None:
         raw.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(30))
-        heard(raw)
+        read_all(raw)
 
     with scripted(chatter) as address, pytest.raises(ProtocolError, match="an HTTP answer"):
         greeted(address, TOKEN)

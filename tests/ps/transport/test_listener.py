@@ -19,9 +19,9 @@ from tests.ps.transport.doubles import (
     PULL,
     Desk,
     connected,
-    heard,
     listening,
-    stranger,
+    raw_client,
+    read_all,
     told,
 )
 from tests.workers import run_processes
@@ -79,12 +79,12 @@ def test_garbage_ends_its_connection_with_one_line_and_hurts_nobody(
     desk = Desk()
     with listening(desk) as server, connected(server.address) as channel:
         channel.call(PULL)
-        with stranger(server.address) as raw:
+        with raw_client(server.address) as raw:
             raw.sendall(data)
             answer = told(raw)
             assert isinstance(answer, Failure)
             assert name in answer.text
-            heard(raw)
+            read_all(raw)
         assert channel.call(PULL).message == Pulled(1, 1)
     (line,) = lines
     assert line.startswith("closed a connection: 127.0.0.1:")
@@ -109,16 +109,16 @@ def test_garbage_of_a_known_peer_ends_only_its_connection() -> None:
 
 @pytest.mark.parametrize("start", [b"", MAGIC[:2], Prefix(100, 0).pack()])
 def test_who_says_nothing_or_half_is_dropped(start: bytes, lines: list[str]) -> None:
-    with listening(Desk(), first_s=0.2) as server, stranger(server.address) as raw:
+    with listening(Desk(), first_s=0.2) as server, raw_client(server.address) as raw:
         raw.sendall(start)
-        assert heard(raw) == b""
+        assert read_all(raw) == b""
     (line,) = lines
     assert "was silent for 0." in line
 
 
 def test_who_dribbles_is_dropped_too(lines: list[str]) -> None:
     """A byte now and then does not buy a stranger more time."""
-    with listening(Desk(), first_s=0.3) as server, stranger(server.address) as raw:
+    with listening(Desk(), first_s=0.3) as server, raw_client(server.address) as raw:
         raw.settimeout(0.05)
         data, sent = Prefix(1 << 20, 0).pack() + bytes(1 << 20), 0
         while sent < 1000 and still_open(raw):
@@ -145,8 +145,8 @@ def test_a_worker_that_computes_for_long_is_not_dropped() -> None:
         connected(server.address) as channel,
     ):
         channel.call(PULL)
-        with stranger(server.address) as raw:
-            heard(raw)  # which takes longer than both limits
+        with raw_client(server.address) as raw:
+            read_all(raw)  # which takes longer than both limits
         assert channel.call(PULL).message == Pulled(1, 1)
 
 
@@ -212,7 +212,7 @@ def test_the_number_of_connections_is_bounded(lines: list[str]) -> None:
         connected(server.address) as two,
     ):
         assert one.call(PULL).message == two.call(PULL).message
-        with stranger(server.address) as raw:
+        with raw_client(server.address) as raw:
             assert told(raw) == turned_away("there are 2 connections already")
         assert one.call(PULL).message == Pulled(1, 1)
     (line,) = lines
@@ -229,8 +229,8 @@ def test_strangers_have_a_few_places_of_their_own(lines: list[str]) -> None:
         for channel in known:
             channel.call(PULL)
         for _ in range(2):
-            held.enter_context(stranger(server.address))
-        with stranger(server.address) as raw:
+            held.enter_context(raw_client(server.address))
+        with raw_client(server.address) as raw:
             assert told(raw) == turned_away("2 other clients have not authenticated yet")
         assert known[0].call(PULL).message == Pulled(1, 1)
     assert "was turned away: 2 other clients have not authenticated yet" in next(iter(lines))
@@ -239,11 +239,11 @@ def test_strangers_have_a_few_places_of_their_own(lines: list[str]) -> None:
 def test_a_stranger_that_says_nothing_makes_room_for_the_next_one() -> None:
     with (
         listening(Desk(), strangers=1, stranger_s=0.0) as server,
-        stranger(server.address) as silent,
+        raw_client(server.address) as silent,
         connected(server.address) as channel,
     ):
         assert channel.call(PULL).message == Pulled(1, 1)
-        assert heard(silent) == b""
+        assert read_all(silent) == b""
 
 
 def test_who_is_turned_away_is_let_in_when_there_is_room() -> None:
@@ -317,7 +317,7 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
         with pytest.raises(PeerLostError):
             idle.call(PULL)
         with pytest.raises(ConnectionRefusedError):
-            stranger(server.address)
+            raw_client(server.address)
 
 
 def test_a_handler_may_stop_its_own_server() -> None:
@@ -410,7 +410,7 @@ def test_no_thread_to_be_had_hurts_only_the_caller(
         channel.call(PULL)
         with monkeypatch.context() as patched:
             patched.setattr(Session, "start", fail)
-            with stranger(server.address) as raw:
+            with raw_client(server.address) as raw:
                 assert told(raw) == turned_away("the system cannot start another thread")
         assert channel.call(PULL).message == Pulled(1, 1)
         with connected(server.address) as another:

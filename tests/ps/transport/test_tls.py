@@ -21,10 +21,10 @@ from tests.ps.transport.doubles import (
     PULL,
     Desk,
     connected,
-    heard,
     listening,
+    raw_client,
+    read_all,
     scripted,
-    stranger,
 )
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
@@ -154,7 +154,7 @@ SILENT = r"not ready .* silent .* during the TLS handshake; does it listen witho
 
 def test_a_silent_server_is_named_during_the_handshake(certificates: Path) -> None:
     def say_nothing(raw: Any, frames: object) -> None:
-        heard(raw)
+        read_all(raw)
 
     with scripted(say_nothing) as address:
         channel = SocketChannel(
@@ -268,9 +268,9 @@ def test_strangers_and_silence_at_a_tls_port(
     server: Listener, certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fleetlight"):
-        with stranger(server.address) as raw:
+        with raw_client(server.address) as raw:
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            heard(raw)
+            read_all(raw)
         with connected(server.address, tls=client_context(certificates)) as channel:
             assert channel.call(PULL).message == Pulled(1, 1)
     (line,) = (record.getMessage() for record in caplog.records)
@@ -285,9 +285,9 @@ def test_who_says_nothing_at_a_tls_port_is_dropped(
         listening(Desk(), server_context(certificates), first_s=0.2) as server,
     ):
         for start in (b"", b"\x16\x03\x01\x02\x00"):
-            with stranger(server.address) as raw:
+            with raw_client(server.address) as raw:
                 raw.sendall(start)
-                heard(raw)
+                read_all(raw)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("closed a connection: ")
     assert "silent for 0." in second
@@ -316,7 +316,7 @@ def test_a_stranger_has_one_time_for_all_that_makes_it_known(
     monkeypatch.setattr(TlsWire, "handshake", refuse)
     clock = itertools.count(100.0, 5.0)
     monkeypatch.setattr(session, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    with socket.create_server(("127.0.0.1", 0)) as door, stranger(door.getsockname()) as raw:
+    with socket.create_server(("127.0.0.1", 0)) as door, raw_client(door.getsockname()) as raw:
         raw.sendall(b"\x16")
         raw.shutdown(socket.SHUT_WR)
         accepted = Watched(fileno=door.accept()[0].detach())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection that breaks between two pieces of an exchange: each difference is added once."""
+"""A connection that breaks between two chunks of an exchange: each difference is added once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fleetlight.ps.worker.connections import CONTROL, PUSH
 SERVERS, ROWS, STEPS, LIMIT_S = 2, 40, 6, 20.0
 
 
-class Breaking(SocketChannel):
-    """Hangs up around every third piece; the request is mended by what it inherits."""
+class BreakingChannel(SocketChannel):
+    """Breaks around every third chunk; the inherited code repairs the request."""
 
     when: str
-    server: Desk
-    pieces = breaks = 0
+    server: CountingServer
+    chunks = breaks = 0
 
     def send(self, message: m.Message, arrays: Sequence[Any] = ()) -> None:
         is_next = isinstance(message, m.GeoExchange) and self._is_next()
@@ -40,13 +40,13 @@ class Breaking(SocketChannel):
         self.server.answered.clear()
         super().send(message, arrays)
         if is_next and self.when == "before its answer":
-            # it is applied by then
+            # the server has applied the chunk
             assert self.server.answered.wait(LIMIT_S)
             self._break()
 
     def _is_next(self) -> bool:
-        self.pieces += 1
-        return self.pieces % 3 == 0
+        self.chunks += 1
+        return self.chunks % 3 == 0
 
     def _break(self) -> None:
         assert self._frames is not None
@@ -54,18 +54,18 @@ class Breaking(SocketChannel):
         self.breaks += 1
 
 
-class Desk:
-    """A server, and how often it got pieces."""
+class CountingServer:
+    """A server that counts the chunks it receives."""
 
     def __init__(self, server: Server) -> None:
         self.inner = server
-        self.pieces = 0
+        self.chunks = 0
         self.answered = threading.Event()
 
     def __call__(self, connection: Connection, message: m.Message, arrays: Sequence[Any]) -> Reply:
         reply = self.inner(connection, message, arrays)
         if isinstance(message, m.GeoExchange):
-            self.pieces += 1
+            self.chunks += 1
             self.answered.set()
         return reply
 
@@ -74,16 +74,16 @@ class Desk:
 
 
 @contextlib.contextmanager
-def job(when: str) -> Iterator[tuple[Client, list[Breaking], list[Desk]]]:
-    """A worker of GeoSGD, its channels for pushes, and the servers."""
+def job(when: str) -> Iterator[tuple[Client, list[BreakingChannel], list[CountingServer]]]:
+    """A GeoSGD worker, its push channels, and the servers."""
     the_plan = plan("geo", workers=1, server_num=SERVERS, k_steps=1)
-    desks = [Desk(opened(the_plan, index=i)) for i in range(SERVERS)]
-    listeners = [Listener(("127.0.0.1", 0), desk) for desk in desks]
-    breaking: list[Breaking] = []
+    counting = [CountingServer(opened(the_plan, index=i)) for i in range(SERVERS)]
+    listeners = [Listener(("127.0.0.1", 0), server) for server in counting]
+    broken: list[BreakingChannel] = []
 
     def connect(lane: str) -> Sequence[SocketChannel]:
         known = lane if lane in (CONTROL, PUSH) else "pull"
-        kind = Breaking if lane == PUSH else SocketChannel
+        kind = BreakingChannel if lane == PUSH else SocketChannel
         channels = [
             kind(
                 listener.address,
@@ -94,16 +94,16 @@ def job(when: str) -> Iterator[tuple[Client, list[Breaking], list[Desk]]]:
             for i, listener in enumerate(listeners)
         ]
         connect_all(channels, LIMIT_S)
-        for channel, desk in zip(channels, desks, strict=True):
-            if isinstance(channel, Breaking):
-                channel.when, channel.server = when, desk
-                breaking.append(channel)
+        for channel, server in zip(channels, counting, strict=True):
+            if isinstance(channel, BreakingChannel):
+                channel.when, channel.server = when, server
+                broken.append(channel)
         return channels
 
     worker = Client(0, 1, SERVERS, connect)
     try:
         worker.join(the_plan)
-        yield worker, breaking, desks
+        yield worker, broken, counting
     finally:
         worker.close()
         for listener in listeners:
@@ -111,10 +111,10 @@ def job(when: str) -> Iterator[tuple[Client, list[Breaking], list[Desk]]]:
 
 
 @pytest.mark.parametrize("when", ["before it is sent", "before its answer"])
-def test_every_difference_is_added_once(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_difference_is_added_once(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CHUNK_BYTES", 4 * (8 + 4 * DIM))
     distinct = dedup(np.arange(ROWS), SERVERS)
-    with job(when) as (worker, channels, desks):
+    with job(when) as (worker, channels, counting):
         for step in range(1, STEPS + 1):
             ones = np.ones((ROWS, DIM), np.float32)
             part = TableGradients(distinct.ids, distinct.starts, ones)
@@ -124,7 +124,7 @@ def test_every_difference_is_added_once(when: str, monkeypatch: pytest.MonkeyPat
                 assert np.array_equal(rows, np.full_like(rows, step))
         [rows] = worker.pull([Wanted(0, distinct, insert=False)]).rows
         assert np.array_equal(rows, np.full((ROWS, DIM), STEPS, np.float32))
-        again = STEPS if when == "before its answer" else 0
-        for channel, desk in zip(channels, desks, strict=True):
+        repeated = STEPS if when == "before its answer" else 0
+        for channel, server in zip(channels, counting, strict=True):
             assert channel.breaks >= STEPS
-            assert desk.pieces >= channel.pieces + again
+            assert server.chunks >= channel.chunks + repeated

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that was started again is not left for the process before it."""
+"""IncarnationFence: a client of a restarted server never returns to its predecessor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.worker.connections import IncarnationFence
 
 
-def test_an_earlier_life_of_a_server_is_refused() -> None:
+def test_an_earlier_incarnation_of_a_server_is_refused() -> None:
     fence = IncarnationFence()
     for incarnation in (1, 3, 3):
         fence.check(m.Welcome(0, 0, incarnation))
@@ -25,15 +25,15 @@ def test_an_earlier_life_of_a_server_is_refused() -> None:
         PeerLostError, match="server 0 replies as incarnation 2, but incarnation 3 has"
     ):
         fence.check(m.Welcome(0, 0, 2))
-    # another one has lives of its own, and one that is not open yet does not know its life
+    # each server has its own incarnations, and one that is not open yet reports 0
     fence.check(m.Welcome(1, 0, 1))
     fence.check(m.Welcome(0, 0, 0))
 
 
-def test_a_mended_connection_is_one_to_the_newest_life() -> None:
+def test_a_repaired_connection_is_to_the_newest_incarnation() -> None:
     served: list[int] = []
 
-    def incarnation(number: int, *, answers: bool) -> Callable[[socket.socket, Frames], None]:
+    def incarnation(number: int, *, replies: bool) -> Callable[[socket.socket, Frames], None]:
         def act(raw: socket.socket, frames: Frames) -> None:
             hello = frames.receive("a greeting")
             assert hello is not None
@@ -41,15 +41,15 @@ def test_a_mended_connection_is_one_to_the_newest_life() -> None:
             request = frames.receive("a request")
             if request is not None:
                 served.append(number)
-            if request is not None and answers:
+            if request is not None and replies:
                 frames.send(request.request, m.Pulled(1, 1), [], "a reply")
 
         return act
 
     acts = [
-        incarnation(2, answers=False),
-        incarnation(1, answers=True),
-        incarnation(2, answers=True),
+        incarnation(2, replies=False),
+        incarnation(1, replies=True),
+        incarnation(2, replies=True),
     ]
     with scripted(*acts) as address:
         channel = SocketChannel(

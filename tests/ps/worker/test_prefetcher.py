@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows pulled ahead: the same numbers as without, whatever comes first."""
+"""Prefetcher: prefetched rows equal rows fetched on demand, in any order of replies."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def step(worker: Member, ids: Any, target: Any) -> None:
 
 
 def announce(worker: Member, *ids: Any) -> None:
-    """The ids of the batch to come; with none of them it was the last."""
+    """Announce the ids of the next batch; without ids the current batch is the last."""
     flat = {0: np.concatenate([np.asarray(i).reshape(-1) for i in ids])} if ids else {}
     worker.communicator.announce(flat)
 
 
-def look(worker: Member) -> Prefetcher:
+def prefetcher(worker: Member) -> Prefetcher:
     assert worker.communicator.ahead is not None
     return worker.communicator.ahead
 
 
-def pulled(worker: Member) -> None:
-    """Let the pull ahead come to its end."""
-    coming = look(worker)._next
-    assert coming is not None
-    coming.pulled.result(20)
+def wait_for_prefetch(worker: Member) -> None:
+    """Wait until the prefetch has finished."""
+    pending = prefetcher(worker)._next
+    assert pending is not None
+    pending.pulled.result(20)
 
 
 def read(worker: Member, *ids: int) -> Any:
-    """What a forward would read."""
+    """The rows that a forward would read."""
     wanted, rows = worker.communicator.look_up(0, np.array(ids), True)
     return rows[wanted.inverse]
 
@@ -61,7 +61,7 @@ def trained(worker: Member, ahead: bool, steps: int = 40) -> Any:
     ids, targets = batches(steps, 2, ids=IDS)
     for t in range(steps):
         if ahead:
-            # the last announcement leaves some ids out and brings others
+            # each announcement omits some ids of the batch
             announce(worker, *([ids[t + 1, worker.index][t % 3 :]] if t + 1 < steps else []))
         step(worker, ids[t, worker.index], targets[t, worker.index])
     worker.barrier()
@@ -70,7 +70,7 @@ def trained(worker: Member, ahead: bool, steps: int = 40) -> Any:
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_sync_is_the_same_to_the_bit(servers: int) -> None:
+def test_sync_training_is_bitwise_the_same_with_prefetch(servers: int) -> None:
     plain = run(build, lambda w: trained(w, False), servers=servers)
     ahead = run(build, lambda w: trained(w, True), servers=servers)
     for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
@@ -80,14 +80,14 @@ def test_sync_is_the_same_to_the_bit(servers: int) -> None:
 
 
 @pytest.mark.parametrize("holds", ["nothing", "send", "receive"])
-def test_the_answers_of_push_and_pull_may_come_in_either_order(holds: str) -> None:
-    """Held at `send` the servers see the pull after the push; at `receive` before it."""
+def test_replies_of_push_and_prefetch_may_arrive_in_either_order(holds: str) -> None:
+    """Held at `send`, the servers see the pull after the push; at `receive`, before it."""
 
     def train(worker: Member) -> None:
         gate = Gate(worker.session.client, PREFETCH, holds)
         announce(worker, [2, 3, 4])
         if holds == "nothing":
-            pulled(worker)
+            wait_for_prefetch(worker)
         else:
             gate.wait()
         before = worker.rows([2, 3, 4])
@@ -101,12 +101,12 @@ def test_the_answers_of_push_and_pull_may_come_in_either_order(holds: str) -> No
     run(build, train, workers=1)
 
 
-def test_rows_are_read_once_more_after_a_second_step() -> None:
-    """The servers drop the list at the first push: of what the second changes they say nothing."""
+def test_rows_are_fetched_again_after_a_second_step() -> None:
+    """The servers forget the ids at the first push, so the second reports no changes."""
 
     def train(worker: Member) -> None:
         announce(worker, [2, 3, 4])
-        pulled(worker)
+        wait_for_prefetch(worker)
         for _ in range(2):
             step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
         announce(worker)
@@ -116,7 +116,7 @@ def test_rows_are_read_once_more_after_a_second_step() -> None:
     run(build, train, workers=1)
 
 
-def test_the_batch_in_hand_is_old_after_its_step() -> None:
+def test_rows_of_the_current_batch_are_stale_after_its_step() -> None:
     def train(worker: Member) -> None:
         announce(worker, [1, 2, 3])
         announce(worker)
@@ -128,7 +128,7 @@ def test_the_batch_in_hand_is_old_after_its_step() -> None:
     run(build, train, workers=1)
 
 
-def test_gradients_may_be_accumulated() -> None:
+def test_prefetch_works_with_gradient_accumulation() -> None:
     def train(worker: Member) -> None:
         announce(worker, [1, 2, 3])
         for part in ([4, 5, 6], [7, 8, 9]):
@@ -142,17 +142,17 @@ def test_gradients_may_be_accumulated() -> None:
     run(build, train, workers=1)
 
 
-def test_a_batch_that_is_not_trained_on_leaves_no_rows() -> None:
+def test_a_prefetched_batch_that_is_not_trained_creates_no_rows() -> None:
     def train(worker: Member) -> Any:
         announce(worker, [7, 8, 9])
-        pulled(worker)
+        wait_for_prefetch(worker)
         step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
         return [counted.rows for counted in worker.session.client.figures()]
 
     assert run(build, train, workers=1) == [[{"emb": 3}]]
 
 
-def test_what_an_entry_counts_is_pulled_when_it_is_seen() -> None:
+def test_tables_with_an_admission_rule_are_not_prefetched() -> None:
     def train(worker: Member) -> Any:
         announce(worker, [1, 2, 3])
         announce(worker)
@@ -165,12 +165,12 @@ def test_what_an_entry_counts_is_pulled_when_it_is_seen() -> None:
     assert "prefetched rows" not in run(counted, train, workers=1)[0]
 
 
-def test_others_go_on_while_one_waits_at_a_barrier() -> None:
-    """Their steps change rows that this worker has pulled ahead, and no push of it tells."""
+def test_rows_changed_during_a_barrier_are_fetched_again() -> None:
+    """Other workers change rows that this worker prefetched, and no push of its own reports it."""
 
     def train(worker: Member) -> Any:
         announce(worker, [1, 2, 3])
-        pulled(worker)
+        wait_for_prefetch(worker)
         if worker.index == 1:
             for _ in range(3):
                 step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
@@ -178,18 +178,18 @@ def test_others_go_on_while_one_waits_at_a_barrier() -> None:
         announce(worker)
         return read(worker, 1, 2, 3), worker.rows([1, 2, 3])
 
-    for found, truth in run(build, train):
-        assert np.array_equal(found, truth)
+    for found, on_demand in run(build, train):
+        assert np.array_equal(found, on_demand)
 
 
-def test_rows_are_right_after_a_step_that_was_refused() -> None:
+def test_rows_are_right_after_a_refused_step() -> None:
     def train(worker: Member) -> None:
         announce(worker, [*range(9)])
-        pulled(worker)
+        wait_for_prefetch(worker)
         worker.optimizer.zero_grad()
         loss_of(worker.model, torch.arange(9).view(3, 3), torch.ones(3, 1)).backward()
         grad: Any = worker.model.emb.weight.grad  # type: ignore[union-attr]
-        grad.parts[0].gradients[-1] = np.nan  # of the last server
+        grad.parts[0].gradients[-1] = np.nan  # on the last server
         with pytest.raises(GradientError, match="emb"):
             worker.optimizer.step()
         announce(worker)
@@ -198,12 +198,12 @@ def test_rows_are_right_after_a_step_that_was_refused() -> None:
     run(build, train, workers=1, servers=3)
 
 
-def test_rows_that_are_too_old_are_not_read() -> None:
-    """With staleness 0 what was pulled before a step of this worker lacks that step."""
+def test_stale_rows_are_not_read() -> None:
+    """With staleness 0, rows prefetched before a step of this worker lack that step."""
 
     def train(worker: Member) -> Any:
         announce(worker, [1, 2, 3])
-        pulled(worker)
+        wait_for_prefetch(worker)
         step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
         announce(worker)
         return np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
@@ -212,18 +212,18 @@ def test_rows_that_are_too_old_are_not_read() -> None:
     assert run(build, train, strict, workers=1) == [True]
 
 
-def test_rows_that_an_earlier_life_of_a_server_gave_are_not_read(
+def test_rows_from_an_earlier_incarnation_are_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has forgotten which they were, so what a step changes is not told of them."""
+    """The restarted server does not know the prefetched ids, so it reports no changes."""
 
     def train(worker: Member) -> Any:
         announce(worker, [1, 2, 3])
-        pulled(worker)
+        wait_for_prefetch(worker)
         announce(worker)
         before = worker.communicator.figures()["prefetched rows"]
         read(worker, 1, 2, 3)
-        # a lane has found it in its second life
+        # a lane has connected to the second incarnation
         incarnations = worker.communicator.client.incarnations
         monkeypatch.setattr(
             worker.communicator.client,
@@ -237,10 +237,10 @@ def test_rows_that_an_earlier_life_of_a_server_gave_are_not_read(
     assert run(build, train, workers=1, servers=2) == [(3, 3)]
 
 
-def test_async_reads_rows_as_they_were_pulled_beside_new_dense_values() -> None:
+def test_async_reads_prefetched_rows_with_newer_dense_values() -> None:
     def train(worker: Member) -> Any:
         announce(worker, [1, 2, 3])
-        pulled(worker)
+        wait_for_prefetch(worker)
         old = worker.rows([1, 2, 3])
         step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
         worker.communicator.flush()
@@ -249,11 +249,11 @@ def test_async_reads_rows_as_they_were_pulled_beside_new_dense_values() -> None:
         assert np.array_equal(read(worker, 1, 2, 3), old)
         return worker.communicator.versions
 
-    # the version of a server that keeps dense values is theirs
+    # the version of a server with dense values is that of the dense values
     assert run(build, train, ASYNC, workers=1) == [[1]]
 
 
-def test_an_error_of_the_pull_is_one_of_the_read() -> None:
+def test_an_error_of_the_prefetch_is_raised_by_the_read() -> None:
     job = Job(build, SYNC, workers=1, servers=1)
 
     def train(worker: Member) -> None:
@@ -267,8 +267,8 @@ def test_an_error_of_the_pull_is_one_of_the_read() -> None:
     assert "for a test" in str(error)
 
 
-def test_layers_that_share_a_table() -> None:
-    class Two(nn.Module):
+def test_layers_that_share_a_table_are_prefetched() -> None:
+    class SharedTable(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = (SparseEmbedding(2, table="t") for _ in range(2))
@@ -276,8 +276,8 @@ def test_layers_that_share_a_table() -> None:
         def forward(self, a: Any, b: Any) -> Any:
             return (self.a(a) * self.b(b)).sum(1, keepdim=True)
 
-    def both() -> Any:
-        model = Two()
+    def build_shared() -> Any:
+        model = SharedTable()
         return model, [torch.optim.SGD(model.parameters(), lr=0.5)]
 
     def train(ahead: bool) -> Callable[[Member], Any]:
@@ -293,7 +293,7 @@ def test_layers_that_share_a_table() -> None:
 
         return work
 
-    [(rows, _)] = run(both, train(False), workers=1, servers=2)
-    [(rows_, ahead)] = run(both, train(True), workers=1, servers=2)
+    [(rows, _)] = run(build_shared, train(False), workers=1, servers=2)
+    [(rows_, ahead)] = run(build_shared, train(True), workers=1, servers=2)
     assert np.array_equal(rows, rows_)
     assert ahead == 6

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker makes of an update before any of it is sent."""
+"""PushRequest: an update is packed and checked before any of it is sent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fleetlight.ps.worker.push_request import PushRequest, check_differences, ch
 NAN = [0.0, np.nan, 0.0]
 
 
-def parcel(
+def request_of(
     row: float, dense: list[float], mode: str = "sync", dtype: str = "float32", **facts: Any
 ) -> PushRequest:
-    """A step of worker 1: the last of many rows is `row`."""
+    """A push request of worker 1 whose last row of many is `row`."""
     known = [DensePlan("bias", (3,), dtype, 0, 0)]
     the_plan = plan(mode, server_num=2, dense=known, **facts)
     placement = Placement(the_plan)
@@ -44,25 +44,25 @@ def parcel(
     ("row", "dense", "where"),
     [(np.inf, [0.0] * 3, "table 'users'"), (1.0, NAN, "parameter 'bias'")],
 )
-def test_what_is_not_finite_goes_to_no_server(
+def test_nonfinite_gradients_are_sent_to_no_server(
     row: float, dense: list[float], where: str, dtype: str
 ) -> None:
     with pytest.raises(GradientError, match=rf"worker 1 made a gradient \(step 7\) of {where}"):
-        parcel(row, dense, "async", dtype)
-    refused = parcel(row, dense, dtype=dtype)
+        request_of(row, dense, "async", dtype)
+    refused = request_of(row, dense, dtype=dtype)
     assert where in refused.refusal
     assert not refused.skip
-    skipped = parcel(row, dense, "async", dtype, on_nonfinite="skip")
+    skipped = request_of(row, dense, "async", dtype, on_nonfinite="skip")
     assert (skipped.skip, skipped.refusal) == (True, "")
     for empty in (refused, skipped):
         assert (empty.tables, empty.blocks, empty.step) == ({}, {}, 7)
-    applied = parcel(row, dense, dtype=dtype, on_nonfinite="apply")
+    applied = request_of(row, dense, dtype=dtype, on_nonfinite="apply")
     assert (applied.skip, applied.refusal, list(applied.tables)) == (False, "", [0])
 
 
-def test_what_is_finite_goes_out_whole() -> None:
-    """Also where a sum would be infinite."""
-    large = parcel(3e38, [3e38] * 3)
+def test_finite_gradients_are_sent_whole() -> None:
+    """Also if their sum would be infinite."""
+    large = request_of(3e38, [3e38] * 3)
     assert (large.skip, large.refusal, list(large.tables)) == (False, "", [0])
     assert [array.tolist() for mine in large.blocks.values() for array in mine] == [
         np.full(3, 3e38, np.float32).tolist()
@@ -73,7 +73,7 @@ def test_what_is_finite_goes_out_whole() -> None:
     ("row", "dense", "where"),
     [(np.inf, [0.0] * 3, "table 'users'"), (1.0, NAN, "parameter 'bias'")],
 )
-def test_differences_that_are_not_finite_are_refused_as_a_whole(
+def test_nonfinite_differences_are_refused_as_a_whole(
     row: float, dense: list[float], where: str
 ) -> None:
     known = [DensePlan("bias", (3,), "float32", 0, 0)]

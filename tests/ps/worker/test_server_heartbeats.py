@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that hangs keeps no sign of life from the others, and is the one that is blamed."""
+"""ServerHeartbeats: a hung server stops no heartbeat to the others, and errors name it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fleetlight.ps.transport.interface import (
     RetryPolicy,
 )
 from fleetlight.ps.transport.listener import Listener
-from fleetlight.ps.worker import served_group as group_module
+from fleetlight.ps.worker import served_group
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PUSH
 from fleetlight.ps.worker.served_group import ServedGroup
@@ -33,25 +33,25 @@ from fleetlight.wire.control_signals import NO_SIGNAL, WorkerSignals
 LIMIT_S = 20.0
 
 
-class Scripted:
-    """A channel that answers when it is told to, and remembers the steps it heard."""
+class ScriptedChannel:
+    """A channel that replies on demand and records the steps it receives."""
 
     welcome = None
     retry = DEFAULT_RETRY
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.heard: list[int] = []
-        self.hangs = self.owes = False
+        self.received: list[int] = []
+        self.hangs = self.owes_reply = False
         self.error: Exception | None = None
-        self.answer: m.Message = m.Done()
+        self.reply: m.Message = m.Done()
 
     def send(self, message: Any, arrays: Sequence[Any] = ()) -> None:
-        assert not self.owes, "one request in flight per channel"
+        assert not self.owes_reply, "one request in flight per channel"
         if self.error is not None:
             raise self.error
-        self.heard.append(message.step)
-        self.owes = True
+        self.received.append(message.step)
+        self.owes_reply = True
 
     def expect(self, deadline_s: float | None = None) -> None:
         raise AssertionError("would wait")
@@ -64,77 +64,77 @@ class Scripted:
 
     def receive(self, deadline_s: float | None = None) -> ReceivedReply:
         assert not self.hangs, "would wait"
-        self.owes = False
-        return ReceivedReply(self.answer, [])
+        self.owes_reply = False
+        return ReceivedReply(self.reply, [])
 
     def call(self, *_: Any) -> ReceivedReply:
         raise AssertionError("would wait")
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-def test_who_owes_an_answer_is_left_out_until_it_gives_it() -> None:
-    channels = [Scripted(f"server {n}") for n in range(3)]
-    signs = ServerHeartbeats(channels, WorkerSignals())
+def test_a_server_that_owes_a_reply_gets_no_heartbeat() -> None:
+    channels = [ScriptedChannel(f"server {n}") for n in range(3)]
+    heartbeats = ServerHeartbeats(channels, WorkerSignals())
     channels[1].hangs = True
     for step in range(3):
-        signs.send(step)
-    assert [channel.heard for channel in channels] == [[0, 1, 2], [0], [0, 1, 2]]
-    assert list(signs.late()) == [1]
-    assert signs.collect() == [0, 2]
+        heartbeats.send(step)
+    assert [channel.received for channel in channels] == [[0, 1, 2], [0], [0, 1, 2]]
+    assert list(heartbeats.late()) == [1]
+    assert heartbeats.collect() == [0, 2]
     channels[1].hangs = False
-    signs.send(3)
-    assert [channel.heard for channel in channels] == [[0, 1, 2, 3], [0, 3], [0, 1, 2, 3]]
-    assert signs.late() == {}
+    heartbeats.send(3)
+    assert [channel.received for channel in channels] == [[0, 1, 2, 3], [0, 3], [0, 1, 2, 3]]
+    assert heartbeats.late() == {}
 
 
-def test_a_server_that_is_gone_is_asked_no_more() -> None:
-    channels = [Scripted("server 0"), Scripted("server 1")]
-    signs = ServerHeartbeats(channels, WorkerSignals())
+def test_a_lost_server_gets_no_more_heartbeats() -> None:
+    channels = [ScriptedChannel("server 0"), ScriptedChannel("server 1")]
+    heartbeats = ServerHeartbeats(channels, WorkerSignals())
     channels[0].error = PeerLostError("server 0 is gone")
-    signs.send(0)
+    heartbeats.send(0)
     channels[0].error = None
-    signs.send(1)
-    assert [channel.heard for channel in channels] == [[], [0, 1]]
+    heartbeats.send(1)
+    assert [channel.received for channel in channels] == [[], [0, 1]]
     channels[1].error = PeerLostError("server 1 is gone")
     with pytest.raises(PeerLostError, match="is gone"):
-        signs.send(2)
+        heartbeats.send(2)
 
 
-def test_a_server_that_comes_back_is_told_again() -> None:
-    channels = [Scripted("server 0"), Scripted("server 1")]
+def test_a_restarted_server_gets_heartbeats_again() -> None:
+    channels = [ScriptedChannel("server 0"), ScriptedChannel("server 1")]
     for channel in channels:
         channel.retry = RetryPolicy(0.0, restarts=True)
         channel.error = PeerLostError(f"{channel.peer} is gone")
-    signs = ServerHeartbeats(channels, WorkerSignals())
-    # there is nobody to hear it, but there will be
-    signs.send(0)
+    heartbeats = ServerHeartbeats(channels, WorkerSignals())
+    # no server is reachable yet
+    heartbeats.send(0)
     channels[1].error = None
-    signs.send(1)
+    heartbeats.send(1)
     channels[0].error = None
-    signs.send(2)
-    assert [channel.heard for channel in channels] == [[2], [1, 2]]
+    heartbeats.send(2)
+    assert [channel.received for channel in channels] == [[2], [1, 2]]
 
 
-def test_how_many_are_here_is_unknown_until_server_0_has_told_it() -> None:
-    channels = [Scripted("server 0"), Scripted("server 1")]
-    signs = ServerHeartbeats(channels, WorkerSignals())
-    channels[0].answer, channels[1].answer = (
+def test_active_workers_are_unknown_until_server_0_replies() -> None:
+    channels = [ScriptedChannel("server 0"), ScriptedChannel("server 1")]
+    heartbeats = ServerHeartbeats(channels, WorkerSignals())
+    channels[0].reply, channels[1].reply = (
         m.HeartbeatAck(NO_SIGNAL, 3),
         m.HeartbeatAck(NO_SIGNAL, 2),
     )
     channels[0].hangs = True
-    signs.send(0)
-    signs.collect()
-    assert signs.active_workers is None
+    heartbeats.send(0)
+    heartbeats.collect()
+    assert heartbeats.active_workers is None
     channels[0].hangs = False
-    signs.collect()
-    assert signs.active_workers == 3
+    heartbeats.collect()
+    assert heartbeats.active_workers == 3
 
 
-class Hanging:
-    """A server that answers nothing once it is told to hang."""
+class HangingServer:
+    """A server that hangs on demand."""
 
     def __init__(self, server: Server) -> None:
         self.inner = server
@@ -150,11 +150,13 @@ class Hanging:
 
 
 @contextlib.contextmanager
-def job(hangs: int, silence_s: float, deadline_s: float) -> Iterator[tuple[Client, list[Hanging]]]:
-    """A worker and two servers; servers lose who is silent that long, the worker waits longer."""
+def job(
+    hangs: int, silence_s: float, deadline_s: float
+) -> Iterator[tuple[Client, list[HangingServer]]]:
+    """A worker and two servers, of which one hangs; `silence_s` is how long servers wait."""
     the_plan = plan("async", workers=1, server_num=2)
-    desks = [Hanging(opened(the_plan, silence_s, index=i)) for i in range(2)]
-    listeners = [Listener(("127.0.0.1", 0), desk) for desk in desks]
+    servers = [HangingServer(opened(the_plan, silence_s, index=i)) for i in range(2)]
+    listeners = [Listener(("127.0.0.1", 0), server) for server in servers]
 
     def connect(lane: str) -> Sequence[SocketChannel]:
         known = lane if lane in (CONTROL, PUSH) else "pull"
@@ -173,9 +175,9 @@ def job(hangs: int, silence_s: float, deadline_s: float) -> Iterator[tuple[Clien
     client = Client(0, 1, 2, connect)
     try:
         client.join(the_plan)
-        yield client, desks
+        yield client, servers
     finally:
-        desks[hangs].over.set()
+        servers[hangs].over.set()
         client.close()
         for listener in listeners:
             listener.stop()
@@ -186,33 +188,33 @@ def job(hangs: int, silence_s: float, deadline_s: float) -> Iterator[tuple[Clien
 def test_a_hung_server_is_named_and_the_other_keeps_its_worker(
     hangs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_module, "_HEARTBEAT_S", 0.05)
-    told: list[Exception] = []
+    monkeypatch.setattr(served_group, "_HEARTBEAT_S", 0.05)
+    errors: list[Exception] = []
 
     def watch(server: Server) -> None:
         try:
             server.wait()
         except PeerLostError as error:
-            told.append(error)
+            errors.append(error)
 
-    with job(hangs, silence_s=1.5, deadline_s=3.5) as (client, desks):
-        watcher = threading.Thread(target=watch, args=(desks[1 - hangs].inner,))
+    with job(hangs, silence_s=1.5, deadline_s=3.5) as (client, servers):
+        watcher = threading.Thread(target=watch, args=(servers[1 - hangs].inner,))
         watcher.start()
-        crew = ServedGroup(client, LIMIT_S)
-        desks[hangs].hung.set()
+        group = ServedGroup(client, LIMIT_S)
+        servers[hangs].hung.set()
         with pytest.raises(
             DeadlineError, match=rf"^server {hangs} \(127.* was silent for"
-        ) as found:
+        ) as error:
             client.everywhere(m.Join(plan("async", workers=1, server_num=2)))
-        assert not told
-        crew.fail(str(found.value))
+        assert not errors
+        group.fail(str(error.value))
         watcher.join(LIMIT_S)
-    assert f"worker 0 failed: server {hangs} (127" in str(told[0])
+    assert f"worker 0 failed: server {hangs} (127" in str(errors[0])
 
 
-def test_who_waits_for_the_innocent_is_told_of_the_server_that_hangs() -> None:
-    """Server 0 only knows that worker 1 does not come, not that it waits at server 1."""
-    channels = [Scripted("server 0"), Scripted("server 1")]
+def test_a_timeout_names_the_hung_server_not_the_waiting_one() -> None:
+    """Server 0 only knows that worker 1 is missing, not that it waits at server 1."""
+    channels = [ScriptedChannel("server 0"), ScriptedChannel("server 1")]
     client = Client(0, 2, 2, lambda _: channels)
     channels[1].hangs = True
     for step in range(2):

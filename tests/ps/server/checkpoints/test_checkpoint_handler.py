@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping: a cut between two pushes, written while training goes on, read by other servers."""
+"""CheckpointHandler: a cut between two pushes, saved during training, loaded by any servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ps.serving import OPTIONS, Worker, hello, ids_of, opened, plan, rows_
 
 from fleetlight.errors import CheckpointError, ProtocolError
 from fleetlight.ps import messages as m
-from fleetlight.ps.server.checkpoints import checkpoint_handler as keeping
+from fleetlight.ps.server.checkpoints import checkpoint_handler
 from fleetlight.ps.tables.table_file import TableReader
 from fleetlight.ps.transport.interface import Connection
 
@@ -24,8 +24,8 @@ IDS = list(range(-50, 50))
 def save(worker: Worker, folder: Path) -> m.Saved:
     folder.mkdir(exist_ok=True)
     (folder / "token").write_text("")
-    answer: m.Saved = worker.say(m.Save(str(folder), "token", 0))[0]
-    return answer
+    reply: m.Saved = worker.say(m.Save(str(folder), "token", 0))[0]
+    return reply
 
 
 def files(saved: m.Saved) -> list[tuple[int, str]]:
@@ -38,44 +38,44 @@ def trained(mode: str = "async") -> Worker:
     return worker
 
 
-def test_a_save_writes_the_cut_and_not_what_came_after(tmp_path: Path) -> None:
+def test_a_save_writes_the_cut_without_later_pushes(tmp_path: Path) -> None:
     worker = trained()
     worker.say(m.SnapshotRequest())
     worker.push(1, {0: ([1, 1000], [7, 7])}, [1, 1, 1])
     state, (dense, *_) = worker.say(m.FetchDense())
     saved = save(worker, tmp_path)
     assert [(f.table, f.rows) for f in saved.files] == [(0, 100), (1, 1)]
-    # the marks are of the cut, too: the push after it is not in it
+    # the high-water marks are of the cut, too, without the push after it
     assert saved.marks == [(0, 1, 0)]
     assert dense.tolist() == [0, -1, -2]
     assert isinstance(state, m.FetchedDense)
-    other = Worker(opened(plan("async", workers=1)), 0, 1)
-    other.say(m.Load(str(tmp_path), files(saved), epoch=1))
-    assert other.pull(0, [1, -50, 1000]) == [-1, 50, 0]
-    # without a cut it is as it is now, and so is the dense part
+    target = Worker(opened(plan("async", workers=1)), 0, 1)
+    target.say(m.Load(str(tmp_path), files(saved), epoch=1))
+    assert target.pull(0, [1, -50, 1000]) == [-1, 50, 0]
+    # without a cut, a save writes the current rows and dense values
     later = save(worker, tmp_path / "later")
     assert (later.files[0].rows, later.marks) == (101, [(0, 1, 1)])
     assert worker.say(m.FetchDense())[1][0].tolist() == [-1, -2, -3]
 
 
-def test_other_servers_read_their_own_rows(tmp_path: Path) -> None:
+def test_other_servers_load_their_own_rows(tmp_path: Path) -> None:
     saved = save(trained(), tmp_path)
-    two = [
+    servers = [
         Worker(opened(plan("async", workers=1, server_num=2), index=n), 0, 1, servers=2)
         for n in range(2)
     ]
-    for worker in two:
+    for worker in servers:
         worker.say(m.Load(str(tmp_path), files(saved), epoch=1))
-    counts = [worker.server.figures().rows["users"] for worker in two]
+    counts = [worker.server.figures().rows["users"] for worker in servers]
     assert sum(counts) == len(IDS)
     assert min(counts) > 20
-    rows = np.array([worker.pull(0, IDS, insert=False) for worker in two])
-    # an id is with one of them, the other knows nothing of it
+    rows = np.array([worker.pull(0, IDS, insert=False) for worker in servers])
+    # each id is on one server only
     np.testing.assert_array_equal(rows.sum(0), -np.array(IDS))
     assert (rows == 0).sum() == len(IDS) + 1
 
 
-def test_a_load_begins_an_epoch(tmp_path: Path) -> None:
+def test_a_load_starts_an_epoch(tmp_path: Path) -> None:
     worker = trained()
     saved = save(worker, tmp_path)
     worker.push(1, {0: ([1], [1])})
@@ -85,7 +85,7 @@ def test_a_load_begins_an_epoch(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="pushed for epoch 0, but this server is in epoch 1"):
         worker.push(2)
     worker.epoch = 1
-    # the steps begin anew as well
+    # step numbers restart as well
     worker.push(0, {0: ([1], [1])})
     assert worker.pull(0, [1]) == [-2]
     assert worker.greet("control") == m.Welcome(0, 1)
@@ -93,48 +93,48 @@ def test_a_load_begins_an_epoch(tmp_path: Path) -> None:
         worker.say(load)
 
 
-def test_a_loaded_checkpoint_is_worth_more_than_first_values(tmp_path: Path) -> None:
+def test_initial_values_do_not_replace_a_loaded_checkpoint(tmp_path: Path) -> None:
     worker = trained()
     saved, (state, arrays) = save(worker, tmp_path), worker.say(m.FetchDense())
-    other = Worker(opened(plan("async", workers=1)), 0, 1)
-    other.say(m.Load(str(tmp_path), files(saved), epoch=1))
-    other.say(m.RestoreDense(state.state, state.scalars), *arrays)
-    other.say(m.Fill([0], True), ids_of([1]), rows_of([99]), np.zeros(3, np.float32))
-    assert other.pull(0, [1]) == [-1]
-    assert other.dense() == [0, -1, -2]
+    target = Worker(opened(plan("async", workers=1)), 0, 1)
+    target.say(m.Load(str(tmp_path), files(saved), epoch=1))
+    target.say(m.RestoreDense(state.state, state.scalars), *arrays)
+    target.say(m.Fill([0], True), ids_of([1]), rows_of([99]), np.zeros(3, np.float32))
+    assert target.pull(0, [1]) == [-1]
+    assert target.dense() == [0, -1, -2]
 
 
-def test_the_state_of_dense_parameters_comes_back() -> None:
+def test_dense_optimizer_state_is_restored() -> None:
     momentum = [{**OPTIONS[0], "momentum": 0.5}]
-    one, two = (Worker(opened(plan(workers=1)), 0, 1) for _ in range(2))
-    one.push(0, {}, [1, 2, 4], options=momentum)
-    state, arrays = one.say(m.FetchDense())
-    two.say(m.RestoreDense(state.state, state.scalars), *arrays)
-    for worker, step in ((one, 1), (two, 0)):
+    source, target = (Worker(opened(plan(workers=1)), 0, 1) for _ in range(2))
+    source.push(0, {}, [1, 2, 4], options=momentum)
+    state, arrays = source.say(m.FetchDense())
+    target.say(m.RestoreDense(state.state, state.scalars), *arrays)
+    for worker, step in ((source, 1), (target, 0)):
         worker.push(step, {}, [0, 0, 0], options=momentum)
-    assert one.dense() == two.dense() == [-0.5, -2, -5]
+    assert source.dense() == target.dense() == [-0.5, -2, -5]
 
 
-def test_a_folder_that_is_not_the_same_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_shared_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"server 0 does not see .*shared file system"):
         trained().say(m.Save(str(tmp_path), "token", 0))
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "table000.server000.safetensors").mkdir()
     with pytest.raises(CheckpointError, match="table000"):
         save(trained(), tmp_path)
 
 
 def test_a_cut_lies_between_two_pushes(tmp_path: Path) -> None:
-    """Every push brings the same number to both tables, so a cut must find them equal."""
+    """Each push adds the same value to both tables, so they are equal in each cut."""
     workers = team(opened(plan("async")))
 
     def train(worker: Worker) -> None:
         for step in range(60):
             worker.push(step, {0: ([1], [1]), 1: ([1], [1])}, [1, 1, 1])
 
-    def keep(worker: Worker) -> list[Any]:
+    def save_repeatedly(worker: Worker) -> list[Any]:
         found = []
         for number in range(5):
             worker.say(m.SnapshotRequest())
@@ -144,20 +144,22 @@ def test_a_cut_lies_between_two_pushes(tmp_path: Path) -> None:
             found.append((saved.marks, dense, read(saved, folder)))
         return found
 
-    *trained_, kept = together(
-        lambda: train(workers[0]), lambda: train(workers[1]), lambda: keep(workers[0])
+    *trained_, saves = together(
+        lambda: train(workers[0]), lambda: train(workers[1]), lambda: save_repeatedly(workers[0])
     )
     assert trained_ == [None, None]
-    assert isinstance(kept, list), kept
-    for marks, dense, rows in kept:
+    assert isinstance(saves, list), saves
+    for marks, dense, rows in saves:
         pushes = sum(sequence + 1 for _, _, sequence in marks)
         assert rows == [-pushes, -pushes]
         assert dense == [1 - pushes] * 3
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "sweep"])
-def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """What it compiles the first time may take seconds."""
+def test_pushes_do_not_wait_for_the_preparation_of_a_cut(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The first cut compiles kernels, which may take seconds."""
     worker = trained()
     pushed: list[Any] = []
 
@@ -167,7 +169,7 @@ def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch, k
         thread.join(30)
         assert not thread.is_alive(), "a push waits"
 
-    monkeypatch.setattr(getattr(keeping, kind), "get_ready", push_meanwhile)
+    monkeypatch.setattr(getattr(checkpoint_handler, kind), "get_ready", push_meanwhile)
     if kind == "snapshot":
         worker.say(m.SnapshotRequest())
     else:
@@ -179,13 +181,13 @@ def test_nobody_waits_while_a_cut_is_prepared(monkeypatch: pytest.MonkeyPatch, k
 
 
 def read(saved: m.Saved, folder: Path) -> list[float]:
-    other = Worker(opened(plan("async", workers=1)), 0, 1)
-    other.say(m.Load(str(folder), files(saved), epoch=1))
-    return [other.pull(0, [1])[0], other.pull(1, [1])[0]]
+    target = Worker(opened(plan("async", workers=1)), 0, 1)
+    target.say(m.Load(str(folder), files(saved), epoch=1))
+    return [target.pull(0, [1])[0], target.pull(1, [1])[0]]
 
 
 @pytest.mark.parametrize("folder", ["x" * 300, "a\0b"], ids=["long", "odd"])
-def test_a_folder_that_no_system_takes_is_one_that_is_not_there(folder: str) -> None:
+def test_an_impossible_folder_name_is_an_unseen_folder(folder: str) -> None:
     server = opened(plan("async"))
     worker = Worker(server, 0)
     with pytest.raises(CheckpointError, match="does not see the file of worker 0"):
@@ -194,12 +196,12 @@ def test_a_folder_that_no_system_takes_is_one_that_is_not_there(folder: str) -> 
         worker.say(m.Load(folder, [(0, "table")], 1))
 
 
-def test_a_file_that_is_gone_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_deleted_table_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
         TableReader(tmp_path / "gone")
 
 
-def test_a_load_waits_for_a_snapshot_that_is_being_written(tmp_path: Path) -> None:
+def test_a_load_waits_for_a_snapshot_in_progress(tmp_path: Path) -> None:
     worker = trained()
     saved = save(worker, tmp_path)
     service = worker.server._service
@@ -211,16 +213,16 @@ def test_a_load_waits_for_a_snapshot_that_is_being_written(tmp_path: Path) -> No
     table._saving = True
     waits, wait_for = threading.Event(), service.checkpoints._lock.wait_for
 
-    def told(*of: Any) -> bool:
+    def notify(*of: Any) -> bool:
         waits.set()
         return wait_for(*of)
 
-    service.checkpoints._lock.wait_for = told  # type: ignore[method-assign]
+    service.checkpoints._lock.wait_for = notify  # type: ignore[method-assign]
     load = m.Load(str(tmp_path), files(saved), epoch=1)
     loading = threading.Thread(target=worker.say, args=(load,))
     loading.start()
     assert waits.wait(60)
-    # pushes for older values are refused from the load on, not from the wait on
+    # pushes for the old values are refused once the load starts, not while it waits
     worker.push(1, {0: ([1], [1])})
     table._saving = False
     rows.close()
@@ -228,15 +230,15 @@ def test_a_load_waits_for_a_snapshot_that_is_being_written(tmp_path: Path) -> No
     assert worker.pull(0, [1]) == [-1]
     worker.epoch = 1
     worker.push(2, {0: ([1], [1])})
-    # a snapshot may come again
+    # the next snapshot may start
     assert service.checkpoints.snapshot_job() is not None
 
 
-def test_a_cut_that_worker_0_has_died_over_is_let_go_of() -> None:
+def test_a_cut_of_a_dead_worker_0_is_dropped() -> None:
     server = opened(plan("async", workers=1))
     service = server._service
     assert service is not None
-    connections = [Connection("one life"), Connection("the next")]
+    connections = [Connection("first incarnation"), Connection("second incarnation")]
     for incarnation, connection in enumerate(connections, 1):
         greeting = msgspec.structs.replace(
             hello(0, "control", 1), incarnation=incarnation, away_s=60.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that dies at any moment and is started again has lost nothing that it acknowledged."""
+"""A server that crashes at any moment and restarts has lost no acknowledged change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ps.lives import IDS, Lives, rows
+from tests.ps.restartable import IDS, RestartableCluster, rows
 from tests.ps.serving import (
     Worker,
     closed_server,
@@ -36,182 +36,190 @@ from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.transport.interface import Connection
 
 
-def test_rows_dense_values_and_figures_outlive_a_server(lives: Any) -> None:
-    one = lives(plan("async"))
-    first, second = one.workers
+def test_rows_dense_values_and_metrics_survive_a_restart(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("async"))
+    first, second = cluster.workers
     first.say(m.Fill([1], True), ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32))
     first.push(0, {0: ([1, 2], [1, 2])}, [1, 2, 3])
     second.push(0, {0: ([2], [4])})
-    before = one.server.figures()
-    one.die()
-    first, second = one.workers
+    before = cluster.server.figures()
+    cluster.restart()
+    first, second = cluster.workers
     assert first.pull(0, [1, 2], insert=False) == [-1, -6]
     assert first.pull(1, [1, 9], insert=False) == [5, 6]
     assert first.dense() == [6, 6, 6]
-    assert one.server.figures() == before
-    # and it goes on
+    assert cluster.server.figures() == before
+    # training continues
     second.push(1, {0: ([2], [1])})
-    one.die()
-    assert one.workers[0].pull(0, [2], insert=False) == [-7]
-    assert one.durability.incarnation == 3
+    cluster.restart()
+    assert cluster.workers[0].pull(0, [2], insert=False) == [-7]
+    assert cluster.durability.incarnation == 3
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_rows_that_were_set_back_outlive_a_server(lives: Any, log: bool) -> None:
-    """Those of a state are as in it; all others read what they began with."""
-    one = lives(plan("async"), log=log)
-    worker = one.workers[0]
+def test_reset_rows_survive_a_restart(make_cluster: Any, log: bool) -> None:
+    """Rows of the loaded state are as in it; all others have their initial values."""
+    cluster = make_cluster(plan("async"), log=log)
+    worker = cluster.workers[0]
     first = worker.pull(0, [1, 2, 3], insert=True)
     worker.push(0, {0: ([1, 2], [4, 4])}, [1, 2, 3])
     assert worker.pull(0, [1, 2, 3], insert=False) != first
     worker.say(m.Fill([0], False, loaded=True, reset=True), ids_of([2]), rows_of([9]))
-    one.die()
-    worker = one.workers[0]
+    cluster.restart()
+    worker = cluster.workers[0]
     assert worker.pull(0, [1, 2, 3], insert=False) == [first[0], 9, first[2]]
 
 
-def test_first_values_outlive_a_server_that_keeps_snapshots_only(lives: Any) -> None:
-    one = lives(plan("sync"), log=False)
+def test_initial_values_survive_a_restart_without_a_log(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("sync"), log=False)
     values = ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32)
-    one.workers[0].say(m.Fill([1], True), *values)
-    one.die()
-    assert one.workers[0].pull(1, [1, 9], insert=False) == [5, 6]
-    assert one.workers[0].dense() == [7, 8, 9]
+    cluster.workers[0].say(m.Fill([1], True), *values)
+    cluster.restart()
+    assert cluster.workers[0].pull(1, [1, 9], insert=False) == [5, 6]
+    assert cluster.workers[0].dense() == [7, 8, 9]
 
 
-def test_a_push_that_was_acknowledged_is_not_made_again(lives: Any) -> None:
-    one = lives(plan("async"))
-    worker = one.workers[0]
-    message = worker.pushed(0, {0: None}, None)
+def test_an_acknowledged_push_is_not_applied_again(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("async"))
+    worker = cluster.workers[0]
+    message = worker.push_request(0, {0: None}, None)
     worker.send(message, {0: ([1], [1])}, None)
-    one.die()
-    answer, _ = one.workers[0].send(message, {0: ([1], [1])}, None)
-    assert answer.applied
-    assert one.workers[0].pull(0, [1]) == [-1]
+    cluster.restart()
+    reply, _ = cluster.workers[0].send(message, {0: ([1], [1])}, None)
+    assert reply.applied
+    assert cluster.workers[0].pull(0, [1]) == [-1]
 
 
 @pytest.mark.parametrize("more", [{"log": True}, {"log": False}])
 @pytest.mark.parametrize("snapshots", [0, 1])
-def test_a_later_life_refuses_workers_in_whose_place_others_were_started(
-    lives: Any, more: dict[str, Any], snapshots: int
+def test_a_restarted_server_refuses_replaced_workers(
+    make_cluster: Any, more: dict[str, Any], snapshots: int
 ) -> None:
-    one = lives(plan("async"), **more)
-    earlier, later = (m.Greeting("test", 0, 2, 0, 1, 1, "push", True, life) for life in (1, 2))
-    one.workers[0].say(later)
+    cluster = make_cluster(plan("async"), **more)
+    earlier_greeting, later_greeting = (
+        m.Greeting("test", 0, 2, 0, 1, 1, "push", True, incarnation) for incarnation in (1, 2)
+    )
+    cluster.workers[0].say(later_greeting)
     for _ in range(snapshots):
-        assert one.durability.snapshot()
+        assert cluster.durability.snapshot()
     for _ in range(2):
-        one.die(back=[1])
+        cluster.restart(returning=[1])
         with pytest.raises(
             MembershipError, match=r"worker 0 has been .* but its incarnation 1 still"
         ):
-            one.server(Connection("the earlier life"), earlier, [])
-    one.server(Connection("the later life"), later, [])
+            cluster.server(Connection("the earlier incarnation"), earlier_greeting, [])
+    cluster.server(Connection("the later incarnation"), later_greeting, [])
 
 
-def test_a_push_whose_record_was_torn_is_made_anew(lives: Any) -> None:
-    one = lives(plan("async"))
-    worker = one.workers[0]
+def test_a_push_with_a_torn_record_is_applied_again(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("async"))
+    worker = cluster.workers[0]
     worker.push(0, {0: ([1], [1])})
-    message = worker.pushed(1, {0: None}, None)
+    message = worker.push_request(1, {0: None}, None)
     worker.send(message, {0: ([1], [10])}, None)
-    path = segments(one.folder)[-1][1]
+    path = segments(cluster.folder)[-1][1]
     os.truncate(path, path.stat().st_size - 1)
-    one.die()
-    assert one.workers[0].pull(0, [1]) == [-1]
-    one.workers[0].send(message, {0: ([1], [10])}, None)
-    assert one.workers[0].pull(0, [1]) == [-11]
+    cluster.restart()
+    assert cluster.workers[0].pull(0, [1]) == [-1]
+    cluster.workers[0].send(message, {0: ([1], [10])}, None)
+    assert cluster.workers[0].pull(0, [1]) == [-11]
 
 
-def test_a_step_of_all_is_made_once_whoever_had_its_answer(lives: Any) -> None:
-    one = lives(plan("sync"))
-    first, second = one.workers
-    messages = [worker.pushed(0, {0: None}, None) for worker in (first, second)]
+def test_a_sync_step_is_applied_once_whichever_reply_was_lost(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("sync"))
+    first, second = cluster.workers
+    messages = [worker.push_request(0, {0: None}, None) for worker in (first, second)]
     gradients = {0: ([1], [2])}
-    one.send(messages, gradients)
-    one.die()
-    first, second = one.workers
-    # the first had it and goes on, the second asks again and then goes on, too
-    answer, _ = second.send(messages[1], gradients, None)
-    assert answer.applied
-    answers = together(lambda: first.push(1, gradients), lambda: second.push(1, gradients))
-    assert all(answer.applied for answer, _ in answers)
+    cluster.send(messages, gradients)
+    cluster.restart()
+    first, second = cluster.workers
+    # worker 0 has its reply and continues, worker 1 repeats its push first
+    reply, _ = second.send(messages[1], gradients, None)
+    assert reply.applied
+    replies = together(lambda: first.push(1, gradients), lambda: second.push(1, gradients))
+    assert all(reply.applied for reply, _ in replies)
     assert rows(first)[IDS.index(1)] == -4
 
 
-def test_a_step_of_which_one_part_had_come_is_waited_for(lives: Any) -> None:
-    one = lives(plan("sync"))
-    together(lambda: one.workers[0].push(0, {0: ([1], [2])}), lambda: one.workers[1].push(0))
-    one.die()
-    first, second = one.workers
+def test_a_step_after_a_restart_waits_for_all_workers(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("sync"))
+    together(
+        lambda: cluster.workers[0].push(0, {0: ([1], [2])}), lambda: cluster.workers[1].push(0)
+    )
+    cluster.restart()
+    first, second = cluster.workers
     together(lambda: first.push(1, {0: ([1], [2])}), lambda: second.push(1, {0: ([1], [4])}))
     assert first.pull(0, [1]) == [-4]
 
 
-def test_a_skipped_step_is_still_a_skipped_one(lives: Any) -> None:
-    one = lives(plan("sync"))
-    messages = [worker.pushed(0, {}, None, skip=True) for worker in one.workers]
-    one.send(messages, {})
-    one.die()
-    for worker, message in zip(one.workers, messages, strict=True):
-        answer, _ = worker.send(message, {}, None)
-        assert not answer.applied
-    # the same step counter comes again
-    first, second = one.workers
-    answers = together(
+def test_a_skipped_step_stays_skipped(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("sync"))
+    messages = [worker.push_request(0, {}, None, skip=True) for worker in cluster.workers]
+    cluster.send(messages, {})
+    cluster.restart()
+    for worker, message in zip(cluster.workers, messages, strict=True):
+        reply, _ = worker.send(message, {}, None)
+        assert not reply.applied
+    # the step number is used again
+    first, second = cluster.workers
+    replies = together(
         lambda: first.push(0, {0: ([1], [2])}), lambda: second.push(0, {0: ([1], [2])})
     )
-    assert [answer.applied for answer, _ in answers] == [True, True]
+    assert [reply.applied for reply, _ in replies] == [True, True]
 
 
 @pytest.mark.parametrize("when", ["held", "snapshot", "released"])
-def test_gradients_that_are_held_stay_held(lives: Any, when: str) -> None:
-    one = lives(plan("sync"))
-    held = [worker.pushed(0, {0: None}, None, hold=True) for worker in one.workers]
-    squares = [answer.square for answer, _ in one.send(held, {0: ([1], [4])})]
+def test_held_gradients_survive_a_restart(make_cluster: Any, when: str) -> None:
+    cluster = make_cluster(plan("sync"))
+    held = [worker.push_request(0, {0: None}, None, hold=True) for worker in cluster.workers]
+    squares = [reply.square for reply, _ in cluster.send(held, {0: ([1], [4])})]
     if when == "released":
-        together(*(lambda w=w: w.apply(0, 0.5) for w in one.workers))
+        together(*(lambda w=w: w.apply(0, 0.5) for w in cluster.workers))
     if when == "snapshot":
-        assert one.durability.snapshot()
-    one.die()
-    first, second = one.workers
-    assert one.server._service is not None
-    # a worker that resumes with all knows of the others only
-    known = one.server._service.pushes.last_push(0, 1)
+        assert cluster.durability.snapshot()
+    cluster.restart()
+    first, second = cluster.workers
+    assert cluster.server._service is not None
+    # the position from which a resuming worker continues
+    known = cluster.server._service.pushes.last_push(0, 1)
     assert known == (first.sequence, int(when != "released"))
     if when == "held":
-        # an answer that was lost
-        answer, _ = second.send(held[1], {0: ([1], [4])}, None)
-        assert answer.square == squares[1]
+        # the repeat of a lost reply
+        reply, _ = second.send(held[1], {0: ([1], [4])}, None)
+        assert reply.square == squares[1]
     if when != "released":
-        together(*(lambda w=w: w.apply(0, 0.5) for w in one.workers))
+        together(*(lambda w=w: w.apply(0, 0.5) for w in cluster.workers))
     assert first.pull(0, [1]) == [-2]
-    answers = together(
+    replies = together(
         lambda: first.push(1, {0: ([1], [1])}), lambda: second.push(1, {0: ([1], [1])})
     )
-    assert all(answer.applied for answer, _ in answers)
+    assert all(reply.applied for reply, _ in replies)
 
 
-def test_a_meeting_that_is_over_is_remembered(lives: Any) -> None:
-    one = lives(plan("async"))
-    first, second = one.workers
-    together(lambda: first.meet(0, "barrier", 3), lambda: second.meet(0, "barrier", 4))
-    one.die()
-    # its answer was lost; the other one is further
-    first, second = one.workers
-    assert [list(array) for array in second.meet(0, "barrier", 4)] == [[3], [4]]
-    answers = together(lambda: first.meet(1, "sum", 5), lambda: second.meet(1, "sum", 6))
-    assert [[list(array) for array in answer] for answer in answers] == [[[5], [6]]] * 2
+def test_a_completed_barrier_survives_a_restart(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("async"))
+    first, second = cluster.workers
+    together(
+        lambda: first.enter_barrier(0, "barrier", 3), lambda: second.enter_barrier(0, "barrier", 4)
+    )
+    cluster.restart()
+    # worker 1 lost its reply, worker 0 is at the next barrier
+    first, second = cluster.workers
+    assert [list(array) for array in second.enter_barrier(0, "barrier", 4)] == [[3], [4]]
+    replies = together(
+        lambda: first.enter_barrier(1, "sum", 5), lambda: second.enter_barrier(1, "sum", 6)
+    )
+    assert [[list(array) for array in reply] for reply in replies] == [[[5], [6]]] * 2
 
 
-def test_nobody_else_may_have_the_folder(lives: Any, tmp_path: Path) -> None:
-    one = lives(plan("async"))
+def test_a_folder_in_use_is_refused(make_cluster: Any, tmp_path: Path) -> None:
+    cluster = make_cluster(plan("async"))
     with pytest.raises(JournalError, match=r"in use by another process \(process "):
-        Lives(one.folder, plan("async"))
+        RestartableCluster(cluster.folder, plan("async"))
 
 
-def test_what_another_job_has_left_is_not_taken_up_unasked(tmp_path: Path) -> None:
-    Lives(tmp_path, plan("async")).end()
+def test_state_of_another_job_is_resumed_only_on_request(tmp_path: Path) -> None:
+    RestartableCluster(tmp_path, plan("async")).close()
     for job in ("another", ""):
         with pytest.raises(
             JournalError, match="has the state of a job that did not finish; resume that job"
@@ -223,34 +231,34 @@ def test_what_another_job_has_left_is_not_taken_up_unasked(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_other_workers_may_go_on_with_the_values(tmp_path: Path, mode: str) -> None:
-    one = Lives(tmp_path, plan(mode, workers=1))
-    one.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
-    one.workers[0].meet(1, "barrier")
-    one.workers[0].say(m.EndPhase(0))
-    one.workers[0].push(1, phase=1, hold=mode == "sync")
-    one.workers[0].say(m.Leave("an error"))
-    one.server.close()
-    again = closed_server(1)
-    open_up(again, plan(mode, workers=1), Durable(tmp_path, job="another", resume=True))
-    worker = Worker(again, 0, 1)
-    worker.meet(1, "barrier")
-    answer, _ = worker.push(0, {0: ([1], [1])}, [1, 1, 1])
-    assert answer.applied
+def test_another_job_may_resume_the_values(tmp_path: Path, mode: str) -> None:
+    cluster = RestartableCluster(tmp_path, plan(mode, workers=1))
+    cluster.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
+    cluster.workers[0].enter_barrier(1, "barrier")
+    cluster.workers[0].say(m.EndPhase(0))
+    cluster.workers[0].push(1, phase=1, hold=mode == "sync")
+    cluster.workers[0].say(m.Leave("an error"))
+    cluster.server.close()
+    restarted = closed_server(1)
+    open_up(restarted, plan(mode, workers=1), Durable(tmp_path, job="another", resume=True))
+    worker = Worker(restarted, 0, 1)
+    worker.enter_barrier(1, "barrier")
+    reply, _ = worker.push(0, {0: ([1], [1])}, [1, 1, 1])
+    assert reply.applied
     assert worker.pull(0, [1]) == [-2]
     assert worker.dense() == [-1, -1, -1]
-    again.close()
+    restarted.close()
 
 
-def test_where_workers_begin_anew_so_do_servers(tmp_path: Path) -> None:
-    one = Lives(tmp_path, plan("async"))
-    one.workers[0].push(0, {0: ([1], [1])})
-    assert one.durability.snapshot()
-    one.end()
-    again = closed_server()
-    open_up(again, plan("async"), Durable(tmp_path, job="a job", start=1))
-    assert Worker(again, 0).pull(0, [1]) == [0]
-    again.close()
+def test_servers_start_empty_when_workers_do(tmp_path: Path) -> None:
+    cluster = RestartableCluster(tmp_path, plan("async"))
+    cluster.workers[0].push(0, {0: ([1], [1])})
+    assert cluster.durability.snapshot()
+    cluster.close()
+    restarted = closed_server()
+    open_up(restarted, plan("async"), Durable(tmp_path, job="a job", start=1))
+    assert Worker(restarted, 0).pull(0, [1]) == [0]
+    restarted.close()
 
 
 USERS, ITEMS = plan().tables
@@ -284,10 +292,10 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_script_is_told_what_differs(tmp_path: Path, other: str) -> None:
-    one = Lives(tmp_path, plan("async"))
-    one.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
-    one.end()
+def test_a_different_plan_is_refused_with_the_difference(tmp_path: Path, other: str) -> None:
+    cluster = RestartableCluster(tmp_path, plan("async"))
+    cluster.workers[0].push(0, {0: ([1], [1])}, [1, 1, 1])
+    cluster.close()
     facts, difference = OTHERS[other]
     durable = Durable(tmp_path, job="another", resume=True)
     text = f"was written by another script or with other settings: plan.{difference}; run the same"
@@ -295,74 +303,79 @@ def test_another_script_is_told_what_differs(tmp_path: Path, other: str) -> None
     with pytest.raises(PlanError, match=re.escape(text)):
         open_up(server, plan("async", **facts), durable)
     server.close()
-    # for which it is all there still
-    again = closed_server()
-    open_up(again, plan("async"), durable)
-    worker = Worker(again, 0)
+    # the state is still there for the same script
+    restarted = closed_server()
+    open_up(restarted, plan("async"), durable)
+    worker = Worker(restarted, 0)
     assert (worker.pull(0, [1]), worker.dense()) == ([-1], [0, 0, 0])
-    again.close()
+    restarted.close()
 
 
-def test_a_damaged_journal_is_no_shorter_one(lives: Any) -> None:
-    one = lives(plan("async"))
+def test_a_damaged_journal_is_not_truncated(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("async"))
     for step in range(3):
-        one.workers[0].push(step, {0: ([1], [1])})
-    path = segments(one.folder)[0][1]
+        cluster.workers[0].push(step, {0: ([1], [1])})
+    path = segments(cluster.folder)[0][1]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(JournalError, match=r"is damaged at byte \d+: .*behind it lies record"):
-        one.die()
+        cluster.restart()
 
 
-def test_differences_of_geo_are_added_once(lives: Any) -> None:
-    one = lives(plan("geo", k_steps=2))
-    worker = one.workers[0]
+def test_a_repeated_geo_exchange_is_added_once(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("geo", k_steps=2))
+    worker = cluster.workers[0]
     message = m.GeoExchange(0, 0, 1, [0], dense=True)
     arrays = [ids_of([1, 2]), rows_of([1, 2]), np.array([1, 1, 1], np.float32)]
     worker.say(message, *arrays, lane="push")
-    one.die()
+    cluster.restart()
     for _ in range(2):
-        one.workers[0].say(message, *[a.copy() for a in arrays], lane="push")
-    assert one.workers[0].pull(0, [1, 2]) == [1, 2]
-    assert one.workers[0].dense() == [2, 2, 2]
+        cluster.workers[0].say(message, *[a.copy() for a in arrays], lane="push")
+    assert cluster.workers[0].pull(0, [1, 2]) == [1, 2]
+    assert cluster.workers[0].dense() == [2, 2, 2]
 
 
-def test_rows_that_were_only_read_are_there_still(lives: Any) -> None:
-    one = lives(plan("async"))
-    one.workers[0].pull(0, [1, 2, 3])
-    one.workers[0].pull(0, [9], insert=False)
-    # rows may be written down later than they are read
-    one.workers[0].push(0)
-    one.die()
-    assert one.server.figures().rows == {"users": 3, "items": 0}
+def test_rows_created_by_a_pull_survive_a_restart(make_cluster: Any) -> None:
+    cluster = make_cluster(plan("async"))
+    cluster.workers[0].pull(0, [1, 2, 3])
+    cluster.workers[0].pull(0, [9], insert=False)
+    # rows may be logged later than they are read
+    cluster.workers[0].push(0)
+    cluster.restart()
+    assert cluster.server.figures().rows == {"users": 3, "items": 0}
 
 
 @pytest.mark.slow
-def test_counts_of_ids_and_days_outlive_a_server(lives: Any) -> None:
-    """A click gives an id its score, which a day makes less: who dies must forget neither."""
+def test_admission_counts_and_shrinks_survive_a_restart(make_cluster: Any) -> None:
+    """Pushes raise the score of an id and shrinks decay it; recovery keeps both."""
     entry = EntryPlan("count", 2.0)
     tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
-    mortal, other = lives(plan("async", tables=tables)), opened(plan("async", tables=tables))
-    heard: list[list[Any]] = [[], []]
+    durable_cluster, other = (
+        make_cluster(plan("async", tables=tables)),
+        opened(plan("async", tables=tables)),
+    )
+    histories: list[list[Any]] = [[], []]
     for day in range(4):
-        for worker, told in zip((mortal.workers[0], Worker(other, 0)), heard, strict=True):
+        for worker, history in zip(
+            (durable_cluster.workers[0], Worker(other, 0)), histories, strict=True
+        ):
             worker.sequence = 2 * day
             worker.pull(0, IDS[: 8 - 2 * day])
             worker.pull(0, [1])
             worker.push(day, {0: (IDS, [1.0] * 8)})
-            told.append(rows(worker))
-            told.append(worker.say(m.Shrink(0, 1, 0.0, 0.5)))
-        mortal.die()
-    assert heard[0] == heard[1]
-    # ids were let in, and forgotten
-    assert len({str(one) for one in heard[1]}) > 4
+            history.append(rows(worker))
+            history.append(worker.say(m.Shrink(0, 1, 0.0, 0.5)))
+        durable_cluster.restart()
+    assert histories[0] == histories[1]
+    # ids were admitted and removed
+    assert len({str(cluster) for cluster in histories[1]}) > 4
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_was_loaded_is_there_still(lives: Any, tmp_path: Path) -> None:
-    one = lives(plan("async"))
-    worker = one.workers[0]
+def test_a_loaded_checkpoint_survives_a_restart(make_cluster: Any, tmp_path: Path) -> None:
+    cluster = make_cluster(plan("async"))
+    worker = cluster.workers[0]
     worker.push(0, {0: ([1, 2], [1, 2])}, [1, 1, 1])
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -373,8 +386,8 @@ def test_a_checkpoint_that_was_loaded_is_there_still(lives: Any, tmp_path: Path)
     worker.say(m.Load(str(folder), [(f.table, f.name) for f in saved.files], epoch=1))
     worker.say(m.RestoreDense(state.state, state.scalars), *arrays)
     shutil.rmtree(folder)
-    one.die()
-    worker = one.workers[0]
+    cluster.restart()
+    worker = cluster.workers[0]
     assert worker.pull(0, [1, 2, 5], insert=False) == [-1, -2, 0]
     assert worker.dense() == [0, 0, 0]
     with pytest.raises(ProtocolError, match="pushed for epoch 0"):
@@ -393,35 +406,35 @@ OPERATIONS = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(OPERATIONS, max_size=25))
-def test_whatever_happens_each_push_counts_once(operations: list[Any]) -> None:
-    """Pushes of whole numbers, answers that are lost, records that are torn, snapshots, deaths."""
+def test_any_history_applies_each_push_once(operations: list[Any]) -> None:
+    """Pushes of integers, lost replies, torn records, snapshots and crashes."""
     expected = dict.fromkeys(IDS, 0)
     with tempfile.TemporaryDirectory() as folder:
-        one = Lives(Path(folder), plan("async"))
+        cluster = RestartableCluster(Path(folder), plan("async"))
         steps, last = [0, 0], None
         for name, *arguments in operations:
             if name == "push":
-                who, changes = arguments
+                worker, changes = arguments
                 gradients = {0: ([i for i, _ in changes], [float(n) for _, n in changes])}
-                message = one.workers[who].pushed(steps[who], gradients, None)
-                last = who, message, gradients
-                one.workers[who].send(message, gradients, None)
-                steps[who] += 1
+                message = cluster.workers[worker].push_request(steps[worker], gradients, None)
+                last = worker, message, gradients
+                cluster.workers[worker].send(message, gradients, None)
+                steps[worker] += 1
                 for i, n in changes:
                     expected[i] -= n
             elif name == "again" and last is not None:
-                who, message, gradients = last
-                one.workers[who].send(message, gradients, None)
+                worker, message, gradients = last
+                cluster.workers[worker].send(message, gradients, None)
             elif name == "snapshot":
-                assert one.durability.snapshot()
+                assert cluster.durability.snapshot()
             elif name == "tear":
-                with segments(one.folder)[-1][1].open("ab") as file:
+                with segments(cluster.folder)[-1][1].open("ab") as file:
                     file.write(b"\xf1JNL torn")
-                one.die()
+                cluster.restart()
             elif name == "die":
-                one.die()
-        assert rows(one.workers[0]) == list(expected.values())
-        one.end()
+                cluster.restart()
+        assert rows(cluster.workers[0]) == list(expected.values())
+        cluster.close()
 
 
 def test_without_durability_nothing_is_written(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefetchedIds: kept until the worker's next step of that table's optimizer."""
+"""PrefetchedIds: kept until the worker's next step of the table's optimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_lists_are_taken_once_and_by_table() -> None:
     assert [t.batch for t in lists.take(1, {0})] == [9]
 
 
-def test_the_same_number_replaces() -> None:
+def test_a_batch_of_the_same_number_replaces_the_first() -> None:
     lists = PrefetchedIds()
     first, second = pulled(0, 1), PrefetchedBatch(0, 1, np.array([7], np.int64))
     lists.remember(0, first)
@@ -31,7 +31,7 @@ def test_the_same_number_replaces() -> None:
     assert lists.take(0, {0}) == [second]
 
 
-def test_a_worker_that_never_pushes_does_not_fill_the_memory() -> None:
+def test_prefetched_ids_of_a_worker_that_never_pushes_are_bounded() -> None:
     lists = PrefetchedIds()
     for batch in range(100):
         lists.remember(0, pulled(0, batch))

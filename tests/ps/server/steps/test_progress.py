@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is behind, and how old the values were that a gradient was made with."""
+"""Clocks: which workers are behind. Versions: the staleness of each gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fleetlight.ps.server.steps.progress import Clocks, Versions
 
 
-def test_the_slowest_holds_the_others_up() -> None:
+def test_all_workers_wait_for_the_slowest() -> None:
     clocks = Clocks(3)
     clocks.advance(0, phase=0, steps=5)
     clocks.advance(1, phase=0)
@@ -21,7 +21,7 @@ def test_the_slowest_holds_the_others_up() -> None:
     assert clocks.behind(0, at_least=2) == [1]
 
 
-def test_who_has_ended_or_left_holds_nobody_up() -> None:
+def test_a_worker_that_ended_or_left_is_not_awaited() -> None:
     clocks = Clocks(3)
     clocks.advance(0, 0, 9)
     clocks.end(1, 0)
@@ -33,7 +33,7 @@ def test_who_has_ended_or_left_holds_nobody_up() -> None:
     assert clocks.all_have(0, 100)
 
 
-def test_who_goes_on_in_a_phase_it_had_ended_holds_others_up_again() -> None:
+def test_a_worker_that_resumes_an_ended_phase_is_awaited_again() -> None:
     clocks = Clocks(3)
     clocks.advance(0, 1, 9)
     clocks.end(1, 1)
@@ -43,13 +43,13 @@ def test_who_goes_on_in_a_phase_it_had_ended_holds_others_up_again() -> None:
     assert clocks.behind(1, 9) == [1]
     clocks.end(1, 1)
     assert clocks.all_have(1, 9)
-    # what comes in the next phase has ended this one, and who has left does not come back
+    # a step in the next phase ends this one, and a worker that left does not return
     clocks.advance(1, 2)
     clocks.advance(2, 1)
     assert clocks.all_have(1, 9)
 
 
-def test_each_phase_counts_anew() -> None:
+def test_each_phase_counts_from_zero() -> None:
     clocks = Clocks(2)
     clocks.advance(0, 0, 9)
     clocks.advance(1, 0, 4)
@@ -60,21 +60,21 @@ def test_each_phase_counts_anew() -> None:
     assert clocks.behind(1, 1) == [1]
     clocks.advance(1, 1)
     assert clocks.all_have(1, 1)
-    # a phase that all have ended holds nobody up
+    # no worker waits in a phase that all have ended
     assert clocks.all_have(0, 100)
 
 
 def test_staleness_counts_every_change_since() -> None:
     versions = Versions()
     versions.applied([0])
-    versions.applied([0])  # its worker's own push is one
+    versions.applied([0])  # the worker's own push counts
     versions.applied([1])
     versions.applied([3])
     assert versions.staleness == {0: 2, 1: 2}
     assert versions.version == 4
 
 
-def test_a_step_of_all_is_never_stale() -> None:
+def test_a_synchronous_step_is_never_stale() -> None:
     versions = Versions()
     for step in range(5):
         versions.applied([step, step])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pushes that are applied one by one (async, geo), and what all modes answer."""
+"""Pushes that are applied one by one (async, geo), and replies that all modes share."""
 
 from __future__ import annotations
 
@@ -15,75 +15,77 @@ from fleetlight.errors import GradientError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
 
 
-def alone(mode: str = "async", **facts: Any) -> Worker:
+def single_worker(mode: str = "async", **facts: Any) -> Worker:
     return Worker(opened(plan(mode, workers=1, **facts)), 0, 1)
 
 
-def test_a_push_is_applied_when_it_comes() -> None:
+def test_an_async_push_is_applied_at_once() -> None:
     first, second = team(opened(plan("async")))
     # repeated ids count once, with the sum of their gradients
-    answer, (dense,) = first.push(0, {0: ([7, -1, 7], [1, 2, 3])}, [0.5, 0, 1])
-    assert (answer.version, answer.applied, list(dense)) == (1, True, [0.5, 1, 0])
+    reply, (dense,) = first.push(0, {0: ([7, -1, 7], [1, 2, 3])}, [0.5, 0, 1])
+    assert (reply.version, reply.applied, list(dense)) == (1, True, [0.5, 1, 0])
     assert second.pull(0, [7, -1, 5]) == [-4, -2, 0]
     assert second.dense() == [0.5, 1, 0]
 
 
-def test_an_empty_push_is_a_push() -> None:
-    worker = alone()
-    answer, arrays = worker.push(0, {0: ([], [])}, None, wants_dense=False)
-    assert (answer.version, answer.slowest, arrays) == (1, 1, [])
+def test_an_empty_push_counts_as_a_push() -> None:
+    worker = single_worker()
+    reply, arrays = worker.push(0, {0: ([], [])}, None, wants_dense=False)
+    assert (reply.version, reply.slowest, arrays) == (1, 1, [])
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_push_that_comes_twice_is_applied_once(mode: str) -> None:
-    worker = alone(mode)
-    message, tables = worker.pushed(0, {0: None}, [1, 1, 1]), {0: ([7], [1])}
+def test_a_repeated_push_is_applied_once(mode: str) -> None:
+    worker = single_worker(mode)
+    message, tables = worker.push_request(0, {0: None}, [1, 1, 1]), {0: ([7], [1])}
     first = worker.send(message, tables, [1, 1, 1])
     again = worker.send(message, tables, [1, 1, 1])
     assert worker.pull(0, [7]) == [-1]
     assert first[0] == again[0]
     np.testing.assert_array_equal(first[1], again[1])
-    # it is also known when another push has come since
+    # the server still recognises it after a later push
     worker.push(1, {}, None)
     assert worker.send(message, tables, [1, 1, 1])[0].applied
     assert worker.pull(0, [7]) == [-1]
 
 
-def test_a_push_sent_again_while_it_is_under_way_waits_for_the_same_answer() -> None:
+def test_a_repeat_of_a_push_in_progress_waits_for_the_same_reply() -> None:
     server = opened(plan())
     first, second = team(server)
-    message, tables = first.pushed(0, {0: None}, None), {0: ([7], [2])}
-    waits = threading.Event()
+    message, tables = first.push_request(0, {0: None}, None), {0: ([7], [2])}
+    sent = threading.Event()
 
     def again() -> Any:
-        waits.set()
+        sent.set()
         return first.send(message, tables, None)
 
     def last() -> Any:
-        waits.wait(20)
+        sent.wait(20)
         return second.push(0, {0: ([7], [4])})
 
-    one, other, _ = together(lambda: first.send(message, tables, None), again, last)
-    assert one[0] == other[0]
+    reply, repeated, _ = together(lambda: first.send(message, tables, None), again, last)
+    assert reply[0] == repeated[0]
     assert first.pull(0, [7]) == [-3]
 
 
-def test_other_lives_and_epochs_are_refused() -> None:
-    worker = alone()
+def test_a_push_for_another_epoch_is_refused() -> None:
+    worker = single_worker()
     with pytest.raises(ProtocolError, match="epoch 3, but this server is in epoch 0"):
         worker.push(0, epoch=3)
 
 
 @pytest.mark.parametrize(("mode", "dense"), [("sync", [0, 1, 1]), ("async", [2, 1, 1])])
-def test_dense_values_are_stepped_in_sync_and_added_to_else(mode: str, dense: list[int]) -> None:
-    worker = alone(mode)
-    pushed = worker.pushed(0, {}, [1])
-    worker.say(pushed, np.array([1, 0, 0], np.float32), lane="push")
+def test_dense_pushes_are_gradients_in_sync_and_deltas_in_async(
+    mode: str, dense: list[int]
+) -> None:
+    worker = single_worker(mode)
+    push_request = worker.push_request(0, {}, [1])
+    worker.say(push_request, np.array([1, 0, 0], np.float32), lane="push")
     assert worker.dense() == dense
 
 
-def test_options_are_those_of_the_push() -> None:
-    worker = alone("sync")
+def test_a_step_uses_the_options_of_its_push() -> None:
+    worker = single_worker("sync")
     worker.push(0, {0: ([7], [1])}, [1, 0, 0], options=[{"lr": 0.25, "weight_decay": 0.0}])
     assert worker.pull(0, [7]) == [-0.25]
     assert worker.dense() == [0.75, 1, 1]
@@ -101,9 +103,9 @@ def test_options_are_those_of_the_push() -> None:
         ([ids_of([1])], "the rows of table 'users' are missing"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(arrays: list[Any], text: str) -> None:
-    worker = alone()
-    message = worker.pushed(0, {0: None}, None)
+def test_arrays_of_the_wrong_shape_are_refused(arrays: list[Any], text: str) -> None:
+    worker = single_worker()
+    message = worker.push_request(0, {0: None}, None)
     with pytest.raises((PlanError, ProtocolError), match=text):
         worker.say(message, *arrays, lane="push")
     message = msgspec.structs.replace(message, tables=[], dense=True, sequence=9)
@@ -114,8 +116,8 @@ def test_arrays_that_do_not_fit_are_refused(arrays: list[Any], text: str) -> Non
 # -- gradients that are not finite --------------------------------------------------------------
 
 
-def test_nan_is_refused_by_name_and_nothing_is_applied() -> None:
-    worker = alone()
+def test_nan_is_refused_by_table_name_and_not_applied() -> None:
+    worker = single_worker()
     with pytest.raises(GradientError, match=r"worker 0 .*step 0.* table 'items' with NaN"):
         worker.push(0, {0: ([1], [1]), 1: ([1], [np.nan])}, [1, 1, 1])
     with pytest.raises(GradientError, match="parameter 'bias'"):
@@ -124,26 +126,26 @@ def test_nan_is_refused_by_name_and_nothing_is_applied() -> None:
 
 
 def test_nan_may_be_skipped_or_applied() -> None:
-    worker = alone(on_nonfinite="skip")
-    answer, _ = worker.push(0, {0: ([1], [np.nan])}, [1, 1, 1])
-    assert (answer.applied, answer.version, answer.slowest) == (False, 0, 1)
+    worker = single_worker(on_nonfinite="skip")
+    reply, _ = worker.push(0, {0: ([1], [np.nan])}, [1, 1, 1])
+    assert (reply.applied, reply.version, reply.slowest) == (False, 0, 1)
     assert (worker.pull(0, [1]), worker.dense()) == ([0], [1, 1, 1])
-    worker = alone(on_nonfinite="apply")
+    worker = single_worker(on_nonfinite="apply")
     assert worker.push(0, {0: ([1], [np.nan])})[0].applied
     assert np.isnan(worker.pull(0, [1])).all()
 
 
-def test_a_skip_is_no_step() -> None:
-    worker = alone()
-    # what a scaler has found is not looked at again
-    answer, _ = worker.push(0, {0: ([1], [np.inf])}, [1, 1, 1], skip=True)
-    assert (answer.applied, worker.pull(0, [1]), worker.dense()) == (False, [0], [1, 1, 1])
+def test_a_skipped_push_is_not_applied() -> None:
+    worker = single_worker()
+    # a push that the loss scaler skips is not checked again
+    reply, _ = worker.push(0, {0: ([1], [np.inf])}, [1, 1, 1], skip=True)
+    assert (reply.applied, worker.pull(0, [1]), worker.dense()) == (False, [0], [1, 1, 1])
 
 
 # -- bounded staleness ----------------------------------------------------------------------------
 
 
-def test_a_pull_waits_for_the_slowest() -> None:
+def test_a_pull_waits_for_the_slowest_worker() -> None:
     first, second = team(opened(plan("async", staleness=1)))
     first.push(0, {0: ([7], [1])})
     rows, _ = together(
@@ -159,7 +161,7 @@ def test_a_merged_push_counts_for_all_its_steps() -> None:
     assert second.push(3, merged=3)[0].slowest == 3
 
 
-def test_who_has_no_more_data_holds_nobody_up() -> None:
+def test_a_worker_that_ended_its_phase_is_not_awaited() -> None:
     first, second = team(opened(plan("async", staleness=0)))
     first.push(0)
     rows, _ = together(
@@ -174,7 +176,7 @@ def test_who_has_no_more_data_holds_nobody_up() -> None:
     assert rows == [-2]
 
 
-def test_who_waits_for_a_step_of_one_that_stops_gets_its_values() -> None:
+def test_a_waiting_pull_sees_the_last_step_of_a_stopping_worker() -> None:
     first, second = team(opened(plan("async", staleness=0)))
     first.push(0)
 
@@ -208,7 +210,7 @@ def exchange(worker: Worker, ids: list[int], numbers: list[float], **facts: Any)
     return worker.say(message, *arrays, lane="push")[1]
 
 
-def test_differences_are_added_and_answered_with_what_is_there() -> None:
+def test_an_exchange_adds_differences_and_returns_current_values() -> None:
     first, second = team(opened(plan("geo")))
     exchange(first, [1, 2], [10, 20])
     rows, dense = exchange(second, [2, 3], [1, 2])
@@ -217,25 +219,25 @@ def test_differences_are_added_and_answered_with_what_is_there() -> None:
     assert first.pull(0, [1, 2, 3]) == [10, 21, 3]
 
 
-def test_pieces_of_an_exchange_count_as_one_change() -> None:
-    worker = alone("geo")
+def test_parts_of_an_exchange_count_as_one_push() -> None:
+    worker = single_worker("geo")
     for more in (True, True, False):
         exchange(worker, [1], [10], more=more)
     assert worker.say(m.FiguresRequest())[0].pushes == 1  # type: ignore[attr-defined]
     assert worker.pull(0, [1]) == [30]
 
 
-def test_differences_that_come_twice_are_added_once() -> None:
-    worker = alone("geo")
+def test_a_repeated_exchange_is_added_once() -> None:
+    worker = single_worker("geo")
     exchange(worker, [1], [10])
     rows, dense = exchange(worker, [1], [10], sequence=0)
     assert (rows[:, 0].tolist(), dense.tolist()) == ([10], [2, 1, 0])
 
 
-def test_differences_that_are_not_finite_are_refused() -> None:
-    worker = alone("geo")
+def test_nonfinite_differences_are_refused() -> None:
+    worker = single_worker("geo")
     with pytest.raises(GradientError, match=r"sent a difference .* table 'users'"):
         exchange(worker, [1], [np.nan])
     assert worker.pull(0, [1]) == [0]
     with pytest.raises(PlanError, match="exchanges differences, but the mode is 'async'"):
-        exchange(alone(), [1], [1])
+        exchange(single_worker(), [1], [1])

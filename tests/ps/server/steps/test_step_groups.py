@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StepGroups: whose pushes make one step, also when workers have different amounts of data."""
+"""StepGroups: which pushes form one step, also when workers have uneven data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_step_is_complete_when_all_have_pushed() -> None:
     assert groups.missing(0, worker=2) == []
 
 
-def test_what_has_come_of_a_step_can_be_looked_at() -> None:
+def test_an_incomplete_step_can_be_inspected() -> None:
     groups: StepGroups[str] = StepGroups(3)
     assert groups.begun(0, worker=1) is None
     groups.add(0, worker=1, phase=0, step=0, contribution="b")
@@ -32,7 +32,7 @@ def test_what_has_come_of_a_step_can_be_looked_at() -> None:
     assert begun is not None
     assert list(begun.contributions.items()) == [(0, "a"), (1, "b")]
     assert groups.begun(0, worker=2) is groups.begun(1, worker=1) is None
-    # of a step tried again, what has come of the new try
+    # after a step is undone, only pushes of the new attempt
     groups.undone(begun.optimizer, begun.contributions)
     groups.add(0, worker=1, phase=0, step=0, contribution="again")
     latest = groups.begun(0, worker=1)
@@ -40,7 +40,7 @@ def test_what_has_come_of_a_step_can_be_looked_at() -> None:
     assert latest.contributions == {1: "again"}
 
 
-def test_optimizers_step_apart() -> None:
+def test_each_optimizer_has_its_own_steps() -> None:
     groups: StepGroups[str] = StepGroups(2)
     assert groups.add(0, 0, 0, 0, "a") is None
     assert groups.add(1, 1, 0, 0, "b") is None
@@ -49,26 +49,26 @@ def test_optimizers_step_apart() -> None:
     assert (complete.optimizer, complete.contributions) == (0, {0: "a", 1: "c"})
 
 
-def test_who_ends_a_phase_is_not_waited_for() -> None:
+def test_a_worker_that_ended_the_phase_is_not_awaited() -> None:
     groups: StepGroups[str] = StepGroups(2)
     assert groups.add(0, 0, 0, 0, "a") is None
     (complete,) = groups.end(worker=1, phase=0)
     assert complete.contributions == {0: "a"}
     alone = groups.add(0, 0, 0, 1, "b")
     assert alone is not None
-    # in the next phase it is again
+    # the next phase waits for it again
     assert groups.end(0, 0) == []
     assert groups.add(0, 0, 1, 2, "c") is None
 
 
-def test_who_leaves_is_not_waited_for() -> None:
+def test_a_worker_that_left_is_not_awaited() -> None:
     groups: StepGroups[str] = StepGroups(2)
     assert groups.add(0, 0, 0, 0, "a") is None
     (complete,) = groups.leave(1)
     assert complete.contributions == {0: "a"}
 
 
-def test_after_uneven_phases_the_largest_step_counts() -> None:
+def test_after_uneven_phases_the_step_is_the_largest_one() -> None:
     groups: StepGroups[str] = StepGroups(2)
     for step in (0, 1):
         groups.add(0, 0, 0, step, "a")
@@ -83,7 +83,7 @@ def test_after_uneven_phases_the_largest_step_counts() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_steps_are_neither_repeated_nor_left_out(step: int) -> None:
+def test_repeated_or_omitted_steps_are_refused(step: int) -> None:
     groups: StepGroups[str] = StepGroups(1)
     groups.add(0, 0, 0, 0, "a")
     with pytest.raises(
@@ -93,18 +93,18 @@ def test_steps_are_neither_repeated_nor_left_out(step: int) -> None:
     assert groups.add(0, 0, 0, 1, "c") is not None
 
 
-def test_a_step_that_was_not_applied_may_come_again() -> None:
+def test_a_step_that_was_undone_may_be_pushed_again() -> None:
     groups: StepGroups[str] = StepGroups(1)
     complete = groups.add(0, 0, 0, 0, "a")
     assert complete is not None
     groups.undone(complete.optimizer, complete.contributions)
     assert groups.add(0, 0, 0, 0, "a") is not None
-    # but only once for each time
+    # but only once each time
     with pytest.raises(ProtocolError):
         groups.add(0, 0, 0, 0, "a")
 
 
-def test_a_step_that_was_applied_after_all_may_not_come_again() -> None:
+def test_a_step_that_was_done_may_not_be_pushed_again() -> None:
     groups: StepGroups[str] = StepGroups(1)
     complete = groups.add(0, 0, 0, 0, "a")
     assert complete is not None
@@ -114,7 +114,7 @@ def test_a_step_that_was_applied_after_all_may_not_come_again() -> None:
         groups.add(0, 0, 0, 0, "a")
 
 
-def test_whom_a_worker_waits_for_is_known_by_optimizer() -> None:
+def test_awaited_workers_are_listed_by_optimizer() -> None:
     groups: StepGroups[str] = StepGroups(3)
     groups.add(0, 1, 0, 0, "a")
     groups.add(2, 1, 0, 0, "b")
@@ -123,13 +123,13 @@ def test_whom_a_worker_waits_for_is_known_by_optimizer() -> None:
     assert groups.awaited_by(2) == {}
 
 
-def test_some_streams_may_leave_steps_out() -> None:
+def test_without_consecutive_steps_may_be_omitted() -> None:
     groups: StepGroups[str] = StepGroups(1, consecutive=False)
     assert groups.add(0, 0, 0, 3, "a") is not None
     assert groups.add(0, 0, 0, 7, "a") is not None
 
 
-def test_a_phase_that_was_ended_is_over() -> None:
+def test_pushes_in_an_ended_phase_are_refused() -> None:
     groups: StepGroups[str] = StepGroups(2)
     groups.end(0, 1)
     with pytest.raises(ProtocolError, match="phase 1, but it ended phase 1"):
@@ -146,8 +146,8 @@ def test_a_phase_that_was_ended_is_over() -> None:
     amounts=st.lists(st.integers(0, 5), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
 )
-def test_every_push_is_in_one_step_of_all_that_go_on(amounts: list[int], order: object) -> None:
-    """Any order of arrival of workers with so many steps each, one in flight."""
+def test_each_push_is_in_one_step_of_all_active_workers(amounts: list[int], order: object) -> None:
+    """Workers with these numbers of steps push in any order, one push in flight each."""
     workers = len(amounts)
     groups: StepGroups[tuple[int, int]] = StepGroups(workers)
     steps = []
@@ -171,8 +171,8 @@ def test_every_push_is_in_one_step_of_all_that_go_on(amounts: list[int], order: 
         assert complete.contributions == {worker: (worker, number) for worker in members}
 
 
-def test_a_step_that_is_complete_is_under_way_until_it_is_carried_out() -> None:
-    """Whoever writes down how far everybody is must not find it made before it is."""
+def test_a_complete_step_is_in_progress_until_it_is_carried_out() -> None:
+    """A snapshot of the positions must not count the step before it is applied."""
     groups: StepGroups[str] = StepGroups(2)
     for step in (0, 1):
         assert groups.add(0, 0, 0, step, "a") is None

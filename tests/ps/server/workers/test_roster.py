@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roster: who may come, and what is told about who has gone."""
+"""Roster: which workers may arrive, and what errors say about those that are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def hello(worker: int = 0, **facts: Any) -> Greeting:
     return Greeting(worker=worker, **{**usual, **facts})
 
 
-def test_workers_come_and_leave() -> None:
+def test_workers_arrive_and_leave() -> None:
     workers = roster()
     assert workers.in_state(ABSENT) == [0, 1]
     workers.arrive(hello(0))
@@ -48,19 +48,21 @@ def test_workers_come_and_leave() -> None:
         ({"worker": -1}, "has index -1"),
     ],
 )
-def test_strangers_are_told_what_does_not_fit(facts: dict[str, Any], text: str) -> None:
+def test_a_mismatched_greeting_is_refused_with_the_difference(
+    facts: dict[str, Any], text: str
+) -> None:
     with pytest.raises(MembershipError, match=text):
         roster().arrive(hello(**facts) if "worker" in facts else hello(0, **facts))
 
 
-def test_two_with_one_index_are_told() -> None:
+def test_two_workers_with_one_index_are_refused() -> None:
     workers = roster()
     workers.arrive(hello(0))
     with pytest.raises(MembershipError, match="two workers 0"):
         workers.arrive(hello(0, started_at=6))
 
 
-def test_the_first_failure_is_what_everybody_is_told() -> None:
+def test_all_workers_receive_the_first_failure() -> None:
     workers = roster()
     workers.arrive(hello(0))
     workers.arrive(hello(1))
@@ -72,7 +74,7 @@ def test_the_first_failure_is_what_everybody_is_told() -> None:
 
 
 @pytest.mark.parametrize(("end", "text"), [("leave", "after it had left"), ("lose", "had gone")])
-def test_nobody_comes_back(end: str, text: str) -> None:
+def test_a_worker_that_is_gone_may_not_return(end: str, text: str) -> None:
     workers = roster()
     workers.arrive(hello(0))
     workers.leave(0, 0.0) if end == "leave" else workers.lose(0, "silence", 0.0)
@@ -80,7 +82,7 @@ def test_nobody_comes_back(end: str, text: str) -> None:
         workers.arrive(hello(0))
 
 
-def test_who_has_trained_with_an_earlier_life_is_told_that_it_is_lost() -> None:
+def test_a_joined_worker_is_refused_by_a_server_without_its_state() -> None:
     workers = roster()
     with pytest.raises(
         MembershipError, match=r"trained with an earlier incarnation .* values are lost"
@@ -91,7 +93,7 @@ def test_who_has_trained_with_an_earlier_life_is_told_that_it_is_lost() -> None:
     assert workers.in_state(HERE) == [0]
 
 
-def test_a_goodbye_may_be_said_to_two_lives() -> None:
+def test_a_goodbye_may_be_repeated_to_a_restarted_server() -> None:
     workers = roster()
     workers.restore_gone([(1, 5, False)])
     assert workers.in_state(LEFT) == [1]
@@ -102,7 +104,7 @@ def test_a_goodbye_may_be_said_to_two_lives() -> None:
         workers.arrive(hello(1, started_at=6))
 
 
-def test_one_that_was_lost_is_lost_to_the_next_life() -> None:
+def test_a_lost_worker_stays_lost_in_a_restarted_server() -> None:
     workers = roster()
     workers.restore_gone([(1, 5, True)])
     assert workers.gone() == []
@@ -110,12 +112,12 @@ def test_one_that_was_lost_is_lost_to_the_next_life() -> None:
     assert (workers.in_state(LOST), workers.gone()) == ([1], [(1, 5, True)])
     with pytest.raises(MembershipError, match="after it had gone"):
         workers.arrive(hello(1, joined=True))
-    # its goodbye comes too late
+    # its goodbye arrives too late
     workers.leave(1, 0.0)
     assert workers.in_state(LOST) == [1]
 
 
-def test_one_that_may_be_started_again_is_waited_for() -> None:
+def test_a_worker_that_may_restart_is_awaited() -> None:
     workers = roster()
     workers.arrive(hello(0, away_s=10.0))
     workers.lose(0, "its connection was closed", 100.0)
@@ -128,7 +130,7 @@ def test_one_that_may_be_started_again_is_waited_for() -> None:
     assert workers.in_state(HERE) == [0]
 
 
-def test_one_that_does_not_come_back_is_lost() -> None:
+def test_a_worker_that_does_not_return_in_time_is_lost() -> None:
     workers = roster()
     workers.arrive(hello(0, away_s=10.0))
     workers.lose(0, "its connection was closed", 100.0)
@@ -140,7 +142,7 @@ def test_one_that_does_not_come_back_is_lost() -> None:
         workers.arrive(hello(0, incarnation=2))
 
 
-def test_one_that_is_heard_of_again_was_not_lost() -> None:
+def test_a_silent_worker_that_sends_a_heartbeat_is_not_lost() -> None:
     workers = roster()
     workers.arrive(hello(0, away_s=10.0))
     workers.lose(0, "it has been silent", 100.0)
@@ -155,7 +157,7 @@ def test_one_that_is_heard_of_again_was_not_lost() -> None:
     assert workers.in_state(LOST) == [0]
 
 
-def test_an_older_life_is_shut_out() -> None:
+def test_an_earlier_incarnation_is_refused() -> None:
     workers = roster()
     assert not workers.arrive(hello(0, away_s=10.0))
     assert workers.arrive(hello(0, incarnation=2, away_s=10.0))
@@ -168,7 +170,7 @@ def test_an_older_life_is_shut_out() -> None:
         workers.arrive(hello(0, lane="push"))
 
 
-def test_a_later_life_may_say_goodbye_once_more() -> None:
+def test_a_later_incarnation_may_repeat_the_goodbye() -> None:
     workers = roster()
     workers.arrive(hello(0, away_s=10.0))
     workers.leave(0, 0.0)
@@ -176,7 +178,7 @@ def test_a_later_life_may_say_goodbye_once_more() -> None:
     assert workers.in_state(LEFT) == [0]
 
 
-def test_a_goodbye_whose_answer_was_lost_may_be_said_again() -> None:
+def test_a_goodbye_whose_reply_was_lost_may_be_repeated() -> None:
     workers = roster()
     workers.arrive(hello(0))
     workers.leave(0, 0.0)
@@ -185,7 +187,7 @@ def test_a_goodbye_whose_answer_was_lost_may_be_said_again() -> None:
 
 
 @pytest.mark.parametrize("away_s", [0.0, 10.0])
-def test_where_the_others_go_on_nobody_is_told_of_a_failure(away_s: float) -> None:
+def test_with_lost_worker_go_on_a_loss_is_no_failure(away_s: float) -> None:
     workers = roster()
     workers.tolerates_loss = True
     workers.arrive(hello(0))
@@ -203,7 +205,7 @@ def test_where_the_others_go_on_nobody_is_told_of_a_failure(away_s: float) -> No
     assert workers.is_over
 
 
-def test_there_is_no_job_without_worker_0() -> None:
+def test_the_loss_of_worker_0_ends_the_job() -> None:
     workers = roster()
     workers.tolerates_loss = True
     workers.arrive(hello(0))
@@ -220,7 +222,7 @@ def test_there_is_no_job_without_worker_0() -> None:
         others.check()
 
 
-def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
+def test_a_restarted_server_refuses_earlier_incarnations_of_workers() -> None:
     before = roster()
     assert before.arrivals() == []
     before.arrive(hello(0, away_s=10.0))
@@ -228,7 +230,7 @@ def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
     before.arrive(hello(0, incarnation=2, away_s=10.0))
     assert before.arrivals() == [(0, 5, 2)]
     workers = roster()
-    # one may have come before it is known who was here
+    # a worker may arrive before the recovered arrivals are known
     workers.arrive(hello(1, started_at=7))
     workers.restore_gone([])
     workers.restore_arrivals([*before.arrivals(), (1, 7, 3)])
@@ -240,12 +242,12 @@ def test_a_later_life_of_a_server_refuses_the_earlier_one_of_a_worker() -> None:
         workers.check_incarnation(1, 1)
     workers.arrive(hello(0, joined=True, incarnation=2))
     assert workers.in_state(HERE) == [0, 1]
-    # a goodbye changes nothing in that
+    # a goodbye does not change the known incarnations
     workers.restore_gone([(0, 5, False)])
     assert workers.arrivals() == [(0, 5, 2), (1, 7, 3)]
 
 
-def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> None:
+def test_a_known_worker_that_does_not_reconnect_is_lost() -> None:
     workers = Roster(server=1, server_num=2, worker_num=4, version="0.1")
     workers.tolerates_loss = True
     workers.arrive(hello(0, worker_num=4))
@@ -254,14 +256,14 @@ def test_who_was_met_in_an_earlier_life_of_a_server_is_lost_to_the_next() -> Non
     workers.expect(100.0, 10.0)
     assert [workers.in_state(state) for state in (HERE, LEFT, ABSENT)] == [[0], [2], [1, 3]]
     assert workers.overdue(110.0) == []
-    # worker 3 has come to no life
+    # worker 3 never arrived
     ((worker, why),) = workers.give_up(110.5)
     assert worker == 1
     assert why.endswith("this server was restarted; it has not returned for 10 s")
     assert (workers.in_state(LOST), workers.in_state(ABSENT)) == ([1], [3])
 
 
-def test_who_comes_to_the_next_life_of_a_server_is_not_lost() -> None:
+def test_a_known_worker_that_reconnects_is_not_lost() -> None:
     workers = roster()
     workers.restore_gone([])
     workers.restore_arrivals([(0, 5, 1), (1, 5, 1)])

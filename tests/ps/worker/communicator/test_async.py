@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Async: a queue between the worker and the servers, and how far workers may be apart."""
+"""Async communicator: the send queue of a worker, merging, and bounded staleness."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def step(worker: Member, ids: Any, target: Any = None, factor: float = 1.0) -> N
 ONE = torch.tensor([[1, 2, 3]])
 
 
-def test_one_worker_that_waits_for_its_pushes_equals_plain_torch() -> None:
+def test_a_single_worker_that_flushes_equals_plain_torch() -> None:
     ids, targets = batches(20, 1, ids=ROWS)
 
     def train(worker: Member) -> Any:
@@ -64,7 +64,7 @@ def test_one_worker_that_waits_for_its_pushes_equals_plain_torch() -> None:
 
 
 def test_the_queue_is_bounded() -> None:
-    """The worker stands still before a full queue until the sender has taken something out."""
+    """A worker blocks on a full queue until the sender takes a push."""
 
     def train(worker: Member) -> Any:
         gate = Gate(worker.session.client, PUSH, "send")
@@ -84,8 +84,8 @@ def test_the_queue_is_bounded() -> None:
     assert figures["waited s"] > 0
 
 
-def test_a_push_leaves_once_the_one_before_it_is_answered() -> None:
-    """Meanwhile the worker has what it has learned."""
+def test_a_push_is_sent_after_the_reply_to_the_previous_one() -> None:
+    """Meanwhile the worker sees its own progress."""
 
     def train(worker: Member) -> Any:
         dense = worker.session.local_parameters.flat
@@ -108,28 +108,28 @@ def test_a_push_leaves_once_the_one_before_it_is_answered() -> None:
     assert counted[0].staleness == {0: 1, 1: 1}
 
 
-def test_it_is_known_which_steps_the_servers_have() -> None:
+def test_acknowledged_steps_are_counted() -> None:
     def train(worker: Member) -> Any:
         counted = worker.communicator
         step(worker, ONE)
         counted.flush()
-        told = [(counted.made, counted.acknowledged)]
+        steps = [(counted.made, counted.acknowledged)]
         first = Gate(worker.session.client, PUSH, "receive")
         step(worker, ONE)
         first.wait()
         second = Gate(worker.session.client, PUSH, "send")
         for _ in range(2):
             step(worker, ONE)
-        told.append((counted.made, counted.acknowledged))
+        steps.append((counted.made, counted.acknowledged))
         first.open()
         second.wait()
-        told.append((counted.made, counted.acknowledged))
+        steps.append((counted.made, counted.acknowledged))
         second.open()
         counted.flush()
-        return [*told, (counted.made, counted.acknowledged)]
+        return [*steps, (counted.made, counted.acknowledged)]
 
-    [told] = run(build, train, settings(send_queue_size=4, max_merge=2), workers=1)
-    assert told == [(1, 1), (4, 1), (4, 2), (4, 4)]
+    [steps] = run(build, train, settings(send_queue_size=4, max_merge=2), workers=1)
+    assert steps == [(1, 1), (4, 1), (4, 2), (4, 4)]
 
 
 def merging(max_merge: int) -> tuple[Any, dict[str, float], int]:
@@ -159,8 +159,8 @@ def test_queued_pushes_are_merged_and_count_as_one() -> None:
     np.testing.assert_allclose(rows, single, rtol=1e-6)
 
 
-def test_what_is_merged() -> None:
-    def parcel(
+def test_merging_sums_gradients_and_keeps_the_last_options() -> None:
+    def request_of(
         ids: list[int], value: float, absent: list[int], dense: Any, **of: Any
     ) -> PushRequest:
         part = TableGradients(
@@ -175,26 +175,26 @@ def test_what_is_merged() -> None:
         )
 
     bits = torch.tensor([1.0, 2.0], dtype=torch.bfloat16).view(torch.uint16).numpy
-    one = parcel([1, 2], 1.0, [0, 1], bits().copy(), step=3)
-    two = parcel([2, 3], 10.0, [1], bits().copy(), step=4)
-    sum_ = merged([one, two], 1)
-    assert (sum_.step, sum_.options, sum_.absent, sum_.merged) == (4, [{"lr": 10.0}], [1], 2)
-    assert sum_.seen == (7,)
+    first = request_of([1, 2], 1.0, [0, 1], bits().copy(), step=3)
+    second = request_of([2, 3], 10.0, [1], bits().copy(), step=4)
+    total = merged([first, second], 1)
+    assert (total.step, total.options, total.absent, total.merged) == (4, [{"lr": 10.0}], [1], 2)
+    assert total.seen == (7,)
     found = {
         int(i): float(g[0])
-        for i, g in zip(sum_.tables[0].ids, sum_.tables[0].gradients, strict=True)
+        for i, g in zip(total.tables[0].ids, total.tables[0].gradients, strict=True)
     }
     assert found == {1: 1.0, 2: 11.0, 3: 10.0}
-    assert sum_.tables[0].shows is not None
-    assert sorted(sum_.tables[0].shows.tolist()) == [1, 1, 2]
-    doubled = torch.from_numpy(sum_.blocks[0][0]).view(torch.bfloat16)
+    assert total.tables[0].shows is not None
+    assert sorted(total.tables[0].shows.tolist()) == [1, 1, 2]
+    doubled = torch.from_numpy(total.blocks[0][0]).view(torch.bfloat16)
     assert doubled.tolist() == [2.0, 4.0]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_worker_waits_for_the_slowest_where_staleness_says_so(ahead: bool) -> None:
-    """Worker 1 makes no step: worker 0 may read for its steps 0 to 2, not for step 3."""
-    over = threading.Event()
+def test_bounded_staleness_waits_for_the_slowest_worker(ahead: bool) -> None:
+    """Worker 1 makes no step, so worker 0 may read for steps 0 to 2, but not for step 3."""
+    timed_out = threading.Event()
 
     def steps(worker: Member) -> None:
         for _ in range(9):
@@ -204,18 +204,18 @@ def test_a_worker_waits_for_the_slowest_where_staleness_says_so(ahead: bool) -> 
 
     def train(worker: Member) -> Any:
         if worker.index == 1:
-            assert over.wait(20)
+            assert timed_out.wait(20)
             return None
         with pytest.raises(DeadlineError, match=r"after 1 steps of every worker.* worker 1"):
             steps(worker)
-        over.set()
+        timed_out.set()
         return worker.communicator.steps
 
     job = Job(build, settings(staleness=2), workers=2, servers=2, deadline_s=0.5)
     assert job.tried(train)[0] == 3
 
 
-def test_who_ends_a_phase_holds_nobody_up() -> None:
+def test_a_worker_that_ends_its_phase_is_not_awaited() -> None:
     def train(worker: Member) -> Any:
         for _ in range(2 if worker.index else 12):
             step(worker, ONE)
@@ -228,8 +228,8 @@ def test_who_ends_a_phase_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("staleness", [None, 0])
-def test_a_skipped_step_is_a_step(staleness: int | None) -> None:
-    """Else a worker would wait for steps of its own that never come; and it is not merged."""
+def test_a_skipped_step_counts_as_a_step(staleness: int | None) -> None:
+    """Otherwise a worker would wait for its own missing steps; a skip is not merged."""
 
     def train(worker: Member) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -249,7 +249,7 @@ def test_a_skipped_step_is_a_step(staleness: int | None) -> None:
     assert run(build, train, settings(staleness=staleness, max_merge=4), workers=1) == [[2]]
 
 
-def test_an_error_of_the_sender_is_raised_and_nothing_is_lost_silently() -> None:
+def test_an_error_of_the_sender_is_raised_by_later_calls() -> None:
     def train(worker: Member) -> None:
         stepped = threading.Event()
 
@@ -271,8 +271,8 @@ def test_an_error_of_the_sender_is_raised_and_nothing_is_lost_silently() -> None
 
 
 @pytest.mark.parametrize("staleness", [None, 0])
-def test_not_a_number_is_refused_before_anything_is_sent(staleness: int | None) -> None:
-    """And whoever catches the error can make the step once more."""
+def test_nan_is_refused_before_anything_is_sent(staleness: int | None) -> None:
+    """A script that catches the error can repeat the step."""
 
     def train(worker: Member) -> Any:
         with pytest.raises(GradientError, match=r"worker 0 made .*'emb'.* applied anywhere"):
@@ -286,7 +286,7 @@ def test_not_a_number_is_refused_before_anything_is_sent(staleness: int | None) 
     assert run(build, train, strategy, workers=1, servers=2) == [[2, 2]]
 
 
-def test_not_a_number_may_be_skipped() -> None:
+def test_nan_may_be_skipped() -> None:
     def train(worker: Member) -> Any:
         step(worker, ONE, factor=float("nan"))
         worker.communicator.flush()
@@ -296,7 +296,7 @@ def test_not_a_number_may_be_skipped() -> None:
     np.testing.assert_array_equal(rows[0], started(2, 4)[1])
 
 
-def test_a_lost_worker_is_told_to_those_that_go_on() -> None:
+def test_other_workers_learn_of_a_lost_worker() -> None:
     lost = threading.Event()
 
     def train(worker: Member) -> Any:
@@ -315,7 +315,7 @@ def test_a_lost_worker_is_told_to_those_that_go_on() -> None:
     assert "worker 1" in str(error)
 
 
-def test_a_barrier_brings_everybody_the_same_values() -> None:
+def test_a_barrier_gives_all_workers_the_same_values() -> None:
     ids, targets = batches(10, 2, ids=ROWS)
 
     def train(worker: Member) -> Any:
@@ -325,11 +325,11 @@ def test_a_barrier_brings_everybody_the_same_values() -> None:
         with torch.no_grad():
             return worker.model(ids[0, 0])
 
-    one, two = run(build, train, settings(max_merge=3), servers=2)
-    assert torch.equal(one, two)
+    first, second = run(build, train, settings(max_merge=3), servers=2)
+    assert torch.equal(first, second)
 
 
-def test_gradients_of_this_worker_are_clipped_by_themselves() -> None:
+def test_gradients_are_clipped_per_worker() -> None:
     def train(worker: Member) -> Any:
         worker.optimizer.zero_grad()
         loss_of(worker.model, ONE, torch.ones(1, 1)).backward()

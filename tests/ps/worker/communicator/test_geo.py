@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GeoSGD: its formulas, step by step beside a simulation of a few lines."""
+"""GeoSGD communicator: its formulas, step by step against a simulation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fleetlight.ps.worker.connections import PUSH
 LR, DIM, IDS = 0.3, 2, 12
 
 
-class Pull(nn.Module):
-    """Its loss draws each row, and a dense parameter, towards a target."""
+class Attraction(nn.Module):
+    """A model whose loss pulls each row and a dense parameter towards a target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Pull(nn.Module):
 
 
 def build() -> Any:
-    model = Pull()
+    model = Attraction()
     return model, [torch.optim.SGD(model.parameters(), lr=LR)]
 
 
-class Simulated:
-    """A worker as the formulas have it; `servers` is what all of them share."""
+class SimulatedWorker:
+    """A worker as the formulas define it; all workers share `servers`."""
 
     def __init__(self, servers: dict[Any, Any], workers: int) -> None:
         self.servers, self.workers = servers, workers
@@ -52,49 +52,49 @@ class Simulated:
         self.sent: list[Any] = []
 
     def step(self, ids: list[int], target: float) -> None:
-        for one in dict.fromkeys(ids):
-            self.touch(one)
-        for one in [*ids, "bias"]:
-            self.moves[one] = self.moves.get(one, 0) + 1
-        for one, times in self.moves.items():
-            self.live[one] = self.live[one] - LR * times * (self.live[one] - target)
+        for key in dict.fromkeys(ids):
+            self.touch(key)
+        for key in [*ids, "bias"]:
+            self.moves[key] = self.moves.get(key, 0) + 1
+        for key, times in self.moves.items():
+            self.live[key] = self.live[key] - LR * times * (self.live[key] - target)
         self.moves.clear()
 
     moves: dict[Any, int] = {}  # noqa: RUF012
 
-    def touch(self, one: int) -> None:
-        if one not in self.live:
-            self.live[one] = self.old[one] = self.servers[one].copy()
-        elif self.last[one] < self.window - local_rows.KEPT_WINDOWS:
-            self.live[one] = self.live[one] + self.servers[one] - self.old[one]
-            self.old[one] = self.servers[one].copy()
-        self.last[one] = self.window
+    def touch(self, key: int) -> None:
+        if key not in self.live:
+            self.live[key] = self.old[key] = self.servers[key].copy()
+        elif self.last[key] < self.window - local_rows.KEPT_WINDOWS:
+            self.live[key] = self.live[key] + self.servers[key] - self.old[key]
+            self.old[key] = self.servers[key].copy()
+        self.last[key] = self.window
 
     def send(self) -> dict[Any, Any]:
-        """Push the differences; answers what the servers hold then."""
-        mine = ["bias", *(one for one, window in self.last.items() if window == self.window)]
-        for one in mine:
-            share = (self.live[one] - self.old[one]) / self.workers
-            self.old[one] = self.old[one] + share
-            self.servers[one] = self.servers[one] + share
+        """Push the differences; return the values of the servers after it."""
+        mine = ["bias", *(key for key, window in self.last.items() if window == self.window)]
+        for key in mine:
+            share = (self.live[key] - self.old[key]) / self.workers
+            self.old[key] = self.old[key] + share
+            self.servers[key] = self.servers[key] + share
         self.window += 1
-        return {one: self.servers[one].copy() for one in mine}
+        return {key: self.servers[key].copy() for key in mine}
 
-    def take(self, answer: dict[Any, Any]) -> None:
-        for one, now in answer.items():
-            self.live[one] = self.live[one] + now - self.old[one]
-            self.old[one] = now
+    def take(self, reply: dict[Any, Any]) -> None:
+        for key, now in reply.items():
+            self.live[key] = self.live[key] + now - self.old[key]
+            self.old[key] = now
 
     def rest(self) -> None:
-        for one in self.live:
-            self.servers[one] = self.servers[one] + (self.live[one] - self.old[one]) / self.workers
+        for key in self.live:
+            self.servers[key] = self.servers[key] + (self.live[key] - self.old[key]) / self.workers
 
 
-def simulation(workers: int) -> tuple[dict[Any, Any], list[Simulated]]:
+def simulation(workers: int) -> tuple[dict[Any, Any], list[SimulatedWorker]]:
     rows = started(IDS, DIM).numpy().astype(np.float64)
-    servers: dict[Any, Any] = {one: rows[one] for one in range(IDS)}
+    servers: dict[Any, Any] = {key: rows[key] for key in range(IDS)}
     servers["bias"] = np.array([1.0, -1.0, 2.0])
-    return servers, [Simulated(servers, workers) for _ in range(workers)]
+    return servers, [SimulatedWorker(servers, workers) for _ in range(workers)]
 
 
 def step(worker: Member, ids: list[int], target: float) -> None:
@@ -103,19 +103,19 @@ def step(worker: Member, ids: list[int], target: float) -> None:
     worker.optimizer.step()
 
 
-def same(worker: Member, simulated: Simulated) -> None:
-    """Live values, without touching any row."""
+def assert_same(worker: Member, simulated: SimulatedWorker) -> None:
+    """Compare live values without touching any row."""
     tables: Any = worker.communicator
     local = tables._tables[0]
-    for one in simulated.live:
-        if one == "bias":
+    for key in simulated.live:
+        if key == "bias":
             got: Any = worker.model.bias.detach().numpy()  # type: ignore[operator,union-attr]
         else:
-            got = local._rows.pull([one], insert=False)[0]
-        np.testing.assert_allclose(got, simulated.live[one], rtol=1e-5, atol=1e-6)
+            got = local._rows.pull([key], insert=False)[0]
+        np.testing.assert_allclose(got, simulated.live[key], rtol=1e-5, atol=1e-6)
 
 
-#: some ids come again at once, some after windows without them
+#: some ids repeat at once, some after windows without them
 SEQUENCE = [
     [0, 1, 2],
     [0, 3, 0],
@@ -130,42 +130,44 @@ SEQUENCE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize(("k", "kept"), [(1, 1), (2, 1), (1, 3), (1, 100)])
-def test_it_follows_its_formulas(
-    k: int, kept: int, servers: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("k", "kept_windows"), [(1, 1), (2, 1), (1, 3), (1, 100)])
+def test_training_follows_the_formulas(
+    k: int, kept_windows: int, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers take turns, so that the order of exchanges is known."""
-    monkeypatch.setattr(local_rows, "KEPT_WINDOWS", kept)
-    truth, simulated = simulation(2)
+    monkeypatch.setattr(local_rows, "KEPT_WINDOWS", kept_windows)
+    expected, simulated = simulation(2)
     turn = [threading.Semaphore(1), threading.Semaphore(0)]
     both = threading.Barrier(2, timeout=20)
 
     def train(worker: Member) -> Any:
-        me = worker.index
+        index = worker.index
         both.wait()
         for t, ids in enumerate(SEQUENCE):
-            assert turn[me].acquire(timeout=20)
-            mine, target = [(one + 2 * me) % IDS for one in ids], float(t - 3 * me)
+            assert turn[index].acquire(timeout=20)
+            mine, target = [(key + 2 * index) % IDS for key in ids], float(t - 3 * index)
             step(worker, mine, target)
             worker.communicator.flush()
-            simulated[me].step(mine, target)
+            simulated[index].step(mine, target)
             if (t + 1) % k == 0:
-                simulated[me].take(simulated[me].send())
-            same(worker, simulated[me])
-            turn[1 - me].release()
+                simulated[index].take(simulated[index].send())
+            assert_same(worker, simulated[index])
+            turn[1 - index].release()
         both.wait()
         worker.barrier()
         return worker.rows(range(IDS)), worker.model.bias.detach().clone()  # type: ignore[operator,union-attr]
 
     results = run(build, train, geo(k), servers=servers)
-    for one in simulated:
-        one.rest()
+    for worker in simulated:
+        worker.rest()
     for rows, bias in results:
-        np.testing.assert_allclose(rows, [truth[one] for one in range(IDS)], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(bias, truth["bias"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            rows, [expected[key] for key in range(IDS)], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(bias, expected["bias"], rtol=1e-5, atol=1e-6)
 
 
-def test_progress_made_while_an_exchange_is_under_way_is_kept() -> None:
+def test_progress_during_an_exchange_is_kept() -> None:
     _, [simulated] = simulation(1)
 
     def train(worker: Member) -> None:
@@ -181,15 +183,15 @@ def test_progress_made_while_an_exchange_is_under_way_is_kept() -> None:
         assert communicator._exchange is None
         for t, ids in enumerate([[0, 1, 0], [2, 1, 0], [1, 3, 0]]):
             if t == 2:
-                answer = simulated.send()
+                reply = simulated.send()
             simulated.step(ids, float(t + 1))
-        simulated.take(answer)
-        same(worker, simulated)
+        simulated.take(reply)
+        assert_same(worker, simulated)
 
     run(build, train, geo(2), workers=1)
 
 
-def test_progress_is_brought_once_however_often_it_is_settled() -> None:
+def test_settling_twice_pushes_progress_once() -> None:
     def train(worker: Member) -> Any:
         communicator, client = worker.communicator, worker.session.client
         found = []
@@ -210,7 +212,7 @@ def test_progress_is_brought_once_however_often_it_is_settled() -> None:
     assert not np.array_equal(later, twice)
 
 
-def test_an_exchange_that_is_not_done_at_the_next_is_waited_for() -> None:
+def test_an_exchange_waits_for_the_one_before_it() -> None:
     def train(worker: Member) -> Any:
         gate = Gate(worker.session.client, PUSH, "receive")
         step(worker, [0, 1], 1.0)
@@ -239,8 +241,8 @@ def test_a_barrier_leaves_all_workers_equal() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_with_one_worker_it_is_training_in_one_process() -> None:
-    """Whatever k is, a single worker's differences come back as they went."""
+def test_a_single_worker_equals_plain_torch() -> None:
+    """For any k, a single worker receives its own differences unchanged."""
     ids, targets = batches(30, 1)
 
     def net() -> Any:
@@ -279,7 +281,7 @@ def test_with_one_worker_it_is_training_in_one_process() -> None:
         torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_rows_beyond_the_limit_are_forgotten_and_lose_nothing() -> None:
+def test_rows_beyond_the_limit_are_evicted_without_loss() -> None:
     def train(worker: Member) -> Any:
         for t in range(20):
             step(worker, [t % IDS, (t + 1) % IDS], 5.0)
@@ -288,13 +290,13 @@ def test_rows_beyond_the_limit_are_forgotten_and_lose_nothing() -> None:
         worker.barrier()
         return rows, worker.rows(range(IDS))
 
-    [(few, limited)] = run(build, train, geo(1, cache_rows=4), workers=1)
-    [(many, unlimited)] = run(build, train, geo(1), workers=1)
-    assert few <= 6 < many
+    [(few_rows, limited)] = run(build, train, geo(1, cache_rows=4), workers=1)
+    [(all_rows, unlimited)] = run(build, train, geo(1), workers=1)
+    assert few_rows <= 6 < all_rows
     np.testing.assert_allclose(limited, unlimited, rtol=1e-5)
 
 
-def test_a_refused_difference_is_an_error_of_a_later_call() -> None:
+def test_a_refused_difference_is_raised_by_a_later_call() -> None:
     def train(worker: Member) -> None:
         step(worker, [1, 2], float("nan"))
         worker.communicator.flush()
@@ -303,7 +305,7 @@ def test_a_refused_difference_is_an_error_of_a_later_call() -> None:
         run(build, train, geo(1), workers=1)
 
 
-def test_an_infinity_skips_the_step_of_this_worker() -> None:
+def test_an_infinity_skips_the_step_of_its_worker() -> None:
     def train(worker: Member) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         worker.context.scalers.append(scaler)
@@ -323,28 +325,28 @@ def test_an_infinity_skips_the_step_of_this_worker() -> None:
     np.testing.assert_allclose(rows[0], first - LR * (first - 3.0), rtol=1e-5)
 
 
-def test_other_rules_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_rules_other_than_sgd_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def adagrad() -> Any:
-        model = Pull()
+        model = Attraction()
         return model, [torch.optim.Adagrad(model.parameters(), lr=LR)]
 
-    nothing: Callable[[Member], Any] = lambda worker: None  # noqa: E731
+    do_nothing: Callable[[Member], Any] = lambda worker: None  # noqa: E731
     with caplog.at_level("WARNING", "fleetlight"):
-        run(adagrad, nothing, geo(2), workers=1)
+        run(adagrad, do_nothing, geo(2), workers=1)
     assert "emb uses adagrad, whose state each worker computes from its own" in caplog.text
 
 
-def test_it_is_known_which_steps_the_servers_have() -> None:
+def test_acknowledged_steps_are_counted() -> None:
     def train(worker: Member) -> Any:
-        counted, told = worker.communicator, []
+        counted, steps = worker.communicator, []
         for _ in range(4):
             worker.optimizer.zero_grad()
             worker.model(torch.tensor([1]), 1.0).backward()
             worker.optimizer.step()
             counted.flush()
-            told.append((counted.made, counted.acknowledged))
+            steps.append((counted.made, counted.acknowledged))
         counted.settle()
-        return [*told, (counted.made, counted.acknowledged)]
+        return [*steps, (counted.made, counted.acknowledged)]
 
-    [told] = run(build, train, geo(3), workers=1)
-    assert told == [(1, 0), (2, 0), (3, 3), (4, 3), (4, 4)]
+    [steps] = run(build, train, geo(3), workers=1)
+    assert steps == [(1, 0), (2, 0), (3, 3), (4, 3), (4, 4)]

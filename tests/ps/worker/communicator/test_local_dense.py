@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense parameters that workers step themselves: what the servers hold, and what a worker sees."""
+"""LocalDense: dense parameters that workers step themselves, on servers and on a worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAN = plan("async", WORKERS, dense=[DensePlan("weight", (2,), "float64", 0, 0)]
 
 
 class Server:
-    """Adds, and answers what is there then."""
+    """Adds a share and replies with the sum."""
 
     def __init__(self) -> None:
         self.values = np.ones(2)
@@ -36,7 +36,7 @@ class Server:
 
 
 class Worker:
-    """Its pushes are answered in order, whenever the test says so."""
+    """A worker that receives its replies in order, when the test says so."""
 
     def __init__(self, server: Server) -> None:
         self.weight = torch.ones(2, dtype=torch.float64)
@@ -45,73 +45,75 @@ class Worker:
         )
         self.server, self.dense = server, LocalDense(client, LocalParameters([self.weight]))
         self.dense.begin()
-        self.answers: deque[ReplyValues] = deque()
+        self.replies: deque[ReplyValues] = deque()
 
     def push(self, *, just_taken: bool = False) -> None:
-        self.answers.append(self.server.add(self.dense.share(0, just_taken=just_taken)))
+        self.replies.append(self.server.add(self.dense.share(0, just_taken=just_taken)))
 
-    def hear(self, count: int = 1) -> None:
+    def receive(self, count: int = 1) -> None:
         for _ in range(count - 1):
-            self.answers.popleft()
-        self.dense.take(self.answers.popleft(), count)
+            self.replies.popleft()
+        self.dense.take(self.replies.popleft(), count)
 
 
-def test_own_progress_counts_as_a_whole_until_it_is_answered() -> None:
+def test_own_progress_counts_in_full_until_its_reply() -> None:
     server = Server()
-    one, other = Worker(server), Worker(server)
-    one.weight += 3
-    one.push()
-    assert one.weight.tolist() == [4, 4]
-    other.weight += 6
-    other.push()
-    one.weight += 1
-    one.hear()
-    # the mean of what all have learned up to its push, and what it has learned since
-    assert one.weight.tolist() == [1 + 3 / 3 + 1] * 2
-    other.hear()
-    assert other.weight.tolist() == [1 + 3 / 3 + 6 / 3] * 2
+    first, second = Worker(server), Worker(server)
+    first.weight += 3
+    first.push()
+    assert first.weight.tolist() == [4, 4]
+    second.weight += 6
+    second.push()
+    first.weight += 1
+    first.receive()
+    # the mean of all progress up to its push, and its own progress since
+    assert first.weight.tolist() == [1 + 3 / 3 + 1] * 2
+    second.receive()
+    assert second.weight.tolist() == [1 + 3 / 3 + 6 / 3] * 2
 
 
-def test_of_several_pushes_under_way_those_without_an_answer_stay_on_top() -> None:
+def test_pushes_without_a_reply_stay_on_top_of_server_values() -> None:
     worker = Worker(Server())
     for learned in (3, 6, 9):
         worker.weight += learned
         worker.push()
-    worker.hear(2)
+    worker.receive(2)
     assert worker.weight.tolist() == [1 + (3 + 6) / 3 + 9] * 2
-    worker.hear()
+    worker.receive()
     assert worker.weight.tolist() == [1 + (3 + 6 + 9) / 3] * 2
 
 
-def test_a_skipped_push_brings_nothing() -> None:
+def test_a_skipped_push_adds_nothing() -> None:
     worker = Worker(Server())
     worker.dense.skipped()
-    worker.answers.append(worker.server.add({}))
+    worker.replies.append(worker.server.add({}))
     worker.weight += 3
     worker.push()
-    worker.hear()
+    worker.receive()
     assert worker.weight.tolist() == [4, 4]
 
 
 @given(st.lists(st.tuples(st.integers(0, WORKERS - 1), st.sampled_from("lphb")), max_size=60))
-def test_in_the_end_all_have_the_mean_of_what_all_have_learned(acts: list[tuple[int, str]]) -> None:
+def test_all_workers_converge_to_the_mean_of_all_progress(
+    operations: list[tuple[int, str]],
+) -> None:
     server = Server()
     workers, learned = [Worker(server) for _ in range(WORKERS)], 0
-    for number, act in acts:
+    for number, operation in operations:
         worker = workers[number]
-        if act == "l":
+        if operation == "l":
             worker.weight += number + 1
             learned += number + 1
-        elif act == "p":
+        elif operation == "p":
             worker.push()
-        elif worker.answers:
-            worker.hear()
-            if act == "b":
+        elif worker.replies:
+            worker.receive()
+            if operation == "b":
                 worker.push(just_taken=True)
     for worker in workers:
         worker.push()
     for worker in workers:
-        worker.hear(len(worker.answers))
+        worker.receive(len(worker.replies))
     np.testing.assert_allclose(server.values, 1 + learned / WORKERS)
     last = workers[-1]
     np.testing.assert_allclose(last.weight.numpy(), server.values)

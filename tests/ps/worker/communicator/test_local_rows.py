@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows a worker of GeoSGD keeps, without servers."""
+"""LocalRows: the rows that a GeoSGD worker caches, without servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.ps.worker.communicator.local_rows import LocalRows
 
 
 class Servers:
-    """What the servers hold: each row is a number, three times."""
+    """The rows of the servers: each one is a number, three times."""
 
     def __init__(self) -> None:
         self.values: dict[int, float] = {}
@@ -28,7 +28,7 @@ class Servers:
         return np.array([[self.values.get(int(i), float(i))] * 3 for i in missing.ids], np.float32)
 
 
-def made(limit: int = 100) -> tuple[LocalRows, Servers]:
+def make(limit: int = 100) -> tuple[LocalRows, Servers]:
     return LocalRows(table_plan(), servers=2, workers=2, limit=limit), Servers()
 
 
@@ -38,65 +38,65 @@ def read(rows: LocalRows, servers: Servers, *ids: int, keep: bool = True) -> lis
     return [float(row[0]) for row in found[wanted.inverse]]
 
 
-def learn(rows: LocalRows, one: int, gradient: float) -> None:
+def learn(rows: LocalRows, id_: int, gradient: float) -> None:
     grads = np.full((1, 3), gradient, np.float32)
-    part = TableGradients(np.array([one]), np.array([0, 1, 1]), grads)
+    part = TableGradients(np.array([id_]), np.array([0, 1, 1]), grads)
     rows.learn(part, {"lr": 1.0, "momentum": 0.0}, 0)
 
 
-def told(part: TableGradients) -> dict[int, float]:
+def by_id(part: TableGradients) -> dict[int, float]:
     return {int(i): float(g[0]) for i, g in zip(part.ids, part.gradients, strict=True)}
 
 
-def test_rows_come_from_the_servers_once() -> None:
-    rows, servers = made()
+def test_rows_are_fetched_once() -> None:
+    rows, servers = make()
     assert read(rows, servers, 1, 2, 1) == [1, 2, 1]
     assert read(rows, servers, 2, 3) == [2, 3]
     assert servers.asked == [[1, 2], [3]]
 
 
-def test_reading_without_training_leaves_no_trace() -> None:
-    rows, servers = made()
+def test_a_read_without_keep_caches_nothing() -> None:
+    rows, servers = make()
     read(rows, servers, 1)
     learn(rows, 1, -10.0)
     assert read(rows, servers, 1, 5, keep=False) == [11, 5]
     assert len(rows) == 1
-    assert told(rows.differences()) == {1: 5}
+    assert by_id(rows.differences()) == {1: 5}
 
 
 def test_differences_are_divided_by_the_workers_and_sent_once() -> None:
-    rows, servers = made()
+    rows, servers = make()
     read(rows, servers, 1, 2)
     learn(rows, 1, -8.0)
     part = rows.differences()
-    assert told(part) == {1: 4, 2: 0}
+    assert by_id(part) == {1: 4, 2: 0}
     assert part.starts[-1] == 2
-    # half of what was learned is still to be seen on top of what the servers answer
+    # half of the progress stays visible on top of the servers' reply
     rows.take(np.array([1]), np.full((1, 3), 5.0, np.float32))
     assert read(rows, servers, 1) == [9]
-    assert told(rows.rest()) == {1: 2, 2: 0}
-    assert told(rows.differences()) == {}
+    assert by_id(rows.rest()) == {1: 2, 2: 0}
+    assert by_id(rows.differences()) == {}
 
 
-def test_a_row_that_was_not_used_for_some_windows_is_renewed(
+def test_a_row_unused_for_some_windows_is_fetched_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local_rows, "KEPT_WINDOWS", 1)
-    rows, servers = made()
+    rows, servers = make()
     read(rows, servers, 1)
     learn(rows, 1, -8.0)
     rows.differences()
     servers.values[1] = 100.0
-    assert read(rows, servers, 1) == [9]  # in the window after: as it is here
+    assert read(rows, servers, 1) == [9]  # in the next window: the cached value
     for _ in range(2):
         rows.differences()
-    # old is 1 + 4 + 2: the servers' 100 and what has not been sent, 9 - 7
+    # old is 1 + 4 + 2: the servers' 100 and the unsent part, 9 - 7
     assert read(rows, servers, 1) == [102]
     assert servers.asked == [[1], [1]]
 
 
-def test_until_then_it_is_read_as_it_is_here() -> None:
-    rows, servers = made()
+def test_a_recently_used_row_is_read_from_the_cache() -> None:
+    rows, servers = make()
     read(rows, servers, 1)
     servers.values[1] = 100.0
     for _ in range(local_rows.KEPT_WINDOWS):
@@ -109,8 +109,8 @@ def test_until_then_it_is_read_as_it_is_here() -> None:
     assert read(rows, servers, 1) == [100]
 
 
-def test_what_is_learned_finds_its_rows_whatever_array_names_them() -> None:
-    rows, servers = made()
+def test_gradients_find_their_rows_by_any_array_of_ids() -> None:
+    rows, servers = make()
     wanted = dedup(np.array([3, 4, 5]), 2)
     rows.read(wanted, servers.fetch, True)
     grads = np.ones((3, 3), np.float32)
@@ -119,27 +119,27 @@ def test_what_is_learned_finds_its_rows_whatever_array_names_them() -> None:
     assert read(rows, servers, 3, 4, 5, keep=False) == [1, 2, 3]
 
 
-def test_a_row_forgotten_since_it_was_read_learns_nothing() -> None:
-    rows, servers = made(limit=1)
+def test_gradients_of_an_evicted_row_are_dropped() -> None:
+    rows, servers = make(limit=1)
     wanted = dedup(np.array([3]), 2)
     rows.read(wanted, servers.fetch, True)
     rows.differences()
     read(rows, servers, 4)
     rows.differences()
-    # the place of 3 is free, and goes to 5
+    # row 5 takes the free slot of row 3
     read(rows, servers, 5)
     part = TableGradients(wanted.ids, wanted.starts, np.ones((1, 3), np.float32))
     rows.learn(part, {"lr": 1.0, "momentum": 0.0}, 0)
     assert read(rows, servers, 4, 5, keep=False) == [4, 5]
 
 
-def test_the_rows_used_longest_ago_are_forgotten_beyond_the_limit() -> None:
-    rows, servers = made(limit=2)
+def test_the_least_recently_used_rows_are_evicted_beyond_the_limit() -> None:
+    rows, servers = make(limit=2)
     for window in range(3):
         read(rows, servers, 10 + window)
         learn(rows, 10 + window, -4.0)
-        sent = told(rows.differences())
-    # 12 is of this window; 10 goes, and takes what was left of it along
+        sent = by_id(rows.differences())
+    # 12 is of this window; 10 is evicted, and its remaining difference is sent
     assert sent == {10: 1, 12: 2}
     assert len(rows) == 2
     rows.take(np.array([10, 12]), np.full((2, 3), 5.0, np.float32))
@@ -148,20 +148,20 @@ def test_the_rows_used_longest_ago_are_forgotten_beyond_the_limit() -> None:
     assert len(rows) == 0
 
 
-def test_windows_are_counted_anew_before_they_are_too_many(
+def test_window_numbers_restart_before_they_overflow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local_rows, "MOST_WINDOWS", 3)
-    rows, servers = made()
+    rows, servers = make()
     for _ in range(10):
         assert read(rows, servers, 1, 2) == [1, 2]
         learn(rows, 1, 0.0)
-        assert told(rows.differences()) == {1: 0, 2: 0}
+        assert by_id(rows.differences()) == {1: 0, 2: 0}
         assert rows.window <= 4
     assert servers.asked == [[1, 2]]
 
 
-def test_an_expired_row_is_read_again_and_its_rule_goes_on() -> None:
+def test_an_expired_row_is_fetched_again_and_keeps_its_rule_state() -> None:
     plan = table_plan("adagrad")
     kept, fresh = (LocalRows(plan, servers=2, workers=2, limit=100) for _ in range(2))
     servers = Servers()
@@ -177,7 +177,7 @@ def test_an_expired_row_is_read_again_and_its_rule_goes_on() -> None:
     step(kept, 3.0)
     kept.expire()
     # nothing is sent twice
-    assert told(kept.rest()) == {}
+    assert by_id(kept.rest()) == {}
     servers.values[7] = 10.0
     assert read(kept, servers, 7) == read(fresh, servers, 7) == [10.0]
     step(kept, 4.0)
@@ -186,11 +186,11 @@ def test_an_expired_row_is_read_again_and_its_rule_goes_on() -> None:
     assert read(kept, servers, 7) == pytest.approx([10.0 - 4.0 / 5.0])
 
 
-def test_an_expired_row_stays_so_when_windows_are_counted_anew(
+def test_an_expired_row_stays_expired_when_window_numbers_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local_rows, "MOST_WINDOWS", 2)
-    rows, servers = made()
+    rows, servers = make()
     read(rows, servers, 1)
     rows.expire()
     for _ in range(4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sync: equal to plain torch in one process with the batches of all workers put together."""
+"""Sync communicator: equal to plain torch in one process on the global batch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def adagrad(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def two_adams(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """What torch itself needs for sparse gradients: SparseAdam beside a dense one."""
+    """SparseAdam for sparse gradients, as torch requires, and a dense optimizer."""
     return [
         torch.optim.SparseAdam([model.emb.weight], lr=0.02),  # type: ignore[list-item,union-attr]
         torch.optim.AdamW(model.linear.parameters(), lr=0.02),  # type: ignore[union-attr]
     ]
 
 
-def ours(optimizers: Optimizers) -> Callable[[], Any]:
+def build_with(optimizers: Optimizers) -> Callable[[], Any]:
     def build() -> Any:
         model = Net(DIM)
         return model, optimizers(model)
@@ -45,7 +45,7 @@ def ours(optimizers: Optimizers) -> Callable[[], Any]:
 
 
 def reference(rows: int = ROWS) -> Net:
-    """Plain torch, with our first values."""
+    """A plain torch model with the initial values of the servers."""
     torch.manual_seed(0)
     model = Net(DIM, rows=rows)
     with torch.no_grad():
@@ -53,14 +53,14 @@ def reference(rows: int = ROWS) -> Net:
     return model
 
 
-def whole(worker: Member) -> tuple[Tensor, list[Tensor]]:
+def all_values(worker: Member) -> tuple[Tensor, list[Tensor]]:
     """All rows and all dense parameters."""
     worker.barrier()
     rows = torch.from_numpy(worker.rows(range(ROWS)))
     return rows, [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
 
 
-def close(got: Tensor, expected: Tensor) -> None:
+def assert_near(got: Tensor, expected: Tensor) -> None:
     """To 1e-6 of the largest of the numbers."""
     scale = float(expected.abs().max())
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6 * scale)
@@ -68,9 +68,9 @@ def close(got: Tensor, expected: Tensor) -> None:
 
 def compare(results: list[Any], model: Net) -> None:
     for rows, dense in results:
-        close(rows, model.emb.weight.detach())  # type: ignore[arg-type,union-attr]
+        assert_near(rows, model.emb.weight.detach())  # type: ignore[arg-type,union-attr]
         for mine, theirs in zip(dense, model.linear.parameters(), strict=True):
-            close(mine, theirs.detach())
+            assert_near(mine, theirs.detach())
 
 
 def train_plain(model: Net, optimizers: list[Any], ids: Tensor, targets: Tensor) -> None:
@@ -90,7 +90,7 @@ def train_on(ids: Tensor, targets: Tensor) -> Callable[[Member], Any]:
             loss_of(worker.model, ids[t, worker.index], targets[t, worker.index]).backward()
             for optimizer in worker.optimizers:
                 optimizer.step()
-        return whole(worker)
+        return all_values(worker)
 
     return train
 
@@ -98,17 +98,17 @@ def train_on(ids: Tensor, targets: Tensor) -> Callable[[Member], Any]:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize("optimizers", [sgd, adagrad, two_adams])
-def test_it_equals_plain_torch(optimizers: Optimizers, servers: int) -> None:
+def test_training_equals_plain_torch(optimizers: Optimizers, servers: int) -> None:
     ids, targets = batches(STEPS, 2, ids=ROWS)
-    ids[::5] = ids[::5, :1, :1, :1]  # now and then one id alone, on one server
+    ids[::5] = ids[::5, :1, :1, :1]  # some batches have a single id, on one server
     model = reference()
     train_plain(model, optimizers(model), ids, targets)
-    compare(run(ours(optimizers), train_on(ids, targets), servers=servers), model)
+    compare(run(build_with(optimizers), train_on(ids, targets), servers=servers), model)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_a_worker_whose_data_end_leaves_the_others_the_whole_step() -> None:
-    """Then the mean is over the workers that are left."""
+def test_steps_continue_without_a_worker_that_ran_out_of_data() -> None:
+    """The mean is then over the remaining workers."""
     ids, targets = batches(20, 2, ids=ROWS)
 
     def train(worker: Member) -> Any:
@@ -116,18 +116,18 @@ def test_a_worker_whose_data_end_leaves_the_others_the_whole_step() -> None:
             worker.optimizer.zero_grad()
             loss_of(worker.model, ids[t, worker.index], targets[t, worker.index]).backward()
             worker.optimizer.step()
-        return whole(worker)
+        return all_values(worker)
 
     model = reference()
     [optimizer] = adagrad(model)
     train_plain(model, [optimizer], ids[:10], targets[:10])
     train_plain(model, [optimizer], ids[10:, :1], targets[10:, :1])
-    compare(run(ours(adagrad), train, servers=2), model)
+    compare(run(build_with(adagrad), train, servers=2), model)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])
-def test_clipping_is_that_of_the_whole_batch(max_norm: float) -> None:
+def test_clipping_uses_the_norm_of_the_global_batch(max_norm: float) -> None:
     ids, targets = batches(20, 2, ids=ROWS)
     model, norms = reference(), []
     [optimizer] = adagrad(model)
@@ -152,21 +152,21 @@ def test_clipping_is_that_of_the_whole_batch(max_norm: float) -> None:
             mine.append(worker.clip(max_norm))
             worker.optimizer.step()
         assert mine == pytest.approx(norms, rel=1e-4)
-        return whole(worker)
+        return all_values(worker)
 
-    compare(run(ours(adagrad), train, servers=2), model)
+    compare(run(build_with(adagrad), train, servers=2), model)
 
 
-def test_only_the_euclidean_norm_is_known_to_the_servers() -> None:
+def test_only_the_euclidean_norm_is_supported() -> None:
     def train(worker: Member) -> None:
         loss_of(worker.model, torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 1)).backward()
         with pytest.raises(ConfigError, match="norm_type=1, expected 2"):
             worker.clip(1.0, norm_type=1.0)
 
-    run(ours(sgd), train, workers=1)
+    run(build_with(sgd), train, workers=1)
 
 
-def test_one_worker_that_does_not_clip_is_told() -> None:
+def test_workers_must_agree_on_clipping() -> None:
     ids, targets = batches(1, 2, ids=ROWS)
 
     def train(worker: Member) -> None:
@@ -175,14 +175,14 @@ def test_one_worker_that_does_not_clip_is_told() -> None:
             worker.clip(1.0)
         worker.optimizer.step()
 
-    job = Job(ours(sgd), SYNC, workers=2, servers=1)
+    job = Job(build_with(sgd), SYNC, workers=2, servers=1)
     for error in job.tried(train):
         assert isinstance(error, PlanError)
         assert "worker 0 clips the gradients, worker 1 does not" in str(error)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_backwards_add_up_and_zero_grad_clears_them() -> None:
+def test_gradients_accumulate_until_zero_grad() -> None:
     ids, targets = batches(10, 2, ids=ROWS)
 
     def train(worker: Member) -> Any:
@@ -193,7 +193,7 @@ def test_backwards_add_up_and_zero_grad_clears_them() -> None:
                 loss_of(worker.model, ids[i, worker.index], targets[i, worker.index]).backward()
             worker.optimizer.step()
             worker.optimizer.zero_grad()
-        return whole(worker)
+        return all_values(worker)
 
     model = reference()
     [optimizer] = adagrad(model)
@@ -202,10 +202,10 @@ def test_backwards_add_up_and_zero_grad_clears_them() -> None:
         for i in (t, t + 1):
             loss_of(model, ids[i].flatten(0, 1), targets[i].flatten(0, 1)).backward()
         optimizer.step()
-    compare(run(ours(adagrad), train), model)
+    compare(run(build_with(adagrad), train), model)
 
 
-def test_the_learning_rate_is_that_of_the_schedule() -> None:
+def test_steps_use_the_scheduled_learning_rate() -> None:
     ids, targets = batches(12, 2, ids=ROWS)
 
     def schedule(optimizer: Any) -> Any:
@@ -218,7 +218,7 @@ def test_the_learning_rate_is_that_of_the_schedule() -> None:
             loss_of(worker.model, ids[t, worker.index], targets[t, worker.index]).backward()
             worker.optimizer.step()
             scheduler.step()
-        return whole(worker)
+        return all_values(worker)
 
     model = reference()
     [optimizer] = sgd(model)
@@ -226,12 +226,12 @@ def test_the_learning_rate_is_that_of_the_schedule() -> None:
     for t in range(12):
         train_plain(model, [optimizer], ids[t : t + 1], targets[t : t + 1])
         scheduler.step()
-    compare(run(ours(sgd), train), model)
+    compare(run(build_with(sgd), train), model)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_an_infinity_on_one_worker_skips_the_step_of_all() -> None:
-    """As in one process: the scaler backs off, Adam's count stands still."""
+def test_an_infinity_on_one_worker_skips_the_step_for_all() -> None:
+    """As in one process, the scaler backs off and Adam's step count stays."""
     ids, targets = batches(12, 2, ids=ROWS)
 
     def train(worker: Member) -> Any:
@@ -248,20 +248,20 @@ def test_an_infinity_on_one_worker_skips_the_step_of_all() -> None:
                 scaler.step(optimizer)
             scaler.update()
             scales.append(scaler.get_scale())
-        return (*whole(worker), scales)
+        return (*all_values(worker), scales)
 
     model = reference()
     optimizers = two_adams(model)
     for t in range(12):
         if t != 4:
             train_plain(model, optimizers, ids[t : t + 1], targets[t : t + 1])
-    results = run(ours(two_adams), train)
+    results = run(build_with(two_adams), train)
     compare([result[:2] for result in results], model)
     for result in results:
         assert result[2] == [2.0**10] * 4 + [2.0**9] * 8
 
 
-def test_not_a_number_is_refused_by_name_and_the_step_can_be_made_again() -> None:
+def test_nan_is_refused_by_name_and_the_step_can_be_repeated() -> None:
     ids, targets = batches(2, 2, ids=ROWS)
 
     def train(worker: Member) -> Any:
@@ -276,16 +276,16 @@ def test_not_a_number_is_refused_by_name_and_the_step_can_be_made_again() -> Non
         gradient = worker.model.emb.weight.grad  # type: ignore[union-attr]
         gradient.parts[0].gradients[:] = kept
         worker.optimizer.step()
-        return whole(worker)
+        return all_values(worker)
 
     model = reference()
     train_plain(model, sgd(model), ids[:1], targets[:1])
-    compare(run(ours(sgd), train), model)
+    compare(run(build_with(sgd), train), model)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_layers_of_torch_are_moved_with_the_values_of_worker_0(kind: Any) -> None:
-    class Moved(nn.Module):
+def test_torch_embeddings_are_converted_with_the_values_of_worker_0(kind: Any) -> None:
+    class TorchModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.emb = kind(ROWS, DIM, sparse=True)
@@ -297,7 +297,7 @@ def test_layers_of_torch_are_moved_with_the_values_of_worker_0(kind: Any) -> Non
             return out
 
     def build() -> Any:
-        model = Moved()
+        model = TorchModel()
         return model, [torch.optim.SGD(model.parameters(), lr=0.01)]
 
     ids, targets = batches(10, 2, ids=ROWS)
@@ -309,7 +309,7 @@ def test_layers_of_torch_are_moved_with_the_values_of_worker_0(kind: Any) -> Non
     assert weight is model.emb.weight
 
 
-def test_an_empty_batch_is_a_step_like_any_other() -> None:
+def test_an_empty_batch_counts_as_a_step() -> None:
     ids, targets = batches(2, 2, ids=ROWS)
 
     def train(worker: Member) -> Any:
@@ -320,7 +320,7 @@ def test_an_empty_batch_is_a_step_like_any_other() -> None:
             worker.optimizer.zero_grad()
             ((worker.model(mine[0]) - mine[1]) ** 2).sum().backward()
             worker.optimizer.step()
-        return whole(worker)
+        return all_values(worker)
 
     model = reference()
     [optimizer] = sgd(model)
@@ -328,17 +328,17 @@ def test_an_empty_batch_is_a_step_like_any_other() -> None:
         optimizer.zero_grad()
         (((model(ids[t, 0]) - targets[t, 0]) ** 2).sum() / 2).backward()
         optimizer.step()
-    compare(run(ours(sgd), train, servers=3), model)
+    compare(run(build_with(sgd), train, servers=3), model)
 
 
-def test_more_servers_than_parameters() -> None:
+def test_training_works_with_more_servers_than_parameters() -> None:
     ids, targets = batches(3, 2, ids=ROWS)
     model = reference()
     train_plain(model, sgd(model), ids, targets)
-    compare(run(ours(sgd), train_on(ids, targets), servers=5), model)
+    compare(run(build_with(sgd), train_on(ids, targets), servers=5), model)
 
 
-def test_a_model_without_tables_and_one_without_dense_parameters() -> None:
+def test_models_need_neither_tables_nor_dense_parameters() -> None:
     def dense() -> Any:
         model = nn.Linear(3, 1)
         return model, sgd(model)
@@ -357,5 +357,5 @@ def test_a_model_without_tables_and_one_without_dense_parameters() -> None:
         return worker.model(given).detach()
 
     for build in (dense, sparse):
-        one, two = run(build, train, servers=2)
-        torch.testing.assert_close(one, two)
+        first, second = run(build, train, servers=2)
+        torch.testing.assert_close(first, second)

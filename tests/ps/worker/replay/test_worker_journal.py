@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redo: what a worker was about to bring is there after its end, whole or as before."""
+"""WorkerJournal: a restarted worker finds its last commit complete, or the one before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ps.journal.full import NoRoom
+from tests.ps.journal.full_disk import FullDisk
 
 from fleetlight.errors import JournalError
 from fleetlight.ps import messages as m
@@ -25,7 +25,7 @@ from fleetlight.ps.resume import (
     Decision,
 )
 from fleetlight.ps.transport.protocol import HEADER_LIMIT
-from fleetlight.ps.worker.replay import worker_journal as journal_module
+from fleetlight.ps.worker.replay import worker_journal
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
@@ -46,14 +46,14 @@ def push(sequence: int, value: float) -> tuple[m.Push, list[Any]]:
 
 
 def commit(journal: WorkerJournal, number: int, **facts: Any) -> None:
-    moment = ResumePoint(
+    point = ResumePoint(
         **{"replies": 0, "meetings": 0, "prelude": 0, "script": b"s%d" % number, **facts}
     )
     requests = {server: [push(number, float(server))] for server in range(2)}
-    journal.commit(StepOrigin(0, 0, 0, moment), 0, [number, number], requests)
+    journal.commit(StepOrigin(0, 0, 0, point), 0, [number, number], requests)
 
 
-def test_the_last_push_is_found_by_a_later_life(tmp_path: Path) -> None:
+def test_a_restart_finds_the_last_push(tmp_path: Path) -> None:
     first = opened(tmp_path)
     assert (first.identity.incarnation, first.last) == (1, None)
     for number in range(1, 4):
@@ -70,8 +70,8 @@ def test_the_last_push_is_found_by_a_later_life(tmp_path: Path) -> None:
     second.close(is_needed=True)
 
 
-def test_a_moment_may_be_longer_than_what_travels(tmp_path: Path) -> None:
-    """A model has many small buffers, say."""
+def test_a_resume_point_may_exceed_the_message_limit(tmp_path: Path) -> None:
+    """For example, of a model with many small buffers."""
     first, script = opened(tmp_path), bytes(HEADER_LIMIT + 1)
     commit(first, 1, script=script)
     first.close(is_needed=True)
@@ -81,31 +81,31 @@ def test_a_moment_may_be_longer_than_what_travels(tmp_path: Path) -> None:
     second.close(is_needed=True)
 
 
-class Death(Exception):
-    """Of the process; what it has written so far stays."""
+class Crash(Exception):
+    """A crash of the process; the bytes written so far stay."""
 
 
 @pytest.mark.parametrize("left", [0, 1, 10, 27, 28, 29, 100, 300, 400])
-def test_one_that_its_writer_died_over_is_none(
+def test_a_torn_commit_is_ignored(
     tmp_path: Path, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.pwritev
 
-    def dying(fd: int, buffers: Any, offset: int) -> int:
+    def crashing(fd: int, buffers: Any, offset: int) -> int:
         nonlocal left
         data = b"".join(buffers)
         write(fd, [data[:left]], offset)
         left -= len(data)
         if left < 0:
-            raise Death
+            raise Crash
         return len(data)
 
     first = opened(tmp_path)
     for number in range(1, 4):
         commit(first, number)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", dying)
-        with pytest.raises(Death):
+        patch.setattr(os, "pwritev", crashing)
+        with pytest.raises(Crash):
             commit(first, 4)
     first.close(is_needed=True)
     later = opened(tmp_path)
@@ -120,7 +120,7 @@ def test_one_that_its_writer_died_over_is_none(
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\xf1REDO" + bytes(40)])
-def test_nonsense_is_no_commit(tmp_path: Path, damage: bytes) -> None:
+def test_an_unreadable_commit_is_ignored(tmp_path: Path, damage: bytes) -> None:
     first = opened(tmp_path)
     commit(first, 1)
     commit(first, 2)
@@ -133,7 +133,7 @@ def test_nonsense_is_no_commit(tmp_path: Path, damage: bytes) -> None:
 
 
 @pytest.mark.parametrize("facts", [{"job": "k"}, {"start": 1}, {"worker_num": 3}, {"job": ""}])
-def test_what_others_have_left_is_not_taken_up(tmp_path: Path, facts: dict[str, Any]) -> None:
+def test_state_of_another_job_is_not_resumed(tmp_path: Path, facts: dict[str, Any]) -> None:
     first = opened(tmp_path, **({"job": ""} if facts == {"job": ""} else {}))
     commit(first, 1)
     first.replies.once("a", lambda: [b"1"])
@@ -145,7 +145,7 @@ def test_what_others_have_left_is_not_taken_up(tmp_path: Path, facts: dict[str, 
     second.close(is_needed=True)
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     first = opened(tmp_path)
     with pytest.raises(JournalError, match="in use by another process"):
         opened(tmp_path)
@@ -154,7 +154,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     opened(tmp_path).close(is_needed=False)
 
 
-def test_answers_outlive_the_worker_and_a_torn_one_is_asked_for_again(tmp_path: Path) -> None:
+def test_replies_survive_a_restart_except_a_torn_one(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.replies.once("a", lambda: [b"1", b""])
     first.replies.once("b", lambda: [b"2"])
@@ -171,10 +171,10 @@ def test_answers_outlive_the_worker_and_a_torn_one_is_asked_for_again(tmp_path: 
     third.close(is_needed=True)
 
 
-def test_answers_that_nobody_asks_for_again_are_thrown_away(
+def test_replies_before_the_last_commit_are_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(worker_journal, "_COMPACT_BYTES", 1000)
     first = opened(tmp_path)
     for number in range(40):
         first.replies.once("a", lambda number=number: [b"%d" % number])  # type: ignore[misc]
@@ -190,11 +190,11 @@ def test_answers_that_nobody_asks_for_again_are_thrown_away(
     second.close(is_needed=False)
 
 
-def test_what_is_kept_is_not_written_anew_at_each_step(
+def test_compaction_waits_until_the_file_has_doubled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The beginning of a script may have more to keep than that."""
-    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
+    """The replies of a script's prelude may alone exceed the limit for compaction."""
+    monkeypatch.setattr(worker_journal, "_COMPACT_BYTES", 1000)
     first = opened(tmp_path)
     sizes, file = [], tmp_path / "answers"
     for _ in range(20):
@@ -207,17 +207,17 @@ def test_what_is_kept_is_not_written_anew_at_each_step(
             sizes.append((before.st_size, file.stat().st_size))
     kept = sizes[-1][1]
     assert [after for _, after in sizes] == [kept] * len(sizes)
-    # the first time as soon as it is allowed, then each time there is twice as much
+    # first at the limit, then whenever the file has doubled
     assert len(sizes) == 5
     assert all(size > 2 * kept for size, _ in sizes[1:])
     first.close(is_needed=False)
 
 
-def test_an_answer_that_comes_while_it_is_written_anew_stays(
+def test_a_reply_written_during_compaction_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is written before it is counted; another thread may push just then."""
-    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
+    """A reply is written before it is counted, and another thread may commit in between."""
+    monkeypatch.setattr(worker_journal, "_COMPACT_BYTES", 1000)
     first = opened(tmp_path)
     for _ in range(20):
         first.replies.once("a", lambda: [bytes(100)])
@@ -237,7 +237,7 @@ def test_an_answer_that_comes_while_it_is_written_anew_stays(
     second.close(is_needed=False)
 
 
-def test_a_disk_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = WorkerJournal(tmp_path, identity(), patience_s=0.0)
 
     def full(*_: Any) -> int:
@@ -253,12 +253,12 @@ FILES = ["lock", "identity.json.new", "push.0", "push.1", "answers"]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_life_begins_once_there_is_room(
+def test_opening_waits_for_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for incarnation in (1, 2):
         with monkeypatch.context() as patch:
-            full = NoRoom(patch, name, 4)
+            full = FullDisk(patch, name, 4)
             full.only_open = name != "identity.json.new"
             journal = opened(tmp_path)
             assert (full.left, journal.identity.incarnation) == (0, incarnation)
@@ -267,19 +267,19 @@ def test_a_life_begins_once_there_is_room(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_life_that_finds_no_room_says_what_to_do(
+def test_opening_on_a_full_disk_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    NoRoom(monkeypatch, name, 99)
+    FullDisk(monkeypatch, name, 99)
     file = name.removesuffix(".new") if name != "lock" else ""
     text = rf"durability: \S*{file} cannot be .*: No space left on device; .*name another folder"
     with pytest.raises(JournalError, match=text):
         WorkerJournal(tmp_path, identity(), patience_s=0.0)
 
 
-def test_what_is_large_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_waits_for_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = opened(tmp_path)
-    full = NoRoom(monkeypatch, f"kept.{hashlib.sha256(bytes(range(9))).hexdigest()}.new", 4)
+    full = FullDisk(monkeypatch, f"kept.{hashlib.sha256(bytes(range(9))).hexdigest()}.new", 4)
     full.only_open = True
     name = journal.shelf.put(np.arange(9, dtype=np.uint8))
     assert full.left == 0
@@ -287,87 +287,85 @@ def test_what_is_large_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.Mo
     journal.close(is_needed=False)
 
 
-def of_next_launch(path: Path, **facts: Any) -> WorkerJournal:
+def open_in_next_launch(path: Path, **facts: Any) -> WorkerJournal:
     wanted = identity(**{"job": "next", "started_at": 6, **facts})
     return WorkerJournal(path, wanted, resume=True)
 
 
 @pytest.mark.parametrize("kind", [POSITIONS, VALUES])
-def test_a_job_that_is_resumed_goes_on_in_the_folder_if_all_agree(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_resumed_job_continues_after_the_decision(tmp_path: Path, kind: str) -> None:
     first = opened(tmp_path)
     commit(first, 1)
     first.close(is_needed=True)
-    # who dies before all have decided leaves all as it was
-    of_next_launch(tmp_path).close(is_needed=True)
-    again = of_next_launch(tmp_path)
-    assert (again.remains.state, again.remains.job) == (STEPPED, "j")
-    assert (again.identity.incarnation, again.identity.started_at) == (2, 5)
-    assert again.is_undecided
-    again.decide(Decision(kind, job="j"))
-    assert (again.last is not None) == (kind == POSITIONS)
-    again.begin()
-    again.close(is_needed=True)
-    # a life in the same launch asks nobody, one in another asks again
+    # a crash before the decision changes nothing
+    open_in_next_launch(tmp_path).close(is_needed=True)
+    resumed = open_in_next_launch(tmp_path)
+    assert (resumed.remains.state, resumed.remains.job) == (STEPPED, "j")
+    assert (resumed.identity.incarnation, resumed.identity.started_at) == (2, 5)
+    assert resumed.is_undecided
+    resumed.decide(Decision(kind, job="j"))
+    assert (resumed.last is not None) == (kind == POSITIONS)
+    resumed.begin()
+    resumed.close(is_needed=True)
+    # a restart in the same launch needs no decision, a new launch does
     for job, incarnation in (("next", 3), ("a third", 4)):
-        later = of_next_launch(tmp_path, job=job)
+        later = open_in_next_launch(tmp_path, job=job)
         assert later.is_undecided == (job != "next")
         assert later.identity.incarnation == incarnation
         assert (later.last is not None) == (kind == POSITIONS)
         later.close(is_needed=True)
 
 
-def test_what_another_job_has_left_stays_until_this_one_has_joined(tmp_path: Path) -> None:
-    """Servers may refuse it: then that job can still be resumed."""
+def test_state_of_another_job_is_kept_until_this_job_joins(tmp_path: Path) -> None:
+    """If servers refuse this job, the other one can still be resumed."""
     first = opened(tmp_path)
     commit(first, 1)
     first.close(is_needed=True)
-    for joins in (False, True):
+    for joined in (False, True):
         other = WorkerJournal(tmp_path, identity(job="other", started_at=9))
         assert (other.identity.started_at, other.last, other.has_committed) == (9, None, False)
         other.replies.once("before it joined", lambda: [b"x"])
-        if joins:
+        if joined:
             other.begin()
-            other.replies.once("behind that", lambda: [b"y"])
+            other.replies.once("after it joined", lambda: [b"y"])
         other.close(is_needed=True)
-        assert of_next_launch_state(tmp_path) == (STARTED if joins else STEPPED)
+        assert state_in_next_launch(tmp_path) == (STARTED if joined else STEPPED)
     later = WorkerJournal(tmp_path, identity(job="other", started_at=10))
-    for name, answer in (("before it joined", b"x"), ("behind that", b"y")):
-        assert later.replies.once(name, list) == [answer]
+    for name, reply in (("before it joined", b"x"), ("after it joined", b"y")):
+        assert later.replies.once(name, list) == [reply]
     later.close(is_needed=True)
 
 
-def of_next_launch_state(path: Path) -> str:
-    journal = of_next_launch(path)
+def state_in_next_launch(path: Path) -> str:
+    journal = open_in_next_launch(path)
     journal.close(is_needed=True)
     return journal.remains.state
 
 
-def test_a_worker_says_that_it_has_left_or_cannot_resume(tmp_path: Path) -> None:
-    assert of_next_launch_state(tmp_path) == NOTHING
+def test_the_state_tells_that_a_worker_left_or_cannot_resume(tmp_path: Path) -> None:
+    assert state_in_next_launch(tmp_path) == NOTHING
     first = opened(tmp_path)
     first.give_up("its batches are its own")
     first.close(is_needed=True)
-    assert of_next_launch_state(tmp_path) == UNABLE
+    assert state_in_next_launch(tmp_path) == UNABLE
     last = opened(tmp_path)
     last.close(is_needed=False, ended=True)
     assert sorted(os.listdir(tmp_path)) == ["identity.json", "lock"]
-    assert of_next_launch_state(tmp_path) == LEFT
-    # which is in nobody's way
-    another = opened(tmp_path, job="another")
-    assert another.identity.incarnation == 1
-    commit(another, 1)
-    another.close(is_needed=True)
-    assert of_next_launch_state(tmp_path) == STEPPED
-    # and with another number of workers it is not theirs
-    journal = of_next_launch(tmp_path, worker_num=3)
+    assert state_in_next_launch(tmp_path) == LEFT
+    # the state of a finished job does not stop another job
+    other_job = opened(tmp_path, job="another")
+    assert other_job.identity.incarnation == 1
+    commit(other_job, 1)
+    other_job.close(is_needed=True)
+    assert state_in_next_launch(tmp_path) == STEPPED
+    # with another number of workers the state does not apply
+    journal = open_in_next_launch(tmp_path, worker_num=3)
     assert journal.remains.state == NOTHING
     journal.close(is_needed=True)
 
 
-def test_what_a_disk_has_lost_of_a_commit_makes_it_none(tmp_path: Path) -> None:
-    """Pages come to a disk in any order: the head may be there before the rest."""
+def test_a_commit_with_lost_pages_is_ignored(tmp_path: Path) -> None:
+    """Pages reach a disk in any order, so the head may be there without the rest."""
     first = WorkerJournal(tmp_path, identity(), sync=True)
     for number in (1, 2):
         commit(first, number)
@@ -382,7 +380,7 @@ def test_what_a_disk_has_lost_of_a_commit_makes_it_none(tmp_path: Path) -> None:
     second.close(is_needed=True)
 
 
-def test_what_is_to_outlive_the_machine_is_on_the_disk_before_it_counts(
+def test_with_sync_each_write_is_synced_before_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []

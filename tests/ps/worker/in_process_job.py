@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client and its servers in one process, and what the client said to each."""
+"""A client and its servers in one process, with a log of the client's requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fleetlight.ps.worker.push_request import PushRequest
 from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
 
 
-class Spy:
-    """A channel that remembers what it was asked, and fails where it is told to."""
+class LoggingChannel:
+    """A channel that logs its requests and fails on demand."""
 
     welcome = None
     retry = DEFAULT_RETRY
@@ -30,13 +30,13 @@ class Spy:
     def __init__(self, inner: Any, log: list[Any], server: int) -> None:
         self.peer = f"server {server}"
         self._inner, self._log, self._server = inner, log, server
-        self.fails: str | None = None
-        #: in which order things happen, on all lanes of all servers
+        self.fails_in: str | None = None
+        #: the order of calls, on all lanes of all servers
         self.events: list[str] = []
         self.closed = False
 
     def send(self, message: m.Message, arrays: Sequence[Any] = ()) -> None:
-        if self.fails == "send":
+        if self.fails_in == "send":
             raise PeerLostError(f"{self.peer} is gone")
         self._log.append((self._server, message))
         self.events.append(f"send {self._server}")
@@ -54,18 +54,18 @@ class Spy:
 
     def receive(self, deadline_s: float | None = None) -> ReceivedReply:
         self.events.append(f"receive {self._server}")
-        answer: ReceivedReply = self._inner.receive(deadline_s)
-        if self.fails == "receive":
+        reply: ReceivedReply = self._inner.receive(deadline_s)
+        if self.fails_in == "receive":
             raise PeerLostError(f"{self.peer} hung up")
-        return answer
+        return reply
 
     def close(self) -> None:
         self.closed = True
         self._inner.close()
 
 
-class Team:
-    """A client and its servers; `log` is what was said to whom."""
+class InProcessJob:
+    """A client and its servers; `log` holds (server, request)."""
 
     def __init__(
         self,
@@ -77,31 +77,31 @@ class Team:
         self.plan = plan(mode, 1, server_num=servers, **facts)
         self.servers = [opened(self.plan, index=i) for i in range(servers)]
         self.log: list[tuple[int, Any]] = []
-        self.lanes: dict[str, list[Spy]] = {}
+        self.lanes: dict[str, list[LoggingChannel]] = {}
         self.client = Client(0, 1, servers, self.connect, journal)
         self.client.join(self.plan)
         self.live = LocalParameters([torch.ones(d.shape) for d in self.plan.dense])
 
     def connect(self, lane: str) -> list[Any]:
-        spies = []
+        channels = []
         for server in self.servers:
             channel = MemoryChannel(server)
             hello = m.Greeting("test", 0, 1, server.index, len(self.servers), 1, lane)
             channel.call(hello)
-            spies.append(Spy(channel, self.log, server.index))
-        self.lanes[lane] = spies
-        return spies
+            channels.append(LoggingChannel(channel, self.log, server.index))
+        self.lanes[lane] = channels
+        return channels
 
-    def said(self, kind: type) -> list[int]:
-        """To whom it was said since the last time somebody asked."""
-        told = [server for server, message in self.log if isinstance(message, kind)]
+    def receivers(self, kind: type) -> list[int]:
+        """The servers that received such a request since the last call."""
+        servers = [server for server, message in self.log if isinstance(message, kind)]
         self.log.clear()
-        return told
+        return servers
 
     def wanted(self, *ids: int, table: int = 0, insert: bool = True) -> Wanted:
         return Wanted(table, dedup(np.array(ids, np.int64), len(self.servers)), insert)
 
-    def parcel(
+    def push_request(
         self, ids: Sequence[int], value: float = -1.0, dense: Any = None, step: int = 0
     ) -> PushRequest:
         distinct = dedup(np.array(ids, np.int64), len(self.servers))
@@ -110,7 +110,7 @@ class Team:
         update = Update(0, step, OPTIONS, {0: part}, {0: dense})
         return self.client.build_push(update, self.live)
 
-    def first(self, *ids: int, **of: Any) -> list[float]:
+    def first_values(self, *ids: int, **of: Any) -> list[float]:
         wanted = self.wanted(*ids, **of)
         [rows] = self.client.pull([wanted]).rows
         return [float(row[0]) for row in rows[wanted.ids.inverse]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server in one process that dies and is started again on what it has kept."""
+"""A server and its workers in one process; the server crashes and restarts on its folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fleetlight.ps.server.server import Server
 IDS = list(range(-3, 5))
 
 
-class Lives:
-    """A server, its workers, and the folder that outlives it."""
+class RestartableCluster:
+    """A server, its workers, and the folder from which the server restarts."""
 
     def __init__(self, folder: Path, the_plan: Plan, **more: Any) -> None:
         self.folder, self.plan = folder, the_plan
@@ -43,10 +43,10 @@ class Lives:
         assert self.server._durability is not None
         return self.server._durability
 
-    def die(self, back: Sequence[int] = (0, 1)) -> None:
-        """As by SIGKILL: what the system has not got is gone; then the next life.
+    def restart(self, returning: Sequence[int] = (0, 1)) -> None:
+        """Crash as by SIGKILL, losing what is not in the page cache, and restart the server.
 
-        `back`: the workers that call again.
+        `returning`: the workers that connect again.
         """
         durability = self.durability
         durability._over.set()
@@ -54,17 +54,17 @@ class Lives:
         durability._folder._lock.release()
         self.server = self._start()
         workers = self.plan.worker_num
-        before = [worker for worker in self.workers if worker.index in back]
+        before = [worker for worker in self.workers if worker.index in returning]
         self.workers = [Worker(self.server, worker.index, workers) for worker in before]
-        for worker, old in zip(self.workers, before, strict=True):
-            worker.sequence = old.sequence
+        for worker, previous in zip(self.workers, before, strict=True):
+            worker.sequence = previous.sequence
 
     def send(self, messages: list[m.Push], gradients: dict[int, Any]) -> list[Any]:
-        """Each worker its message, at the same time."""
+        """All workers send their messages at the same time."""
         pairs = zip(self.workers, messages, strict=True)
         return together(*(lambda w=w, p=p: w.send(p, gradients, None) for w, p in pairs))
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.server.close()
 
 
