@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that train alone and meet, all in one process and spelled out: what a job must equal."""
+"""A simulation of local SGD and DiLoCo in one process, which a job must equal."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def network() -> nn.Sequential:
-    """With batch norm, whose statistics are buffers."""
+    """A network with batch norm, whose statistics are buffers."""
     torch.manual_seed(0)
-    # a bias before batch norm has no gradient but rounding errors, which Adam makes large
+    # a bias before batch norm has only rounding errors as gradient, which Adam amplifies
     layers = [nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)]
     return nn.Sequential(*layers).double()
 
 
 def batches(worker: int, steps: int) -> list[Batch]:
-    """What a worker trains on."""
+    """The batches of a worker."""
     generator = torch.Generator().manual_seed(100 + worker)
     return [
         (
@@ -56,7 +56,7 @@ def everything(model: nn.Module) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is trained how."""
+    """The optimizer and the settings of one training."""
 
     optimizer: str = "momentum"
     k: int = 3
@@ -68,7 +68,7 @@ class Case:
     steps: int = 9
 
     def settings(self) -> dict[str, Any]:
-        """The same as settings of a strategy."""
+        """The settings of the strategy."""
         name = "localsgd" if self.outer is None else "diloco"
         configs: dict[str, Any] = {
             "k_steps": self.k,
@@ -97,14 +97,14 @@ class Simulation:
             )
 
     def run(self) -> list[Tensor]:
-        """Train; answers what each worker ends with."""
+        """Train; returns the final state of each worker."""
         data = [batches(worker, self.case.steps) for worker in range(len(self.models))]
         last = self.case.begin_step
         for step in range(1, self.case.steps + 1):
             together = step <= self.case.begin_step
             self._step([mine[step - 1] for mine in data], together=together)
             if not together and step - last == self.case.k:
-                self._meet()
+                self._average()
                 last = step
             if together:
                 self.start.load_state_dict(self.models[0].state_dict())
@@ -125,7 +125,7 @@ class Simulation:
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def _meet(self) -> None:
+    def _average(self) -> None:
         means = [
             torch.stack(list(each)).mean(0)
             for each in zip(*(model.parameters() for model in self.models), strict=True)
@@ -138,10 +138,10 @@ class Simulation:
             self.outer.step()
         for model in self.models:
             _copy(self.start.parameters(), model.parameters())
-        self._treat_buffers()
-        self._treat_moments()
+        self._set_buffers()
+        self._set_moments()
 
-    def _treat_buffers(self) -> None:
+    def _set_buffers(self) -> None:
         for each in zip(*(model.buffers() for model in self.models), strict=True):
             value = each[0].clone()
             if self.case.buffers == "average" and value.is_floating_point():
@@ -149,7 +149,7 @@ class Simulation:
             for buffer in each:
                 buffer.copy_(value)
 
-    def _treat_moments(self) -> None:
+    def _set_moments(self) -> None:
         if self.case.optimizer_state == "reset":
             fresh = [OPTIMIZERS[self.case.optimizer](m.parameters()) for m in self.models]
             self.optimizers = fresh
@@ -157,7 +157,7 @@ class Simulation:
             self.average_moments()
 
     def average_moments(self) -> None:
-        """Whatever the policy is."""
+        """Average the optimizer states under any policy."""
         for index in range(len(list(self.models[0].parameters()))):
             states = [
                 optimizer.state[optimizer.param_groups[0]["params"][index]]

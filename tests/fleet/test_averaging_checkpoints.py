@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of workers that train alone: to go on and to load are the same training."""
+"""Checkpoints under local training: a continued job equals a loaded one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def schedule_of() -> Any:
     return alone.engine.schedule
 
 
-def save_and_go_on(kind: str, dirname: str) -> Any:
+def save_and_continue(kind: str, dirname: str) -> Any:
     model, optimizer = registered(kind)
     train(model, optimizer, 0, BEFORE)
     fleet.save_persistables(dirname, background=True)
@@ -64,9 +64,9 @@ def save_and_go_on(kind: str, dirname: str) -> Any:
     return at_the_save, end_of(model, optimizer), schedule_of().state()
 
 
-def load_and_go_on(kind: str, dirname: str, steps_before: int) -> Any:
+def load_and_continue(kind: str, dirname: str, steps_before: int) -> Any:
     model, optimizer = registered(kind)
-    train(model, optimizer, 20, steps_before)  # what a load drops
+    train(model, optimizer, 20, steps_before)  # gradients that a load drops
     fleet.load_persistables(dirname)
     train(model, optimizer, BEFORE, AFTER)
     return end_of(model, optimizer), schedule_of().state()
@@ -77,15 +77,13 @@ def load_and_go_on(kind: str, dirname: str, steps_before: int) -> Any:
     [("adam-kept", 0), ("diloco", 2), ("adaptive", 4)],
     ids=lambda value: str(value),
 )
-def test_to_go_on_and_to_load_are_the_same_training(
-    kind: str, steps_before: int, tmp_path: Path
-) -> None:
-    went_on = run_workers(save_and_go_on, 2, kind, str(tmp_path))
-    loaded = run_workers(load_and_go_on, 2, kind, str(tmp_path), steps_before)
-    # behind the save all have the same, the states of their optimizers too
-    assert same(went_on[0][0], went_on[1][0])
-    assert not same(went_on[0][1], went_on[1][1])
-    for (_, end, state), (again, other_state) in zip(went_on, loaded, strict=True):
+def test_continued_job_equals_a_loaded_one(kind: str, steps_before: int, tmp_path: Path) -> None:
+    continued = run_workers(save_and_continue, 2, kind, str(tmp_path))
+    loaded = run_workers(load_and_continue, 2, kind, str(tmp_path), steps_before)
+    # after the save all workers are equal, also in their optimizer states
+    assert same(continued[0][0], continued[1][0])
+    assert not same(continued[0][1], continued[1][1])
+    for (_, end, state), (again, other_state) in zip(continued, loaded, strict=True):
         assert same(end, again)
         assert state == other_state
 
@@ -118,7 +116,7 @@ def load(kind: str, dirname: str) -> Any:
     ],
     ids=["more-workers", "from-synchronous", "to-synchronous"],
 )
-def test_jobs_of_other_kinds_load_it(
+def test_jobs_of_other_kinds_load_the_checkpoint(
     saved: str, loaded: str, workers: int, state: Any, tmp_path: Path
 ) -> None:
     run_workers(save, 2, saved, str(tmp_path))

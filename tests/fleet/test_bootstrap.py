@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process comes into a job with parameter servers."""
+"""How a process joins a job with parameter servers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def served_by(role: Role) -> ServerProcess:
     return job.process
 
 
-def test_one_process_alone_has_a_server_of_its_own() -> None:
+def test_single_process_has_an_embedded_server() -> None:
     context = joined(Role())
     assert isinstance(context, ServedJob)
     assert context.session.embedded is not None
@@ -51,29 +51,29 @@ def test_one_process_alone_has_a_server_of_its_own() -> None:
     context.session.embedded.wait()
 
 
-def test_workers_without_servers_are_told_what_to_do() -> None:
+def test_error_for_workers_without_servers_names_the_remedy() -> None:
     with pytest.raises(RoleError, match=r"2 workers and no parameter servers .*is_collective=True"):
         joined(Role(worker_num=2))
 
 
-def test_servers_must_have_an_address() -> None:
+def test_servers_need_an_address() -> None:
     with pytest.raises(RoleError, match="no variable says where they listen; give their host:port"):
         joined(Role(worker_num=1, server_num=1))
 
 
-def test_a_process_must_have_an_index() -> None:
+def test_server_needs_an_index() -> None:
     with pytest.raises(PlanError, match="no variable says which server this process is"):
         joined(Role(kind=Kind.SERVER, index=None, server_num=1))
 
 
-def test_servers_are_told_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
+def test_greeting_says_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log")
     role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
     journal = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
-    # less than others wait for it
+    # less than the deadline of the others
     assert _Connector(role, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 40.0
     assert _Connector(role, strategy, 60.0, None, NoJournal())._greeting(0, CONTROL).away_s == 0.0
-    # only with all others, by a launch that resumes
+    # it restarts only with all others, in a launch that resumes
     for alone in (role.replace(job=""), role.replace(max_restarts=0)):
         assert _Connector(alone, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 0.0
 
@@ -103,55 +103,55 @@ class Job:
         self.process.stop()
 
 
-def test_workers_meet_before_the_server_knows_what_is_trained() -> None:
+def test_workers_gather_before_the_server_has_a_plan() -> None:
     with Job(2) as job:
-        crews = [joined(role).group for role in job.roles]
+        groups = [joined(role).group for role in job.roles]
         found: list[Any] = []
-        other = threading.Thread(target=lambda: found.append(crews[1].gather_bytes(b"b", "names")))
+        other = threading.Thread(target=lambda: found.append(groups[1].gather_bytes(b"b", "names")))
         other.start()
-        assert crews[0].gather_bytes(b"a", "names") == [b"a", b"b"]
+        assert groups[0].gather_bytes(b"a", "names") == [b"a", b"b"]
         other.join()
         assert found == [[b"a", b"b"]]
-        for crew in crews:
-            crew.leave()
+        for group in groups:
+            group.leave()
         job.process.server.wait()
 
 
-def test_every_lane_is_welcome() -> None:
+def test_server_accepts_every_lane() -> None:
     with Job() as job:
-        crew = joined(job.roles[0]).group
-        assert isinstance(crew, ServedGroup)
+        group = joined(job.roles[0]).group
+        assert isinstance(group, ServedGroup)
         for lane in (CONTROL, PUSH, PULL, PREFETCH):
-            [channel] = crew.client.open_lane(lane)
+            [channel] = group.client.open_lane(lane)
             assert channel.peer.startswith("server 0")
-        crew.leave()
+        group.leave()
 
 
-def test_no_lane_leads_to_an_earlier_life_of_a_server() -> None:
+def test_lane_to_an_earlier_incarnation_of_a_server_is_refused() -> None:
     with Job() as job:
         server = job.process.server
         server._incarnation = 3
-        crew = joined(job.roles[0], deadline_s=0.5).group
-        assert isinstance(crew, ServedGroup)
+        group = joined(job.roles[0], deadline_s=0.5).group
+        assert isinstance(group, ServedGroup)
         server._incarnation = 2
         with pytest.raises(DeadlineError, match="replies as incarnation 2, but incarnation 3 has"):
-            crew.client.open_lane(PUSH)
+            group.client.open_lane(PUSH)
         server._incarnation = 3
-        crew.client.open_lane(PUSH)
-        crew.leave()
+        group.client.open_lane(PUSH)
+        group.leave()
 
 
-def test_a_server_that_fails_tells_why() -> None:
+def test_failed_server_reports_its_error() -> None:
     with Job() as job:
-        crew = joined(job.roles[0]).group
-        assert isinstance(crew, ServedGroup)
+        group = joined(job.roles[0]).group
+        assert isinstance(group, ServedGroup)
         job.process.fail("KeyError: 'x'")
         with pytest.raises(PeerError, match="server 0 has closed: KeyError: 'x'"):
-            crew.client.everywhere(m.EndPhase(0))
-        crew.fail("")
+            group.client.everywhere(m.EndPhase(0))
+        group.fail("")
 
 
-def test_a_server_that_never_starts_is_named() -> None:
+def test_server_that_never_starts_is_named() -> None:
     holder, port = reserved_port()
     with holder:
         role = Role(server_num=1, server_endpoints=(("127.0.0.1", port),))
@@ -166,7 +166,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             joined(job.roles[0])
 
 
-def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
+def test_server_that_fails_after_registration_reports_to_the_scheduler(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[socket.socket] = []
@@ -198,7 +198,7 @@ def test_a_server_that_fails_after_it_has_registered_tells_the_scheduler(
     assert held[0].fileno() == -1
 
 
-def test_the_port_is_given_back() -> None:
+def test_port_is_released() -> None:
     with Job() as job:
         [endpoint] = job.roles[0].server_endpoints
     with socket.socket() as again:
@@ -211,10 +211,10 @@ def test_the_port_is_given_back() -> None:
     [("0.0.0.0", None, 1), ("0.0.0.0", Secret("3f9ac27e51d0b846"), 0), ("127.0.0.1", None, 0)],
     ids=["open", "token", "this machine"],
 )
-def test_a_server_that_is_open_to_other_machines_says_so(
+def test_server_open_to_other_machines_warns(
     host: str, token: Secret | None, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And only one that was told so listens on all interfaces."""
+    """A server listens on all interfaces only if configured to."""
     holder, port = reserved_port()
     holder.close()
     role = Role(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def train(kind: str, port: int, folder: str, more: dict[str, str] = {}) -> Any:  # noqa: B006
-    """One server or the one worker; the worker answers what a client without TLS is told."""
+    """Runs the server or the worker; the worker returns the error of a client without TLS."""
     os.environ.update(
         FLEET_ROLE=kind,
         FLEET_INDEX="0",
@@ -47,10 +47,10 @@ def train(kind: str, port: int, folder: str, more: dict[str, str] = {}) -> Any: 
     model(torch.ones(4, 2)).sum().backward()
     optimizer.step()
     fleet.barrier_worker()
-    told = refusal(port)
+    error = refusal(port)
     moved = not torch.equal(before, model.weight)
     fleet.stop_worker()
-    return moved, told
+    return moved, error
 
 
 def refusal(port: int) -> str:
@@ -64,18 +64,18 @@ def refusal(port: int) -> str:
     return "it was let in"
 
 
-def test_a_job_trains_and_lets_nobody_else_in(tmp_path: Path) -> None:
+def test_encrypted_job_trains_and_refuses_other_clients(tmp_path: Path) -> None:
     make(tmp_path / "certs")
     holder, port = reserved_port()
     with holder:
         each = [(kind, port, str(tmp_path / "certs")) for kind in ("server", "worker")]
-        _, (moved, told) = run_processes(train, each)
+        _, (moved, error) = run_processes(train, each)
     assert moved
-    assert "takes only clients with a certificate; give --ssl DIR" in told
+    assert "takes only clients with a certificate; give --ssl DIR" in error
 
 
-def test_keys_may_be_encrypted_and_certificates_revoked(tmp_path: Path) -> None:
-    """Those of the worker are, in the second job: the server has the list, and it has not."""
+def test_encrypted_keys_and_revoked_certificates(tmp_path: Path) -> None:
+    """In the second job the worker's certificate is revoked by the server's list."""
     authority = Authority(tmp_path / "certs", b"open sesame")
     (tmp_path / "words").write_text("open sesame\n")
     (tmp_path / "words").chmod(0o600)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of servers and workers: what a launcher has heard once no other life could go on."""
+"""The end of servers and workers: the status that tells the launcher not to restart them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ S0 = JobProcess(kind=Kind.SERVER, index=0, of=1, local_rank=0, local_size=1)
 
 
 def killed(error_file: str) -> ProcessExit:
-    """What its launcher makes of it when the server is killed now."""
+    """The launcher's view of the server when it is killed now."""
     return ProcessExit.of(S0, -signal.SIGKILL, read(error_file), seen_at=0.0)
 
 
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerJob, str]:
-    """A server whose values are kept, in a process that its launcher may start again."""
+    """A durable server in a process that its launcher may restart."""
     monkeypatch.setattr(exit_status, "_last_status", UNKNOWN)
     error_file = str(tmp_path / "error")
     role = Role(kind=Kind.SERVER, server_num=1, worker_num=2, error_file=error_file)
@@ -52,30 +52,30 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerJob,
     return context, error_file
 
 
-def test_a_server_is_done_before_it_removes_what_it_has_kept(
+def test_server_reports_done_before_it_removes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, error_file = serving(tmp_path, monkeypatch)
     for worker in team(context.process.server):
         assert killed(error_file).may_restart_alone
         worker.leave()
-    amid: list[ProcessExit] = []
+    exits: list[ProcessExit] = []
     real = Folder.clear
 
     def clear(folder: Folder) -> None:
-        amid.append(killed(error_file))
+        exits.append(killed(error_file))
         real(folder)
 
     with mock.patch.object(Folder, "clear", clear):
         fleet.run_server()
     assert current_or_none() is None
-    [one] = amid
-    assert one.is_done
-    assert not one.has_failed
-    assert not one.may_restart_alone
+    [exit_] = exits
+    assert exit_.is_done
+    assert not exit_.has_failed
+    assert not exit_.may_restart_alone
 
 
-def test_a_server_that_somebody_left_in_anger_is_not(
+def test_server_is_not_done_after_a_worker_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, error_file = serving(tmp_path, monkeypatch)
@@ -90,20 +90,20 @@ def test_a_server_that_somebody_left_in_anger_is_not(
     assert killed(error_file).may_restart_alone
 
 
-def test_a_worker_says_that_it_parts_before_it_does(
+def test_worker_reports_that_it_leaves_before_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exit_status, "_last_status", UNKNOWN)
     error_file = str(tmp_path / "error")
     set_current(join_servers(Role(error_file=error_file), DistributedStrategy(), 20.0, None))
-    amid: list[ProcessExit] = []
+    exits: list[ProcessExit] = []
     real = ServedGroup.leave
 
-    def leave(crew: ServedGroup) -> None:
-        amid.append(killed(error_file))
-        real(crew)
+    def leave(group: ServedGroup) -> None:
+        exits.append(killed(error_file))
+        real(group)
 
     with mock.patch.object(ServedGroup, "leave", leave):
         fleet.stop_worker()
     assert current_or_none() is None
-    assert [one.killed_while_leaving for one in [*amid, killed(error_file)]] == [True, False]
+    assert [seen.killed_while_leaving for seen in [*exits, killed(error_file)]] == [True, False]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints go from programs to eager loops and back: same names, same rows, same optimizer."""
+"""Programs and eager loops load each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 class WideDeep(nn.Module):
-    """A model as Fleet's examples have it; `net` writes a program, `forward` is for eager loops."""
+    """A model as in Fleet's examples; `net` writes a program, `forward` is for eager loops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class WideDeep(nn.Module):
     def net(self) -> tuple[Tensor, Tensor]:
         ids = static.data("ids", [None, 3], torch.int64)
         y = static.data("y", [None, 1])
-        # not self(ids): the program sees the layers, and no call of the model that owns them
+        # not self(ids): the program sees the layers but no call of the model that owns them
         out = WideDeep.forward(self, ids)
         return out, F.mse_loss(out, y)
 
@@ -58,7 +58,7 @@ def serve() -> None:
 
 
 def job(kind: str, first: int, load: str | None, save: str | None) -> Any:
-    """Some steps of one kind, from a checkpoint and into another; the predictions after them."""
+    """Some steps of one kind, from one checkpoint into another; returns the predictions."""
     model = WideDeep()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     run = {"static": by_program, "late": by_late_model, "eager": by_loop}[kind](model, optimizer)
@@ -97,7 +97,7 @@ def by_program(model: WideDeep, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def by_late_model(model: WideDeep, optimizer: torch.optim.Optimizer) -> Any:
-    """Another module holds the layers as well, so only the script can say what they are called."""
+    """Another module holds the layers too, so only the script can name them."""
     model.__dict__["twin"] = nn.ModuleList(model.children())
     run = by_program(model, optimizer)
     assert fleet.distributed_model(model) is model
@@ -136,9 +136,7 @@ def run(size: tuple[int, int], *args: Any) -> Any:
 
 
 @pytest.mark.parametrize("size", [(0, 1), (2, 2)])
-def test_programs_and_eager_loops_take_each_others_checkpoints(
-    size: tuple[int, int], tmp_path: Path
-) -> None:
+def test_programs_and_eager_loops_share_checkpoints(size: tuple[int, int], tmp_path: Path) -> None:
     ends = {}
     for kind in ("static", "eager"):
         run(size, kind, 0, None, str(tmp_path / kind))
@@ -149,14 +147,14 @@ def test_programs_and_eager_loops_take_each_others_checkpoints(
         torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_may_be_registered_after_its_program(tmp_path: Path) -> None:
+def test_model_may_be_registered_after_its_program(tmp_path: Path) -> None:
     run((1, 1), "late", 0, None, str(tmp_path / "late"))
     ends = [run((1, 1), kind, STEPS, str(tmp_path / "late"), None) for kind in ("late", "eager")]
     torch.testing.assert_close(*map(torch.tensor, ends), rtol=1e-5, atol=1e-6)
 
 
 def collective(folder: str) -> list[str]:
-    """Without tables: the program is saved under the names of a model that comes late."""
+    """Without tables: the program is saved under the names of a model registered later."""
     first, second = nn.Linear(3, 4), nn.Linear(4, 1)
     loss = second(first(static.data("x", [None, 3]))).mean()
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
@@ -174,13 +172,13 @@ def collective(folder: str) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
-def test_the_same_in_a_collective_job(tmp_path: Path) -> None:
+def test_collective_programs_and_eager_loops_share_checkpoints(tmp_path: Path) -> None:
     [names, _] = run_workers(collective, 2, str(tmp_path / "c"))
     saved = checkpoint.read(tmp_path / "c").model().tensors
     assert set(saved) == set(names) == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 
-def test_a_checkpoint_of_more_processes_goes_into_one(tmp_path: Path) -> None:
+def test_one_process_loads_a_checkpoint_of_several(tmp_path: Path) -> None:
     run((2, 2), "static", 0, None, str(tmp_path / "many"))
     [static_end] = run((0, 1), "static", STEPS, str(tmp_path / "many"), None)
     [eager_end] = run((0, 1), "eager", STEPS, str(tmp_path / "many"), None)

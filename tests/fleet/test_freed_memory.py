@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large arrays that are free do not stay with the process."""
+"""Freed large arrays return to the system."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(resident() - before < SIZE // 2)
 
 
 @pytest.mark.slow
-def test_it_is_given_back() -> None:
+def test_freed_memory_returns_to_the_system() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=100
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of other systems: the error says what to write instead."""
+"""Hints for the names of other systems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleetlight.fleet.hints import HINTS
         ("print", "if fleet.is_first_worker(): print"),
     ],
 )
-def test_the_error_names_what_to_write(name: str, instead: str) -> None:
+def test_error_names_the_replacement(name: str, instead: str) -> None:
     text = re.escape(f"module 'fleetlight' has no attribute {name!r}; use ")
     with pytest.raises(AttributeError, match=f"{text}.*{re.escape(instead)}"):
         getattr(fleet, name)
@@ -32,7 +32,7 @@ def test_no_hint_hides_a_public_name() -> None:
     assert not set(HINTS) & {*fleet.__all__, "main_program"}
 
 
-def test_hints_name_what_there_is() -> None:
+def test_hints_name_existing_attributes() -> None:
     named = {path for text in HINTS.values() for path in re.findall(r"fleet\.([\w.]*\w)", text)}
     assert len(named) > 20
     for path in named:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.init` and `fleet.stop_worker`: modes, arguments, who is who."""
+"""`fleet.init` and `fleet.stop_worker`: modes, arguments, ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetlight.observe.log import logger
 from fleetlight.roles import Role
 
 
-def test_before_init_everything_says_what_to_do() -> None:
+def test_calls_before_init_name_the_remedy() -> None:
     assert current_or_none() is None
     for call in (fleet.worker_index, fleet.barrier_worker, fleet.is_first_worker):
         with pytest.raises(ConfigError, match=r"call fleet\.init"):
@@ -28,7 +28,7 @@ def test_before_init_everything_says_what_to_do() -> None:
     fleet.stop_worker()
 
 
-def test_workers_without_servers_need_to_say_that_they_are_collective(
+def test_workers_without_servers_need_is_collective(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEET_ROLE", "worker")
@@ -47,7 +47,7 @@ def test_collective_with_servers_is_refused() -> None:
         fleet.init(maker, is_collective=True)
 
 
-def test_who_may_be_away_for_longer_than_others_wait_is_refused_at_once(
+def test_away_time_above_the_deadline_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEET_DEADLINE_S", "60")
@@ -73,7 +73,7 @@ def in_foreign_environment(env: dict[str, str]) -> list[str]:
     return warned_at_init()
 
 
-def test_variables_of_other_systems_are_named_once_a_job() -> None:
+def test_variables_of_other_systems_warn_once_per_job() -> None:
     env = {"CPU_NUM": "4", "FLAGS_communicator_send_queue_size": "8", "MS_NODE_TIMEOUT": ""}
     first, second = run_processes(in_foreign_environment, [(env,), (env,)])
     cpu, queue = first
@@ -85,7 +85,7 @@ def test_variables_of_other_systems_are_named_once_a_job() -> None:
 @pytest.mark.parametrize(
     ("is_collective", "settings"), [(False, {}), (True, {}), (True, {"durability": "log"})]
 )
-def test_who_keeps_nothing_cannot_go_on(
+def test_resume_without_saved_state_is_refused(
     is_collective: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEET_RESUME", "1")
@@ -115,7 +115,7 @@ def identity() -> Any:
 
 
 @pytest.mark.multiprocess
-def test_who_is_who() -> None:
+def test_ranks_and_roles() -> None:
     zero, one = run_workers(identity)
     assert zero == (0, 2, 0, 1, True, False, True, 0, [], 2)
     assert one == (1, 2, 1, 1, True, False, False, 0, [], 2)
@@ -134,7 +134,7 @@ def test_who_is_who() -> None:
         ((None, True, fleet.RoleMaker(env={})), r"strategy .*; write fleet\.init\(role_maker="),
     ],
 )
-def test_arguments_in_each_others_place(arguments: tuple[Any, ...], text: str) -> None:
+def test_swapped_arguments_are_refused(arguments: tuple[Any, ...], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         fleet.init(*arguments)
 
@@ -147,13 +147,13 @@ def init_again() -> str:
 
 
 @pytest.mark.multiprocess
-def test_who_has_left_does_not_come_again() -> None:
+def test_process_that_left_cannot_join_again() -> None:
     for text in run_workers(init_again):
         assert "this process has left its job" in text
 
 
 def stop_after_a_failed_save(path: str) -> list[str]:
-    """The save in the background fails; the session ends nevertheless, and the job is left."""
+    """A background save fails; the session still ends and the worker leaves the job."""
     fleet.init()
     model = fleet.distributed_model(torch.nn.Linear(2, 1))
     fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -169,14 +169,14 @@ def stop_after_a_failed_save(path: str) -> list[str]:
 
 
 @pytest.mark.multiprocess
-def test_a_failed_save_does_not_keep_a_worker(tmp_path: Path) -> None:
+def test_worker_leaves_after_a_failed_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     path = str(tmp_path / "file")
     assert run_processes(stop_after_a_failed_save, [(path,)]) == [["stopped", "None"]]
 
 
 def stop_with_a_failing_last_push() -> list[str]:
-    """What is raised is what went wrong; nobody says goodbye over the closed lanes."""
+    """The raised error is the cause; the worker sends no goodbye over closed lanes."""
     fleet.init()
     model = fleet.distributed_model(torch.nn.Linear(2, 1))
     fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -194,7 +194,7 @@ def stop_with_a_failing_last_push() -> list[str]:
 
 
 @pytest.mark.multiprocess
-def test_a_failing_last_push_is_what_the_user_sees() -> None:
+def test_error_of_the_last_push_is_raised() -> None:
     assert run_processes(stop_with_a_failing_last_push, [()]) == [["None", "None"]]
 
 
@@ -203,12 +203,12 @@ def deadline() -> str:
 
 
 @pytest.mark.multiprocess
-def test_the_deadline_of_the_environment_is_explained() -> None:
+def test_explain_names_the_deadline_of_the_environment() -> None:
     for text in run_workers(deadline, deadline_s=17.0):
         assert "17 s are in force, from FLEET_DEADLINE_S" in text
 
 
-def test_the_variable_of_a_dialect_is_named() -> None:
+def test_deadline_names_the_variable_of_a_dialect() -> None:
     role = Role(dialect="any", deadline_s=9.0, deadline_variable="ANY_TIMEOUT")
     assert _deadline(role, fleet.DistributedStrategy()) == (9.0, "ANY_TIMEOUT")
     assert _deadline(role, fleet.DistributedStrategy(deadline_s=3)) == (3.0, "the strategy")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server dies over a save: where it comes back there is a whole checkpoint in the end."""
+"""A server dies during a save: after its restart the checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fleetlight.errors import CheckpointError, LostCheckpointError, PeerLostErro
 from fleetlight.fleet.served.tables.table_files import TableFiles
 
 
-class Lost:
-    """Stands for `TableFiles.save`: a server dies over the first."""
+class DyingSave:
+    """Replaces `TableFiles.save`: a server dies during the first call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         self.error: Exception | None = error
@@ -29,7 +29,7 @@ class Lost:
             if error is not None:
                 (folder / "half-a-table").touch()
                 if isinstance(error, CheckpointError):
-                    # it was started again, and knows nothing of what it had written
+                    # the restarted server does not know its earlier files
                     monkeypatch.setattr(files._client, "incarnations", lambda *lanes: [1, 2])
                 raise error
             return save(files, folder, *how)
@@ -42,10 +42,10 @@ LOST = [PeerLostError("lost server 1"), CheckpointError("server 1 could not tran
 
 
 @pytest.mark.parametrize("error", LOST)
-def test_a_save_that_a_server_dies_over_begins_anew(
+def test_save_restarts_after_a_server_dies(
     tmp_path: Path, monkeypatch: Any, error: Exception, caplog: Any
 ) -> None:
-    lost = Lost(monkeypatch, error)
+    lost = DyingSave(monkeypatch, error)
 
     def work(member: Member) -> Any:
         train(member, range(4))
@@ -69,10 +69,10 @@ def test_a_save_that_a_server_dies_over_begins_anew(
 
 
 @pytest.mark.parametrize("error", LOST)
-def test_where_no_server_comes_back_a_save_fails(
+def test_save_fails_when_no_server_restarts(
     tmp_path: Path, monkeypatch: Any, error: Exception
 ) -> None:
-    Lost(monkeypatch, error)
+    DyingSave(monkeypatch, error)
 
     def work(member: Member) -> None:
         train(member, range(1))
@@ -82,10 +82,8 @@ def test_where_no_server_comes_back_a_save_fails(
     Job(adam, SYNC, workers=1, servers=2).run(work)
 
 
-def test_the_next_save_takes_the_place_of_one_that_was_lost_in_the_background(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    lost = Lost(monkeypatch, LOST[0])
+def test_next_save_replaces_one_lost_in_the_background(tmp_path: Path, monkeypatch: Any) -> None:
+    lost = DyingSave(monkeypatch, LOST[0])
 
     def work(member: Member) -> None:
         train(member, range(2))
@@ -94,7 +92,7 @@ def test_the_next_save_takes_the_place_of_one_that_was_lost_in_the_background(
         save(member, tmp_path, background=True)
         member.context.background_save.finish()
         assert checkpoint.read(tmp_path).manifest.step == 4
-        # the last one is missed
+        # the last save has no successor
         lost.error = LOST[0]
         save(member, tmp_path, background=True)
         with pytest.raises(LostCheckpointError, match="failed in the background: lost server 1"):

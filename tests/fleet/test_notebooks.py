@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells of a notebook are run again: `fleet.init` twice, and `fleet.reset`."""
+"""Notebook cells that run again: `fleet.init` twice, and `fleet.reset`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ GEO: dict[str, Any] = {"a_sync": True, "a_sync_configs": {"k_steps": 2}}
 
 
 def in_notebook(is_collective: bool, settings: dict[str, Any], cells: list[str]) -> list[Any]:
-    """What the cells say of the losses, all run twice in one namespace."""
+    """The losses of all cells, run twice in one namespace."""
     names: dict[str, Any] = {"is_collective": is_collective, "settings": settings}
     runs = []
     for _ in range(2):
@@ -82,7 +82,7 @@ def in_notebook(is_collective: bool, settings: dict[str, Any], cells: list[str])
 @pytest.mark.parametrize(
     ("is_collective", "settings"), [(True, {}), (False, {}), (False, ASYNC), (False, GEO)]
 )
-def test_cells_that_begin_with_reset_may_be_run_again(
+def test_cells_that_begin_with_reset_run_again(
     is_collective: bool, settings: dict[str, Any]
 ) -> None:
     [runs] = run_processes(in_notebook, [(is_collective, settings, [RESET, *CELLS])])
@@ -91,30 +91,30 @@ def test_cells_that_begin_with_reset_may_be_run_again(
     assert first[0] == second[0]
 
 
-def test_cells_that_end_with_stop_worker_may_be_run_again() -> None:
+def test_cells_that_end_with_stop_worker_run_again() -> None:
     [runs] = run_processes(in_notebook, [(False, {}, [*CELLS, "fleet.stop_worker()"])])
     assert runs[0] == runs[1]
 
 
-def test_without_reset_collective_cells_may_be_run_again() -> None:
+def test_collective_cells_run_again_without_reset() -> None:
     [runs] = run_processes(in_notebook, [(True, {}, CELLS)])
     assert runs[0] == runs[1]
 
 
-def test_without_reset_a_second_model_beside_servers_is_told_of_it() -> None:
-    [text] = run_processes(told, [(PlanError, in_notebook, False, {}, CELLS)])
+def test_second_model_with_servers_needs_reset() -> None:
+    [text] = run_processes(error_text, [(PlanError, in_notebook, False, {}, CELLS)])
     assert "distributed_model came after fleet.init_worker()" in text
     assert "call fleet.reset() and then fleet.init()" in text
 
 
-def told(kind: type[Exception], function: Any, *args: Any) -> str:
+def error_text(kind: type[Exception], function: Any, *args: Any) -> str:
     with pytest.raises(kind) as caught:
         function(*args)
     return str(caught.value)
 
 
 def called_again() -> list[str]:
-    """In a job of two workers; it is initialised already."""
+    """In a job of two workers, already initialised."""
     model = fleet.distributed_model(nn.Linear(2, 1))
     fleet.init(is_collective=True)
     fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
@@ -124,13 +124,13 @@ def called_again() -> list[str]:
     maker = fleet.UserDefinedRoleMaker(is_collective=True, worker_num=3)
     other = fleet.DistributedStrategy(amp=True)
     return [
-        told(ConfigError, fleet.init),
-        told(ConfigError, fleet.init, None, True, other),
-        told(ConfigError, fleet.init, maker),
+        error_text(ConfigError, fleet.init),
+        error_text(ConfigError, fleet.init, None, True, other),
+        error_text(ConfigError, fleet.init, maker),
     ]
 
 
-def test_init_again_changes_nothing_and_other_arguments_are_named() -> None:
+def test_second_init_changes_nothing_and_names_other_arguments() -> None:
     for mode, strategy, role in run_workers(called_again):
         assert (
             "other arguments: is_collective = True, now False; repeat the first arguments" in mode
@@ -141,7 +141,7 @@ def test_init_again_changes_nothing_and_other_arguments_are_named() -> None:
 
 
 def followed() -> None:
-    """A cell makes its strategy anew, and a later one sets something in it."""
+    """A cell creates its strategy again, and a later cell changes it."""
     fleet.init(is_collective=True)
     for strategy in (fleet.DistributedStrategy(), fleet.DistributedStrategy()):
         fleet.init(is_collective=True, strategy=strategy)
@@ -154,7 +154,7 @@ def followed() -> None:
     assert current().strategy is strategy
 
 
-def test_init_again_takes_an_equal_strategy_before_training_begins() -> None:
+def test_second_init_takes_an_equal_strategy_before_training() -> None:
     run_processes(followed, [()])
 
 
@@ -172,7 +172,7 @@ def failed_first() -> None:
     assert fleet.worker_num() == 1
 
 
-def test_a_call_that_failed_may_be_corrected() -> None:
+def test_failed_init_may_be_corrected() -> None:
     run_processes(failed_first, [()])
 
 
@@ -182,37 +182,37 @@ def left_in_job() -> tuple[bool, str]:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     fleet.reset()
-    return hasattr(optimizer, "minimize"), told(ConfigError, fleet.init, None, True)
+    return hasattr(optimizer, "minimize"), error_text(ConfigError, fleet.init, None, True)
 
 
-def test_reset_in_a_job_leaves_it_for_good() -> None:
+def test_reset_leaves_the_job_for_good() -> None:
     for registered, text in run_workers(left_in_job):
         assert not registered
         assert "this process has left its job" in text
 
 
-def hooks_of_ours() -> set[str]:
-    """The functions of the package that are called at the end, kept up to date."""
+def package_hooks() -> set[str]:
+    """The current exit hooks of the package."""
     register, unregister = atexit.register, atexit.unregister
     hooks: set[str] = set()
 
-    def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def recording(function: Any, *args: Any, **kwargs: Any) -> Any:
         if function.__module__.startswith("fleetlight"):
             hooks.add(function.__name__)
         return register(function, *args, **kwargs)
 
-    def taking_back(function: Any) -> None:
+    def removing(function: Any) -> None:
         hooks.discard(function.__name__)
         unregister(function)
 
-    atexit.register, atexit.unregister = noting, taking_back  # type: ignore[assignment]
+    atexit.register, atexit.unregister = recording, removing  # type: ignore[assignment]
     return hooks
 
 
 def nothing_is_left(is_collective: bool, settings: dict[str, Any]) -> None:
     there = (sys.excepthook, sys.exit, nn.Module.__call__, torch.autograd.backward)
     quits = {name: vars(builtins).get(name) for name in ("exit", "quit")}
-    threads, hooks = set(threading.enumerate()), hooks_of_ours()
+    threads, hooks = set(threading.enumerate()), package_hooks()
     scheduler_new = LRScheduler.__new__
     names: dict[str, Any] = {"is_collective": is_collective, "settings": settings}
     for cell in CELLS:
@@ -230,7 +230,7 @@ def nothing_is_left(is_collective: bool, settings: dict[str, Any]) -> None:
     assert quits == {name: vars(builtins).get(name) for name in ("exit", "quit")}
     assert LRScheduler.__new__ is scheduler_new
     assert "forward" not in vars(names["model"])
-    # what its scheduler has put there stays
+    # attributes set by its scheduler stay
     assert vars(names["optimizer"]).keys() - plain <= {"step", "_opt_called"}
     assert not current_job().has_programs
     assert current_job().deadline_s is None
@@ -254,7 +254,7 @@ def test_reset_leaves_nothing_behind(is_collective: bool, settings: dict[str, An
 
 
 def programs_forgotten() -> None:
-    # the first default program was there before the process was
+    # the first default program existed before the fork
     gc.unfreeze()
     for _ in range(2):
         fleet.init(is_collective=True)
@@ -268,7 +268,7 @@ def programs_forgotten() -> None:
         program = weakref.ref(fleet.main_program)
         executor.run(fleet.main_program, {"x": torch.ones(3, 2)})
         old = weakref.ref(model)
-        # one that is being written
+        # a program that is being written
         fleet.reset()
         assert not hasattr(fleet, "main_program")
         del x, model, loss, optimizer, executor
@@ -281,7 +281,7 @@ def test_reset_forgets_programs() -> None:
 
 
 def registered_again(moved: bool) -> None:
-    """Rows are gone with the servers; a model without rows goes on."""
+    """Rows vanish with the servers; a model without rows still trains."""
     rows = nn.Embedding(10, 4, sparse=True) if moved else fleet.nn.SparseEmbedding(4)
     model = nn.Sequential(rows, nn.Linear(4, 1))
     fleet.init()
@@ -312,5 +312,5 @@ def registered_again(moved: bool) -> None:
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_rows_do_not_come_back_in_silence(moved: bool) -> None:
+def test_model_with_lost_rows_is_refused_after_reset(moved: bool) -> None:
     run_processes(registered_again, [(moved,)])

@@ -33,7 +33,7 @@ RECOMPUTE: dict[str, Any] = {"recompute": True, "recompute_configs": {"checkpoin
 AMP: dict[str, Any] = {"amp": True}
 
 
-def test_norms_over_all_workers_are_those_of_one_process() -> None:
+def test_synced_norms_equal_those_of_one_process() -> None:
     """With a short last batch."""
     expected = run_workers(eager, 1, {}, 0, 8)[0]
     for found in (*run_workers(captured, 2, SYNC), *run_workers(written_program, 2, SYNC)):
@@ -41,7 +41,7 @@ def test_norms_over_all_workers_are_those_of_one_process() -> None:
 
 
 def with_a_repeated_batch(in_program: bool) -> Any:
-    """What worker 1 trains on counts for nothing, as where it fills a short block."""
+    """Worker 1's records count zero, as when they fill a short block."""
     model, optimizer, _ = prepared(fleet.DistributedStrategy(**SYNC))
     program = None
     if in_program:
@@ -57,14 +57,14 @@ def with_a_repeated_batch(in_program: bool) -> Any:
     return state_of(model)
 
 
-def test_repeated_records_do_not_count_in_norms_over_all_workers() -> None:
+def test_repeated_records_do_not_count_in_synced_norms() -> None:
     expected = run_workers(with_a_repeated_batch, 2, False)
     for one, other in zip(run_workers(with_a_repeated_batch, 2, True), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("more", [{}, MERGE, RECOMPUTE], ids=["alone", "merge", "recompute"])
-def test_norms_over_all_workers_beside_other_passes(more: dict[str, Any]) -> None:
+def test_synced_norms_with_other_passes(more: dict[str, Any]) -> None:
     expected = run_workers(eager, 2, {**SYNC, **more})
     found = run_workers(captured, 2, {**SYNC, **more})
     for one, other in zip(found, expected, strict=True):
@@ -72,7 +72,7 @@ def test_norms_over_all_workers_beside_other_passes(more: dict[str, Any]) -> Non
 
 
 def narrow_norms() -> bool:
-    """Autocast feeds a norm with bfloat16."""
+    """Autocast feeds a norm bfloat16 values."""
     strategy = fleet.DistributedStrategy(**SYNC, **AMP)
     model = fleet.distributed_model(network().float())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -84,12 +84,12 @@ def narrow_norms() -> bool:
     return all(bool(value.isfinite().all()) for value in model.state_dict().values())
 
 
-def test_norms_over_all_workers_of_narrow_values() -> None:
+def test_synced_norms_of_narrow_values() -> None:
     assert run_workers(narrow_norms) == [True, True]
 
 
 def used_elsewhere(folder: str) -> Any:
-    """What evaluates, is saved or exported asks no other worker: worker 0 does it by itself."""
+    """Evaluation, saving and export need no other worker: worker 0 does them alone."""
     model, optimizer, loader = prepared(fleet.DistributedStrategy(**SYNC))
     program = static.capture(model, F.cross_entropy, optimizer, example())
     executor = static.Executor()
@@ -112,7 +112,7 @@ def used_elsewhere(folder: str) -> Any:
     return loss.item(), again.item(), expected.item()
 
 
-def test_other_uses_of_a_program_with_norms_over_all_workers(tmp_path: Path) -> None:
+def test_other_uses_of_a_program_with_synced_norms(tmp_path: Path) -> None:
     loss, again, expected = run_workers(used_elsewhere, 2, str(tmp_path / "program"))[0]
     assert loss == pytest.approx(expected, abs=1e-12)
     assert again == pytest.approx(expected, abs=1e-12)

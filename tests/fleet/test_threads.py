@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that several threads of a worker call while one of them trains."""
+"""A model that several threads of a worker call while one thread trains."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ STALE: dict[str, Any] = {"a_sync": True, "a_sync_configs": {"staleness": 2}}
 MODES = pytest.mark.parametrize(
     "mode", [SYNC, ASYNC, STALE, geo(3)], ids=["sync", "async", "staleness", "geo"]
 )
-#: those of the first half are trained, each reader has some of the others for itself
+#: the first half is trained; each reader has its own part of the other half
 FIRST = started(IDS, DIM)
 
 
 class Sum(nn.Module):
-    """Its gradient depends on no value: a row is its first value less the steps made with it."""
+    """Its gradient is constant: a row is its first value minus its number of steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def build() -> Any:
 
 
 def read(model: nn.Module, reader: int, most: int) -> None:
-    """Its own rows are as they began, the trained ones as some number of steps leaves them."""
+    """Own rows keep their first values; trained rows show a whole number of steps."""
     own = IDS // 2 + torch.arange(IDS // 2)[reader::READERS]
     ids = torch.cat([torch.arange(IDS // 2), own])
     with torch.no_grad():
@@ -63,10 +63,10 @@ def read(model: nn.Module, reader: int, most: int) -> None:
 
 @contextlib.contextmanager
 def readers(model: nn.Module, most: int) -> Iterator[Callable[[], int]]:
-    """Threads that read all the while; answers how often they have."""
+    """Threads that read continuously; yields the smallest number of reads."""
     is_over, reads, errors = threading.Event(), [0] * READERS, []
 
-    def go_on(reader: int) -> None:
+    def read_on(reader: int) -> None:
         try:
             while not is_over.is_set():
                 read(model, reader, most)
@@ -74,7 +74,7 @@ def readers(model: nn.Module, most: int) -> Iterator[Callable[[], int]]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=go_on, args=(n,), daemon=True) for n in range(READERS)]
+    threads = [threading.Thread(target=read_on, args=(n,), daemon=True) for n in range(READERS)]
     for thread in threads:
         thread.start()
     try:
@@ -88,7 +88,7 @@ def readers(model: nn.Module, most: int) -> Iterator[Callable[[], int]]:
 
 
 def train(model: nn.Module, optimizer: Any, ahead: Callable[[Tensor], None], workers: int) -> None:
-    """While each reader reads, too."""
+    """Train while each reader reads."""
     ids = [torch.arange(step % 3, IDS // 2, 3) for step in range(STEPS + 1)]
     with readers(model, STEPS * workers) as reads:
         step = 0
@@ -102,13 +102,13 @@ def train(model: nn.Module, optimizer: Any, ahead: Callable[[Tensor], None], wor
 
 
 def workers_of(mode: dict[str, Any]) -> int:
-    """Several workers of GeoSGD meet at means, and numbers of steps are whole no more."""
+    """Several GeoSGD workers average, which makes fractional numbers of steps."""
     return 1 if mode == geo(3) else 2
 
 
 def check(rows: Tensor, workers: int, mode: dict[str, Any]) -> None:
-    """Each row was stepped as often as it should."""
-    # gradients of a step made together are those of a mean
+    """Each row has its expected number of steps."""
+    # a synchronous step applies the mean gradient
     times = 1 if mode == SYNC else workers
     expected = torch.tensor([len(range(n % 3, STEPS, 3)) for n in range(IDS // 2)]) * float(times)
     counts = FIRST[: IDS // 2] - rows[: IDS // 2]
@@ -117,7 +117,7 @@ def check(rows: Tensor, workers: int, mode: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @MODES
-def test_others_read_in_memory_while_one_trains(mode: dict[str, Any]) -> None:
+def test_threads_read_in_memory_while_one_trains(mode: dict[str, Any]) -> None:
     def work(worker: Member) -> Any:
         def ahead(ids: Tensor) -> None:
             worker.communicator.announce({0: ids.numpy()})
@@ -191,7 +191,7 @@ def work_geo() -> Any:
     ],
     ids=["sync", "async", "geo"],
 )
-def test_others_read_over_sockets_while_one_trains(
+def test_threads_read_over_sockets_while_one_trains(
     mode: dict[str, Any], server: Any, worker: Any
 ) -> None:
     workers = workers_of(mode)
@@ -201,7 +201,7 @@ def test_others_read_over_sockets_while_one_trains(
         check(torch.from_numpy(rows), workers, mode)
 
 
-def test_a_step_amid_that_of_another_thread_is_refused() -> None:
+def test_step_during_the_step_of_another_thread_is_refused() -> None:
     def work(worker: Member) -> None:
         def step() -> None:
             worker.model(torch.arange(4)).sum().backward()
@@ -217,15 +217,15 @@ def test_a_step_amid_that_of_another_thread_is_refused() -> None:
         gate.open()
         first.join(20)
         assert not first.is_alive()
-        # one behind the other is right
+        # one step after the other is valid
         worker.optimizer.zero_grad()
         step()
 
     run(build, work, SYNC, workers=1)
 
 
-def test_rows_that_a_step_makes_old_meanwhile_are_not_read() -> None:
-    """Of another thread, between a look at the batch in hand and the look at its rows."""
+def test_prefetched_rows_outdated_by_a_concurrent_step_are_dropped() -> None:
+    """Another thread steps between the lookup of the batch and the lookup of its rows."""
 
     def work(worker: Member) -> None:
         ids = torch.arange(4)

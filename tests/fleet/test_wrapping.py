@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that something else distributes as well is refused: gradients travel once."""
+"""A model that another library also distributes is refused."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def wrapped() -> None:
     model, _ = registered()
     with pytest.raises(PlanError, match=r"DistributedDataParallel distributes it too: .* twice"):
         DistributedDataParallel(model)(ONE)
-    # after the line is dropped all is well
+    # without that line all is well
     model(ONE).sum().backward()
 
 
 def wrapped_later() -> None:
-    """Agreed on before, as in a loop that a library takes over."""
+    """Wrapped after the agreement, as in a loop that a library takes over."""
     model, optimizer = registered()
     model(ONE).sum().backward()
     optimizer.step()
@@ -48,8 +48,8 @@ def within() -> None:
         model(ONE)
 
 
-def beside() -> bool:
-    """Another model may be DDP's, and may be called with what ours has computed."""
+def another_model() -> bool:
+    """Another model may be in DDP and may take the output of ours."""
     model, optimizer = registered()
     other = DistributedDataParallel(nn.Linear(2, 1))
     other(model(ONE)).sum().backward()
@@ -66,8 +66,8 @@ def sharded() -> None:
         model(ONE)
 
 
-@pytest.mark.parametrize("function", [wrapped, wrapped_later, within, beside, sharded])
-def test_what_distributes_twice_is_named(function: Any) -> None:
+@pytest.mark.parametrize("function", [wrapped, wrapped_later, within, another_model, sharded])
+def test_second_distribution_of_a_model_is_named(function: Any) -> None:
     run_workers(function)
 
 
@@ -75,19 +75,19 @@ def prepared() -> None:
     from accelerate import Accelerator
 
     rank, size = str(fleet.worker_index()), str(fleet.worker_num())
-    # as torchrun and accelerate launch have them
+    # as set by torchrun and accelerate launch
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     model, optimizer = registered()
     accelerator = Accelerator(cpu=True)
     twice, stepped = accelerator.prepare(model, optimizer)
     with pytest.raises(PlanError, match=r"the line that wraps the model .*accelerator\.prepare"):
         accelerator.backward(twice(ONE).sum())
-    # its backward alone is torch's
+    # its backward is torch's own
     accelerator.backward(model(ONE).sum())
     optimizer.step()
     assert stepped is not optimizer
 
 
-def test_what_accelerate_prepares_is_refused() -> None:
+def test_model_prepared_by_accelerate_is_refused() -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     run_workers(prepared)

@@ -29,14 +29,14 @@ parser.add_argument("--stop", type=int, default=0, help="fleetrun, after this st
 parser.add_argument("--stop_within", type=int, default=0, help="before this step of worker 0")
 parser.add_argument("--early", type=int, help="worker that waits after its loop")
 parser.add_argument("--kill_a_server", action="store_true", help="while the stop is saved")
-parser.add_argument("--put_back", action="store_true", help="an older copy of what server 0 has")
+parser.add_argument("--put_back", action="store_true", help="an older copy of server 0's folder")
 parser.add_argument("--take_port", type=int, default=0, help="of server 0, before this step")
 options = parser.parse_args()
 EPOCHS, LENGTH, BATCH = 2, 96, 4
 
 
-def is_told() -> bool:
-    """True once this worker knows of the stop: by the signal, or from the servers."""
+def knows_of_the_stop() -> bool:
+    """True once this worker knows of the stop from the signal or the servers."""
     stopping, session = current().autosave, current().session
     assert stopping is not None
     assert session is not None
@@ -49,7 +49,7 @@ def kill_server_0() -> None:
 
 
 def take_the_port() -> socket.socket:
-    """Kill server 0 and listen at its port, so that it cannot come back."""
+    """Kill server 0 and listen at its port, so that it cannot restart."""
     host, port = os.environ["FLEET_SERVER_ENDPOINTS"].split(",")[0].split(":")
     kill_server_0()
     while True:
@@ -60,19 +60,19 @@ def take_the_port() -> socket.socket:
             stranger.listen()
             return stranger
         except OSError:
-            # it is not dead yet
+            # the server is not dead yet
             stranger.close()
             time.sleep(0.001)
 
 
 def kill_and_save(files: TableFiles, *arguments: Any) -> Any:
-    """Kill server 0 within a save, once: the tables are cut and not written."""
+    """Kill server 0 within a save, once: the tables have a snapshot but no file."""
     TableFiles.save = save  # type: ignore[method-assign]
     kill_server_0()
     return save(files, *arguments)
 
 
-def put_back_what_was_copied(step: int) -> None:
+def put_back_older_folder(step: int) -> None:
     """After step 8, once: put back the folder that server 0 had after step 4."""
     [folder], copy = pathlib.Path().glob("durability/server-0-*"), pathlib.Path("copy")
     session = current().session
@@ -92,19 +92,19 @@ save = TableFiles.save
 
 
 def ask_to_stop() -> None:
-    """Stop the job once all workers are here."""
+    """Stop the job once all workers have reached this step."""
     pathlib.Path(f"here.{fleet.worker_index()}").touch()
-    while not all(pathlib.Path(f"here.{one}").exists() for one in range(fleet.worker_num())):
+    while not all(pathlib.Path(f"here.{index}").exists() for index in range(fleet.worker_num())):
         time.sleep(0.01)
     if fleet.is_first_worker():
         if options.kill_a_server:
             TableFiles.save = kill_and_save  # type: ignore[method-assign]
         os.kill(os.getppid(), signal.SIGTERM)
-    while not is_told():
+    while not knows_of_the_stop():
         time.sleep(0.01)
 
 
-def stop_while_worker_1_is_away() -> None:
+def stop_while_worker_1_restarts() -> None:
     """Stop the job while worker 1 restarts; once."""
     died, asked = pathlib.Path(f"died.1.{options.stop_within}.forward"), pathlib.Path("asked")
     while not died.exists():
@@ -119,7 +119,7 @@ def stop_while_another_waits() -> None:
     while not pathlib.Path("after").exists():
         time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGTERM)
-    while not is_told():
+    while not knows_of_the_stop():
         time.sleep(0.01)
 
 
@@ -146,7 +146,7 @@ for _ in range(loader.epoch, EPOCHS):
     for (ids,) in loader:
         step = current().step + 1
         if step == options.stop_within and fleet.is_first_worker():
-            stop_while_worker_1_is_away()
+            stop_while_worker_1_restarts()
         if options.early not in (None, fleet.worker_index()) and step == 4:
             stop_while_another_waits()
         die_if_asked(options.die, step, "forward")
@@ -162,7 +162,7 @@ for _ in range(loader.epoch, EPOCHS):
         optimizer.step()
         die_if_asked(options.die, step, "after")
         if options.put_back:
-            put_back_what_was_copied(step)
+            put_back_older_folder(step)
         if step == options.stop:
             ask_to_stop()
 pathlib.Path("after").touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on records of a shard queue; each worker writes down those it gets."""
+"""Trains on records of a shard queue; each worker logs the records it reads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ EPOCHS, LENGTH, BATCH = 2, 240, 4
 
 
 def be_slow(epoch: int) -> None:
-    """Worker 0 holds its first batch: while there is anything left for the other one, or so that
-    it comes to where it is to die.
-    """
+    """Worker 0 holds its first batch until worker 1 has died, or has read all other records."""
     done = pathlib.Path(f"read.1.{epoch}")
-    moments = [moment.split(":") for moment in options.die]
+    requested = [moment.split(":") for moment in options.die]
     deaths = [
         pathlib.Path(f"died.{worker}.{step}.{moment}")
-        for worker, step, moment in moments
+        for worker, step, moment in requested
         if worker == "1" and (int(step) - 1) // LENGTH == epoch
     ]
     while not all(death.exists() for death in deaths):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script of a job that waits within its training, so that a test can examine it.
+"""A script that pauses within its training, so that a test can examine the job.
 
 Each process writes its token into its own file and continues once there is a file `go`. Worker 1
 then fails if that file says so. With `--collective` there are no servers.
@@ -42,14 +42,14 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def write_down() -> None:
+def write_report() -> None:
     """Print the role and the strategy, and write down process id and token."""
     role = current().role
     sys.stdout.write(f"{role!r}\n{current().strategy!r}\n")
     sys.stdout.flush()
-    told = {"pid": os.getpid(), "token": os.environ.get("FLEET_TOKEN")}
+    report = {"pid": os.getpid(), "token": os.environ.get("FLEET_TOKEN")}
     fresh = Path(f"{role.kind.value}.{role.index}.new")
-    fresh.write_text(json.dumps(told))
+    fresh.write_text(json.dumps(report))
     fresh.replace(fresh.with_suffix(".json"))
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     plain = Model(served=not collective)
     optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(plain.parameters(), lr=0.1))
     model = fleet.distributed_model(plain)
-    write_down()
+    write_report()
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains while it is asked to stop, or loses a worker; writes down all records it reads."""
+"""Trains while it is stopped or loses a worker; logs all records it reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Net(torch.nn.Module):
         return self.head(self.drop(self.rows(ids)).flatten(1)).squeeze(-1)
 
 
-def is_told() -> bool:
+def has_signal() -> bool:
     """True once the signal reached this worker through fleetrun."""
     stopping = current().autosave
     return stopping is not None and stopping.seen
@@ -71,8 +71,8 @@ if fleet.is_server():
 if options.mode != "collective":
     fleet.init_worker()
 loader = fleet.shard(DataLoader(Records(), batch_size=options.batch, shuffle=True))
-me, life = fleet.worker_index(), os.environ["FLEET_RESTART"]
-seen = pathlib.Path(f"seen.{me}.{life}")
+me, restart = fleet.worker_index(), os.environ["FLEET_RESTART"]
+seen = pathlib.Path(f"seen.{me}.{restart}")
 is_last = me == fleet.worker_num() - 1
 step = 0
 with seen.open("a") as file:
@@ -87,9 +87,9 @@ with seen.open("a") as file:
                 print(epoch, record, file=file, flush=True)
             if step == options.terminate and me == 0:
                 os.kill(os.getppid(), signal.SIGTERM)
-            while 0 < options.terminate == step - 2 and not is_told():
+            while 0 < options.terminate == step - 2 and not has_signal():
                 time.sleep(0.01)
-            if step == options.kill and is_last and life == "0":
+            if step == options.kill and is_last and restart == "0":
                 # wait for the save in the background
                 while not pathlib.Path(os.environ["FLEET_CHECKPOINT"], "manifest.json").exists():
                     time.sleep(0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the scripts whose workers die on request."""
+"""Shared parts of the scripts whose workers die on request."""
 
 from __future__ import annotations
 

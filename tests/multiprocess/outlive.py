@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains while servers are killed; prints the learnt values, bit for bit."""
+"""Trains while servers are killed; prints digests of the trained values."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fleetlight.wire.control_signals import ControlSignal
 parser = argparse.ArgumentParser()
 parser.add_argument("--kill", type=int, nargs="*", default=[], help="a server before these steps")
 parser.add_argument("--die", nargs="*", default=[], help="workers, as worker:step:moment")
-parser.add_argument("--save", type=int, nargs="*", default=[], help="called for before these steps")
+parser.add_argument("--save", type=int, nargs="*", default=[], help="requested before these steps")
 parser.add_argument("--batches", type=int, default=5, help="of each epoch")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--go_on", action="store_true", help="without a worker that is lost")
-parser.add_argument("--die_saving", action="store_true", help="a server, over the script's save")
+parser.add_argument("--die_saving", action="store_true", help="a server, during the script's save")
 options = parser.parse_args()
 BATCH = 8
 REPLY_S = 20.0
@@ -39,11 +39,11 @@ class Net(torch.nn.Module):
         super().__init__()
         self.rows = fleet.nn.SparseEmbedding(4)
         self.norm = torch.nn.BatchNorm1d(4)
-        self.chance = torch.nn.Dropout(0.5)
+        self.dropout = torch.nn.Dropout(0.5)
         self.head = torch.nn.Linear(4, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.chance(self.norm(self.rows(ids)))).squeeze(-1)
+        return self.head(self.dropout(self.norm(self.rows(ids)))).squeeze(-1)
 
 
 def kill_a_server(step: int) -> None:
@@ -52,42 +52,42 @@ def kill_a_server(step: int) -> None:
     os.kill(int(pathlib.Path(f"pid.{number}").read_text()), signal.SIGKILL)
 
 
-def call_for_a_save(number: int) -> None:
-    """Request a save as the clock of worker 0 does; both servers reply before the step is made."""
-    client = client_here()
+def request_save(number: int) -> None:
+    """Request a save as the clock of worker 0 does; both servers reply before the step."""
+    client = current_client()
     client.heartbeat(0)
     with client._lane_lock(HEARTBEAT):
-        # a heartbeat goes to no server that has not replied to the one before
+        # a heartbeat goes only to servers that replied to the previous one
         client._heartbeats.collect(REPLY_S)
         client.signals.own = ControlSignal(saves=number)
         client._heartbeats.send(0)
         assert len(client._heartbeats.collect(REPLY_S)) == fleet.server_num()
 
 
-def die_over_a_save() -> None:
-    """Kill it half way through; once."""
+def die_during_a_save() -> None:
+    """Kill this server during its first save."""
     save = CheckpointHandler.save
 
-    def saved(keeping: CheckpointHandler, message: Any) -> Any:
+    def saved(handler: CheckpointHandler, message: Any) -> Any:
         mark = pathlib.Path("died.saving")
         if not mark.exists():
             mark.touch()
             pathlib.Path(message.folder, "half-a-table").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return save(keeping, message)
+        return save(handler, message)
 
     CheckpointHandler.save = saved  # type: ignore[method-assign]
 
 
-def client_here() -> Client:
+def current_client() -> Client:
     session = current().session
     assert session is not None
     return session.client
 
 
-def die_when_told() -> None:
+def die_before_replies() -> None:
     """Die before this worker reads the replies to its step."""
-    client, ask = client_here(), client_here().ask
+    client, ask = current_client(), current_client().ask
 
     def asked(lane: str, requests: Any, *more: Any) -> Any:
         answers = ask(lane, requests, *more)
@@ -111,7 +111,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
 fleet.attach(scheduler=scheduler)
 if fleet.is_server():
     if options.die_saving and fleet.server_index() == 1:
-        die_over_a_save()
+        die_during_a_save()
     pathlib.Path(f"pid.{fleet.server_index()}").write_text(str(os.getpid()))
     fleet.init_server()
     fleet.run_server()
@@ -122,7 +122,7 @@ data = torch.utils.data.TensorDataset(torch.randint(-50, 50, (count,), generator
 loader = fleet.shard(torch.utils.data.DataLoader(data, BATCH, shuffle=True))
 fleet.init_worker()
 fleet.barrier_worker()
-die_when_told()
+die_before_replies()
 for epoch in range(loader.epoch, options.epochs):
     for (ids,) in loader:
         step = epoch * options.batches + loader.consumed // (BATCH * fleet.worker_num()) - 1
@@ -136,7 +136,7 @@ for epoch in range(loader.epoch, options.epochs):
         fleet.clip_grad_norm_(model, 0.5)
         die_if_asked(options.die, step, "step")
         if step in options.save and fleet.is_first_worker():
-            call_for_a_save(options.save.index(step) + 1)
+            request_save(options.save.index(step) + 1)
         optimizer.step()
         die_if_asked(options.die, step, "after")
         scheduler.step()
@@ -153,6 +153,6 @@ with torch.no_grad():
     rows = model.rows(torch.arange(-50, 50))
 buffers = b"".join(buffer.numpy().tobytes() for buffer in model.buffers())
 shared = rows.numpy().tobytes() + model.head.weight.detach().numpy().tobytes()
-whole, own = hashlib.sha256(shared).hexdigest()[:16], hashlib.sha256(buffers).hexdigest()[:16]
-print(f"LEARNT {whole} {float(rows.abs().sum()):.6f} OWN {own}", flush=True)
+values, own = hashlib.sha256(shared).hexdigest()[:16], hashlib.sha256(buffers).hexdigest()[:16]
+print(f"LEARNT {values} {float(rows.abs().sum()):.6f} OWN {own}", flush=True)
 fleet.stop_worker()

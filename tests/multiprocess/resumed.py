@@ -27,16 +27,18 @@ class Net(torch.nn.Module):
         return self.head(self.rows(ids)).squeeze(-1)
 
 
-def tell(moment: str) -> None:
-    """Dense values and rows of the servers."""
+def print_values(moment: str) -> None:
+    """Print a digest of the dense values and rows of the servers."""
     with torch.no_grad():
         found = [*model.head.parameters(), model.rows(torch.arange(ROWS))]
-    digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in found)).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(value.detach().numpy().tobytes() for value in found)
+    ).hexdigest()
     print(f"{moment} {digest[:16]}", flush=True)
 
 
 def wait_to_go() -> None:
-    """Start a second job on the folders of the servers."""
+    """Wait while the test starts a second job on the folders of the servers."""
     pathlib.Path("waiting").touch()
     while not pathlib.Path("go").exists():
         time.sleep(0.01)
@@ -51,7 +53,7 @@ if fleet.is_server():
     fleet.run_server()
     raise SystemExit
 fleet.init_worker()
-tell("BEGAN")
+print_values("BEGAN")
 for step in range(STEPS):
     if "--wait" in sys.argv and step == STEPS // 2:
         wait_to_go()
@@ -59,7 +61,7 @@ for step in range(STEPS):
     (model(torch.arange(ROWS)) - 1).square().mean().backward()
     optimizer.step()
 fleet.barrier_worker()
-tell("LEARNT")
+print_values("LEARNT")
 # no worker leaves before the others have reported
 fleet.barrier_worker()
 if "--die" in sys.argv:

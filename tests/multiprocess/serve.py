@@ -29,7 +29,7 @@ def refusal(endpoint: str) -> str:
         return str(error)
     finally:
         channel.close()
-    return "it was let in"
+    return "no error"
 
 
 class Model(nn.Module):
@@ -77,8 +77,8 @@ def main() -> None:
         values = [plain.emb(torch.arange(IDS)), *plain.linear.parameters()]
     total = sum(float(value.detach().double().abs().sum()) for value in values)
     if os.environ.get("FLEET_SSL") and fleet.is_first_worker():
-        told = refusal(os.environ["FLEET_SERVER_ENDPOINTS"].split(",")[0])
-        sys.stdout.write(f"TOLD {told}\n")
+        error = refusal(os.environ["FLEET_SERVER_ENDPOINTS"].split(",")[0])
+        sys.stdout.write(f"REFUSED {error}\n")
     # One write with its newline: unbuffered, print() would let two workers mix within a line.
     sys.stdout.write(f"RESULT {fleet.worker_index()} {fleet.worker_num()} {total:.10f}\n")
     sys.stdout.flush()

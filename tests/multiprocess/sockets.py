@@ -14,21 +14,21 @@ _LISTENS = "0A"
 
 def descendants(pid: int) -> set[int]:
     """A process and its descendants."""
-    parents: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(stat[1]), []).append(int(folder.name))
+            children.setdefault(int(stat[1]), []).append(int(folder.name))
     found, left = set(), [pid]
     while left:
-        one = left.pop()
-        found.add(one)
-        left += parents.get(one, [])
+        process = left.pop()
+        found.add(process)
+        left += children.get(process, [])
     return found
 
 
 def listening(pids: set[int]) -> dict[int, set[str]]:
-    """The addresses that processes listen at, `host:port`."""
+    """The addresses at which processes listen, `host:port`."""
     by_inode = _listening()
     return {pid: {by_inode[i] for i in _inodes(pid) if i in by_inode} for pid in pids}
 

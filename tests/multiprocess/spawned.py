@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts records of loading processes that spawn starts, which run this script again."""
+"""Counts records of spawned loading processes, which run this script again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ STARTED_BY = "forkserver" if "--forkserver" in sys.argv else "spawn"
 LENGTH, EPOCHS = 48, 2
 
 
-def begin() -> None:
-    """Called at the top of the script, or after its guard."""
+def init() -> None:
+    """Called at the top of the script, or under its guard."""
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True, durability="log"))
 
 
@@ -48,8 +48,8 @@ def main() -> None:
 
 
 if not GUARDED:
-    begin()
+    init()
 if __name__ == "__main__":
     if GUARDED:
-        begin()
+        init()
     main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An error of one worker ends the job, and the last line names it."""
+"""The error of one worker ends the job, and the last line names it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_first_failure_is_reported(
     assert all(part in last for part in parts), last
 
 
-def test_a_stopped_worker_is_named_at_the_deadline(tmp_path: Path) -> None:
+def test_suspended_worker_is_named_at_the_deadline(tmp_path: Path) -> None:
     command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, "stop"]
     codes, text = finish([start(command, {"FLEET_DEADLINE_S": "4"}, cwd=tmp_path)])
     assert codes == [1], text

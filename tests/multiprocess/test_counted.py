@@ -26,7 +26,7 @@ def run(folder: Path, flags: str, *arguments: str) -> tuple[int, str]:
 
 
 def check_counts(text: str, workers: int) -> None:
-    """Each of two epochs counted each record once, over all starts of the job."""
+    """Each of two epochs counts each record once, over all starts of the job."""
     assert re.findall(r"COUNTED (.*)", text) == ["2 to 2"] * workers, text
 
 
@@ -37,17 +37,17 @@ def check_counts(text: str, workers: int) -> None:
         ("async", ["1:2:step", "0:3:after"], ["1:8:step", "0:9:after"]),
     ],
 )
-def test_workers_are_killed_before_and_after_a_stop(
+def test_records_count_once_when_workers_die_around_a_stop(
     tmp_path: Path, mode: str, first: list[str], later: list[str]
 ) -> None:
     """With a shard queue, and with blocks."""
-    how = ["--mode", mode, "--deal", "blocks" if mode == "sync" else "queue"]
-    code, text = run(tmp_path, TWO, *how, "--die", *first, "--stop", "6")
+    options = ["--mode", mode, "--deal", "blocks" if mode == "sync" else "queue"]
+    code, text = run(tmp_path, TWO, *options, "--die", *first, "--stop", "6")
     assert code == 75, text
     assert text.count("of 2 was killed by SIGKILL") == 2, text
     assert "restarting all processes" not in text
     flags = TWO.replace("worker_num 2", "worker_num 3") + " --resume"
-    code, text = run(tmp_path, flags, *how, "--die", *later)
+    code, text = run(tmp_path, flags, *options, "--die", *later)
     assert code == 0, text
     assert text.count("of 3 was killed by SIGKILL") == 2, text
     # a restarted worker has nothing to load
@@ -55,12 +55,12 @@ def test_workers_are_killed_before_and_after_a_stop(
     check_counts(text, 3)
 
 
-def test_a_stop_within_an_epoch_leaves_the_records_not_trained_on(tmp_path: Path) -> None:
+def test_stop_within_an_epoch_resumes_with_the_remaining_records(tmp_path: Path) -> None:
     """Fewer or more workers resume."""
     stopped = tmp_path / "stopped"
     stopped.mkdir()
-    how = ["--deal", "queue", "--durability", "none"]
-    code, text = run(stopped, TWO, *how, "--stop", "4")
+    options = ["--deal", "queue", "--durability", "none"]
+    code, text = run(stopped, TWO, *options, "--stop", "4")
     assert code == 75, text
     zero = checkpoint.read(stopped / "ckpt").worker(0)
     assert zero is not None
@@ -73,41 +73,41 @@ def test_a_stop_within_an_epoch_leaves_the_records_not_trained_on(tmp_path: Path
         others = TWO.replace("server_num 2", "server_num 1").replace(
             "worker_num 2", f"worker_num {workers}"
         )
-        code, text = run(folder, others + " --resume", *how)
+        code, text = run(folder, others + " --resume", *options)
         assert code == 0, text
         check_counts(text, workers)
 
 
-def test_a_stop_waits_for_a_dead_worker(tmp_path: Path) -> None:
+def test_stop_waits_for_a_restarting_worker(tmp_path: Path) -> None:
     # the signal would end a restarted worker; it learns of the stop from the servers
-    how = ["--mode", "sync"]
-    code, text = run(tmp_path, TWO, *how, "--die", "1:4:forward", "--stop_within", "4")
+    options = ["--mode", "sync"]
+    code, text = run(tmp_path, TWO, *options, "--die", "1:4:forward", "--stop_within", "4")
     assert code == 75, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
     # a server dies while the stop is saved
-    code, text = run(tmp_path, TWO + " --resume", *how, "--stop", "8", "--kill_a_server")
+    code, text = run(tmp_path, TWO + " --resume", *options, "--stop", "8", "--kill_a_server")
     assert code == 75, text
     assert "server 0 of 2 was killed by SIGKILL" in text
     checkpoint.read(tmp_path / "ckpt").verify()
-    code, text = run(tmp_path, TWO + " --resume", *how)
+    code, text = run(tmp_path, TWO + " --resume", *options)
     assert code == 0, text
     check_counts(text, 2)
 
 
-def test_an_asynchronous_stop_waits_for_a_dead_worker(tmp_path: Path) -> None:
+def test_asynchronous_stop_waits_for_a_restarting_worker(tmp_path: Path) -> None:
     # it learns of the stop from the reply to its first push
-    how = ["--deal", "queue"]
-    code, text = run(tmp_path, TWO, *how, "--die", "1:4:forward", "--stop_within", "4")
+    options = ["--deal", "queue"]
+    code, text = run(tmp_path, TWO, *options, "--die", "1:4:forward", "--stop_within", "4")
     assert code == 75, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
     assert "still there" not in text
-    code, text = run(tmp_path, TWO + " --resume", *how)
+    code, text = run(tmp_path, TWO + " --resume", *options)
     assert code == 0, text
     check_counts(text, 2)
 
 
 @pytest.mark.parametrize(("early", "step"), [(0, 24), (1, 4)])
-def test_a_worker_that_waits_for_a_stopping_one_stops_too(
+def test_worker_that_waits_for_a_stopping_worker_stops_too(
     tmp_path: Path, early: int, step: int
 ) -> None:
     code, text = run(tmp_path, TWO, "--durability", "none", "--early", str(early))
@@ -117,7 +117,7 @@ def test_a_worker_that_waits_for_a_stopping_one_stops_too(
     assert checkpoint.read(tmp_path / "ckpt").manifest.step == step
 
 
-def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
+def test_restarted_server_names_a_port_in_use(tmp_path: Path) -> None:
     flags = "--server_num 2 --worker_num 2 --max_restarts 1"
     code, text = run(tmp_path, flags, "--mode", "sync", "--take_port", "4")
     assert code == 1, text
@@ -127,7 +127,7 @@ def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "staleness", "geo"])
-def test_a_server_with_an_older_folder_is_refused(tmp_path: Path, mode: str) -> None:
+def test_restarted_server_with_an_older_folder_is_refused(tmp_path: Path, mode: str) -> None:
     """One worker: its pushes count exactly, also in GeoSGD."""
     flags = "--server_num 2 --worker_num 1 --max_restarts 2"
     code, text = run(tmp_path, flags, "--mode", mode, "--put_back")

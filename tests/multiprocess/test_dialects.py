@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One script, started in every way: equal parameters for an equal global batch."""
+"""One script under every launcher: equal parameters for an equal global batch."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def check(codes: list[int], text: str, workers: int, expected: float) -> None:
 def test_fleetrun(expected: float, tmp_path: Path) -> None:
     command = [str(BIN / "fleetrun"), "--tee", "--nproc_per_node", "2", SCRIPT]
     # fleetrun would hide what torch's store prints
-    loud = {"TORCH_CPP_LOG_LEVEL": "WARNING"}
-    check(*finish([start(command, loud, cwd=tmp_path)]), 2, expected)
+    verbose = {"TORCH_CPP_LOG_LEVEL": "WARNING"}
+    check(*finish([start(command, verbose, cwd=tmp_path)]), 2, expected)
 
 
 def test_torchrun(expected: float) -> None:
@@ -92,7 +92,7 @@ def test_torchrun_inside_a_slurm_allocation(expected: float) -> None:
     check(*finish([start(command, slurm)]), 2, expected)
 
 
-def test_the_variables_of_an_operator(expected: float) -> None:
+def test_variables_of_the_paddle_operator(expected: float) -> None:
     holder, port = reserved_port()
     endpoints = [f"127.0.0.1:{port}", "127.0.0.1:9"]
     common = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints)}
@@ -107,7 +107,7 @@ def test_the_variables_of_an_operator(expected: float) -> None:
         check(*finish(processes), 2, expected)
 
 
-def test_a_scheduler_and_a_shell_loop(expected: float) -> None:
+def test_scheduler_and_workers_of_a_shell_loop(expected: float) -> None:
     holder, port = reserved_port()
     common = {
         "MS_WORKER_NUM": "4",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""N workers with batch B end where one process with batch N x B ends, for a real network.
+"""For a real network, N workers with batch B equal one process with batch N x B.
 
 ResNet-50 on small images is chaotic: in one process alone, changing each weight by one part in
 1e16 grows to 0.05 within 10 steps. Starting the last batch norm of each block at zero makes it
-well-conditioned, so that a difference of the method would be seen.
+well-conditioned, so that a difference of the method would show.
 """
 
 from __future__ import annotations
@@ -63,15 +63,17 @@ def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
     [(torch.float64, 0.01, 1e-12, 10), (torch.float32, 0.0001, 1e-6, 8)],
     ids=["float64", "float32"],
 )
-def test_resnet50(dtype: torch.dtype, lr: float, tolerance: float, steps: int) -> None:
+def test_resnet50_on_two_workers_equals_one_process(
+    dtype: torch.dtype, lr: float, tolerance: float, steps: int
+) -> None:
     """In float32 the exact values count as well: one process may be further from them.
 
     A ReLU whose input rounds across zero changes a gradient. On an AMD EPYC that moves one process
     by 7.0e-6 from its own training in float64, and two workers by 8.6e-7.
     """
-    of_one = [run_workers(train, 1, kind, lr, steps)[0] for kind in {dtype, torch.float64}]
+    references = [run_workers(train, 1, kind, lr, steps)[0] for kind in {dtype, torch.float64}]
     for result in run_workers(train, 2, dtype, lr, steps):
-        nearest = min((distance(result, plain) for plain in of_one), key=lambda found: found[0])
+        nearest = min((distance(result, plain) for plain in references), key=lambda found: found[0])
         assert nearest[0] <= tolerance, nearest
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a shard queue for real workers, one of which is slow, or dies."""
+"""A shard queue in real jobs with a slow or a dying worker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def run(folder: Path, *arguments: str, restarts: int = 0) -> str:
     job = ["--server_num", "2", "--worker_num", "2", "--max_restarts", str(restarts), "--tee"]
     codes, text = finish([start([str(BIN / "fleetrun"), *job, SCRIPT, *arguments], cwd=folder)])
     assert codes == [0], text
-    # each of two epochs brings each record once
+    # each of two epochs reads each record once
     assert text.count("COUNTED 2 to 2") == 2, text
     return text
 
 
-def test_a_slow_worker_reads_less_and_every_record_is_read_once(tmp_path: Path) -> None:
+def test_slow_worker_reads_fewer_records_and_each_is_read_once(tmp_path: Path) -> None:
     run(tmp_path)
     for epoch in range(2):
         slow, fast = read(tmp_path, 0, epoch), read(tmp_path, 1, epoch)
@@ -38,7 +38,7 @@ def test_a_slow_worker_reads_less_and_every_record_is_read_once(tmp_path: Path) 
         assert len(slow) == 2
 
 
-def test_a_restarted_worker_resumes_in_its_own_ranges(tmp_path: Path) -> None:
+def test_restarted_worker_resumes_its_own_ranges(tmp_path: Path) -> None:
     """Before, within and after a step, and between two epochs."""
     moments = ["1:4:forward", "1:8:step", "1:12:after", "0:0:epoch", "1:244:step"]
     text = run(tmp_path, "--die", *moments, restarts=9)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers are killed while a job trains: the result is the same."""
+"""Jobs whose servers and workers die during training reach the same result."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(18
 SCRIPT = str(Path(__file__).with_name("outlive.py"))
 
 
-def learnt(
+def trained_values(
     folder: Path, *arguments: str, restarts: int = 0, flags: Sequence[str] = ()
 ) -> tuple[set[str], set[str], str]:
-    """The values that each worker of a job with two servers learnt, and the output."""
+    """The trained values of each worker of a job with two servers, and the output."""
     folder.mkdir()
     job = ["--server_num", "2", "--worker_num", "2", "--max_restarts", str(restarts), "--tee"]
     job += flags
@@ -34,59 +34,61 @@ def learnt(
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
-    """The values that the same job learns without a failure."""
-    unharmed, own, _ = learnt(tmp_path_factory.mktemp("quiet") / "unharmed")
-    assert len(unharmed) == 1
-    return unharmed, own
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
+    """The values that the same job reaches without a failure."""
+    shared, own, _ = trained_values(tmp_path_factory.mktemp("quiet") / "uninterrupted")
+    assert len(shared) == 1
+    return shared, own
 
 
-def test_sync_learns_the_same_bits(tmp_path: Path, quiet: tuple[set[str], set[str]]) -> None:
-    """Gradients are clipped over all servers, so a process may die between two halves of a step."""
-    killed, its, text = learnt(tmp_path / "killed", "--kill", "2", "5", "6", restarts=9)
-    assert (killed, its) == quiet
+def test_killed_sync_job_reaches_the_same_bits(
+    tmp_path: Path, uninterrupted: tuple[set[str], set[str]]
+) -> None:
+    """Clipping spans all servers, so a process may die between the two halves of a step."""
+    killed, own, text = trained_values(tmp_path / "killed", "--kill", "2", "5", "6", restarts=9)
+    assert (killed, own) == uninterrupted
     for number, left in ((0, 8), (1, 7), (0, 6)):
         assert f"server {number} of 2 was killed by SIGKILL" in text
         assert f"{left} left), the others continue" in text
-    died, its, text = learnt(
+    died, own, text = trained_values(
         tmp_path / "died",
         "--die",
         *("0:1:forward", "1:2:clip", "0:3:step", "1:3:told", "1:6:after", "0:0:epoch"),
         restarts=9,
     )
-    assert (died, its) == quiet
+    assert (died, own) == uninterrupted
     assert text.count("of 2 was killed by SIGKILL") == 6
     assert "restarting all processes" not in text
 
 
-def test_the_others_continue_without_a_lost_worker(tmp_path: Path) -> None:
-    _, _, text = learnt(tmp_path / "lost", "--go_on", "--die", "1:3:clip")
+def test_other_workers_continue_without_a_lost_worker(tmp_path: Path) -> None:
+    _, _, text = trained_values(tmp_path / "lost", "--go_on", "--die", "1:3:clip")
     assert "worker 1 of 2 was killed by SIGKILL" in text
     assert "the others continue without it" in text
     assert "done: all workers but worker 1 exited with code 0" in text
 
 
-def test_a_worker_that_comes_back_saves_with_the_others(
-    tmp_path: Path, quiet: tuple[set[str], set[str]]
+def test_restarted_worker_saves_with_the_others(
+    tmp_path: Path, uninterrupted: tuple[set[str], set[str]]
 ) -> None:
     """It died in a step after which all workers save."""
     dying = ("1:3:made", "0:6:held", "1:8:made")
-    killed, its, text = learnt(
+    killed, own, text = trained_values(
         tmp_path / "killed",
         *("--save", "3", "6", "8", "--die", *dying),
         restarts=9,
         flags=["--checkpoint", "ckpt"],
     )
-    assert (killed, its) == quiet
+    assert (killed, own) == uninterrupted
     assert text.count("of 2 was killed by SIGKILL") == 3
     assert checkpoint.read(tmp_path / "killed" / "ckpt").manifest.step == 9
 
 
-def test_a_save_waits_for_a_server_that_dies_in_it(
-    tmp_path: Path, quiet: tuple[set[str], set[str]]
+def test_save_waits_for_the_restart_of_a_server(
+    tmp_path: Path, uninterrupted: tuple[set[str], set[str]]
 ) -> None:
-    killed, its, text = learnt(tmp_path / "killed", "--die_saving", restarts=9)
-    assert (killed, its) == quiet
+    killed, own, text = trained_values(tmp_path / "killed", "--die_saving", restarts=9)
+    assert (killed, own) == uninterrupted
     assert text.count("server 1 of 2 was killed by SIGKILL") == 1
     assert "restarting the save into ckpt: lost server 1" in text
     saved = checkpoint.read(tmp_path / "killed" / "ckpt")
@@ -94,29 +96,29 @@ def test_a_save_waits_for_a_server_that_dies_in_it(
     assert saved.manifest.step == 10
 
 
-def test_a_restarted_job_resumes_with_the_state_of_its_servers(tmp_path: Path) -> None:
+def test_resumed_job_has_the_state_of_its_servers(tmp_path: Path) -> None:
     """Dense values and rows on the servers replace the first values of the script."""
 
-    def told(flag: str, *arguments: str) -> tuple[int, set[str], set[str]]:
+    def run(flag: str, *arguments: str) -> tuple[int, set[str], set[str]]:
         job = ["--server_num", "2", "--worker_num", "2", "--tee", *flag.split()]
         script = str(Path(__file__).with_name("resumed.py"))
         command = [str(BIN / "fleetrun"), *job, script, *arguments]
         [code], text = finish([start(command, cwd=tmp_path)])
-        begun, learnt_ = (re.findall(rf"{word} (\w+)", text) for word in ("BEGAN", "LEARNT"))
-        assert len(begun) == len(learnt_) == 2, text
-        return code, set(begun), set(learnt_)
+        began, trained = (re.findall(rf"{word} (\w+)", text) for word in ("BEGAN", "LEARNT"))
+        assert len(began) == len(trained) == 2, text
+        return code, set(began), set(trained)
 
-    code, began, died_with = told("", "--die")
+    code, began, died_with = run("", "--die")
     assert code != 0
     assert len(died_with) == 1
     assert began != died_with
-    code, began, ended_with = told("--resume")
+    code, began, ended_with = run("--resume")
     assert code == 0
     assert began == died_with
     assert ended_with != died_with
 
 
-def test_two_jobs_may_not_use_one_folder(tmp_path: Path) -> None:
+def test_two_jobs_cannot_share_a_folder(tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("resumed.py"))
     flags = ["--server_num", "1", "--worker_num", "1", "--max_restarts", "3"]
     command = [str(BIN / "fleetrun"), *flags, script]
@@ -129,7 +131,7 @@ def test_two_jobs_may_not_use_one_folder(tmp_path: Path) -> None:
         last = text.strip().splitlines()[-1]
         assert last.startswith("fleetrun: failed: "), text
         assert re.search(r"in use by another process \(process \d+ on .+\); give each", last), text
-        # it would be refused again
+        # a restart would be refused again
         assert "restart 1" not in text
         (tmp_path / "go").touch()
         [code], text = finish([first])

@@ -39,8 +39,8 @@ Process = subprocess.Popen[str]
 
 
 @contextlib.contextmanager
-def held(place: Path, flags: list[str], workers: int = 2, **env: str) -> Iterator[Process]:
-    """A job within its training."""
+def training_job(place: Path, flags: list[str], workers: int = 2, **env: str) -> Iterator[Process]:
+    """A job that pauses within its training."""
     collective = ["--collective"] if "--server_num" not in flags else []
     process = start([str(BIN / "fleetrun"), "--tee", *flags, SCRIPT, *collective], env, cwd=place)
     try:
@@ -58,7 +58,7 @@ def held(place: Path, flags: list[str], workers: int = 2, **env: str) -> Iterato
         process.communicate(timeout=60)
 
 
-def ended(place: Path, process: Process, how: str = "well") -> tuple[int, str]:
+def finish_job(place: Path, process: Process, how: str = "well") -> tuple[int, str]:
     """Let the job end; returns its exit code and output."""
     (place / "go").write_text(how)
     codes, text = finish([process])
@@ -69,7 +69,7 @@ def logs(place: Path) -> dict[str, str]:
     return {str(file): file.read_text() for file in (place / "log").rglob("*") if file.is_file()}
 
 
-def told(place: Path) -> list[dict[str, Any]]:
+def reports(place: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted(place.glob("*er.*.json"))]
 
 
@@ -89,32 +89,32 @@ def server_of(place: Path) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("how", ["well", "fail"])
-def test_the_token_of_a_job_stays_secret(how: str, tmp_path: Path) -> None:
-    with held(tmp_path, SERVED, FLEET_TOKEN=TOKEN) as process:
+def test_token_of_a_job_stays_secret(how: str, tmp_path: Path) -> None:
+    with training_job(tmp_path, SERVED, FLEET_TOKEN=TOKEN) as process:
         seen = command_lines()
-        code, text = ended(tmp_path, process, how)
+        code, text = finish_job(tmp_path, process, how)
     assert (code != 0) == (how == "fail"), text
     assert ("on purpose" in text) == (how == "fail")
-    assert [one["token"] for one in told(tmp_path)] == [TOKEN] * 3
+    assert [report["token"] for report in reports(tmp_path)] == [TOKEN] * 3
     assert "token=Secret('***')" in text, "a role was printed"
     everything = {"ps": seen, "terminal": text, **logs(tmp_path)}
     assert len(everything) >= 6
-    assert not [name for name, said in everything.items() if TOKEN in said]
+    assert not [name for name, output in everything.items() if TOKEN in output]
 
 
-def test_a_job_on_one_machine_has_a_token_of_its_own(tmp_path: Path) -> None:
+def test_job_on_one_machine_has_its_own_token(tmp_path: Path) -> None:
     tokens = []
     for name in ("one", "other"):
         place = tmp_path / name
         place.mkdir()
-        with held(place, SERVED) as process:
+        with training_job(place, SERVED) as process:
             refuses_strangers(place)
             seen = command_lines()
-            code, text = ended(place, process)
+            code, text = finish_job(place, process)
         assert code == 0, text
-        [token] = {one["token"] for one in told(place)}
+        [token] = {report["token"] for report in reports(place)}
         assert len(token) == 64
-        assert not [said for said in (seen, text, *logs(place).values()) if token in said]
+        assert not [output for output in (seen, text, *logs(place).values()) if token in output]
         tokens.append(token)
     assert tokens[0] != tokens[1]
 
@@ -130,9 +130,9 @@ def refuses_strangers(place: Path) -> None:
 
 @pytest.mark.parametrize("flags", [SERVED, ["--nproc_per_node", "2"]], ids=["served", "collective"])
 def test_nothing_listens_on_all_interfaces(flags: list[str], tmp_path: Path) -> None:
-    with held(tmp_path, flags) as process:
+    with training_job(tmp_path, flags) as process:
         found = listening(descendants(process.pid))
-        code, text = ended(tmp_path, process)
+        code, text = finish_job(tmp_path, process)
     assert code == 0, text
     addresses = {address for each in found.values() for address in each}
     assert addresses, "servers and stores listen"
@@ -151,7 +151,7 @@ def test_nothing_listens_on_all_interfaces(flags: list[str], tmp_path: Path) -> 
 def test_processes_with_different_tokens_end(
     server: str, worker: str, why: str, tmp_path: Path
 ) -> None:
-    """Started by hand: the worker ends at once, and the server says why no worker came."""
+    """Started by hand: the worker ends at once, and the server says why no worker joined."""
     holder, port = reserved_port()
     common = {
         "FLEET_WORKER_NUM": "1",
@@ -171,12 +171,12 @@ def test_processes_with_different_tokens_end(
             for kind, token in kinds
         ]
         try:
-            said, _ = processes[1].communicate(timeout=100)
+            worker_output, _ = processes[1].communicate(timeout=100)
         finally:
             processes[0].terminate()
-        also, _ = processes[0].communicate(timeout=60)
+        server_output, _ = processes[0].communicate(timeout=60)
     assert processes[1].returncode == 1
-    for text in (said, also):
+    for text in (worker_output, server_output):
         assert why in text
         assert "(FLEET_TOKEN, or fleetrun --token_file)" in text
         assert TOKEN not in text
@@ -200,7 +200,7 @@ def machines(place: Path, tokens: tuple[str, str]) -> list[Process]:
 
 
 @pytest.mark.parametrize("with_token", [True, False])
-def test_two_machines_with_the_same_token_or_none_train(with_token: bool, tmp_path: Path) -> None:
+def test_machines_with_equal_tokens_or_none_train(with_token: bool, tmp_path: Path) -> None:
     token = TOKEN if with_token else ""
     codes, text = finish(machines(tmp_path, (token, token)))
     assert codes == [0, 0], text
@@ -210,7 +210,7 @@ def test_two_machines_with_the_same_token_or_none_train(with_token: bool, tmp_pa
     assert TOKEN not in text
 
 
-def test_two_machines_with_different_tokens_end_and_say_why(tmp_path: Path) -> None:
+def test_machines_with_different_tokens_end_and_say_why(tmp_path: Path) -> None:
     codes, text = finish(machines(tmp_path, (TOKEN, TOKEN[::-1])))
     assert codes == [1, 1], text
     last = [line for line in text.splitlines() if line.startswith("fleetrun: failed:")]

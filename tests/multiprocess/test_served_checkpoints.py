@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of real jobs with parameter servers, and a job that is killed while it saves."""
+"""Checkpoints of real jobs with parameter servers, and a job that dies during a save."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(dense: str = "servers") -> tuple[nn.Module, torch.optim.Optimizer]:
 def train(model: nn.Module, optimizer: Any, steps: range, first: int = 0) -> None:
     for step in steps:
         optimizer.zero_grad()
-        # the same on every worker, so that their number does not matter
+        # equal batches on all workers, so that their number does not matter
         (model(IDS[step, first:]) - 1.0).pow(2).mean().backward()
         optimizer.step()
 
@@ -66,13 +66,13 @@ def save_at_four(dirname: str, *, kind: str) -> Any:
     fleet.init_worker()
     train(model, optimizer, range(4))
     fleet.save_persistables(dirname)
-    # in the end only this worker's folder has it: the servers sent it
+    # via worker0: the servers send their tables, and worker 0 writes them
     fleet.save_persistables(dirname + "-sent", via="worker0", background=True)
     train(model, optimizer, range(4, 8))
     return values(model)
 
 
-def go_on(dirname: str, *, kind: str, at_start: bool) -> Any:
+def resume_job(dirname: str, *, kind: str, at_start: bool) -> Any:
     model, optimizer = build()
     if kind == "server":
         return serve(dirname if at_start else None)
@@ -90,7 +90,7 @@ def serve(dirname: str | None = None) -> None:
     fleet.run_server()
 
 
-def take_part(
+def run_process(
     function: Any,
     kind: str,
     index: int,
@@ -116,7 +116,7 @@ def run_job(function: Any, servers: int, workers: int, *args: Any, **facts: Any)
             ports.append(port)
         each = [(function, "server", n, ports, workers, args, facts) for n in range(servers)]
         each += [(function, "worker", n, ports, workers, args, facts) for n in range(workers)]
-        return run_processes(take_part, each)[servers:]
+        return run_processes(run_process, each)[servers:]
 
 
 def close(one: Any, other: Any) -> None:
@@ -125,20 +125,20 @@ def close(one: Any, other: Any) -> None:
 
 
 @pytest.mark.contract
-def test_other_servers_resume_from_a_checkpoint_of_two(tmp_path: Path) -> None:
+def test_other_numbers_of_servers_resume_from_a_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     zero, one = run_job(save_at_four, 2, 2, path)
     close(zero, one)
     for name in (path, path + "-sent"):
         checkpoint.read(name).verify()
-    ((at_four, end),) = run_job(go_on, 1, 1, path, at_start=False)
+    ((at_four, end),) = run_job(resume_job, 1, 1, path, at_start=False)
     close(end, zero)
-    # a server that begins with a checkpoint has the values; the steps are counted by workers
-    for loaded, _ in run_job(go_on, 2, 1, path + "-sent", at_start=True):
+    # a server that starts from a checkpoint has the values; workers count the steps
+    for loaded, _ in run_job(resume_job, 2, 1, path + "-sent", at_start=True):
         close(loaded, at_four)
 
 
-def save_by(dirname: str, *, kind: str, dense: str) -> Any:
+def save_with_dense(dirname: str, *, kind: str, dense: str) -> Any:
     """The workers have different batches here."""
     model, optimizer = build(dense)
     if kind == "server":
@@ -151,12 +151,12 @@ def save_by(dirname: str, *, kind: str, dense: str) -> Any:
     return at_four, values(model)
 
 
-def go_on_by(dirname: str, *, kind: str, dense: str) -> Any:
+def resume_with_dense(dirname: str, *, kind: str, dense: str) -> Any:
     model, optimizer = build(dense)
     if kind == "server":
         return serve()
     fleet.init_worker()
-    # what was trained before is gone, and so is its bias correction
+    # the load replaces earlier training and its bias correction
     train(model, optimizer, range(3), fleet.worker_index())
     fleet.load_persistables(dirname)
     at_four = values(model)
@@ -168,20 +168,21 @@ def go_on_by(dirname: str, *, kind: str, dense: str) -> Any:
     ("before", "after", "servers"),
     [("allreduce", "allreduce", 3), ("allreduce", "servers", 1), ("servers", "allreduce", 2)],
 )
-def test_dense_values_may_move_between_servers_and_workers(
+def test_dense_values_move_between_servers_and_workers(
     tmp_path: Path, before: str, after: str, servers: int
 ) -> None:
     path = str(tmp_path / "ckpt")
-    expected = run_job(save_by, 2, 2, path, dense=before)
+    expected = run_job(save_with_dense, 2, 2, path, dense=before)
     [optimizer] = checkpoint.read(path).optimizers()
     assert sorted(optimizer.entry.state) == ["2.bias", "2.weight"]
-    for one, other in zip(run_job(go_on_by, servers, 2, path, dense=after), expected, strict=True):
+    resumed = run_job(resume_with_dense, servers, 2, path, dense=after)
+    for one, other in zip(resumed, expected, strict=True):
         close(one[0], other[0])
         close(one[1], other[1])
 
 
 def save_twice(dirname: str) -> None:
-    """One process; the second save is cut short by a death."""
+    """One process that dies during its second save."""
     fleet.init()
     model, optimizer = build()
     train(model, optimizer, range(2))
@@ -207,12 +208,12 @@ def load_alone(dirname: str) -> Any:
     return step
 
 
-def test_a_job_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_job_killed_during_a_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     with pytest.raises(WorkerFailedError, match="died without a word"):
         run_processes(save_twice, [(path,)])
     assert checkpoint.read(path).manifest.step == 2
     assert len(list(Path(path).glob("generation-*"))) == 2
     assert run_processes(load_alone, [(path,)]) == [2]
-    # and the next save removes the remains
+    # the next save removes the remains
     assert len(list(Path(path).glob("generation-*"))) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One script for parameter servers, started in several ways: the same rows and parameters.
+"""One script for parameter servers under several launchers: the same rows and parameters.
 
 It registers the optimizer before the model and ends without `fleet.stop_worker`.
 """
@@ -29,7 +29,7 @@ def expected() -> float:
 
 
 def check(codes: list[int], text: str, expected: float) -> None:
-    """All processes ended well, and two workers have the values of one process."""
+    """All processes exited with code 0, and two workers have the values of one process."""
     assert set(codes) == {0}, text
     assert results(text) == pytest.approx([expected] * 2, rel=1e-5)
     assert "done: steps 24" in text, "no worker left the servers at the end of the script"
@@ -45,7 +45,7 @@ def test_encrypted_by_fleetrun(expected: float, tmp_path: Path) -> None:
     assert "takes only clients with a certificate" in text
 
 
-def test_the_variables_of_an_operator(expected: float) -> None:
+def test_variables_of_the_paddle_operator(expected: float) -> None:
     holder, port = reserved_port()
     common = {"PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{port}", "PADDLE_TRAINERS_NUM": "2"}
     server = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs with parameter servers in real processes, by the public functions."""
+"""Jobs with parameter servers in real processes, through the public API."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def trained(global_batch: int = 8) -> Any:
     fleet.barrier_worker()
     session = current().session
     assert session is not None
-    ahead = session.communicator.figures().get("prefetched rows", 0.0)
+    prefetched = session.communicator.figures().get("prefetched rows", 0.0)
     with torch.no_grad():
         rows = model.emb(torch.arange(IDS))
     dense = [p.detach().numpy().tolist() for p in model.linear.parameters()]
     fleet.stop_worker()
     fleet.stop_worker()
     assert current_or_none() is None
-    return rows.numpy().tolist(), dense, ahead
+    return rows.numpy().tolist(), dense, prefetched
 
 
 def alone() -> Any:
-    """As `python train.py` runs it: the environment names no job."""
+    """Run as `python train.py`: the environment names no job."""
     for name in [name for name in os.environ if name.startswith("FLEET_")]:
         del os.environ[name]
     fleet.init()
@@ -92,7 +92,7 @@ def alone() -> Any:
 
 
 def scheduled(role: str, then: str = "") -> Any:
-    """As a process of MindSpore's cluster, without addresses of servers and without ranks."""
+    """Run as a process of MindSpore's cluster, without server addresses and ranks."""
     host, port = os.environ["FLEET_MASTER"].split(":")
     deadline = os.environ["FLEET_DEADLINE_S"]
     for name in [name for name in os.environ if name.startswith("FLEET_")]:
@@ -107,11 +107,11 @@ def scheduled(role: str, then: str = "") -> Any:
     )
     try:
         if then.endswith("late"):
-            return ends_late(then)
+            return average_and_leave(then)
         fleet.init()
         if then == "fail":
             registered()
-            fleet.init_worker()  # so that the other worker is there
+            fleet.init_worker()  # so that the other worker has joined
             session = current().session
             assert session is not None
             session.fail("ValueError: on purpose")
@@ -124,7 +124,7 @@ def scheduled(role: str, then: str = "") -> Any:
         return str(error)
 
 
-def ends_late(then: str) -> str:
+def average_and_leave(then: str) -> str:
     """Workers average among themselves; one of them fails at the end."""
     fleet.init(strategy=DistributedStrategy(a_sync=True, a_sync_configs={"dense": "allreduce"}))
     if fleet.is_server():
@@ -145,20 +145,20 @@ def ends_late(then: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def one() -> Any:
+def single() -> Any:
     [answer] = run_processes(alone, [()])
     return answer
 
 
 @pytest.mark.contract
-def test_servers_and_workers_train_what_one_process_does(one: Any) -> None:
+def test_servers_and_workers_equal_one_process(single: Any) -> None:
     answers = run_job(serve, trained)
     assert answers[:2] == [("value", "served")] * 2
     assert [kind for kind, _ in answers[2:]] == ["value"] * 2
-    compare([answer for _, answer in answers[2:]], one)
+    compare([answer for _, answer in answers[2:]], single)
 
 
-def apart(k_steps: int) -> tuple[float, float]:
+def train_asynchronously(k_steps: int) -> tuple[float, float]:
     """A process of an asynchronous job: the loss before and after."""
     torch.manual_seed(0)
     strategy = DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": k_steps})
@@ -194,21 +194,21 @@ def apart(k_steps: int) -> tuple[float, float]:
 @pytest.mark.contract
 @pytest.mark.parametrize("k_steps", [0, 4], ids=["asynchronous", "GeoSGD"])
 def test_asynchronous_workers_train(k_steps: int) -> None:
-    work = functools.partial(apart, k_steps)
+    work = functools.partial(train_asynchronously, k_steps)
     answers = run_job(work, work)
     assert [kind for kind, _ in answers] == ["value"] * 4, answers
     for before, after in (losses for _, losses in answers[2:]):
         assert after < before
 
 
-def test_a_scheduler_assigns_ranks_and_names_the_servers(one: Any) -> None:
+def test_scheduler_assigns_ranks_and_server_addresses(single: Any) -> None:
     roles = ["MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
     answers = run_processes(scheduled, [(role,) for role in roles])
     assert answers[:3] == [("exit", 0), "served", "served"]
-    compare(answers[3:], one)
+    compare(answers[3:], single)
 
 
-def test_a_scheduler_says_that_a_server_is_missing() -> None:
+def test_scheduler_reports_a_missing_server() -> None:
     roles = ["MS_SCHED", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
     scheduler, *others = run_processes(scheduled, [(role,) for role in roles], deadline_s=3.0)
     assert scheduler == ("exit", 1)
@@ -216,7 +216,7 @@ def test_a_scheduler_says_that_a_server_is_missing() -> None:
         assert "the scheduler says: 1 of 2 servers came" in text
 
 
-def test_a_worker_that_fails_ends_scheduler_and_servers() -> None:
+def test_failed_worker_ends_scheduler_and_servers() -> None:
     each = [("MS_SCHED",), ("MS_PSERVER",), ("MS_PSERVER",), ("MS_WORKER", "fail"), ("MS_WORKER",)]
     scheduler, *others = run_processes(scheduled, each)
     assert scheduler == ("exit", 1)
@@ -225,7 +225,7 @@ def test_a_worker_that_fails_ends_scheduler_and_servers() -> None:
         assert "failed: ValueError: on purpose" in text
 
 
-def test_workers_that_average_report_their_end_to_a_scheduler() -> None:
+def test_workers_that_average_report_their_end_to_the_scheduler() -> None:
     kinds = ["MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
     for ends, code in ((("late", "late"), 0), (("fail late", "fail late"), 1)):
         each = zip(kinds, ("late", "late", "late", *ends), strict=True)
@@ -234,17 +234,17 @@ def test_workers_that_average_report_their_end_to_a_scheduler() -> None:
         assert others[2:] == ["failed" if code else "left"] * 2
 
 
-def compare(answers: Sequence[Any], one: Any) -> None:
-    """Compare every worker's rows and dense values with those of one process."""
-    for rows, dense, ahead in answers:
-        assert ahead > 0
-        np.testing.assert_allclose(rows, one[0], rtol=1e-5, atol=1e-7)
-        for mine, theirs in zip(dense, one[1], strict=True):
+def compare(answers: Sequence[Any], single: Any) -> None:
+    """Compare each worker's rows and dense values with those of one process."""
+    for rows, dense, prefetched in answers:
+        assert prefetched > 0
+        np.testing.assert_allclose(rows, single[0], rtol=1e-5, atol=1e-7)
+        for mine, theirs in zip(dense, single[1], strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
-def stops_serving() -> str:
-    """Server 1 ends like a process that was killed, once training has begun."""
+def serve_until_killed() -> str:
+    """Server 1 dies once training has begun."""
     registered()
     fleet.init_server()
     if fleet.server_index() == 1:
@@ -263,7 +263,7 @@ def stops_serving() -> str:
     return "no worker missed server 1"
 
 
-def goes_on() -> str:
+def train_until_error() -> str:
     model, optimizer = registered()
     fleet.init_worker()
     try:
@@ -274,11 +274,11 @@ def goes_on() -> str:
     except Exception as error:
         current().group.fail(str(error))
         return f"{type(error).__name__}: {error}"
-    return "nothing was noticed"
+    return "no error"
 
 
-def test_a_server_that_dies_is_named_by_the_workers() -> None:
-    answers = run_job(stops_serving, goes_on, deadline_s=6)
+def test_workers_name_a_dead_server() -> None:
+    answers = run_job(serve_until_killed, train_until_error, deadline_s=6)
     assert answers[1][0] == "error"  # it died without a word
     for kind, text in answers[2:]:
         assert kind == "value"
@@ -286,7 +286,7 @@ def test_a_server_that_dies_is_named_by_the_workers() -> None:
         assert "server 1" in text
 
 
-def vanishes() -> str:
+def die_before_a_step() -> str:
     model, optimizer = registered()
     fleet.init_worker()
     if fleet.worker_index() == 1:
@@ -298,19 +298,19 @@ def vanishes() -> str:
     except Exception as error:
         current().group.fail(str(error))
         return f"{type(error).__name__}: {error}"
-    return "nothing was noticed"
+    return "no error"
 
 
-def served_badly() -> str:
+def serve_until_error() -> str:
     try:
         serve()
     except Exception as error:
         return str(error)
-    return "nothing was noticed"
+    return "no error"
 
 
-def test_a_worker_that_dies_is_named_to_the_others() -> None:
-    zero, _, worker, _ = run_job(served_badly, vanishes)
+def test_servers_and_workers_name_a_dead_worker() -> None:
+    zero, _, worker, _ = run_job(serve_until_error, die_before_a_step)
     assert worker[0] == "value"
     assert worker[1].startswith("PeerLostError")
     assert "worker 1" in worker[1]
@@ -324,10 +324,10 @@ def other_script() -> str:
     except Exception as error:
         current().group.fail(str(error))
         return f"{type(error).__name__}: {error}"
-    return "nothing was noticed"
+    return "no error"
 
 
-def test_scripts_that_differ_are_refused() -> None:
-    answers = run_job(served_badly, other_script, servers=1, workers=1)
+def test_different_scripts_are_refused() -> None:
+    answers = run_job(serve_until_error, other_script, servers=1, workers=1)
     assert answers[1][1].startswith("PlanError")
     assert "plan.tables[emb].dim: 4 here, 5 there" in answers[1][1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading processes that multiprocessing starts by spawn: they run the script again."""
+"""Loading processes started by spawn, which run the script again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(folder: Path, flags: str, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.long
-def test_a_restarted_worker_starts_new_loading_processes(tmp_path: Path) -> None:
+def test_restarted_worker_starts_new_loading_processes(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--server_num 2 --worker_num 2")
     assert code == 0, text
     assert "worker 1 of 2 was killed by SIGKILL" in text
@@ -31,8 +31,8 @@ def test_a_restarted_worker_starts_new_loading_processes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["--spawn", "--forkserver"])
-def test_a_script_without_a_guard_gets_one_error(tmp_path: Path, how: str) -> None:
-    """Once, and not that a loading process ended, as often as the job may restart."""
+def test_script_without_a_main_guard_gets_one_error(tmp_path: Path, how: str) -> None:
+    """One error for the script, without restarts and without an error of the loading process."""
     code, text = run(tmp_path, "--server_num 1 --worker_num 1", "--unguarded", how)
     assert code == 1, text
     assert "restarting all processes" not in text, text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of fleetrun stop and resume, or lose a worker and resume by themselves."""
+"""Jobs of fleetrun stop and resume, or lose a worker and restart."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def run(folder: Path, processes: str, *arguments: str) -> tuple[int, str, str]:
     return codes[0], text, text.strip().splitlines()[-1]
 
 
-def learnt(text: str) -> set[str]:
-    """The values that the workers learnt."""
+def trained_values(text: str) -> set[str]:
+    """The trained values that the workers printed."""
     # not to the end of the line: a line of the log may follow in it
     return set(re.findall(r"LEARNT (\w+ [\d.]+ \d+)", text))
 
 
 def amounts(found: set[str]) -> list[float]:
     """The numbers after the digest, the same on all workers."""
-    [one] = found
-    return [float(word) for word in one.split()[1:]]
+    [line] = found
+    return [float(word) for word in line.split()[1:]]
 
 
-def seen(folder: Path, *lives: int) -> list[tuple[int, int]]:
+def seen(folder: Path, *restarts: int) -> list[tuple[int, int]]:
     """All records that a worker trained on in these starts of the job."""
-    texts = [p.read_text() for life in lives for p in folder.glob(f"seen.*.{life}")]
+    texts = [p.read_text() for restart in restarts for p in folder.glob(f"seen.*.{restart}")]
     return sorted(tuple(map(int, line.split())) for text in texts for line in text.splitlines())  # type: ignore[misc]
 
 
-def test_a_collective_job_stops_and_resumes(tmp_path: Path) -> None:
+def test_collective_job_stops_and_resumes(tmp_path: Path) -> None:
     two = "--nproc_per_node 2 --checkpoint ckpt"
     code, text, last = run(tmp_path, two, "--terminate", "10")
     assert code == 75, text
@@ -54,17 +54,19 @@ def test_a_collective_job_stops_and_resumes(tmp_path: Path) -> None:
     assert last.startswith(f"fleetrun: stopped at step {step}, saved in {folder}; resume with"), (
         text
     )
-    assert not learnt(text)
+    assert not trained_values(text)
     code, text, last = run(tmp_path, two.replace("2", "3") + " --resume")
     assert code == 0, text
     assert f"resuming from {folder}, saved at step {step}" in text
     assert last.startswith("fleetrun: done: all 3 workers"), text
-    assert len(learnt(text)) == 1
+    assert len(trained_values(text)) == 1
     assert seen(tmp_path, 0) == ALL
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
-def test_a_job_with_servers_stops_and_resumes_with_others(tmp_path: Path, mode: str) -> None:
+def test_job_with_servers_resumes_with_other_numbers_of_processes(
+    tmp_path: Path, mode: str
+) -> None:
     both = ("--mode", mode, "--batch", "3")
     flags = "--server_num 2 --worker_num 2 --checkpoint ckpt"
     code, text, last = run(tmp_path, flags, *both, "--terminate", "10")
@@ -75,18 +77,22 @@ def test_a_job_with_servers_stops_and_resumes_with_others(tmp_path: Path, mode: 
     code, text, last = run(tmp_path, flags, *both[:2], "--batch", "2")
     assert code == 0, text
     assert last.endswith("servers ended by themselves"), text
-    assert len(learnt(text)) == 1
+    assert len(trained_values(text)) == 1
     if mode == "sync":
         assert seen(tmp_path, 0) == ALL
-        _, unharmed, _ = run(tmp_path / "unharmed", "--server_num 2 --worker_num 2", *both)
+        _, uninterrupted, _ = run(
+            tmp_path / "uninterrupted", "--server_num 2 --worker_num 2", *both
+        )
         # approximately, since sums have another order; exactly the steps of the scheduler
-        assert amounts(learnt(text)) == pytest.approx(amounts(learnt(unharmed)), rel=1e-4)
+        assert amounts(trained_values(text)) == pytest.approx(
+            amounts(trained_values(uninterrupted)), rel=1e-4
+        )
 
 
-def test_a_collective_job_that_loses_a_worker_learns_the_same_bits(tmp_path: Path) -> None:
-    code, text, _ = run(tmp_path / "unharmed", "--nproc_per_node 2")
+def test_collective_job_that_loses_a_worker_reaches_the_same_bits(tmp_path: Path) -> None:
+    code, text, _ = run(tmp_path / "uninterrupted", "--nproc_per_node 2")
     assert code == 0, text
-    expected = learnt(text)
+    expected = trained_values(text)
     folder = tmp_path / "killed"
     flags = "--nproc_per_node 2 --max_restarts 1 --checkpoint ckpt"
     code, text, _ = run(folder, flags, "--kill", "12")
@@ -95,7 +101,7 @@ def test_a_collective_job_that_loses_a_worker_learns_the_same_bits(tmp_path: Pat
     found = re.search(r"resuming from .*, saved at step (\d+)", text)
     assert found is not None, text
     assert found[1] in ("5", "10")
-    assert learnt(text) == expected
+    assert trained_values(text) == expected
     assert len(expected) == 1
     # each record after the checkpoint, once
     again = seen(folder, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script as a user writes it, which the tests start in every way."""
+"""A script as a user writes it, which the tests start with every launcher."""
 
 from __future__ import annotations
 

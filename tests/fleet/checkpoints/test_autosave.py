@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that save by themselves, are asked to stop, and go on."""
+"""Automatic saves: jobs that save at intervals, stop on SIGTERM and resume."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fleetlight.wire.control_signals import ControlSignal, WorkerSignals
 pytestmark = pytest.mark.multiprocess
 
 EPOCHS, RECORDS = 3, 24
-#: what the script does behind each step, and behind each epoch
-Behind = Callable[[int], None]
+#: what the script does after each step, and after each epoch
+Hook = Callable[[int], None]
 
 
 def nothing(_: int) -> None:
@@ -67,7 +67,7 @@ class Job:
     def backward(self, x: torch.Tensor) -> None:
         (self.model(x).squeeze(1) - x.sum(1)).square().mean().backward()
 
-    def train(self, behind: Behind = nothing, behind_epoch: Behind = nothing) -> None:
+    def train(self, after_step: Hook = nothing, after_epoch: Hook = nothing) -> None:
         steps = 0
         try:
             for epoch in range(self.loader.epoch, EPOCHS):
@@ -78,12 +78,12 @@ class Job:
                     self.optimizer.step()
                     self.scheduler.step()
                     steps += 1
-                    behind(steps)
-                behind_epoch(epoch)
+                    after_step(steps)
+                after_epoch(epoch)
         finally:
             self.has_cleaned_up = True
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         values = [p.detach().tolist() for p in self.model.parameters()]
         return values, self.scheduler.last_epoch, self.seen
 
@@ -96,11 +96,11 @@ def terminate(steps: int, at: int, worker: int = 0) -> None:
 def whole(dirname: str) -> Any:
     job = Job(dirname)
     job.train()
-    return job.answer()
+    return job.result()
 
 
 def stop(dirname: str, at: int) -> Any:
-    """The last worker is told; all hear it."""
+    """Only the last worker receives SIGTERM; all stop."""
     job = Job(dirname)
     with pytest.raises(Stopped) as stopped:
         job.train(lambda steps: terminate(steps, at, fleet.worker_num() - 1))
@@ -110,10 +110,10 @@ def stop(dirname: str, at: int) -> Any:
     return job.seen
 
 
-def go_on(dirname: str) -> Any:
+def resume_job(dirname: str) -> Any:
     job = Job(dirname, resume=True)
     job.train()
-    return job.answer()
+    return job.result()
 
 
 def run(function: Any, workers: int, *args: Any) -> list[Any]:
@@ -121,33 +121,33 @@ def run(function: Any, workers: int, *args: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("at", [1, 4, 6])
-def test_a_stop_changes_no_bit(tmp_path: Path, at: int) -> None:
-    """Dropout, rates and the order of records are those of a job that was not stopped."""
+def test_stop_and_resume_equal_an_uninterrupted_job_bit_for_bit(tmp_path: Path, at: int) -> None:
+    """Dropout, learning rates and the order of records are those of an uninterrupted job."""
     expected = run(whole, 2, str(tmp_path / "unused"))
     path = str(tmp_path / "ckpt")
     before = run(stop, 2, path, at)
     saved = checkpoint.read(path)
     assert at <= saved.manifest.step < 12
-    after = run(go_on, 2, path)
-    for one, mine, rest in zip(expected, before, after, strict=True):
-        assert one[0] == rest[0]
-        assert one[1] == rest[1] == 12
-        assert one[2] == mine + rest[2]
+    after = run(resume_job, 2, path)
+    for uninterrupted, mine, rest in zip(expected, before, after, strict=True):
+        assert uninterrupted[0] == rest[0]
+        assert uninterrupted[1] == rest[1] == 12
+        assert uninterrupted[2] == mine + rest[2]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_goes_on_and_no_record_is_seen_twice(
+def test_any_number_of_workers_resumes_and_reads_each_record_once(
     tmp_path: Path, workers: int
 ) -> None:
     path = str(tmp_path / "ckpt")
     before = run(stop, 2, path, 2)
-    after = [answer[2] for answer in run(go_on, workers, path)]
+    after = [answer[2] for answer in run(resume_job, workers, path)]
     seen = sorted(record for part in (*before, *after) for record in part)
     assert seen == [(epoch, i) for epoch in range(EPOCHS) for i in range(RECORDS)]
 
 
 def accumulate(dirname: str) -> Any:
-    """Two batches make a step: between them nothing may be saved."""
+    """Two batches make a step; no save may come between them."""
     job = Job(dirname)
     with contextlib.suppress(Stopped):
         for number, (_, x) in enumerate(itertools.chain(job.loader, job.loader)):
@@ -163,17 +163,17 @@ def accumulate(dirname: str) -> Any:
     return position["epoch"], position["consumed"]
 
 
-def test_what_has_been_accumulated_belongs_to_a_step(tmp_path: Path) -> None:
+def test_stop_waits_for_the_end_of_an_accumulated_step(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     assert run(accumulate, 1, path) == [(1, 0)]
     assert checkpoint.read(path).manifest.step == 2
 
 
 def validate(dirname: str) -> Any:
-    """It is told while it validates; what an epoch ends with is done before it stops."""
+    """SIGTERM arrives during validation; the job finishes the validation before it stops."""
     job, done = Job(dirname), []
 
-    def behind_epoch(epoch: int) -> None:
+    def after_epoch(epoch: int) -> None:
         for number, (_, x) in enumerate(job.valid):
             if number == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -181,12 +181,12 @@ def validate(dirname: str) -> Any:
         done.append(epoch)
 
     with contextlib.suppress(Stopped):
-        job.train(behind_epoch=behind_epoch)
+        job.train(after_epoch=after_epoch)
     fleet.stop_worker()
     return done
 
 
-def test_an_evaluation_is_not_cut_in_two(tmp_path: Path) -> None:
+def test_stop_does_not_interrupt_an_evaluation(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     assert run(validate, 1, path) == [[0]]
     saved = checkpoint.read(path).worker(0)
@@ -208,81 +208,81 @@ def feed_itself(dirname: str) -> Any:
     return made
 
 
-def test_without_a_sharded_loader_a_job_stops_behind_a_step(tmp_path: Path) -> None:
+def test_job_without_a_sharded_loader_stops_after_a_step(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     assert run(feed_itself, 1, path) == [3]
     assert checkpoint.read(path).manifest.step == 4
 
 
-def save_now_and_then(dirname: str, configs: dict[str, Any]) -> Any:
-    """Which steps were saved; behind each one the write is waited for."""
+def save_at_intervals(dirname: str, configs: dict[str, Any]) -> Any:
+    """The saved steps; each step waits for the end of its write."""
     job, saved = Job(dirname, **configs), []
 
-    def behind(_: int) -> None:
+    def after_step(_: int) -> None:
         current().background_save.finish()
         with contextlib.suppress(fleet.errors.CheckpointError):
             saved.append(checkpoint.read(dirname).manifest.step)
 
-    job.train(behind)
+    job.train(after_step)
     fleet.stop_worker()
     return sorted(set(saved))
 
 
-def test_it_saves_after_so_many_steps(tmp_path: Path) -> None:
+def test_every_steps_saves_at_that_interval(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
-    # behind the last batch of an epoch it waits until the next one begins
-    assert run(save_now_and_then, 2, path, {"every_steps": 3})[0] == [3, 6, 9]
+    # a save due after the last batch of an epoch waits until the next epoch begins
+    assert run(save_at_intervals, 2, path, {"every_steps": 3})[0] == [3, 6, 9]
 
 
-def test_it_saves_after_some_time(tmp_path: Path) -> None:
+def test_every_s_saves_at_that_interval(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
-    saved = run(save_now_and_then, 2, path, {"every_s": 1e-6})[0]
+    saved = run(save_at_intervals, 2, path, {"every_s": 1e-6})[0]
     assert saved[0] == 1
-    # the workers ask each other not at every step
+    # workers do not poll each other at every step
     assert len(saved) >= 3
 
 
-def go_on_saving(dirname: str) -> int:
+def resume_saving(dirname: str) -> int:
     job = Job(dirname, resume=True, every_steps=3)
     job.train()
     fleet.stop_worker()
     return checkpoint.read(dirname).manifest.step
 
 
-def test_it_goes_on_to_save(tmp_path: Path) -> None:
+def test_resumed_job_continues_to_save(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     run(stop, 1, path, 2)
     # from step 2 on, and step 8 is the last of an epoch
-    assert run(go_on_saving, 1, path) == [11]
+    assert run(resume_saving, 1, path) == [11]
 
 
 def end_early(dirname: str) -> None:
-    """It dies while it writes what the stop has it save."""
+    """Dies during the write of the save at the stop."""
     job = Job(dirname, every_steps=2)
 
-    def behind(steps: int) -> None:
+    def after_step(steps: int) -> None:
         if steps == 5:
             current().background_save.finish()
             generations.sync_folder_if_supported = lambda path: os._exit(9)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    job.train(behind)
+    job.train(after_step)
 
 
-def test_a_job_killed_while_it_stops_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_job_killed_during_its_last_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     with pytest.raises(WorkerFailedError, match="died without a word"):
         run(end_early, 1, path)
     saved = checkpoint.read(path)
     saved.verify()
     assert saved.manifest.step == 4
-    assert len(run(go_on, 1, path)[0][2]) == EPOCHS * RECORDS - 4 * 6
+    assert len(run(resume_job, 1, path)[0][2]) == EPOCHS * RECORDS - 4 * 6
 
 
-# --- what may go on
+# --- which jobs may resume
 
 
-def test_a_checkpoint_is_not_replaced_by_a_job_that_did_not_see_it(tmp_path: Path) -> None:
+def test_job_does_not_overwrite_a_checkpoint_it_did_not_load(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     run(stop, 1, path, 2)
     with pytest.raises(
@@ -293,30 +293,30 @@ def test_a_checkpoint_is_not_replaced_by_a_job_that_did_not_see_it(tmp_path: Pat
     assert checkpoint.read(path).manifest.step == 2
 
 
-def test_there_must_be_something_to_go_on_from(tmp_path: Path) -> None:
+def test_resume_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     for _ in range(2):
         with pytest.raises(WorkerFailedError, match=r"ckpt: there is no checkpoint to resume from"):
-            run(go_on, 2, str(path))
-        # what a first save that was cut short leaves
+            run(resume_job, 2, str(path))
+        # what an interrupted first save leaves
         path.mkdir(exist_ok=True)
 
 
-def test_a_newer_checkpoint_is_refused_by_both_versions(tmp_path: Path) -> None:
+def test_checkpoint_of_a_newer_version_names_both_versions(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     run(stop, 1, str(path), 2)
     newer = msgspec.structs.replace(checkpoint.read(path).manifest, version=VERSION + 1)
     (path / "manifest.json").write_bytes(encode(newer))
     text = rf"newer Fleetlight: format version {VERSION + 1}, this one reads up to {VERSION}"
     with pytest.raises(WorkerFailedError, match=text):
-        run(go_on, 2, str(path))
+        run(resume_job, 2, str(path))
 
 
 def other_model(dirname: str) -> None:
     Job(dirname, resume=True, width=7).train()
 
 
-def test_another_model_is_told_by_its_first_difference(tmp_path: Path) -> None:
+def test_resume_with_another_model_names_the_first_difference(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
     run(stop, 1, path, 2)
     text = r"tensor '0\.weight' is float64\[7, 4\] here, but float64\[6, 4\] in the checkpoint"
@@ -324,26 +324,26 @@ def test_another_model_is_told_by_its_first_difference(tmp_path: Path) -> None:
         run(other_model, 2, path)
 
 
-def start_again(dirname: str) -> Any:
+def restart_job(dirname: str) -> Any:
     os.environ["FLEET_RESTART"] = "1"
     job = Job(dirname)
     job.train()
-    return job.answer()
+    return job.result()
 
 
-def test_a_restart_goes_on_unasked_if_there_is_something(tmp_path: Path) -> None:
+def test_restart_resumes_from_a_checkpoint_if_one_exists(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
-    assert len(run(start_again, 1, path)[0][2]) == EPOCHS * RECORDS
+    assert len(run(restart_job, 1, path)[0][2]) == EPOCHS * RECORDS
     run(stop, 1, path, 2)
-    assert len(run(start_again, 1, path)[0][2]) == EPOCHS * RECORDS - 2 * 6
+    assert len(run(restart_job, 1, path)[0][2]) == EPOCHS * RECORDS - 2 * 6
 
 
 # --- the signal
 
 
 def look_at_handlers(dirname: str | None) -> Any:
-    heard: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     mine = signal.getsignal(signal.SIGTERM)
     if dirname is None:
         fleet.init(is_collective=True)
@@ -353,34 +353,34 @@ def look_at_handlers(dirname: str | None) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
     fleet.stop_worker()
     assert signal.getsignal(signal.SIGTERM) is mine
-    return heard
+    return received
 
 
-def test_a_handler_of_the_script_is_called_as_well(tmp_path: Path) -> None:
+def test_signal_handler_of_the_script_is_also_called(tmp_path: Path) -> None:
     assert run(look_at_handlers, 1, str(tmp_path / "ckpt")) == [[signal.SIGTERM]]
     assert run(look_at_handlers, 1, None) == [[]]
 
 
-def wait(here: Any, for_ever: Any) -> None:
-    here.set()
-    for_ever.wait()
+def wait(started: Any, never: Any) -> None:
+    started.set()
+    never.wait()
 
 
 def end_child(dirname: str) -> Any:
     Job(dirname)
     context = multiprocessing.get_context("fork")
-    here, for_ever = context.Event(), context.Event()
-    child = context.Process(target=wait, args=(here, for_ever))
+    started, never = context.Event(), context.Event()
+    child = context.Process(target=wait, args=(started, never))
     child.start()
-    # what comes amid a fork is lost for any handler
-    here.wait()
+    # a signal that arrives during a fork is lost for any handler
+    started.wait()
     child.terminate()
     child.join()
     fleet.stop_worker()
     return child.exitcode
 
 
-def test_children_end_as_they_are_told(tmp_path: Path) -> None:
+def test_sigterm_ends_a_forked_child_as_usual(tmp_path: Path) -> None:
     assert run(end_child, 1, str(tmp_path / "ckpt")) == [-signal.SIGTERM]
 
 
@@ -402,92 +402,92 @@ def never_step(dirname: str) -> None:
     signal.pause()
 
 
-def test_who_makes_no_step_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
+def test_worker_that_makes_no_step_ends_after_the_grace_period(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError, match="died without a word"):
         run(never_step, 1, str(tmp_path / "ckpt"))
     assert not (tmp_path / "ckpt").exists()
 
 
-def waited_for(grace_s: float, *told: int | None) -> Any:
-    """Worker 0 has waited for the others; each sign of life brings what server 0 tells next."""
-    told_by = iter(told)
+def wait_for_others(grace_s: float, *active: int | None) -> Any:
+    """Worker 0 waits for the others; each heartbeat returns server 0's next count."""
+    counts = iter(active)
 
     def beat(step: int) -> None:
-        client.active_workers = next(told_by, client.active_workers)
+        client.active_workers = next(counts, client.active_workers)
 
     client: Any = SimpleNamespace(heartbeat=beat, active_workers=None, signals=WorkerSignals())
     plan = SimpleNamespace(steps_together=False, serves_dense=True)
     session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
     context: Any = SimpleNamespace(step=7)
-    crew: Any = SimpleNamespace(index=0, client=client)
-    ServedAgreement(context, session, crew).prepare_stop(grace_s)
+    group: Any = SimpleNamespace(index=0, client=client)
+    ServedAgreement(context, session, group).prepare_stop(grace_s)
     return client.active_workers
 
 
 @pytest.mark.parametrize(
-    ("here", "others"), [(1, None), (3, "2"), (None, "server 0 does not say how many")]
+    ("active", "others"), [(1, None), (3, "2"), (None, "server 0 does not say how many")]
 )
-def test_who_does_not_leave_in_time_is_told_of(
-    here: int | None, others: str | None, caplog: pytest.LogCaptureFixture
+def test_workers_that_do_not_leave_in_time_are_logged(
+    active: int | None, others: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that was started again may take long."""
-    waited_for(0.01, here)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (others is not None)
+    """A restarted worker may need long."""
+    wait_for_others(0.01, active)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (others is not None)
     assert all(
         text.startswith(f"saving while other workers still train ({others}): their")
-        for text in told
+        for text in messages
     )
 
 
-class Left:
-    """A worker that waits for one that does not come; `done` is what it does then."""
+class WaitingWorker:
+    """A worker that waits for a missing peer; `done` lists its reactions."""
 
-    def __init__(self, *, lockstep: bool = False, heard: bool = False, stepped: bool = True):
+    def __init__(self, *, lockstep: bool = False, received: bool = False, stepped: bool = True):
         self.done: list[str] = []
-        one: Any = object.__new__(JobAutosave)
+        autosave: Any = object.__new__(JobAutosave)
         plan = SimpleNamespace(steps_together=lockstep, serves_dense=True)
-        signals = SimpleNamespace(received=ControlSignal(stop=heard))
+        signals = SimpleNamespace(received=ControlSignal(stop=received))
         client = SimpleNamespace(signals=signals)
         session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
-        crew: Any = SimpleNamespace(client=client)
-        one._agreement = ServedAgreement(SimpleNamespace(), session, crew)  # type: ignore[arg-type]
-        one.seen, one.has_stopped, one._has_stepped = False, False, stepped
-        one._trained = [
+        group: Any = SimpleNamespace(client=client)
+        autosave._agreement = ServedAgreement(SimpleNamespace(), session, group)  # type: ignore[arg-type]
+        autosave.seen, autosave.has_stopped, autosave._has_stepped = False, False, stepped
+        autosave._trained = [
             SimpleNamespace(
-                cursor=SimpleNamespace(is_being_read=True, put_back=self.note("put back"))
+                cursor=SimpleNamespace(is_being_read=True, put_back=self.record("put back"))
             )
         ]
-        one._stop = self.note("stop")
-        self.stopping = one
+        autosave._stop = self.record("stop")
+        self.autosave = autosave
 
-    def note(self, what: str) -> Callable[[], None]:
+    def record(self, what: str) -> Callable[[], None]:
         return lambda: self.done.append(what)
 
     def waits(self, error: type[MembershipError] = StoppedError) -> list[str]:
-        self.stopping.peer_missing(error("worker 1 has left"))
+        self.autosave.peer_missing(error("worker 1 has left"))
         return self.done
 
 
-def test_who_waits_for_one_that_stops_does_so_too() -> None:
-    assert Left().waits() == ["stop"]
-    # a batch that was handed out, and is not trained on
-    assert Left(stepped=False).waits() == ["put back", "stop"]
-    # a server may not know why the other one has left
-    assert Left(heard=True).waits(MembershipError) == ["stop"]
-    assert Left().waits(MembershipError) == []
-    # there all stop together, and meet to save
-    assert Left(lockstep=True).waits() == []
+def test_worker_that_waits_for_a_stopping_peer_stops_too() -> None:
+    assert WaitingWorker().waits() == ["stop"]
+    # a batch that was handed out but not trained on
+    assert WaitingWorker(stepped=False).waits() == ["put back", "stop"]
+    # a server may not know why the other worker has left
+    assert WaitingWorker(received=True).waits(MembershipError) == ["stop"]
+    assert WaitingWorker().waits(MembershipError) == []
+    # in lockstep all workers stop together and save at a barrier
+    assert WaitingWorker(lockstep=True).waits() == []
 
 
-def test_who_has_stopped_does_not_save_again() -> None:
-    left = Left()
-    left.stopping.has_stopped = True
+def test_stopped_worker_does_not_save_again() -> None:
+    waiting = WaitingWorker()
+    waiting.autosave.has_stopped = True
     with pytest.raises(Stopped):
-        left.waits()
-    assert left.done == []
+        waiting.waits()
+    assert waiting.done == []
 
 
-def test_others_are_waited_for_before_it_is_known_whether_there_are_any() -> None:
-    # what a worker was told that was started again a moment ago: nothing yet
-    assert waited_for(60, None, 2, 2, 1) == 1
+def test_worker_waits_for_others_while_their_number_is_unknown() -> None:
+    # a worker restarted just now has no count yet
+    assert wait_for_others(60, None, 2, 2, 1) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carrying worker 0's checkpoint: piece by piece, and failures on either side are told to all."""
+"""Copies of worker 0's checkpoint: sent in chunks; a failure on any side reaches all workers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fleetlight.fleet.job import current
 pytestmark = pytest.mark.multiprocess
 
 
-def carry(root: str) -> Any:
-    """Worker i looks into host<i>; answers where it finds the checkpoint of which step."""
+def copy_to_all(root: str) -> Any:
+    """Worker i reads host<i>; returns the folder and the step of the checkpoint it uses."""
     index = fleet.worker_index()
-    checkpoint_copy._CHUNK = 100  # so that every file takes several pieces
-    largest = watch_pieces()
+    checkpoint_copy._CHUNK = 100  # so that every file takes several chunks
+    largest = watch_chunks()
     own, copy = Path(root) / f"host{index}", Path(root) / f"copy{index}"
     found = checkpoint_copy.copy_checkpoint(current().group, own, copy)
     return found.name, whole_step(found), max(largest)
 
 
-def watch_pieces() -> list[int]:
-    """The sizes of all that worker 0 sends to everybody."""
+def watch_chunks() -> list[int]:
+    """The sizes of all messages that worker 0 broadcasts."""
     sizes, group = [0], current().group
     send = group.broadcast_bytes
 
@@ -44,26 +44,26 @@ def watch_pieces() -> list[int]:
     return sizes
 
 
-def test_only_those_without_it_get_a_copy_in_pieces(tmp_path: Path) -> None:
+def test_only_workers_without_the_checkpoint_get_a_chunked_copy(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "host0", snapshot(5, size=200))
     checkpoint.write(tmp_path / "host1", snapshot(3, size=200))
     (tmp_path / "host2").symlink_to("host0")
-    answers = run_workers(carry, 3, str(tmp_path))
+    answers = run_workers(copy_to_all, 3, str(tmp_path))
     assert [(name, step) for name, step, _ in answers] == [("host0", 5), ("copy1", 5), ("host2", 5)]
     assert {largest for _, _, largest in answers} == {100}
     assert not (tmp_path / "copy2").exists()
 
 
-def test_one_folder_for_all_is_not_carried(tmp_path: Path) -> None:
+def test_shared_folder_is_not_copied(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "host0", snapshot(5))
     (tmp_path / "host1").symlink_to("host0")
-    assert [a[0] for a in run_workers(carry, 2, str(tmp_path))] == ["host0", "host1"]
+    assert [a[0] for a in run_workers(copy_to_all, 2, str(tmp_path))] == ["host0", "host1"]
 
 
-def carry_badly(root: str, vanishing: bool) -> Any:
+def copy_and_fail(root: str, vanishing: bool) -> Any:
     index = fleet.worker_index()
     if vanishing:
-        # worker 0 has checked its files, and then one of them is gone
+        # worker 0 has checked its files, then one of them vanishes
         names = checkpoint_copy._names
         checkpoint_copy._names = lambda *args: [*names(*args)[:2], "generation-9/gone"]
     copy = Path(root) / f"copy{index}"
@@ -75,9 +75,9 @@ def carry_badly(root: str, vanishing: bool) -> Any:
 
 
 @pytest.mark.parametrize("vanishing", [True, False], ids=["reading", "writing"])
-def test_a_failure_on_one_side_is_an_error_on_all(tmp_path: Path, vanishing: bool) -> None:
+def test_failure_on_one_worker_is_an_error_on_all(tmp_path: Path, vanishing: bool) -> None:
     checkpoint.write(tmp_path / "host0", snapshot(5))
-    answers = run_workers(carry_badly, 2, str(tmp_path), vanishing)
+    answers = run_workers(copy_and_fail, 2, str(tmp_path), vanishing)
     culprit = 0 if vanishing else 1
     for index, (consequence, text) in enumerate(answers):
         assert consequence is (index != culprit)

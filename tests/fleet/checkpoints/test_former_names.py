@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints whose names are those that older versions gave the parts of a program."""
+"""Checkpoints that use the names older versions gave to modules of a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class Net(nn.Module):
-    """Its method writes the program, and calls parts in another order than it has them."""
+    """Its method writes the program, and calls modules in another order than it defines them."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 def numbered(**parts: nn.Module) -> nn.Module:
-    """What an older version made of the parts that a program calls, in the order of the calls."""
+    """The names of an older version: modules numbered in the order of their calls."""
     module = nn.Module()
     for name, part in parts.items():
         module.add_module(name, part)
@@ -74,7 +74,7 @@ def load(folder: str, width: int) -> dict[str, Any]:
     return {"values": {n: t.tolist() for n, t in model.state_dict().items()}, "kept": kept}
 
 
-def test_values_and_optimizer_state_find_their_parts(tmp_path: Path) -> None:
+def test_values_and_optimizer_state_load_under_present_names(tmp_path: Path) -> None:
     run_workers(save, 1, str(tmp_path / "saved"), "linear_0")
     found = run_workers(load, 2, str(tmp_path / "saved"), 4)
     old = former()
@@ -89,18 +89,18 @@ def test_values_and_optimizer_state_find_their_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "width", "said"),
+    ("body", "width", "message"),
     [
         ("linear_7", 4, "'scale' is not in the checkpoint"),
         ("linear_0", 5, "'head.weight' is float32[1, 5] here, but float32[1, 4]"),
     ],
 )
-def test_other_parts_and_other_shapes_are_refused(
-    body: str, width: int, said: str, tmp_path: Path
+def test_other_modules_and_other_shapes_are_refused(
+    body: str, width: int, message: str, tmp_path: Path
 ) -> None:
     run_workers(save, 1, str(tmp_path / "saved"), body)
     [found] = run_workers(load, 1, str(tmp_path / "saved"), width)
-    assert said in found["error"]
+    assert message in found["error"]
 
 
 class Deep(nn.Module):
@@ -131,7 +131,7 @@ def save_rows(place: str) -> list[float]:
     return found
 
 
-def go_on(place: str, in_server: bool) -> list[float]:
+def resume_job(place: str, in_server: bool) -> list[float]:
     model = Deep()
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
     optimizer.minimize(model.net())
@@ -151,10 +151,12 @@ def go_on(place: str, in_server: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("in_server", [True, False])
-def test_tables_are_found_by_workers_and_by_servers(in_server: bool, tmp_path: Path) -> None:
+def test_workers_and_servers_find_tables_under_former_names(
+    in_server: bool, tmp_path: Path
+) -> None:
     save = functools.partial(save_rows, str(tmp_path / "saved"))
     [(_, expected)] = run_job(save, save, servers=0, workers=1)
-    work = functools.partial(go_on, str(tmp_path / "saved"), in_server)
+    work = functools.partial(resume_job, str(tmp_path / "saved"), in_server)
     answers = run_job(work, work, servers=2, workers=1)
     assert [kind for kind, _ in answers] == ["value"] * 3, answers
     assert answers[-1][1] == pytest.approx(expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a job: saved by N workers, loaded by M, by one, or by plain PyTorch."""
+"""Checkpoints of a job: saved by N workers, loaded by M workers or by plain PyTorch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def save_after(steps: int, dirname: str, more: int) -> Any:
     train(steps, model, optimizer, loader)
     fleet.save_persistables(dirname, extra={"note": "half-way", "epoch": 1})
     bound = float(torch.rand(1))
-    # what an uninterrupted job does next: the rest of this epoch, then others
+    # what an uninterrupted job does next: the rest of this epoch, then further epochs
     resumed = fleet.shard(loader_of(loader))
     resumed.load_state_dict(loader.state_dict())
     train(more, model, optimizer, resumed)
@@ -68,7 +68,7 @@ def loader_of(sharded: Any) -> Any:
     return DataLoader(sharded.dataset, batch_size=batch, shuffle=True)
 
 
-def load_and_go_on(dirname: str, more: int) -> Any:
+def load_and_resume(dirname: str, more: int) -> Any:
     model, optimizer, loader = build(seed=77 + fleet.worker_index())
     random.seed(1)
     extra = fleet.load_persistables(dirname)
@@ -79,11 +79,11 @@ def load_and_go_on(dirname: str, more: int) -> Any:
 
 @pytest.mark.contract
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1), (1, 2)])
-def test_any_number_of_workers_goes_on_where_others_stopped(
+def test_any_number_of_workers_resumes_from_a_checkpoint(
     tmp_path: Path, before: int, after: int
 ) -> None:
     saved = run_workers(save_after, before, 6, str(tmp_path / "ckpt"), 5)
-    loaded = run_workers(load_and_go_on, after, str(tmp_path / "ckpt"), 5)
+    loaded = run_workers(load_and_resume, after, str(tmp_path / "ckpt"), 5)
     for parameters, _, extra in loaded:
         assert extra == {"note": "half-way", "epoch": 1}
         for mine, theirs in zip(parameters, saved[0][0], strict=True):
@@ -93,7 +93,7 @@ def test_any_number_of_workers_goes_on_where_others_stopped(
 
 
 @pytest.mark.contract
-def test_plain_pytorch_loads_it(tmp_path: Path) -> None:
+def test_plain_pytorch_loads_a_checkpoint(tmp_path: Path) -> None:
     [(parameters, _)] = run_workers(save_after, 1, 6, str(tmp_path / "ckpt"), 0)
     from safetensors.torch import load_file
 
@@ -112,7 +112,7 @@ def load_from_private_folder(root: str) -> Any:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def test_worker_0s_checkpoint_counts(tmp_path: Path) -> None:
+def test_load_uses_the_checkpoint_of_worker_0(tmp_path: Path) -> None:
     saved = run_workers(save_after, 1, 4, str(tmp_path / "host0"), 0)
     run_workers(save_after, 1, 2, str(tmp_path / "host1"), 0)
     for parameters in run_workers(load_from_private_folder, 3, str(tmp_path)):
@@ -135,7 +135,7 @@ def wait_for_goodbye() -> None:
         pass
 
 
-def test_a_save_by_some_only_names_the_others(tmp_path: Path) -> None:
+def test_save_by_some_workers_names_the_missing_ones(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerFailedError, match=r"every worker must call it.* worker 1 .*is alive, at step 0"
     ):
@@ -159,15 +159,15 @@ def save_into(dirname: str) -> str:
     return "saved"
 
 
-def test_a_failed_save_is_an_error_everywhere(tmp_path: Path) -> None:
+def test_failed_save_is_an_error_on_all_workers(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     zero, one = run_workers(save_into, 2, str(tmp_path / "file"))
     assert "file" in zero
     assert one.startswith("on worker 0: ")
 
 
-def load_what_does_not_fit(dirname: str) -> Any:
-    """The model fits, the optimizer on worker 1 does not."""
+def load_unfit_checkpoint(dirname: str) -> Any:
+    """The model fits; the optimizer on worker 1 does not."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     model = fleet.distributed_model(model)
@@ -183,13 +183,13 @@ def load_what_does_not_fit(dirname: str) -> Any:
     return same, loader.epoch, loader.consumed, torch.equal(torch.get_rng_state(), bound)
 
 
-def test_what_does_not_fit_on_one_worker_changes_nothing_on_any(tmp_path: Path) -> None:
+def test_checkpoint_unfit_for_one_worker_changes_no_worker(tmp_path: Path) -> None:
     run_workers(save_after, 1, 6, str(tmp_path / "ckpt"), 0)
-    answers = run_workers(load_what_does_not_fit, 2, str(tmp_path / "ckpt"))
+    answers = run_workers(load_unfit_checkpoint, 2, str(tmp_path / "ckpt"))
     assert answers == [(True, 0, 0, True)] * 2
 
 
-def positions_that_one_loader_refuses(dirname: str) -> Any:
+def load_refused_position(dirname: str) -> Any:
     model, _, loader = build(seed=5)
     before = [p.detach().clone() for p in model.parameters()]
     fleet.shard(loader_of(loader))  # a second loader, whose position lacks a field
@@ -215,9 +215,9 @@ def write_job(context: Any, dirname: str, saved: Any) -> None:
     checkpoint.write(dirname, snapshot)
 
 
-def test_a_refused_position_changes_nothing(tmp_path: Path) -> None:
+def test_refused_loader_position_changes_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
-    assert run_workers(positions_that_one_loader_refuses, 1, path) == [(True, 0)]
+    assert run_workers(load_refused_position, 1, path) == [(True, 0)]
 
 
 def save_slowly(dirname: str) -> str:
@@ -236,7 +236,7 @@ def save_slowly(dirname: str) -> str:
     return "saved"
 
 
-def test_a_save_may_take_longer_than_the_deadline(tmp_path: Path) -> None:
+def test_save_may_exceed_the_deadline(tmp_path: Path) -> None:
     answers = run_workers(save_slowly, 2, str(tmp_path / "ckpt"), deadline_s=1.0)
     assert answers == ["saved", "saved"]
 
@@ -265,13 +265,13 @@ def save_in_background(dirname: str) -> Any:
     return early, moved, loaded, same, current().step
 
 
-def test_a_save_in_the_background_is_that_of_the_call(tmp_path: Path) -> None:
+def test_background_save_has_the_values_at_the_call(tmp_path: Path) -> None:
     answers = run_workers(save_in_background, 2, str(tmp_path / "ckpt"))
     assert answers == [(False, True, {"epochs": [1]}, True, 2)] * 2
 
 
 def fail_in_background(dirname: str) -> list[str]:
-    """Two saves that fail: one is raised by the next save, one by the end of the job."""
+    """Two saves fail: the next save raises the first error, the end of the job the second."""
     build()
     texts = []
     zero = fleet.is_first_worker()
@@ -289,7 +289,7 @@ def fail_in_background(dirname: str) -> list[str]:
     return texts
 
 
-def test_a_failure_in_the_background_is_raised_later(tmp_path: Path) -> None:
+def test_background_failure_is_raised_by_the_next_call(tmp_path: Path) -> None:
     zero, one = run_workers(fail_in_background, 2, str(tmp_path / "ckpt"))
     failed = f"the save into {tmp_path / 'ckpt'} at step 0 failed in the background: "
     assert [text.startswith(failed) for text in zero] == [True, True], zero
@@ -298,13 +298,13 @@ def test_a_failure_in_the_background_is_raised_later(tmp_path: Path) -> None:
 
 def save_without_optimizer(dirname: str) -> list[str]:
     fleet.distributed_model(nn.Linear(2, 2))
-    said: list[str] = []
-    persistables.logger.warning = lambda text, *_: said.append(text)  # type: ignore[method-assign]
+    messages: list[str] = []
+    persistables.logger.warning = lambda text, *_: messages.append(text)  # type: ignore[method-assign]
     fleet.save_persistables(dirname)
-    return said
+    return messages
 
 
-def test_a_model_saved_without_its_optimizer_is_told(tmp_path: Path) -> None:
+def test_save_without_the_optimizer_of_a_model_warns(tmp_path: Path) -> None:
     zero, one = run_workers(save_without_optimizer, 2, str(tmp_path / "ckpt"))
     assert [("no optimizer state is saved" in text) for text in zero] == [True]
     assert one == []
@@ -319,7 +319,7 @@ def load_from(dirname: str) -> str:
     return "loaded"
 
 
-def test_a_damaged_file_is_named_everywhere(tmp_path: Path) -> None:
+def test_damaged_file_is_named_on_all_workers(tmp_path: Path) -> None:
     run_workers(save_after, 1, 2, str(tmp_path / "ckpt"), 0)
     [model] = (tmp_path / "ckpt").glob("*/model.safetensors")
     data = bytearray(model.read_bytes())
@@ -330,7 +330,7 @@ def test_a_damaged_file_is_named_everywhere(tmp_path: Path) -> None:
         assert "model.safetensors" in text
 
 
-def old_form() -> None:
+def call_with_executor() -> None:
     build()
     with pytest.raises(ConfigError, match=r"write fleet\.save_persistables\(dirname\)"):
         fleet.save_persistables(object(), "ckpt")
@@ -338,11 +338,11 @@ def old_form() -> None:
         fleet.save_persistables(None)  # type: ignore[arg-type]
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+def test_checkpoint_of_a_newer_version_changes_nothing(tmp_path: Path) -> None:
     run_workers(save_after, 1, 1, str(tmp_path), 1)
     manifest = tmp_path / "manifest.json"
-    said = msgspec.json.decode(manifest.read_bytes())
-    manifest.write_bytes(msgspec.json.encode({**said, "version": said["version"] + 1}))
+    document = msgspec.json.decode(manifest.read_bytes())
+    manifest.write_bytes(msgspec.json.encode({**document, "version": document["version"] + 1}))
     [(text, changed)] = run_workers(refused_load, 1, str(tmp_path))
     assert "was written by a newer Fleetlight: format version 2, this one reads" in text
     assert not changed
@@ -356,8 +356,8 @@ def refused_load(dirname: str) -> Any:
     return str(caught.value), not all(map(torch.equal, before, model.parameters()))
 
 
-def test_fleets_old_form_is_answered_with_the_new_one() -> None:
-    run_workers(old_form, 1)
+def test_arguments_of_paddle_fleet_name_the_new_form() -> None:
+    run_workers(call_with_executor, 1)
 
 
 def gan(dirname: str, load: bool) -> Any:
@@ -394,5 +394,5 @@ def export_model(dirname: str) -> Any:
     return bool(torch.allclose(fleet.load_inference_model(dirname)(x), expected))
 
 
-def test_an_exported_model_computes_the_same(tmp_path: Path) -> None:
+def test_exported_model_computes_the_same(tmp_path: Path) -> None:
     assert run_workers(export_model, 2, str(tmp_path / "model")) == [True, True]

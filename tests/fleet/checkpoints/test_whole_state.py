@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.state_dict` has all values; `fleet.load_state_dict` brings them back, in every mode."""
+"""`fleet.state_dict` has all values; `fleet.load_state_dict` restores them, in every mode."""
 
 from __future__ import annotations
 
@@ -61,26 +61,26 @@ def put(member: Member, state: dict[str, Any]) -> None:
     whole_state._load_state_dict(member.context, member.model, state)
 
 
-def said(member: Member) -> Tensor:
+def output(member: Member) -> Tensor:
     with torch.no_grad():
         return member.model.eval()(torch.tensor([[0, 1], [2, 3], [7, 8]]))
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC, geo(2), {"a_sync_configs": {"dense": "servers"}}])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_best_values_are_kept_and_loaded_back(mode: Any, workers: int) -> None:
+def test_best_values_are_kept_and_restored(mode: Any, workers: int) -> None:
     def work(member: Member) -> Any:
         train(member, IDS)
         member.barrier()
-        before = said(member)
+        before = output(member)
         best = taken(member)
         train(member, OTHERS, 3)
         member.barrier()
-        assert said(member) != before
+        assert output(member) != before
         put(member, best)
-        after = said(member)
+        after = output(member)
         assert after == before
-        # rows are read as they are: nobody trains before all have looked
+        # no worker trains before all have read the rows
         member.barrier()
         train(member, IDS)
         return sorted(best), after
@@ -93,7 +93,7 @@ def test_the_best_values_are_kept_and_loaded_back(mode: Any, workers: int) -> No
         assert after == answers[0][1]
 
 
-def test_the_state_is_what_the_servers_have() -> None:
+def test_state_has_the_values_of_the_servers() -> None:
     def work(member: Member) -> None:
         train(member, IDS)
         state = taken(member)
@@ -106,8 +106,8 @@ def test_the_state_is_what_the_servers_have() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_optimizers_stay_as_they_are() -> None:
-    """As `load_state_dict` of plain PyTorch: what a rule remembers of rows and parameters stays."""
+def test_load_leaves_the_optimizers_unchanged() -> None:
+    """As with `load_state_dict` of plain PyTorch, optimizer state stays."""
 
     def ours(member: Member) -> Any:
         train(member, IDS)
@@ -148,10 +148,10 @@ def test_optimizers_stay_as_they_are() -> None:
     torch.testing.assert_close(dense, expected_dense)
 
 
-def test_a_state_that_is_too_large_or_does_not_fit_changes_nothing() -> None:
+def test_oversized_or_unfit_state_changes_nothing() -> None:
     def work(member: Member) -> None:
         train(member, IDS)
-        before, state = said(member), taken(member)
+        before, state = output(member), taken(member)
         with pytest.raises(CheckpointError, match=r"more than max_bytes=100.*save_persistables"):
             taken(member, max_bytes=100)
         for broken, words in (
@@ -163,12 +163,12 @@ def test_a_state_that_is_too_large_or_does_not_fit_changes_nothing() -> None:
         ):
             with pytest.raises(CheckpointError, match=words):
                 put(member, broken)
-        assert said(member) == before
+        assert output(member) == before
 
     run(built, work, SYNC, workers=1, servers=2)
 
 
-def test_state_dict_tells_the_truth(caplog: Any) -> None:
+def test_state_dict_of_the_model_warns_that_it_has_no_rows(caplog: Any) -> None:
     def work(member: Member) -> None:
         train(member, IDS)
         state = member.model.state_dict()
@@ -183,14 +183,16 @@ def test_state_dict_tells_the_truth(caplog: Any) -> None:
             member.model.moved.load_state_dict({"weight": torch.zeros(9, 3)})
 
     run(built, work, SYNC, workers=1)
-    told = [r.getMessage() for r in caplog.records if "state_dict() has no rows" in r.getMessage()]
-    assert len(told) == 1
-    assert "fleet.save_persistables" in told[0]
-    assert "fleetlight export" in told[0]
+    warnings = [
+        r.getMessage() for r in caplog.records if "state_dict() has no rows" in r.getMessage()
+    ]
+    assert len(warnings) == 1
+    assert "fleet.save_persistables" in warnings[0]
+    assert "fleetlight export" in warnings[0]
 
 
 class Counted(Net):
-    """Has values that are neither parameters nor buffers."""
+    """A module with values that are neither parameters nor buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +227,7 @@ def test_extra_state_reaches_all_workers(best: Any) -> None:
     run(built_counted, work, SYNC, workers=2)
 
 
-def test_extra_state_that_cannot_travel_changes_nothing() -> None:
+def test_extra_state_that_cannot_be_sent_changes_nothing() -> None:
     def work(member: Member) -> None:
         model: Any = member.model
         train(member, IDS)
@@ -233,16 +235,16 @@ def test_extra_state_that_cannot_travel_changes_nothing() -> None:
         if member.index == 0:
             state["_extra_state"] = {"best": object()}
         model.best = 3
-        before = said(member)
+        before = output(member)
         with pytest.raises(CheckpointError, match="got a object, expected tensors, numbers"):
             put(member, state)
         assert model.best == 3
-        assert said(member) == before
+        assert output(member) == before
 
     run(built_counted, work, SYNC, workers=2)
 
 
-def test_a_pickled_model_says_that_its_rows_stayed(caplog: Any) -> None:
+def test_pickled_model_warns_that_it_has_no_rows(caplog: Any) -> None:
     def work(member: Member) -> bytes:
         train(member, IDS)
         file = io.BytesIO()
@@ -252,9 +254,9 @@ def test_a_pickled_model_says_that_its_rows_stayed(caplog: Any) -> None:
         return file.getvalue()
 
     [saved] = run(built, work, SYNC, workers=1)
-    told = [r.getMessage() for r in caplog.records if "torch.save(model)" in r.getMessage()]
-    assert len(told) == 1
-    assert "fleet.save_persistables" in told[0]
+    warnings = [r.getMessage() for r in caplog.records if "torch.save(model)" in r.getMessage()]
+    assert len(warnings) == 1
+    assert "fleet.save_persistables" in warnings[0]
     again = pickle.dumps(torch.load(io.BytesIO(saved), weights_only=False))
     model: Any = pickle.loads(again)
     for layer, name in ((model.moved, "moved"), (model.open, "users")):
@@ -265,12 +267,12 @@ def test_a_pickled_model_says_that_its_rows_stayed(caplog: Any) -> None:
         registering._refuse_model_of_earlier_job(model)
 
 
-def test_a_state_without_rows_is_warned_of_before_the_next_job(caplog: Any) -> None:
+def test_load_of_a_state_without_rows_warns_before_the_next_job(caplog: Any) -> None:
     def work(member: Member) -> bytes:
         train(member, IDS)
         file = io.BytesIO()
         torch.save({n: v for n, v in member.model.state_dict().items() if "moved" not in n}, file)
-        # what fleet loads in a job is warned of by nobody
+        # no warning for a state that fleet loads in a job
         put(member, taken(member))
         return file.getvalue()
 
@@ -280,10 +282,12 @@ def test_a_state_without_rows_is_warned_of_before_the_next_job(caplog: Any) -> N
         fresh = Net()
         fresh.load_state_dict(fresh.state_dict())
         fresh.load_state_dict(state, strict=False)
-    told = [r.getMessage() for r in caplog.records if "load_state_dict: the st" in r.getMessage()]
-    assert len(told) == 1
-    assert "table users" in told[0]
-    assert "fleet.load_persistables" in told[0]
+    warnings = [
+        r.getMessage() for r in caplog.records if "load_state_dict: the st" in r.getMessage()
+    ]
+    assert len(warnings) == 1
+    assert "table users" in warnings[0]
+    assert "fleet.load_persistables" in warnings[0]
 
 
 def _keep_best() -> bool:
@@ -308,7 +312,7 @@ def _keep_best() -> bool:
     return torch.allclose(model[0].weight.detach(), expected)
 
 
-def test_workers_without_servers() -> None:
+def test_state_of_workers_without_servers() -> None:
     assert run_workers(_keep_best) == [True, True]
 
 

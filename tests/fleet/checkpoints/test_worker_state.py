@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every part of a worker's state is saved, loaded and replayed by way of one list."""
+"""One list of parts saves, loads and replays a worker's state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_new_part_is_saved_and_loaded(tmp_path: Path) -> None:
     assert one == ("CHECKPOINT", 3, [3, 4], [1, 2])
 
 
-def test_a_part_with_nothing_to_keep_is_not_in_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_without_state_is_not_in_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_state, "PARTS", (Toy,))
     monkeypatch.setattr(Toy, "value", None)
     assert saved_values(None, Purpose.REPLAY) == {}  # type: ignore[arg-type]
@@ -65,12 +65,12 @@ def test_a_part_with_nothing_to_keep_is_not_in_a_record(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_no_two_parts_have_one_name(purpose: Purpose) -> None:
+def test_parts_have_distinct_names(purpose: Purpose) -> None:
     names = [part.name for part in PARTS if purpose in part.purposes]  # type: ignore[attr-defined]
     assert len(names) == len(set(names))
 
 
-def test_tensors_that_older_versions_kept_beside_the_values_are_found() -> None:
+def test_tensors_of_older_versions_are_found() -> None:
     record = WorkerState(rank=0, tensors={"compression/0/weight": torch.ones(1)})
     assert list(_kept(record, "compression")) == ["0/weight"]
     assert _kept(record, "loaders") is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a strategy asks of the programs of its job."""
+"""Passes and options that a strategy sets for the programs of its job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fleetlight.static.running.options import RunOptions
         ({"execution_strategy": {"num_threads": 2}}, RunOptions(num_threads=2)),
     ],
 )
-def test_a_strategy_says_how_programs_are_run(
+def test_strategy_sets_the_passes_of_programs(
     settings: dict[str, Any], expected: RunOptions
 ) -> None:
     context: Any = SimpleNamespace(strategy=DistributedStrategy(**settings))
@@ -37,21 +37,21 @@ def explained(settings: dict[str, Any]) -> str:
 
 
 @pytest.mark.multiprocess
-def test_levels_are_named_only_where_they_are_taken() -> None:
+def test_hierarchical_all_reduce_is_named_only_when_used() -> None:
     asked = {"use_hierarchical_allreduce": True}
     assert "hierarchical" not in run_workers(explained, 2, asked)[0]
-    told = run_workers(explained, 3, {**asked, "hierarchical_allreduce_inter_nranks": 2})
-    assert "1 all-reduces are hierarchical: 2 groups of 1 to 2, then 2 leaders" in told[0]
+    lines = run_workers(explained, 3, {**asked, "hierarchical_allreduce_inter_nranks": 2})
+    assert "1 all-reduces are hierarchical: 2 groups of 1 to 2, then 2 leaders" in lines[0]
 
 
 @pytest.mark.multiprocess
-def test_only_what_crosses_a_link_is_narrow() -> None:
+def test_only_gradients_that_cross_hosts_are_narrow() -> None:
     narrow = {"compression": "bf16"}
     levels = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
     assert "bfloat16" not in run_workers(explained, 2, narrow)[0]
     wide, *_ = run_workers(explained, 2, {**narrow, "shared_memory": False})
     assert "1 buckets travel as bfloat16" in wide
-    # inside a host nothing crosses one
+    # inside a host nothing crosses a link
     leaders, *_ = run_workers(explained, 3, {**narrow, **levels, "shared_memory": False})
     assert "then 2 leaders in bfloat16" in leaders
     assert "travel" not in leaders

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs train as the eager loop does: by levels, coded, or where workers meet now and then."""
+"""Programs train as the eager loop does: hierarchical, with codecs, or with local SGD."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from fleetlight.fleet.job import current
 pytestmark = pytest.mark.multiprocess
 
 
-def met(train: Any, settings: dict[str, Any]) -> dict[str, Tensor]:
-    """The state behind a training, when the workers are equal."""
+def common_state(train: Any, settings: dict[str, Any]) -> dict[str, Tensor]:
+    """The state after a training; all workers must have the same."""
     train(settings)
     fleet.barrier_worker()
     return state_of(current().models[0].module)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["in-memory", "by-gloo"])
-def test_by_levels_it_trains_as_the_eager_loop_does(shared: bool) -> None:
+def test_hierarchical_all_reduce_equals_the_eager_loop(shared: bool) -> None:
     settings = {
         "use_hierarchical_allreduce": True,
         "hierarchical_allreduce_inter_nranks": 2,
         "shared_memory": shared,
     }
-    # 23 records: the last block has some for each of the four
+    # 23 records: the last block has some for each of the four workers
     expected = run_workers(eager, 4, settings, 0, 3)
     found = run_workers(captured, 4, settings, 0, 3)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
@@ -53,7 +53,7 @@ def test_by_levels_it_trains_as_the_eager_loop_does(shared: bool) -> None:
         assert all(torch.equal(found[0][name], other[name]) for other in found)
 
 
-# k_steps does not divide the six steps, so that the last meeting is an early one
+# k_steps does not divide the six steps, so the last average comes early
 ALONE: dict[str, dict[str, Any]] = {
     "localsgd": {
         "localsgd": True,
@@ -73,16 +73,16 @@ ALONE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", ALONE)
-def test_workers_that_train_alone_meet_as_in_the_eager_loop(mode: str) -> None:
-    expected, _ = run_workers(met, 2, eager, ALONE[mode])
-    found, other = run_workers(met, 2, captured, ALONE[mode])
+def test_local_training_equals_the_eager_loop(mode: str) -> None:
+    expected, _ = run_workers(common_state, 2, eager, ALONE[mode])
+    found, other = run_workers(common_state, 2, captured, ALONE[mode])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for name, value in found.items():
         assert torch.equal(value, other[name]), name
 
 
-def narrow_records() -> Any:
-    """Of float32, as codecs take them."""
+def float32_records() -> Any:
+    """Codecs take float32."""
     x, y = records().tensors
     return fleet.shard(DataLoader(TensorDataset(x.float(), y), 4, shuffle=True))
 
@@ -97,7 +97,7 @@ def coded_network(settings: dict[str, Any]) -> tuple[nn.Module, torch.optim.Opti
 def coded_eager(settings: dict[str, Any]) -> dict[str, Tensor]:
     model, optimizer = coded_network(settings)
     for _ in range(2):
-        for x, y in narrow_records():
+        for x, y in float32_records():
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -110,7 +110,7 @@ def coded_program(settings: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
     program = static.capture(model, F.cross_entropy, optimizer, example)
     executor = static.Executor()
     for _ in range(2):
-        for x, y in narrow_records():
+        for x, y in float32_records():
             executor.run(program, {"x": x, "y": y})
     return state_of(model), program.explain()
 
@@ -132,14 +132,14 @@ def coded_program(settings: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
     ],
     ids=["topk", "int8", "dgc"],
 )
-def test_gradients_travel_coded_as_in_the_eager_loop(settings: dict[str, Any]) -> None:
+def test_codecs_equal_the_eager_loop(settings: dict[str, Any]) -> None:
     plain, _ = run_workers(coded_eager, 2, {})
     expected, _ = run_workers(coded_eager, 2, settings)
-    (found, told), (other, _) = run_workers(coded_program, 2, settings)
+    (found, explanation), (other, _) = run_workers(coded_program, 2, settings)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert (found["0.weight"] - plain["0.weight"]).abs().max() > 1e-4
     assert torch.equal(found["0.weight"], other["0.weight"])
-    assert "2 of 6 gradients travel as" in told
+    assert "2 of 6 gradients travel as" in explanation
 
 
 def clipped() -> None:
@@ -150,7 +150,7 @@ def clipped() -> None:
         static.capture(model, F.cross_entropy, optimizer, example, clip_norm=1.0)
 
 
-def test_clipping_is_refused_beside_dgc() -> None:
+def test_clipping_with_dgc_is_refused() -> None:
     run_workers(clipped, 2)
 
 
@@ -161,7 +161,7 @@ LOCAL: dict[str, Any] = {
 
 
 def saving(folder: str) -> dict[str, Tensor]:
-    """Three steps, a checkpoint between two meetings, and three more."""
+    """Three steps, a checkpoint between two averages, and three more steps."""
     model, optimizer, loader = prepared(fleet.DistributedStrategy(**LOCAL))
     program = static.capture(model, F.cross_entropy, optimizer, example())
     captured_on(program, loader, model)
@@ -169,17 +169,17 @@ def saving(folder: str) -> dict[str, Tensor]:
     return captured_on(program, loader, model)
 
 
-def going_on(folder: str) -> dict[str, Tensor]:
+def resuming(folder: str) -> dict[str, Tensor]:
     model, optimizer, loader = prepared(fleet.DistributedStrategy(**LOCAL), seed=5)
     program = static.capture(model, F.cross_entropy, optimizer, example())
     fleet.load_persistables(folder)
     return captured_on(program, loader, model)
 
 
-def test_a_program_that_trains_alone_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_local_training_of_a_program_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     folder = str(tmp_path / "c")
-    expected, found = run_workers(saving, 2, folder), run_workers(going_on, 2, folder)
+    expected, found = run_workers(saving, 2, folder), run_workers(resuming, 2, folder)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    # both were on their own when they ended
+    # both trained alone when they ended
     assert not torch.equal(found[0]["0.weight"], found[1]["0.weight"])

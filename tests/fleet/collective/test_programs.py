@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static programs in a job: they train as the eager loop of the same strategy does."""
+"""Static programs in a job train as the eager loop of the same strategy does."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "plain")
-def test_it_trains_as_the_eager_loop_does(settings: dict[str, Any]) -> None:
-    """With a short last batch, running statistics and a schedule; worker 0's buffers are kept."""
+def test_program_trains_as_the_eager_loop_does(settings: dict[str, Any]) -> None:
+    """With a short last batch, running statistics and a schedule; worker 0's buffers count."""
     expected = run_workers(eager, 2, settings)
     found = run_workers(captured, 2, settings)
-    # bfloat16 rounds what arrives in another order
+    # bfloat16 rounds sums of another order differently
     limit = 1e-2 if "fp16_allreduce" in settings else 1e-12
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=limit)
     parameters = [name for name, _ in network().named_parameters()]
@@ -118,13 +118,13 @@ def test_it_trains_as_the_eager_loop_does(settings: dict[str, Any]) -> None:
         assert torch.equal(found[0][name], found[1][name])
 
 
-def differently_begun(settings: dict[str, Any]) -> Any:
+def started_differently(settings: dict[str, Any]) -> Any:
     return written(settings, seed=fleet.worker_index())
 
 
-def test_startup_gives_everybody_the_values_of_worker_0() -> None:
+def test_startup_gives_all_workers_the_values_of_worker_0() -> None:
     expected = run_workers(eager, 2, {})
-    found = run_workers(differently_begun, 2, {})
+    found = run_workers(started_differently, 2, {})
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
     assert torch.equal(found[0]["0.weight"], found[1]["0.weight"])
 
@@ -140,12 +140,12 @@ def different() -> Any:
     static.Executor().run(program, example())
 
 
-def test_workers_with_different_programs_are_told_where_they_differ() -> None:
+def test_error_names_where_programs_of_workers_differ() -> None:
     with pytest.raises(WorkerFailedError, match=r"wrote different programs: operation \d+.*mul"):
         run_workers(different)
 
 
-def beside() -> Any:
+def eager_step_beside_program() -> Any:
     model, optimizer, _ = prepared(None)
     static.capture(model, F.cross_entropy, optimizer, example())
     F.cross_entropy(model(example()["x"]), example()["y"]).backward()
@@ -153,8 +153,8 @@ def beside() -> Any:
         optimizer.step()
 
 
-def test_an_eager_step_beside_a_program_is_refused() -> None:
-    run_workers(beside)
+def test_eager_step_beside_a_program_is_refused() -> None:
+    run_workers(eager_step_beside_program)
 
 
 def saving(folder: str) -> Any:
@@ -174,7 +174,7 @@ def captured_on(program: static.Program, loader: Any, model: nn.Module) -> Any:
     return state_of(model)
 
 
-def going_on(folder: str, by_program: bool) -> Any:
+def resuming(folder: str, by_program: bool) -> Any:
     model, optimizer, loader = prepared(None, seed=5)
     if by_program:
         program = static.capture(model, F.cross_entropy, optimizer, example())
@@ -188,10 +188,10 @@ def going_on(folder: str, by_program: bool) -> Any:
 
 
 @pytest.mark.parametrize("by_program", [True, False])
-def test_a_checkpoint_is_that_of_the_eager_loop(tmp_path: Path, by_program: bool) -> None:
-    """Momentum, the loader's place and the model come back, into a program and without one."""
+def test_program_and_eager_loop_share_checkpoints(tmp_path: Path, by_program: bool) -> None:
+    """Momentum, the loader's position and the model load with and without a program."""
     expected = run_workers(saving, 2, str(tmp_path / "c"))
-    found = run_workers(going_on, 2, str(tmp_path / "c"), by_program)
+    found = run_workers(resuming, 2, str(tmp_path / "c"), by_program)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
 
 
@@ -211,7 +211,7 @@ def test_running_before_startup_is_refused() -> None:
         run_workers(unstarted)
 
 
-def test_there_is_no_main_program_before_minimize(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_program_exists_only_after_minimize(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetlight.fleet.training.programs._main", None)
     with pytest.raises(PlanError, match="there is no program yet"):
         _ = fleet.main_program
@@ -237,12 +237,12 @@ def refused(settings: dict[str, Any], why: str) -> Any:
     ],
     ids=["exclude"],
 )
-def test_what_programs_cannot_do_is_refused(settings: dict[str, Any], why: str) -> None:
+def test_features_without_programs_are_refused(settings: dict[str, Any], why: str) -> None:
     run_workers(refused, 2, settings, why)
 
 
 def captured_twice() -> Any:
-    """Two programs of one model and one optimizer take turns."""
+    """Two programs of one model and one optimizer alternate."""
     model, optimizer, loader = prepared(None)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
     both = [static.capture(model, F.cross_entropy, optimizer, example()) for _ in range(2)]
@@ -254,15 +254,15 @@ def captured_twice() -> Any:
     return state_of(model)
 
 
-def test_two_programs_of_a_model_train_it_as_one_does() -> None:
-    """The older one too reduces, and weighs its batches as the loader says."""
+def test_two_programs_of_a_model_train_as_one_program() -> None:
+    """The older program also reduces, and weighs its batches as the loader says."""
     expected = run_workers(eager, 2, {})
     found = run_workers(captured_twice, 2)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
 
 
 class Naming:
-    """A pass: the loss gets one more name."""
+    """A pass that gives the loss one more name."""
 
     name = "naming"
 
@@ -291,7 +291,7 @@ def rewritten_differently(by_apply: bool) -> Any:
 
 
 @pytest.mark.parametrize("by_apply", [True, False])
-def test_a_program_is_compared_again_when_it_is_rewritten(by_apply: bool) -> None:
+def test_rewritten_program_is_compared_again(by_apply: bool) -> None:
     run_workers(rewritten_differently, 2, by_apply)
 
 
@@ -304,7 +304,7 @@ def rewritten_alone() -> Any:
     static.Executor().run(program, example())
 
 
-def test_a_program_that_one_worker_rewrites_alone_is_an_error() -> None:
+def test_program_rewritten_by_one_worker_is_an_error() -> None:
     with pytest.raises(WorkerFailedError, match="run the same program on all of them"):
         run_workers(rewritten_alone, 2, deadline_s=3.0)
 
@@ -316,7 +316,7 @@ def first_values() -> Any:
         model, lambda output, y: F.cross_entropy(output * own, y), optimizer, example()
     )
     if fleet.worker_index() == 0:
-        # other tensors than those that were there when the program was written
+        # other tensors than at the time the program was written
         loaded = optimizer.state_dict()
         loaded["state"] = {
             number: {"momentum_buffer": torch.full_like(parameter, 3.0)}
@@ -327,12 +327,12 @@ def first_values() -> Any:
     return own, state_of(model)["0.weight"]
 
 
-def test_a_program_begins_with_the_live_state_of_worker_0_and_its_own_constants() -> None:
+def test_program_starts_with_worker_0s_state_and_its_own_constants() -> None:
     (own, weight), (other, same) = run_workers(first_values, 2)
     assert own.unique() == 1
     assert other.unique() == 2
     assert torch.equal(weight, same)
-    # by the rate times what is left of the momentum
+    # by the learning rate times the remaining momentum
     assert (network()[0].weight - weight).mean() > 0.4
 
 
@@ -375,7 +375,7 @@ def by_parts(is_static: bool) -> Any:
     return state_of(whole)
 
 
-def test_programs_may_train_parts_of_a_registered_model() -> None:
+def test_programs_train_parts_of_a_registered_model() -> None:
     """Of one model and with two optimizers; the buckets of the programs differ."""
     found, expected = (run_workers(by_parts, 2, is_static)[0] for is_static in (True, False))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -392,7 +392,7 @@ def sharing() -> Any:
     run()
 
 
-def test_programs_that_share_a_module_need_a_model_that_has_both() -> None:
+def test_programs_that_share_a_module_need_a_common_model() -> None:
     run_workers(sharing)
 
 
@@ -409,7 +409,7 @@ def failing(settings: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("settings", [{}, {"dgc": True, "shared_memory": False}])
-def test_an_optimizer_whose_minimize_failed_trains_eagerly(settings: dict[str, Any]) -> None:
+def test_optimizer_after_a_failed_minimize_trains_eagerly(settings: dict[str, Any]) -> None:
     one, other = run_workers(failing, 2, settings)
     assert torch.equal(one, other)
 
@@ -443,7 +443,7 @@ def eager_run(model: nn.Module, optimizer: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_static", [True, False])
-def test_loading_drops_what_was_merged(tmp_path: Path, is_static: bool) -> None:
+def test_load_drops_merged_gradients(tmp_path: Path, is_static: bool) -> None:
     run_workers(half_merged, 1, str(tmp_path / "c"), is_static)
 
 
@@ -464,5 +464,5 @@ def of_program(folder: str) -> Any:
             fleet.load_persistables(folder, program=wrong)
 
 
-def test_checkpoints_take_the_program_that_trains(tmp_path: Path) -> None:
+def test_checkpoint_saves_the_program_that_trains(tmp_path: Path) -> None:
     run_workers(of_program, 1, str(tmp_path / "c"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends of a process, good and bad: what the launcher and the other workers are told."""
+"""The exit status of a process, as the launcher and the other workers see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.launch.status import read
 pytestmark = pytest.mark.multiprocess
 
 
-# with all that Python does at its end
+# with all of Python's exit handlers
 WHOLE = "import atexit, gc\natexit.unregister(gc.freeze)"
 
 
@@ -31,17 +31,17 @@ def run_script(body: str, index: int, workers: int, port: int, word: Path) -> An
 
 
 def run_both(bodies: tuple[str, str], tmp_path: Path) -> tuple[list[int], list[str], list[Any]]:
-    """JobExit codes, outputs and last words (None: there is none) of two workers."""
+    """Exit codes, outputs and last status (None: there is none) of two workers."""
     holder, port = reserved_port()
     words = [tmp_path / "0.json", tmp_path / "1.json"]
     with holder:
         processes = [run_script(bodies[i], i, 2, port, words[i]) for i in range(2)]
         outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
-    told = [read(str(w)) if w.exists() else None for w in words]
-    return [p.returncode for p in processes], outputs, told
+    statuses = [read(str(w)) if w.exists() else None for w in words]
+    return [p.returncode for p in processes], outputs, statuses
 
 
-def test_the_last_word_tells_cause_from_consequence(tmp_path: Path) -> None:
+def test_last_status_separates_cause_from_consequence(tmp_path: Path) -> None:
     holder, port = reserved_port()
     words = [tmp_path / "0.json", tmp_path / "1.json"]
     with holder:
@@ -72,10 +72,10 @@ def test_the_last_word_tells_cause_from_consequence(tmp_path: Path) -> None:
         ("fleet.data; raise OSError('no such luck')", "OSError: no such luck", False),
     ],
 )
-def test_what_is_wrong_before_the_job_begins_is_told_too(
+def test_error_before_the_job_begins_is_reported(
     tmp_path: Path, body: str, error: str, is_lasting: bool
 ) -> None:
-    """A wrong setting is no reason to start the job again."""
+    """A wrong setting is no reason to restart the job."""
     word = tmp_path / "word.json"
     ran = subprocess.run(
         [sys.executable, "-c", f"import fleetlight as fleet\n{body}"],
@@ -87,8 +87,8 @@ def test_what_is_wrong_before_the_job_begins_is_told_too(
     )
     assert ran.returncode == 1
     assert error in ran.stderr
-    told = read(str(word))
-    assert (told.error, told.permanent, told.caused_by_peer) == (error, is_lasting, False)
+    status = read(str(word))
+    assert (status.error, status.permanent, status.caused_by_peer) == (error, is_lasting, False)
 
 
 WAIT = "fleet.barrier_worker()"
@@ -102,7 +102,7 @@ EXITS = [
 
 
 @pytest.mark.parametrize(("culprit", "body", "code", "text"), EXITS)
-def test_an_exit_with_an_error_is_a_failure(
+def test_exit_with_an_error_is_a_failure(
     tmp_path: Path, culprit: int, body: str, code: int, text: str
 ) -> None:
     bodies = (body, WAIT) if culprit == 0 else (WAIT, body)
@@ -113,7 +113,7 @@ def test_an_exit_with_an_error_is_a_failure(
     assert words[culprit].caused_by_peer is False
     assert words[1 - culprit].caused_by_peer is True
     if culprit == 1:
-        # worker 0 keeps what is said, so it is there to hear it
+        # worker 0 holds the store, so it can read the report
         assert "worker 1 (pid" in words[0].error
         assert text in words[0].error
 
@@ -121,9 +121,9 @@ def test_an_exit_with_an_error_is_a_failure(
 ENDS = {
     "with a code": ("import sys; sys.exit()", "import sys; sys.exit(0)"),
     "for nobody": (
-        # one that is caught ends nothing, whoever looks at its code
+        # a SystemExit that is caught ends nothing, whatever reads its code
         "import sys\ntry: sys.exit(3)\nexcept SystemExit as e: assert e.code == 3",
-        # nor does one in a thread, and nobody hears of it
+        # a SystemExit in a thread ends nothing either and is not reported
         "import sys, threading\none = threading.Thread(target=sys.exit, args=(3,))\n"
         "one.start()\none.join()",
     ),
@@ -132,7 +132,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_an_exit_without_an_error_is_the_end_of_the_script(tmp_path: Path, how: str) -> None:
+def test_exit_without_an_error_ends_the_script_normally(tmp_path: Path, how: str) -> None:
     total = "print('sum', fleet.all_reduce(fleet.worker_index() + 1), flush=True)\n"
     first, second = ENDS[how]
     codes, outputs, words = run_both((total + first, total + second), tmp_path)
@@ -142,13 +142,13 @@ def test_an_exit_without_an_error_is_the_end_of_the_script(tmp_path: Path, how: 
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_an_own_systemexit_ends_the_job_as_well(tmp_path: Path, culprit: int) -> None:
-    # what making an optimizer imports: its functions keep the process group of that moment
+def test_systemexit_raised_by_the_script_ends_the_job(tmp_path: Path, culprit: int) -> None:
+    # imported by optimizers: its functions keep the process group of the import
     body = "import torch.distributed.nn.functional\nraise SystemExit(3)"
     codes, outputs, words = run_both((body, WAIT) if culprit == 0 else (WAIT, body), tmp_path)
     assert (codes[culprit], codes[1 - culprit]) == (3, 1), outputs
     assert words[1 - culprit].caused_by_peer is True
-    # what worker 0 said may be gone with it, for it keeps what is said
+    # worker 0 holds the store: its report may vanish with it
     last = "left|does not reply" if culprit == 0 else "left"
     assert re.match(f"PeerLostError: .* worker {culprit} .*({last})", words[1 - culprit].error)
 
@@ -157,7 +157,7 @@ def test_an_own_systemexit_ends_the_job_as_well(tmp_path: Path, culprit: int) ->
     ("body", "code", "text"),
     [("raise KeyError('x')", 1, "KeyError: 'x'"), ("sys.exit(3)", 3, "exited with code 3")],
 )
-def test_a_thread_of_the_script_does_not_hold_a_failure_up(
+def test_thread_of_the_script_does_not_delay_a_failure(
     tmp_path: Path, body: str, code: int, text: str
 ) -> None:
     thread = "import sys, threading\nthreading.Thread(target=threading.Event().wait).start()\n"
@@ -175,7 +175,7 @@ fleet.save_persistables(__import__("os").environ["FLEET_ERROR_FILE"] + "/x", bac
 """
 
 
-def test_a_save_that_failed_is_told_when_the_script_just_ends(tmp_path: Path) -> None:
+def test_failed_background_save_fails_a_script_without_stop_worker(tmp_path: Path) -> None:
     holder, port = reserved_port()
     (tmp_path / "0.json").write_text("in the way")
     with holder:
@@ -186,7 +186,7 @@ def test_a_save_that_failed_is_told_when_the_script_just_ends(tmp_path: Path) ->
     assert read(str(tmp_path / "0.json")).error.startswith("CheckpointError: ")
 
 
-def test_a_script_that_just_ends_is_ended_properly(tmp_path: Path) -> None:
+def test_script_without_stop_worker_leaves_the_job(tmp_path: Path) -> None:
     holder, port = reserved_port()
     with holder:
         body = "print('sum', fleet.all_reduce(fleet.worker_index() + 1))"
@@ -198,7 +198,7 @@ def test_a_script_that_just_ends_is_ended_properly(tmp_path: Path) -> None:
     assert not any("Traceback" in text or "terminate" in text for text in outputs)
 
 
-def test_a_script_may_destroy_the_process_group_itself(tmp_path: Path) -> None:
+def test_script_may_destroy_the_process_group(tmp_path: Path) -> None:
     body = "import torch.distributed as dist\nfleet.barrier_worker()\ndist.destroy_process_group()"
     codes, outputs, words = run_both((body, body), tmp_path)
     assert codes == [0, 0], outputs

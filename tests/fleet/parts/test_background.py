@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A write in the background: waited for, and never failed in silence."""
+"""Writes in the background: `finish` waits for them and raises their errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fleetlight.fleet.parts import background
 from fleetlight.fleet.parts.background import BackgroundSave
 
 
-def test_nothing_to_finish() -> None:
+def test_finish_without_a_write_returns_at_once() -> None:
     BackgroundSave().finish()
 
 
-def test_the_caller_goes_on_and_finish_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_continues_and_finish_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     go, done = threading.Event(), threading.Event()
-    said: list[str] = []
+    messages: list[str] = []
 
     def warn(text: str, *values: Any) -> None:
-        said.append(text % values)
+        messages.append(text % values)
         go.set()
 
     monkeypatch.setattr(background, "_WARN_EVERY_S", 0.01)
@@ -35,25 +35,25 @@ def test_the_caller_goes_on_and_finish_waits(monkeypatch: pytest.MonkeyPatch) ->
     save = BackgroundSave()
     save.start(write, "save into x")
     assert not done.is_set()
-    save.finish()  # only this one's warning lets the write go on
+    save.finish()  # only the warning of this call lets the write continue
     assert done.is_set()
-    assert said[0].startswith("waiting for the save into x for ")
+    assert messages[0].startswith("waiting for the save into x for ")
 
 
 def fail() -> None:
     raise OSError("no space left")
 
 
-def test_a_failure_is_logged_at_once_and_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_failure_is_logged_at_once_and_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
     monkeypatch.setattr(
-        background.logger, "error", lambda text, *values: said.append(text % values)
+        background.logger, "error", lambda text, *values: messages.append(text % values)
     )
     save = BackgroundSave()
     save.start(fail, "save into x at step 3")
     with pytest.raises(CheckpointError, match=r"save into x at step 3 failed .*: no space left"):
         save.finish()
-    assert "save into x at step 3 failed" in said[0]
+    assert "save into x at step 3 failed" in messages[0]
     save.finish()
     save.start(lambda: None, "next save")
     save.finish()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of the last backward is seen without its graph."""
+"""The loss of the last backward is kept without its graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seen() -> Iterator[LossProbe]:
     watch_no_longer()
 
 
-def test_it_keeps_the_last_loss_without_its_graph(seen: LossProbe) -> None:
+def test_last_loss_is_kept_without_its_graph(seen: LossProbe) -> None:
     x = torch.ones(3, requires_grad=True)
     for factor in (1.0, 2.0):
         (x.sum() * factor).backward()
@@ -30,14 +30,14 @@ def test_it_keeps_the_last_loss_without_its_graph(seen: LossProbe) -> None:
     assert x.grad.tolist() == [3.0] * 3
 
 
-def test_what_is_not_one_number_is_no_loss(seen: LossProbe) -> None:
+def test_tensor_of_several_numbers_is_no_loss(seen: LossProbe) -> None:
     x = torch.ones(3, requires_grad=True)
     (2 * x).backward(torch.ones(3), retain_graph=True)
     assert (seen.value, seen.number) == (None, 0)
     assert x.grad is not None
 
 
-def test_closed_it_sees_no_more(seen: LossProbe) -> None:
+def test_closed_watcher_records_no_loss(seen: LossProbe) -> None:
     seen.close()
     seen.close()
     torch.ones(1, requires_grad=True).sum().backward()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of torch's loss scaler: who it is while it steps; how to tell it an infinity."""
+"""Torch's loss scaler: found while it steps, and informed of an infinity of another worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sgd() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
 
 
-def test_it_is_found_from_a_hook_of_the_step_and_nowhere_else() -> None:
+def test_scaler_is_found_only_from_a_step_hook() -> None:
     optimizer = sgd()
     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     found: list[Any] = []
@@ -36,9 +36,9 @@ def test_it_is_found_from_a_hook_of_the_step_and_nowhere_else() -> None:
     assert scaler_at_work() is None
 
 
-def test_batches_of_those_who_step_are_let_go() -> None:
+def test_search_keeps_no_batch_of_the_caller_alive() -> None:
     class Batch:
-        """Whatever a script holds while it steps."""
+        """An object that a script holds during a step."""
 
     optimizer = sgd()
     optimizer.register_step_pre_hook(lambda *_: found.append(scaler_at_work()))
@@ -49,19 +49,19 @@ def test_batches_of_those_who_step_are_let_go() -> None:
         left = weakref.ref(batch)
         step()
         del batch
-        # not only once this function ends
+        # freed before this function ends
         assert left() is None
         assert len(found) == 1
 
 
-def test_who_is_told_of_an_infinity_backs_off() -> None:
+def test_scaler_informed_of_an_infinity_backs_off() -> None:
     optimizer = sgd()
     scaler = scaled(optimizer)
     scaler.step(optimizer)
     tell_infinity(scaler, optimizer)
     scaler.update()
     assert scaler.get_scale() == 2.0
-    # of an optimizer it has not stepped it keeps nothing
+    # the scaler keeps nothing for an optimizer it has not stepped
     tell_infinity(scaler, sgd())
     scaled(optimizer)
     scaler.step(optimizer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attached schedulers of every class resume where others like them stood."""
+"""Attached schedulers of every class resume from the saved state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def stepped(made: list[Any], one: torch.optim.Optimizer, steps: int) -> list[float]:
-    """The rate behind each of some steps."""
+    """The learning rate after each step."""
     rates = []
     for number in range(steps):
         one.step()
@@ -65,7 +65,7 @@ def attached(*made: Any) -> Schedulers:
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_they_resume(make: Make) -> None:
+def test_schedulers_resume(make: Make) -> None:
     first = optimizer()
     made = make(first)
     stepped(made, first, 7)
@@ -78,13 +78,13 @@ def test_they_resume(make: Make) -> None:
     assert stepped(again, other, 9) == stepped(made, first, 9)
 
 
-def test_only_those_of_these_optimizers() -> None:
+def test_only_schedulers_of_the_given_optimizers_are_saved() -> None:
     mine, others = optimizer(), optimizer()
     kept, other = (lr_scheduler.StepLR(one, 3) for one in (mine, others))
     assert attached(kept, other, kept).of([mine]) == [kept]
 
 
-def test_other_schedulers_than_were_saved_are_an_error() -> None:
+def test_schedulers_unlike_the_saved_ones_are_an_error() -> None:
     mine, other = optimizer(), optimizer()
     one, two = lr_scheduler.StepLR(mine, 3), lr_scheduler.ExponentialLR(other, 0.9)
     schedulers = attached(one, two)
@@ -93,7 +93,7 @@ def test_other_schedulers_than_were_saved_are_an_error() -> None:
     assert (one.last_epoch, two.last_epoch) == (0, 0)
 
 
-def test_the_scheduler_that_is_not_attached_is_told_once_and_resumes_nothing(
+def test_unattached_scheduler_warns_once_and_does_not_resume(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("fleetlight"), "propagate", True)

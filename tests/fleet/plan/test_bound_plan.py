@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan that is read off a model and its optimizers."""
+"""The plan that is built from a model and its optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetlight.strategy import DistributedStrategy
 
 
 class Model(nn.Module):
-    """Two layers on one table, a layer of torch's that is moved, and dense parameters."""
+    """Two layers on one table, a moved torch layer and dense parameters."""
 
     def __init__(self, **second: Any) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def bound(model: nn.Module, *optimizers: torch.optim.Optimizer, **strategy: Any)
     return build_plan(model, given, DistributedStrategy(**strategy), worker_num=2, server_num=3)
 
 
-def test_names_are_paths_and_layers_may_share_a_table() -> None:
+def test_tables_are_named_by_path_and_may_be_shared() -> None:
     model = Model()
     found = bound(model, seed=5)
     words, moved = found.plan.tables
@@ -49,18 +49,18 @@ def test_names_are_paths_and_layers_may_share_a_table() -> None:
     assert (found.plan.seed, found.plan.worker_num, found.plan.server_num) == (5, 2, 3)
 
 
-def test_layers_that_share_their_weight_share_the_table() -> None:
+def test_layers_with_a_common_weight_share_a_table() -> None:
     model = nn.Sequential(SparseEmbedding(2), SparseEmbedding(2))
     model[1].weight = model[0].weight
     [table] = bound(model).plan.tables
     assert table.name == "0"
 
 
-def test_a_layer_alone_is_a_model() -> None:
+def test_single_layer_is_a_model() -> None:
     assert [t.name for t in bound(SparseEmbedding(2)).plan.tables] == ["SparseEmbedding"]
 
 
-def test_each_param_group_gives_its_rule() -> None:
+def test_each_param_group_becomes_a_rule() -> None:
     model = Model()
     optimizers = [
         torch.optim.Adagrad([{"params": [model.a.weight, model.b.weight]}], lr=0.1),
@@ -77,13 +77,13 @@ def test_each_param_group_gives_its_rule() -> None:
     assert [o.groups for o in plan.optimizers] == [1, 2]
 
 
-def test_a_layer_may_name_its_own_rule() -> None:
+def test_layer_may_name_its_own_rule() -> None:
     model = nn.Sequential(SparseEmbedding(2, optimizer="rowwise_adagrad"), nn.Linear(2, 1))
     [table] = bound(model, torch.optim.RMSprop(model.parameters())).plan.tables
     assert table.rule.name == "rowwise_adagrad"
 
 
-def test_what_no_optimizer_steps() -> None:
+def test_plan_without_an_optimizer_has_tables_but_no_dense_parameters() -> None:
     model = nn.Sequential(SparseEmbedding(2), nn.Linear(2, 1), nn.Linear(1, 1))
     plan = bound(model, torch.optim.SGD(model[2].parameters(), lr=0.1)).plan
     assert plan.tables[0].rule == RulePlan("sgd", {"weight_decay": 0.0})
@@ -100,7 +100,7 @@ def test_modes() -> None:
     assert (plan.mode, plan.staleness, plan.k_steps) == ("async", 3, 0)
 
 
-def test_workers_of_geo_reduce_nothing_among_themselves() -> None:
+def test_geo_with_dense_allreduce_is_refused() -> None:
     configs = {"k_steps": 4, "dense": "allreduce"}
     with pytest.raises(StrategyError, match="leave one of them out"):
         bound(nn.Linear(2, 1), a_sync=True, a_sync_configs=configs)
@@ -146,7 +146,7 @@ def rmsprop() -> Any:
         (rmsprop, r"table '0' is in the optimizer torch\.optim\.rmsprop\.RMSprop; a table works"),
     ],
 )
-def test_what_cannot_be_planned(make: Callable[[], Any], why: str) -> None:
+def test_models_without_a_plan_are_refused(make: Callable[[], Any], why: str) -> None:
     with pytest.raises(PlanError, match=why):
         make()
 
@@ -157,7 +157,7 @@ def tied(embedding: nn.Embedding) -> nn.Module:
     return model
 
 
-def test_a_weight_that_another_module_uses_is_not_moved() -> None:
+def test_weight_used_by_another_module_is_not_moved() -> None:
     with pytest.raises(PlanError, match=r"emb: .* but out \(Linear\) uses its weight too") as got:
         bound(tied(nn.Embedding(5, 2, sparse=True)))
     assert "build emb with sparse=False" in str(got.value)
@@ -166,7 +166,7 @@ def test_a_weight_that_another_module_uses_is_not_moved() -> None:
     assert [d.name for d in plan.dense] == ["emb.weight"]
 
 
-def test_a_weight_that_the_model_itself_or_a_plain_layer_uses_is_not_moved() -> None:
+def test_weight_used_by_the_model_or_a_plain_layer_is_not_moved() -> None:
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True))
     model.register_parameter("again", model[0].weight)
     with pytest.raises(PlanError, match=r"but the model itself \(Sequential\) .* as again"):
@@ -177,14 +177,14 @@ def test_a_weight_that_the_model_itself_or_a_plain_layer_uses_is_not_moved() -> 
         bound(half)
 
 
-def test_moved_layers_may_share_their_weight() -> None:
+def test_moved_layers_may_share_a_weight() -> None:
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True))
     model[1].weight = model[0].weight
     assert [table.name for table in bound(model).plan.tables] == ["0"]
 
 
 class Named(nn.Module):
-    """A table, and a dense layer that may be called like it."""
+    """A table, and a dense layer that may have the same name."""
 
     def __init__(self, table: str, dense: str) -> None:
         super().__init__()
@@ -192,14 +192,14 @@ class Named(nn.Module):
         self.add_module(dense, nn.Linear(3, 1))
 
 
-def test_a_table_called_like_another_module_is_refused() -> None:
+def test_table_with_the_name_of_a_module_is_refused() -> None:
     bound(Named("users", "dense"))
     words = r"table 'dense' of layer emb .* module 'dense' \(Linear\).* table='dense_rows'"
     with pytest.raises(PlanError, match=words):
         bound(Named("dense", "dense"))
 
 
-def test_a_table_called_like_a_module_of_one_of_several_models_is_refused() -> None:
+def test_table_with_the_name_of_a_module_of_another_model_is_refused() -> None:
     one, other = Named("dense", "dense"), nn.Linear(1, 1)
     context: Any = SimpleNamespace(
         models=[SimpleNamespace(module=one), SimpleNamespace(module=other)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where servers and workers keep what outlives them."""
+"""The folders in which servers and workers keep durable state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from fleetlight.roles import Kind, Role
 from fleetlight.strategy import DistributedStrategy
 
 
-def test_a_script_may_change_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_does_not_follow_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     strategy = DistributedStrategy(durability="log", durability_configs={"folder": "kept"})
@@ -47,12 +49,12 @@ def test_a_script_may_change_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "elsewhere" / "kept").exists()
 
 
-def test_a_server_tells_what_an_earlier_launch_has_left(tmp_path: Path) -> None:
+def test_server_reports_the_state_of_an_earlier_launch(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log", durability_configs={"folder": str(tmp_path)})
     role = Role(kind=Kind.SERVER, index=0, server_num=1, worker_num=2, job="a job", resume=True)
     assert remains_of(role, strategy).state == NOTHING  # type: ignore[union-attr]
     Folder.open(tmp_path / "server-0-of-1", FolderIdentity(0, 1, "a job", plan())).close()
-    # it alone was started again
+    # only this server was restarted
     assert remains_of(role, strategy) is None
     later = role.replace(job="another launch")
     assert remains_of(later, strategy).state == KEPT  # type: ignore[union-attr]
@@ -61,8 +63,8 @@ def test_a_server_tells_what_an_earlier_launch_has_left(tmp_path: Path) -> None:
         remains_of(later.replace(worker_num=3), strategy)
 
 
-def test_a_worker_keeps_its_place_for_a_launch_that_resumes(tmp_path: Path) -> None:
-    """Also where nobody starts it again alone."""
+def test_worker_keeps_a_journal_for_a_launch_that_resumes(tmp_path: Path) -> None:
+    """Also when the launcher does not restart it alone."""
     configs = {"folder": str(tmp_path)}
     strategy = DistributedStrategy(durability="log", durability_configs=configs)
     for role in (Role(server_num=1), Role(server_num=1, job="a job", max_restarts=0)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own sparse layers, whose rows are elsewhere, answer as before."""
+"""Moved sparse layers of torch compute the same with remote rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, 
 
 
 def moved(layer: Any) -> tuple[Any, Any, Kept]:
-    """The layer as it was, the layer moved, and where its rows are."""
+    """The local layer, the moved layer and its remote rows."""
     before, kept = copy.deepcopy(layer), Kept()
     kept.rows = rows_of(layer).copy()
     RemoteEmbedding(layer, handle(kept, rows=ROWS))
@@ -44,8 +44,8 @@ def bag(mode: str = "mean", **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("padding", [None, 2, -1])
-def test_an_embedding(padding: int | None) -> None:
-    """The row of padding may be any; it is read and never changed."""
+def test_moved_embedding_equals_the_local_one(padding: int | None) -> None:
+    """The padding row may be any; it is read and never changed."""
     before, after, _ = embedding(padding_idx=padding)
     compare(before, after, torch.tensor([[1, 2, 9], [9, 2, 1]]))
     assert after.weight.shape == (0, DIM)
@@ -53,7 +53,7 @@ def test_an_embedding(padding: int | None) -> None:
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("padding", [None, 2])
-def test_a_bag(mode: str, padding: int | None) -> None:
+def test_moved_bag_equals_the_local_one(mode: str, padding: int | None) -> None:
     compare(*bag(mode, padding_idx=padding)[:2], torch.tensor([[1, 2, 2], [3, 0, 9]]))
     compare(
         *bag(mode, padding_idx=padding)[:2], torch.tensor([1, 2, 2, 3, 0]), torch.tensor([0, 3, 3])
@@ -61,7 +61,7 @@ def test_a_bag(mode: str, padding: int | None) -> None:
 
 
 @pytest.mark.parametrize("padding", [None, 2])
-def test_a_bag_with_weights(padding: int | None) -> None:
+def test_moved_bag_with_weights_equals_the_local_one(padding: int | None) -> None:
     ids, weights = torch.tensor([1, 2, 2, 3]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     options: dict[str, Any] = {"include_last_offset": True, "padding_idx": padding}
     before, after, _ = bag("sum", **options)
@@ -70,7 +70,7 @@ def test_a_bag_with_weights(padding: int | None) -> None:
     compare(before, after, ids.view(2, 2), None, weights.view(2, 2))
 
 
-def test_its_parameter_and_class_stay() -> None:
+def test_move_keeps_parameter_and_class() -> None:
     torch.manual_seed(0)
     layer = nn.Embedding(ROWS, DIM, sparse=True)
     weight = layer.weight
@@ -81,7 +81,7 @@ def test_its_parameter_and_class_stay() -> None:
     assert not is_movable(nn.Embedding(2, 2))
 
 
-def test_reading_without_training_inserts_nothing() -> None:
+def test_evaluation_inserts_no_rows() -> None:
     _, after, kept = embedding()
     with torch.no_grad():
         after(torch.tensor([1]))
@@ -90,7 +90,7 @@ def test_reading_without_training_inserts_nothing() -> None:
     assert [ids.tolist() for ids in kept.noticed] == [[1], [1]]
 
 
-def test_a_copy_reads_the_same_rows() -> None:
+def test_copied_layer_reads_the_same_rows() -> None:
     _, after, kept = embedding()
     twin = copy.deepcopy(after)
     np.testing.assert_array_equal(twin(torch.tensor([3])).detach()[0], kept.rows[3])
@@ -100,7 +100,7 @@ def test_a_copy_reads_the_same_rows() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, ROWS])
-def test_ids_outside_of_its_rows_are_refused(wrong: int) -> None:
+def test_ids_out_of_range_are_refused(wrong: int) -> None:
     _, after, _ = embedding()
     with pytest.raises(ConfigError, match=rf"emb: got id {wrong}, expected 0 to 9; for ids of any"):
         after(torch.tensor([1, wrong]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sparse embedding shares its weight with its like only; found when a model is registered."""
+"""Tied weights: a sparse embedding may share its weight only with sparse embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.fleet.plan.tied_weights import refuse_tied
 
 
 class Tied(nn.Module):
-    """An embedding whose weight the last layer has, too."""
+    """An embedding that shares its weight with the last layer."""
 
     def __init__(self, embedding: Any) -> None:
         super().__init__()
@@ -26,19 +26,19 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_a_sparse_weight_that_a_dense_layer_has_is_named(served: bool) -> None:
+def test_sparse_weight_shared_with_a_dense_layer_is_named(served: bool) -> None:
     with pytest.raises(
         PlanError, match=r"emb: .*head \(Linear\) uses its weight too.*sparse=False"
     ):
         refuse_tied(Tied(nn.Embedding(5, 4, sparse=True)), served=served)
 
 
-def test_a_sparse_embedding_points_to_rows() -> None:
+def test_error_for_a_sparse_embedding_names_fleet_rows() -> None:
     with pytest.raises(PlanError, match=r"emb: .*fleet\.rows\(emb, ids\)"):
         refuse_tied(Tied(fleet.nn.SparseEmbedding(4)), served=True)
 
 
-def test_dense_weights_and_sparse_ones_among_themselves_are_taken() -> None:
+def test_ties_among_dense_or_among_sparse_layers_are_accepted() -> None:
     refuse_tied(Tied(nn.Embedding(5, 4)), served=True)
     one, other = nn.Embedding(5, 4, sparse=True), nn.EmbeddingBag(5, 4, sparse=True)
     other.weight = one.weight
@@ -65,10 +65,10 @@ def _train_shared() -> list[float]:
     return [float(v) for v in model[0].weight[:, 0]]
 
 
-def test_workers_refuse_it_before_they_train() -> None:
+def test_workers_refuse_mixed_ties_before_training() -> None:
     assert len(run_workers(_register_tied)) == 2
 
 
-def test_workers_train_two_sparse_embeddings_of_one_weight() -> None:
+def test_two_sparse_embeddings_train_one_weight() -> None:
     for weight in run_workers(_train_shared):
         assert weight == [1 - 1.5, 1 - 1.5, 1, 1, 1]

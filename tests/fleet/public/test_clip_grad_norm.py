@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's own clipping in a job with parameter servers."""
+"""`torch.nn.utils.clip_grad_norm_` in a job with parameter servers."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def served(a_sync: bool) -> None:
 def clips(a_sync: bool, max_norm: float, own: bool) -> list[str]:
     model, optimizer = prepared(a_sync)
     fleet.init_worker()
-    said: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fleetlight").addHandler(handler)
     for _ in range(2):
         model(torch.arange(4) + fleet.worker_index()).backward()
@@ -55,7 +55,7 @@ def clips(a_sync: bool, max_norm: float, own: bool) -> list[str]:
         optimizer.step()
         optimizer.zero_grad()
     fleet.stop_worker()
-    return [text for text in said if "clip" in text]
+    return [text for text in warnings if "clip" in text]
 
 
 @pytest.mark.multiprocess
@@ -63,14 +63,14 @@ def clips(a_sync: bool, max_norm: float, own: bool) -> list[str]:
     ("a_sync", "max_norm", "own", "workers", "warns"),
     [
         (False, 0.01, False, 2, True),
-        # nothing is clipped, by the one norm, for this worker alone, one process
+        # no clipping; one global norm; this worker's own norm; one process
         (False, 1e9, False, 2, False),
         (False, 0.01, True, 2, False),
         (True, 0.01, False, 2, False),
         (False, 0.01, False, 1, False),
     ],
 )
-def test_clipping_by_the_norm_of_one_worker_is_told_in_sync_mode(
+def test_clipping_by_the_norm_of_one_worker_warns_in_sync_mode(
     a_sync: bool, max_norm: float, own: bool, workers: int, warns: bool
 ) -> None:
     answers = run_job(
@@ -80,6 +80,6 @@ def test_clipping_by_the_norm_of_one_worker_is_told_in_sync_mode(
         workers=workers,
     )
     assert [kind for kind, _ in answers] == ["value"] * (1 + workers), answers
-    for _, said in answers[1:]:
-        assert len(said) == warns
-        assert all("call fleet.clip_grad_norm_(model, max_norm)" in text for text in said)
+    for _, warnings in answers[1:]:
+        assert len(warnings) == warns
+        assert all("call fleet.clip_grad_norm_(model, max_norm)" in text for text in warnings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of every kind over all workers: exact, of their own type, and refused when unlike."""
+"""Collectives over values of every kind: exact, type-preserving, unequal kinds refused."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def kinds() -> Any:
     )
 
 
-def test_numbers_come_back_exactly_and_in_their_own_type() -> None:
+def test_collectives_return_exact_numbers_of_the_same_type() -> None:
     for largest, total, gathered, array, tensor in run_workers(kinds):
         assert largest == [BIG, True, np.float32(0.1), True]
         assert [type(v) for v in largest] == [np.int64, np.bool_, np.float32, bool]
-        # a sum that does not fit its type gets a wider one, and truths are counted
+        # a sum that overflows its type gets a wider one; bools are counted
         assert total == [6, 200, 2, 2, 2 * BIG, 1.0]
         assert [type(v) for v in total[:2]] == [np.int32, np.int64]
         assert gathered == [200, False, False, 2.5]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference models of jobs with parameter servers: they compute the same without any server."""
+"""Inference models of jobs with parameter servers compute the same without servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDS, TARGETS = batches(4, 2)
 
 
 class Every(nn.Module):
-    """Each kind of layer that has a table, one of them in two places."""
+    """Each kind of layer with a table, one of them used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Every(nn.Module):
 
 def build() -> Built:
     model = Every()
-    # layers of one table are in one group
+    # layers of one table are in one param group
     return model, [torch.optim.Adagrad(model.parameters(), lr=0.05)]
 
 
@@ -64,13 +64,13 @@ def train(member: Member) -> None:
 
 
 def export(member: Member, path: Path, rows: Any = "all", module: Any = None) -> None:
-    """As `save_inference_model` does."""
+    """Export as `save_inference_model` does."""
     model = module or member.model
     with with_plain_layers(member.context, model, rows) as frozen, as_plain_module(frozen):
         checkpoint.save_inference(path, frozen, (IDS[0, 0],))
 
 
-# known ids and unknown ones, in a batch of another size
+# known and unknown ids, in a batch of another size
 QUESTIONS = torch.cat([IDS[1, 1], IDS[2, 0] + 10**12, -IDS[3, 0] - 10**9])
 
 
@@ -91,7 +91,7 @@ def test_an_exported_model_computes_the_same_without_servers(
     assert model.manifest.static_because is None
 
 
-def test_training_goes_on_after_an_export(tmp_path: Path) -> None:
+def test_training_continues_after_an_export(tmp_path: Path) -> None:
     def work(member: Member) -> Any:
         train(member)
         before = list(member.model.named_modules())
@@ -108,8 +108,8 @@ def table_weights(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_table_without_rows(tmp_path: Path, servers: int) -> None:
-    """Nobody has trained yet: every id reads its first value."""
+def test_export_of_a_table_without_rows(tmp_path: Path, servers: int) -> None:
+    """Before training every id reads its first value."""
 
     def work(member: Member) -> Any:
         export(member, tmp_path)
@@ -121,7 +121,7 @@ def test_a_table_without_rows(tmp_path: Path, servers: int) -> None:
     torch.testing.assert_close(model(QUESTIONS), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_only_rows_that_there_are_not(tmp_path: Path) -> None:
+def test_export_of_ids_without_rows(tmp_path: Path) -> None:
     def work(member: Member) -> Any:
         train(member)
         export(member, tmp_path, rows={"bag": torch.tensor([10**15])}, module=member.model.bag)
@@ -134,7 +134,7 @@ def test_only_rows_that_there_are_not(tmp_path: Path) -> None:
     }
 
 
-def test_only_the_rows_of_some_ids(tmp_path: Path) -> None:
+def test_export_of_some_ids_only(tmp_path: Path) -> None:
     def work(member: Member) -> Any:
         train(member)
         export(member, tmp_path, rows={"one": torch.tensor([1, 2, 10**15])}, module=one(member))
@@ -155,7 +155,7 @@ def test_only_the_rows_of_some_ids(tmp_path: Path) -> None:
 
 
 def alone(path: str) -> Any:
-    """A script of one process, with the public functions."""
+    """A script of one process that uses the public functions."""
     fleet.init()
     torch.manual_seed(0)
     layer = fleet.nn.SparseEmbedding(3, entry=fleet.ShowClickEntry())
@@ -168,24 +168,24 @@ def alone(path: str) -> Any:
         expected = model(QUESTIONS.reshape(-1))
     shrunk = fleet.shrink(score=0.05)
     fleet.stop_worker()
-    # the job is over, its server gone
+    # the job and its server have ended
     same = torch.equal(fleet.load_inference_model(path)(QUESTIONS.reshape(-1)), expected)
     return same, {name: tuple(counts) for name, counts in shrunk.items()}
 
 
 @pytest.mark.multiprocess
-def test_a_script_of_one_process(tmp_path: Path) -> None:
+def test_export_by_a_script_of_one_process(tmp_path: Path) -> None:
     [answer] = run_processes(alone, [(str(tmp_path),)])
     assert answer == (True, {"0": (5, 0)})
 
 
-def test_rows_of_no_table() -> None:
+def test_export_of_unknown_tables_is_refused() -> None:
     def work(member: Member) -> Any:
         texts = []
         for rows in ("some", {"on": torch.tensor([1])}):
-            with pytest.raises(ConfigError) as told:
+            with pytest.raises(ConfigError) as caught:
                 export(member, Path("never"), rows=rows)
-            texts.append(str(told.value))
+            texts.append(str(caught.value))
         return texts
 
     [(word, name)] = Job(build, SYNC, workers=1, servers=1).run(work)
@@ -193,7 +193,7 @@ def test_rows_of_no_table() -> None:
     assert "rows has 'on', which is no table; did you mean 'one'?" in name
 
 
-def test_before_the_tables_are_open() -> None:
+def test_export_before_training_is_refused() -> None:
     member = Job(build, SYNC, workers=2, servers=1).member(0)
     with pytest.raises(PlanError, match=r"call fleet\.init_worker\(\) on every worker before"):
         export(member, Path("never"))
@@ -201,13 +201,13 @@ def test_before_the_tables_are_open() -> None:
 
 
 @pytest.mark.parametrize("given", [(object(), "dir", ["x"], ["y"]), ("dir", ["x"], ["y"], 1)])
-def test_the_form_of_fleet_is_refused_with_the_new_one(given: Any) -> None:
+def test_arguments_of_paddle_fleet_name_the_new_form(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"write fleet\.save_inference_model\(dirname, feeds, f"):
         fleet.save_inference_model(*given)
 
 
 class Written(nn.Module):
-    """As models of Fleet are: a method writes the program, and nobody calls the model itself."""
+    """As in models of Fleet, a method writes the program and the model itself is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
     fleet.barrier_worker()
     fleet.save_inference_model(folder, ["ids"], [out], program=fleet.main_program)
     fleet.save_inference_model(folder + "-of-test", ["ids"], ["score"], program=test)
-    # the clicks of ids are asked for, though an evaluation counts none
+    # the clicks of ids are fed, though an evaluation counts none
     questions = {"ids": QUESTIONS % 30, "y": torch.zeros(len(QUESTIONS), 1)}
     found = executor.run(test, feed=questions, fetch_list=[out])[0]
     fleet.stop_worker()
@@ -258,7 +258,7 @@ def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
 
 @pytest.mark.parametrize("size", [(0, 1), (2, 2)])
 @pytest.mark.parametrize("strategy", [SYNC, ASYNC])
-def test_a_program_written_line_by_line_is_exported_with_its_tables(
+def test_program_written_by_hand_is_exported_with_its_tables(
     tmp_path: Path, strategy: dict[str, Any], size: tuple[int, int]
 ) -> None:
     work = functools.partial(write_and_export, strategy, str(tmp_path / "out"))
@@ -271,7 +271,7 @@ def test_a_program_written_line_by_line_is_exported_with_its_tables(
         assert model(QUESTIONS[:1] % 30).shape == (1, 1)
 
 
-def test_what_is_exported_is_a_file_of_torch(tmp_path: Path) -> None:
+def test_export_is_a_file_of_torch(tmp_path: Path) -> None:
     work = functools.partial(write_and_export, SYNC, str(tmp_path / "out"))
     [(_, expected)] = run_job(work, work, servers=0, workers=1)
     code = (
@@ -289,7 +289,7 @@ def test_what_is_exported_is_a_file_of_torch(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(eval(done.stdout)), torch.tensor(expected))
 
 
-def test_rows_of_a_program_without_a_job_are_those_of_its_layers(tmp_path: Path) -> None:
+def test_program_without_a_job_exports_the_rows_of_its_layers(tmp_path: Path) -> None:
     model = nn.EmbeddingBag(9, 2, mode="sum", sparse=True)
     with static.program_guard(static.Program()):
         out = model(static.data("ids", [None, 3], torch.int64)) * 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fleet.metrics in a job: over all workers, and unlike parts are refused on each of them."""
+"""fleet.metrics in a job: computed over all workers; unequal inputs are refused on each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def metrics() -> Any:
     )
 
 
-def test_metrics_are_global() -> None:
+def test_metrics_cover_all_workers() -> None:
     for auc, acc, total, largest, mae, rmse, mse in run_workers(metrics):
         assert auc == 0.75
         assert acc == 7 / 8
@@ -42,15 +42,15 @@ def test_metrics_are_global() -> None:
 
 
 def unlike() -> list[str]:
-    told = []
+    errors = []
     for call in (
         lambda: fleet.metrics.sum(torch.ones(*[(2, 3), (3, 2)][fleet.worker_index()])),
         [lambda: fleet.metrics.acc(1, 2), lambda: fleet.metrics.sum([1, 2])][fleet.worker_index()],
     ):
         with pytest.raises(ConfigError) as caught:
             call()
-        told.append(str(caught.value))
-    return told
+        errors.append(str(caught.value))
+    return errors
 
 
 def test_unlike_values_are_refused_on_every_worker() -> None:

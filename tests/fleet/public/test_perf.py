@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.collective_perf`: what an operation of all workers takes, and whether that is too long."""
+"""`fleet.collective_perf`: the time of a collective operation, and whether it is too long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alone() -> Any:
 
 
 @pytest.mark.usefixtures("alone")
-def test_one_worker_has_nobody_to_send_to() -> None:
+def test_single_worker_measures_zero_seconds() -> None:
     assert fleet.collective_perf("allreduce") == dict.fromkeys(DEFAULT_SIZES, 0.0)
 
 
@@ -46,7 +46,7 @@ def test_one_worker_has_nobody_to_send_to() -> None:
         pytest.param(("broadcast", 5, [8]), "size_and_time is a list", id="list"),
     ],
 )
-def test_wrong_arguments(arguments: Any, complaint: str) -> None:
+def test_wrong_arguments_are_refused(arguments: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=f"collective_perf: .*{complaint}"):
         fleet.collective_perf(*arguments)
 
@@ -62,19 +62,19 @@ def measured() -> tuple[list[dict[int, float]], list[str]]:
 
 
 @pytest.mark.multiprocess
-def test_all_operations_among_three_workers() -> None:
-    (answers, said), *others = run_workers(measured, 3)
+def test_all_operations_are_measured_on_three_workers() -> None:
+    (answers, lines), *others = run_workers(measured, 3)
     for answer in answers:
         assert list(answer) == [1000, 1 << 16]
         assert all(seconds > 0 for seconds in answer.values())
     assert [other for other, _ in others] == [answers, answers]
     assert [silent for _, silent in others] == [[], []]
-    told, warned = said[:2]
-    assert told.startswith("collective_perf: allreduce: 1000 bytes ")
-    assert ", 64 KiB " in told
+    line, warned = lines[:2]
+    assert line.startswith("collective_perf: allreduce: 1000 bytes ")
+    assert ", 64 KiB " in line
     assert warned.startswith("collective_perf: allreduce of 1000 bytes takes ")
     assert warned.endswith(" more than the 1e-06 ms expected")
-    assert len(said) == 8
+    assert len(lines) == 8
 
 
 def differing() -> None:
@@ -82,6 +82,6 @@ def differing() -> None:
 
 
 @pytest.mark.multiprocess
-def test_workers_that_measure_different_things_are_named() -> None:
+def test_workers_that_measure_differently_are_named() -> None:
     with pytest.raises(WorkerFailedError, match=r"worker 0 measures .*64.*, worker 1 .*128"):
         run_workers(differing)

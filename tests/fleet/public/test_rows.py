@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.rows` reads the rows of an embedding wherever they are."""
+"""`fleet.rows` reads the rows of an embedding, local or remote."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_every_kind_of_layer_is_read_and_trained() -> None:
     run(built, work, SYNC, workers=1)
 
 
-def test_the_weight_of_a_moved_layer_is_refused_and_its_state_dropped() -> None:
+def test_moved_weight_is_refused_and_its_optimizer_state_dropped() -> None:
     def work(member: Member) -> None:
         model: Any = member.model
         weight = model.moved.weight
         model(IDS).backward()
-        # torch's Adagrad has state for each parameter from its beginning
+        # torch's Adagrad creates state for each parameter at once
         assert model.open.weight not in member.optimizer.state
         assert weight not in member.optimizer.state
         with pytest.raises(PlanError, match=r"moved: torch\.Tensor\.square was called"):
@@ -71,7 +71,7 @@ def test_the_weight_of_a_moved_layer_is_refused_and_its_state_dropped() -> None:
     run(built, work, SYNC, workers=1)
 
 
-def test_a_layer_of_torch_that_has_its_rows() -> None:
+def test_rows_of_a_local_layer() -> None:
     layer = nn.Embedding(9, 3)
     fleet.rows(layer, IDS).sum().backward()
     assert layer.weight.grad is not None
@@ -90,7 +90,7 @@ def _gradient(layer: Any, read: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "options", [{"padding_idx": 2}, {"scale_grad_by_freq": True}, {"max_norm": 0.1}]
 )
-def test_options_of_a_layer_of_torch_hold_as_in_its_forward(options: dict[str, Any]) -> None:
+def test_rows_respect_the_options_of_a_torch_layer(options: dict[str, Any]) -> None:
     layer = nn.Embedding(9, 3, **options)
     with torch.no_grad():
         read = fleet.rows(layer, IDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fleet.shard in a job: the last, short block weighs as it should, whoever has a part of it."""
+"""fleet.shard in a job: the short last block has its exact weight on every worker."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def train(count: int, global_batch: int, batch_norm: bool) -> Any:
 @pytest.mark.parametrize(
     ("count", "batch_norm"), [(26, False), (26, True), (25, False), (28, False), (28, True)]
 )
-def test_short_blocks_and_fillers_change_nothing(count: int, batch_norm: bool) -> None:
-    """26 records in blocks of 6 leave 2 for 3 workers: one repeats a record that does not count."""
+def test_short_blocks_and_repeated_records_change_nothing(count: int, batch_norm: bool) -> None:
+    """26 records in blocks of 6 leave 2 for 3 workers: one repeats a record that counts zero."""
     [(plain, _)] = run_workers(train, 1, count, 6, batch_norm)
     results = run_workers(train, 3, count, 6, batch_norm)
     for result, _ in results:
@@ -57,7 +57,7 @@ def test_short_blocks_and_fillers_change_nothing(count: int, batch_norm: bool) -
 
 
 def train_chain(count: int, scale: str) -> Any:
-    """Two models, one behind the other, and a penalty on the gradient between them."""
+    """Two models in sequence, and a penalty on the gradient between them."""
     torch.manual_seed(0)
     first = nn.Linear(4, 6).double()
     second = nn.Sequential(nn.Tanh(), nn.Linear(6, 2)).double()
@@ -79,7 +79,7 @@ def train_chain(count: int, scale: str) -> Any:
 
 
 @pytest.mark.parametrize(("count", "scale"), [(26, "mean"), (13, "mean"), (26, "sum")])
-def test_the_weight_of_a_batch_counts_once_in_a_chain_of_models(count: int, scale: str) -> None:
+def test_weight_of_a_batch_counts_once_in_a_chain_of_models(count: int, scale: str) -> None:
     [plain] = run_workers(train_chain, 1, count, scale)
     for result in run_workers(train_chain, 3, count, scale):
         torch.testing.assert_close(result, plain, rtol=0, atol=1e-11)
@@ -91,7 +91,7 @@ def files() -> Any:
     return [fleet.util.get_file_shard(list("abcdefg")[:n]) for n in (7, 3, 2)]
 
 
-def test_files_are_dealt_out() -> None:
+def test_files_are_split_among_workers() -> None:
     zero, one, two = run_workers(files, 3)
     assert [zero[0], one[0], two[0]] == [["a", "b", "c"], ["d", "e"], ["f", "g"]]
     assert [zero[1], one[1], two[1]] == [["a"], ["b"], ["c"]]
@@ -99,7 +99,7 @@ def test_files_are_dealt_out() -> None:
 
 
 def linear(strategy: dict[str, Any]) -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
-    """A loader of 8 steps, one to validate with, a model and its optimizer."""
+    """A training loader of 8 steps, a validation loader, a model and its optimizer."""
     model = fleet.distributed_model(nn.Linear(4, 2).double())
     optimizer = fleet.distributed_optimizer(
         torch.optim.SGD(model.parameters(), 0.1), fleet.DistributedStrategy(**strategy)
@@ -124,11 +124,11 @@ def skip_one(strategy: dict[str, Any]) -> str:
             step(model, optimizer, x, y)
     except DivergedError as error:
         return str(error)
-    return "nothing was told"
+    return "no error"
 
 
 @pytest.mark.parametrize(
-    ("workers", "strategy", "told"),
+    ("workers", "strategy", "message"),
     [
         (2, {}, "worker 0 at 8 of epoch 0, worker 1 at 10 of epoch 0"),
         (3, {}, "workers 0, 2 at 12 of epoch 0, worker 1 at 15 of epoch 0"),
@@ -141,15 +141,15 @@ def skip_one(strategy: dict[str, Any]) -> str:
     ],
     ids=["shared_memory", "three", "process_groups", "merged"],
 )
-def test_a_batch_that_one_worker_skips_is_told(
-    workers: int, strategy: dict[str, Any], told: str
+def test_batch_skipped_by_one_worker_is_an_error(
+    workers: int, strategy: dict[str, Any], message: str
 ) -> None:
     for text in run_workers(skip_one, workers, strategy):
-        assert told in text
+        assert message in text
 
 
 def together() -> int:
-    """Worker 0 validates alone in the middle; later a thread reads ahead on one of them."""
+    """Worker 0 validates alone during the epoch; later a thread prefetches on one worker."""
     train, valid, model, optimizer = linear({})
     steps = 0
     for i, (x, y) in enumerate(train):
@@ -169,5 +169,5 @@ def together() -> int:
     return steps
 
 
-def test_loops_of_one_worker_alone_are_no_skipped_batches() -> None:
+def test_loops_of_one_worker_are_no_skipped_batches() -> None:
     assert run_workers(together) == [8, 8]

@@ -35,14 +35,14 @@ def helpers() -> Any:
     )
 
 
-def test_operations_have_the_signatures_of_fleet() -> None:
+def test_operations_have_the_signatures_of_paddle_fleet() -> None:
     zero, one = run_workers(helpers)
     assert zero[:4] == one[:4] == ([1, 5], [2, 1], [0, 1], [2.0, 2.0])
     assert (zero[4], one[4]) == ("from worker 0\n", "from worker 1\n")
 
 
 def refusals() -> list[str]:
-    told = []
+    errors = []
     for call in (
         lambda: fleet.util.all_reduce(1, comm_world="server"),
         lambda: fleet.util.barrier("wroker"),
@@ -50,13 +50,13 @@ def refusals() -> list[str]:
     ):
         with pytest.raises(ConfigError) as caught:
             call()
-        told.append(str(caught.value))
+        errors.append(str(caught.value))
     with pytest.raises(AttributeError, match="did you mean 'all_reduce'"):
         _ = fleet.util.allreduce
-    return told
+    return errors
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_unknown_groups_and_ranks_are_refused() -> None:
     [[world, near, rank]] = run_workers(refusals, 1)
     assert "expected 'worker': servers reply to workers" in world
     assert "did you mean 'worker'" in near

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said at the end of a job with parameter servers."""
+"""The figures in the log at the end of a job with parameter servers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TABLE = TablePlan("wide", 2, RulePlan("sgd", {}), InitializerPlan("zeros"), 0, 0
 DENSE = DensePlan("deep", (2,), "float32", 0, 0)
 
 
-def test_a_worker_tells_its_counts_and_times() -> None:
+def test_worker_line_has_counts_and_times() -> None:
     figures = {"steps": 1200.0, "prefetched rows": 7.0, "waited s": 0.04}
     assert of_worker(figures) == "done: steps 1,200, prefetched rows 7, waited 0.0 s"
 
 
-def test_a_server_tells_its_pushes_and_tables() -> None:
+def test_server_line_has_pushes_and_tables() -> None:
     counted = ServerFigures(1200, {"wide": 3000, "deep": 5}, {"wide": 3 * MIB, "deep": 0}, {})
     assert of_server(counted) == (
         "all workers have left after 1,200 pushes; "
@@ -30,7 +30,7 @@ def test_a_server_tells_its_pushes_and_tables() -> None:
     )
 
 
-def test_servers_are_summed_and_staleness_is_averaged_over_pushes() -> None:
+def test_figures_sum_servers_and_average_staleness_over_pushes() -> None:
     one = ServerFigures(4, {"deep": 1000}, {"deep": MIB}, {0: 3, 2: 1})
     other = ServerFigures(4, {"deep": 500}, {"deep": MIB}, {0: 1, 4: 1})
     assert of_servers([one, other]) == (
@@ -38,16 +38,16 @@ def test_servers_are_summed_and_staleness_is_averaged_over_pushes() -> None:
     )
 
 
-def test_without_pushes_and_tables_that_is_said() -> None:
-    told = of_servers([ServerFigures(0, {}, {}, {})])
-    assert told == "servers: 0 pushes, staleness not counted; no tables"
+def test_figures_without_pushes_and_tables() -> None:
+    line = of_servers([ServerFigures(0, {}, {}, {})])
+    assert line == "servers: 0 pushes, staleness not counted; no tables"
 
 
-def late_by(
-    dense: bool = True, tables: bool = True, staleness: int | None = None, **said: Any
+def warning_for(
+    dense: bool = True, tables: bool = True, staleness: int | None = None, **settings: Any
 ) -> str | None:
-    """What is said where a gradient is 5.5 changes late, with two workers."""
-    configs = DistributedStrategy(a_sync_configs=said).a_sync_configs
+    """The warning for gradients that are 5.5 changes late, with two workers."""
+    configs = DistributedStrategy(a_sync_configs=settings).a_sync_configs
     plan = Plan(
         mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE] if tables else [],
         dense=[DENSE] if dense else [], optimizers=[], staleness=staleness,
@@ -60,34 +60,32 @@ def late_by(
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("configs", "cause"),
     [
         ({}, "workers differ in speed; bound the delay with"),
         ({"send_queue_size": 16}, "a_sync_configs.send_queue_size = 16 lets pushes wait"),
         ({"max_merge": 3}, "a_sync_configs.max_merge = 3 lets pushes wait"),
     ],
 )
-def test_a_delay_beyond_what_workers_make_is_warned_of_with_its_cause(
-    said: dict[str, Any], cause: str
-) -> None:
-    told = late_by(**said)
+def test_warning_names_the_cause_of_excess_staleness(configs: dict[str, Any], cause: str) -> None:
+    warning = warning_for(**configs)
     late = "gradients of rows were 5.5 changes late on average, expected 4 at most with 2 workers: "
-    assert told is not None
-    assert told.partition(": ")[0] + ": " == late
-    assert cause in told
-    assert ("differ in speed" in told) is not said
+    assert warning is not None
+    assert warning.partition(": ")[0] + ": " == late
+    assert cause in warning
+    assert ("differ in speed" in warning) is not configs
 
 
-def test_of_dense_parameters_no_gradient_is_late() -> None:
-    assert str(late_by(tables=False)).startswith("changes of dense parameters were 5.5 changes")
+def test_warning_without_tables_names_dense_parameters() -> None:
+    assert str(warning_for(tables=False)).startswith("changes of dense parameters were 5.5 changes")
 
 
-@pytest.mark.parametrize("meant", [{"dense": False}, {"staleness": 9}])
-def test_where_no_such_bound_is_meant_nothing_is_warned_of(meant: dict[str, Any]) -> None:
-    assert late_by(**meant) is None
+@pytest.mark.parametrize("options", [{"dense": False}, {"staleness": 9}])
+def test_no_warning_when_no_bound_applies(options: dict[str, Any]) -> None:
+    assert warning_for(**options) is None
 
 
-def test_nor_where_workers_average_dense_gradients() -> None:
+def test_no_warning_when_workers_average_dense_gradients() -> None:
     configs = DistributedStrategy(a_sync_configs={"dense": "allreduce"}).a_sync_configs
     plan = Plan(
         mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE], dense=[DENSE],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With servers, a script that registers no optimizer may evaluate, but not train by itself."""
+"""With servers, a script without a registered optimizer may evaluate but not train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unregistered() -> Any:
 
 
 class Dense(nn.Module):
-    """No table at all."""
+    """A model without tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ def test_evaluation_needs_no_optimizer() -> None:
     def evaluate(worker: Member) -> Any:
         with torch.no_grad():
             without = worker.model(ONE)
-        # with gradients switched on, too, as long as none is asked for
+        # also with gradients enabled, as long as no backward runs
         return torch.equal(without, worker.model(ONE))
 
     assert run(unregistered, evaluate, workers=1) == [True]
 
 
-def test_an_optimizer_that_comes_too_late_is_told_so_by_its_step() -> None:
+def test_step_of_an_optimizer_registered_too_late_is_refused() -> None:
     def train(worker: Member) -> None:
         worker.model(ONE)
         optimizer = torch.optim.SGD(worker.model.parameters(), lr=0.1)
@@ -67,7 +67,7 @@ def test_an_optimizer_that_comes_too_late_is_told_so_by_its_step() -> None:
     assert "registered after training had begun" in str(error)
 
 
-def test_after_the_job_the_model_is_its_own_again() -> None:
+def test_model_trains_locally_after_the_job() -> None:
     def leave(worker: Member) -> None:
         worker.model(ONE)
         [plan] = worker.context.models

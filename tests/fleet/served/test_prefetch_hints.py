@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids a loader announces: those a function answers, or those it has learned to look for."""
+"""The ids that a loader announces for prefetch: those of a function or learned ones."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def pairs(worker: Member, lookahead: Any = None, ids: Tensor = IDS) -> ShardLoad
     )
 
 
-def ahead_of(
+def prefetched_rows(
     lookahead: Any = None, of: Callable[[Any], Tensor] = lambda batch: batch["x"][0], **job: Any
 ) -> float:
-    """Rows read ahead in an epoch of four steps, of which each reads six."""
+    """Rows prefetched in an epoch of four steps, each of which reads six."""
 
     def train(worker: Member) -> Any:
         for batch in pairs(worker, lookahead):
@@ -58,28 +58,28 @@ def ahead_of(
     return float(sum(run(build, train, **{"workers": 1, **job})))
 
 
-def test_tensors_that_come_to_a_table_unchanged_are_learned() -> None:
-    # learned from the first batch, which is followed by the second before it is trained on
-    assert ahead_of() == 12
-    assert ahead_of(workers=2) == 0  # two steps each
-    assert ahead_of(of=lambda batch: batch["x"][0].view(2, 3)) == 12
+def test_tensors_that_reach_a_table_unchanged_are_learned() -> None:
+    # learned from the first batch; the second one is loaded before that batch trains
+    assert prefetched_rows() == 12
+    assert prefetched_rows(workers=2) == 0  # two steps each
+    assert prefetched_rows(of=lambda batch: batch["x"][0].view(2, 3)) == 12
 
 
-def test_other_tensors_are_not() -> None:
-    assert ahead_of(of=lambda batch: batch["x"][0] + 1) == 0
-    assert ahead_of(of=lambda batch: batch["x"][0][:, [0, 1, 2]]) == 0
-    assert ahead_of(of=lambda batch: batch["x"][0].int()) == 0
+def test_changed_tensors_are_not_learned() -> None:
+    assert prefetched_rows(of=lambda batch: batch["x"][0] + 1) == 0
+    assert prefetched_rows(of=lambda batch: batch["x"][0][:, [0, 1, 2]]) == 0
+    assert prefetched_rows(of=lambda batch: batch["x"][0].int()) == 0
 
 
-def test_a_function_answers_from_the_first_batch_on() -> None:
+def test_function_hints_from_the_first_batch_on() -> None:
     shifted = dict(of=lambda batch: batch["x"][0] + 1)  # noqa: C408
-    assert ahead_of(lambda batch: {"emb": batch["x"][0] + 1}, **shifted) == 18
-    assert ahead_of(lambda batch: {"emb": batch["x"][0]}, **shifted) == 15
-    assert ahead_of(lambda batch: {}, **shifted) == 0
+    assert prefetched_rows(lambda batch: {"emb": batch["x"][0] + 1}, **shifted) == 18
+    assert prefetched_rows(lambda batch: {"emb": batch["x"][0]}, **shifted) == 15
+    assert prefetched_rows(lambda batch: {}, **shifted) == 0
 
 
-def test_geo_loads_no_batch_ahead() -> None:
-    assert ahead_of(strategy=geo(2)) == 0
+def test_geo_prefetches_no_batch() -> None:
+    assert prefetched_rows(strategy=geo(2)) == 0
 
     def wanted(worker: Member) -> bool:
         return worker.context.prefetch_hints(None).wanted()
@@ -88,16 +88,16 @@ def test_geo_loads_no_batch_ahead() -> None:
     assert run(build, wanted, SYNC, workers=1) == [True]
 
 
-def test_the_function_is_looked_at() -> None:
+def test_invalid_functions_are_refused() -> None:
     with pytest.raises(PlanError, match="no table 'embb'; did you mean 'emb'"):
-        ahead_of(lambda batch: {"embb": batch["x"][0]})
+        prefetched_rows(lambda batch: {"embb": batch["x"][0]})
     with pytest.raises(ConfigError, match=r"lookahead of emb: got ids of type torch\.float32"):
-        ahead_of(lambda batch: {"emb": batch["x"][0].float()})
+        prefetched_rows(lambda batch: {"emb": batch["x"][0].float()})
     with pytest.raises(ConfigError, match="got lookahead=True, expected a function"):
         sharding._check_lookahead(True)  # type: ignore[arg-type]
 
 
-def test_ids_that_are_padded_and_tables_of_several_layers() -> None:
+def test_hints_with_padding_and_shared_tables() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -131,7 +131,7 @@ def test_ids_that_are_padded_and_tables_of_several_layers() -> None:
     assert rows.any()
 
 
-def test_a_batch_that_is_changed_in_place_is_pulled_anew() -> None:
+def test_batch_changed_in_place_is_pulled_again() -> None:
     def train(worker: Member) -> None:
         for batch in pairs(worker):
             batch["x"][0].add_(50)
@@ -144,7 +144,7 @@ def test_a_batch_that_is_changed_in_place_is_pulled_anew() -> None:
     run(build, train, workers=1)
 
 
-def test_a_loading_process_gets_a_loader_that_announces_nothing() -> None:
+def test_loader_in_a_subprocess_announces_nothing() -> None:
     def train(worker: Member) -> Any:
         copy = pickle.loads(pickle.dumps(JobObserver(worker.context, None)))
         return type(copy), copy.wants_lookahead()

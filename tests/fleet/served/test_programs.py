@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that trains with parameter servers does what the eager loop does, in any mode."""
+"""Programs with parameter servers equal the eager loop in every mode."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from fleetlight.strategy import DistributedStrategy
 
 pytestmark = pytest.mark.slow
 
-#: calls of modules are watched in the whole process while one thread writes
+#: a thread that writes a program watches module calls of the whole process
 _writing = threading.Lock()
 IDS, TARGETS = batches(6, 2, ids=30)
 
 
 class Bags(nn.Module):
-    """Bags of all kinds: weighed by parameters, with padding, by offsets, of torch's own."""
+    """Bags of all kinds: with weights, padding and offsets, and torch's own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Bags(nn.Module):
 
 
 class Shared(nn.Module):
-    """One table of several layers, a layer that is called twice, and padding here and there."""
+    """A table of several layers, a layer that is called twice, and padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Shared(nn.Module):
 
 
 class Counted(nn.Module):
-    """Ids that were shown and clicked, and a table that is frozen."""
+    """Ids with shows and clicks, and a frozen table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Counted(nn.Module):
 
 
 class Dense(nn.Module):
-    """Nothing in tables."""
+    """A model without tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def by_program(worker: Member) -> Any:
         # evaluations change nothing
         exe.run(evaluation, {"ids": torch.full((2, 3), 11)}, ["output"])
     assert all(parameter.grad is None for parameter in worker.model.parameters())
-    return told(worker, losses)
+    return final_state(worker, losses)
 
 
 def eagerly(worker: Member) -> Any:
@@ -139,10 +139,10 @@ def eagerly(worker: Member) -> Any:
         loss.backward()  # type: ignore[no-untyped-call]
         worker.optimizer.step()
         losses.append(loss.detach())
-    return told(worker, losses)
+    return final_state(worker, losses)
 
 
-def told(worker: Member, losses: list[Tensor]) -> Any:
+def final_state(worker: Member, losses: list[Tensor]) -> Any:
     worker.barrier()
     tables = len(worker.session.bound.plan.tables)
     return (
@@ -176,7 +176,7 @@ def made(kind: Any, optimizer: Any = torch.optim.Adagrad, **options: Any) -> Any
     [Net, Bags, Shared, Counted, Dense, lambda: Net(rows=30)],
     ids=["net", "bags", "shared", "counted", "dense", "moved"],
 )
-def test_it_equals_eager_training(kind: Any) -> None:
+def test_program_equals_eager_training(kind: Any) -> None:
     check(made(kind), SYNC)
 
 
@@ -189,7 +189,9 @@ def test_it_equals_eager_training(kind: Any) -> None:
         (Dense, torch.optim.AdamW, {}),
     ],
 )
-def test_with_every_rule(kind: Any, optimizer: Any, options: Any) -> None:
+def test_program_equals_eager_training_with_every_rule(
+    kind: Any, optimizer: Any, options: Any
+) -> None:
     check(made(kind, optimizer, **options), SYNC)
 
 
@@ -203,16 +205,16 @@ def test_with_every_rule(kind: Any, optimizer: Any, options: Any) -> None:
     ],
     ids=["sync", "geo 1", "geo 4", "merge"],
 )
-def test_in_every_mode(strategy: dict[str, Any]) -> None:
+def test_program_equals_eager_training_in_every_mode(strategy: dict[str, Any]) -> None:
     check(made(Shared, torch.optim.SGD, lr=0.05), strategy)
 
 
-def test_two_workers_train_together() -> None:
+def test_program_with_two_workers_equals_eager_training() -> None:
     check(made(Shared, torch.optim.SGD, lr=0.05), SYNC, workers=2)
 
 
-def test_async_brings_every_gradient() -> None:
-    """One row, and a loss whose gradient is always the same: the order does not matter."""
+def test_async_applies_every_gradient() -> None:
+    """One row, and a loss with constant gradient: the order does not matter."""
 
     def train(worker: Member) -> Any:
         program = capture_sum(worker)
@@ -238,11 +240,11 @@ def test_async_brings_every_gradient() -> None:
     np.testing.assert_allclose(start - rows, np.repeat(lost, 4, 1), atol=1e-5)
 
 
-def test_what_weighs_less_has_smaller_gradients() -> None:
+def test_batches_of_lower_weight_have_smaller_gradients() -> None:
     def train(worker: Member) -> Any:
         weights = LoaderWeights(worker.context)
         program = capture(worker)
-        # the first worker has none left, then both have
+        # first worker 1 has all samples, then each worker has half
         executor = static.Executor()
         for mine in (16 * worker.index, 8):
             weights.set(BatchShare(epoch=0, consumed=0, mine=mine, total=16))
@@ -266,7 +268,7 @@ def test_what_weighs_less_has_smaller_gradients() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_gradients_of_an_eager_backward_are_left_alone() -> None:
+def test_program_keeps_gradients_of_an_eager_backward() -> None:
     def train(worker: Member) -> Any:
         program = capture(worker)
         worker.model(IDS[0, 0]).sum().backward()
@@ -285,7 +287,7 @@ def test_gradients_of_an_eager_backward_are_left_alone() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_parameters_with_the_same_gradient_have_one_each() -> None:
+def test_parameters_with_equal_gradients_do_not_share_memory() -> None:
     """Merged gradients add up in place."""
 
     class Twins(nn.Module):
@@ -336,7 +338,7 @@ def test_hooks_and_schedulers_see_every_step() -> None:
     assert run(made(Net, lr=0.8), train, workers=1) == [(3, 0.1)]
 
 
-def test_evaluations_insert_nothing() -> None:
+def test_evaluations_insert_no_rows() -> None:
     def train(worker: Member) -> Any:
         program = capture(worker).clone(for_test=True)
         [out] = static.Executor().run(program, {"ids": IDS[0, 0]}, ["output"])
@@ -347,8 +349,8 @@ def test_evaluations_insert_nothing() -> None:
     assert run(made(Net), train, workers=1) == [[{"emb": 0}]]
 
 
-def test_rows_are_pulled_ahead() -> None:
-    """A loader's batches are fed as they are, so it is learned which of their tensors are ids."""
+def test_rows_are_prefetched() -> None:
+    """Batches are fed unchanged, so the loader learns which tensors are ids."""
 
     def train(worker: Member) -> Any:
         program, announce = capture(worker), worker.context.prefetch_hints(None)
@@ -363,7 +365,7 @@ def test_rows_are_pulled_ahead() -> None:
 
 
 class Program:
-    """A process of a job with real connections, whose script writes its program line by line."""
+    """A process of a job with real connections, whose script writes its program by hand."""
 
     def __init__(self, strategy: dict[str, Any], folder: str) -> None:
         self.strategy, self.folder = strategy, folder
@@ -394,7 +396,7 @@ class Program:
         return found
 
     def train(self, exe: static.Executor, loss: Any, evaluation: static.Program) -> Any:
-        """Losses, and what an evaluation says at the end, before and after a checkpoint."""
+        """Losses, and the final evaluation, before and after a checkpoint."""
         main, mine = static.default_main_program(), fleet.worker_index()
         losses = []
         for ids, target in zip(IDS[:, mine], TARGETS[:, mine], strict=True):
@@ -412,7 +414,7 @@ class Program:
         return torch.stack(losses), before[0]
 
     def compare(self, model: nn.Module, expected: Tensor) -> None:
-        """The model itself says the same, here and where it was saved for inference."""
+        """The model itself and its inference export compute the same."""
         fleet.save_inference_model(self.folder + "-inference", IDS[0, 0], model)
         fleet.barrier_worker()
         for one in (model, fleet.load_inference_model(self.folder + "-inference")):
@@ -426,7 +428,7 @@ class Program:
     [SYNC, ASYNC, {"a_sync_configs": {"dense": "allreduce"}}],
     ids=["sync", "async", "allreduce"],
 )
-def test_processes_train_by_programs(strategy: dict[str, Any], tmp_path: Any) -> None:
+def test_processes_train_with_programs(strategy: dict[str, Any], tmp_path: Any) -> None:
     script = Program(strategy, str(tmp_path / "checkpoint"))
     answers = run_job(script, script)
     assert [kind for kind, _ in answers] == ["value"] * 4, answers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's way into the job: plans agreed on, first values in place, and out of it."""
+"""The session of a worker: agreement on the plan, first values, barriers and the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build() -> Any:
     return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
 
 
-def test_the_first_values_are_those_of_worker_0() -> None:
+def test_first_values_are_those_of_worker_0() -> None:
     class Moved(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -43,7 +43,7 @@ def test_the_first_values_are_those_of_worker_0() -> None:
     job = Job(differing, SYNC, workers=2, servers=2)
     members = [job.member(index) for index in (0, 1)]
     first = float(members[0].model.linear.bias.detach())  # type: ignore[arg-type,operator,union-attr]
-    assert first == 2  # after those of the servers
+    assert first == 2  # built after those of the servers
 
     def work(worker: Member) -> Any:
         return worker.rows(range(50)), worker.model.linear.weight.detach().clone()  # type: ignore[operator,union-attr]
@@ -54,7 +54,7 @@ def test_the_first_values_are_those_of_worker_0() -> None:
         assert (weight == first).all()
 
 
-def test_scripts_that_differ_are_told_apart_by_name() -> None:
+def test_error_names_the_difference_between_scripts() -> None:
     job = Job(build, SYNC, workers=1, servers=1)
     job.build = lambda: (m := Net(dim=5), [torch.optim.SGD(m.parameters(), lr=0.1)])
     [error] = job.tried(lambda worker: None)
@@ -72,7 +72,7 @@ def test_scripts_that_differ_are_told_apart_by_name() -> None:
     assert "server 0 (here) and worker 0" in str(error)
 
 
-def test_the_model_must_be_known() -> None:
+def test_unregistered_model_is_refused() -> None:
     member = Job(build, SYNC, workers=1, servers=1).member(0)
     member.context.models.clear()
     with pytest.raises(PlanError, match=r"add model = fleet\.distributed_model\(model\) before"):
@@ -80,7 +80,7 @@ def test_the_model_must_be_known() -> None:
     member.context.group.fail("")
 
 
-def test_opening_twice_is_opening_once() -> None:
+def test_second_open_changes_nothing() -> None:
     def train(worker: Member) -> None:
         communicator = worker.communicator
         worker.session.open(worker.context)
@@ -90,8 +90,8 @@ def test_opening_twice_is_opening_once() -> None:
 
 
 @pytest.mark.parametrize("strategy", [SYNC, ASYNC, geo(4)], ids=["sync", "async", "geo"])
-def test_several_barriers(strategy: dict[str, Any]) -> None:
-    """Each of them leaves all workers equal, also when their steps differ in number."""
+def test_each_barrier_leaves_workers_equal(strategy: dict[str, Any]) -> None:
+    """Also when workers make different numbers of steps."""
 
     def train(worker: Member) -> Any:
         seen = []
@@ -110,7 +110,7 @@ def test_several_barriers(strategy: dict[str, Any]) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_a_worker_that_fails_in_a_step_is_named_to_those_who_wait_for_it() -> None:
+def test_waiting_workers_learn_which_worker_failed() -> None:
     def train(worker: Member) -> None:
         worker.model(ONE).sum().backward()
         if worker.index == 1:
@@ -124,7 +124,7 @@ def test_a_worker_that_fails_in_a_step_is_named_to_those_who_wait_for_it() -> No
 
 
 @pytest.mark.parametrize("strategy", [SYNC, ASYNC, geo(2)], ids=["sync", "async", "geo"])
-def test_values_that_would_be_lost_are_told_by_name(
+def test_values_that_would_be_lost_are_named(
     strategy: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     def train(worker: Member) -> int:
@@ -138,25 +138,25 @@ def test_values_that_would_be_lost_are_told_by_name(
                 worker.barrier()
         return sum("written to since the last step" in text for text in caplog.messages)
 
-    # once for a parameter; where workers step, what is written is a difference like any other
+    # once for each parameter; when workers step, a write is a difference like any other
     expected = 0 if strategy["a_sync"] else 1
     with caplog.at_level("WARNING", logger="fleetlight"):
         assert run(build, train, strategy, workers=1) == [expected]
     assert any("linear.weight, linear.bias: written to" in t for t in caplog.messages) == expected
 
 
-def test_one_of_each_is_told_in_the_singular(caplog: pytest.LogCaptureFixture) -> None:
+def test_counts_of_one_use_the_singular(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="fleetlight"):
         run(build, lambda worker: None, workers=1)
         run(build, lambda worker: None, workers=2, servers=3)
-    told = [text for text in caplog.messages if text.startswith("sync: ")]
-    assert [text.partition(";")[0] for text in told] == [
+    lines = [text for text in caplog.messages if text.startswith("sync: ")]
+    assert [text.partition(";")[0] for text in lines] == [
         "sync: 1 worker, 1 server",
         *["sync: 2 workers, 3 servers"] * 2,
     ]
 
 
-def test_dense_values_that_are_not_finite_are_named() -> None:
+def test_dense_gradients_that_are_not_finite_are_named() -> None:
     def train(worker: Member) -> None:
         worker.model(ONE).sum().backward()
         worker.model.linear.bias.grad.fill_(float("inf"))  # type: ignore[operator,union-attr]
@@ -166,7 +166,7 @@ def test_dense_values_that_are_not_finite_are_named() -> None:
     run(build, train, workers=1)
 
 
-def test_a_model_of_several() -> None:
+def test_plan_of_several_models_prefixes_names() -> None:
     job = Job(build, SYNC, workers=1, servers=1)
     member = job.member(0)
     other = nn.Linear(2, 1)
@@ -177,7 +177,7 @@ def test_a_model_of_several() -> None:
     member.context.group.fail("")
 
 
-def test_rows_of_a_layer_are_read_through_its_handle() -> None:
+def test_layer_reads_the_rows_of_the_servers() -> None:
     def train(worker: Member) -> Any:
         with torch.no_grad():
             rows = worker.model.emb(torch.tensor([5, 7]))  # type: ignore[operator,union-attr]
@@ -186,7 +186,7 @@ def test_rows_of_a_layer_are_read_through_its_handle() -> None:
     assert run(build, train, workers=1, servers=3) == [True]
 
 
-def test_values_that_a_barrier_replaces_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_a_barrier_replaces_are_named(caplog: pytest.LogCaptureFixture) -> None:
     def train(worker: Member) -> int:
         linear: Any = worker.model.linear
         worker.model(ONE).sum().backward()
@@ -198,6 +198,6 @@ def test_values_that_a_barrier_replaces_are_told_too(caplog: pytest.LogCaptureFi
     assert run(build, train, workers=1, strategy=SYNC) == [1]
 
 
-def test_a_server_may_be_away_for_less_than_others_wait() -> None:
+def test_away_time_of_a_server_is_below_the_deadline() -> None:
     job = Job(build, {"durability": "log"}, workers=1, servers=1, deadline_s=30.0)
     assert job.run(lambda member: member.session.client._away_s) == [20.0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders with deal="queue" in jobs of threads: who does what, and what a checkpoint has of it."""
+"""Loaders with deal="queue" in jobs of threads: who reads which records, and checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LENGTH, BATCH = 96, 4
 
 
 @pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "_WAIT_S", 0.02)
 
 
@@ -44,7 +44,7 @@ def build() -> Built:
 
 
 def loader_of(member: Member, length: int = LENGTH, **more: Any) -> ShardLoader:
-    """As `fleet.shard` makes it, which knows one context only."""
+    """As `fleet.shard` makes it, for one of several contexts in a process."""
     data = TensorDataset(torch.arange(3 * length).reshape(length, 3))
     loader = ShardLoader(
         DataLoader(data, BATCH, shuffle=True),
@@ -59,7 +59,7 @@ def loader_of(member: Member, length: int = LENGTH, **more: Any) -> ShardLoader:
 
 
 def step(member: Member, batch: Any) -> list[int]:
-    """Train on a batch; answers which records it was."""
+    """Train on a batch; returns its records."""
     [ids] = batch
     member.optimizer.zero_grad()
     loss_of(member.model, ids, torch.zeros(len(ids), 1)).backward()
@@ -76,13 +76,13 @@ def run(work: Callable[[Member], Any], mode: str = "async", workers: int = 2, **
 
 
 @in_modes
-def test_an_epoch_has_every_record_once(mode: str) -> None:
+def test_epoch_has_every_record_once(mode: str) -> None:
     def work(member: Member) -> Any:
         loader = loader_of(member)
         epochs = []
         for _ in range(3):
             epochs.append([step(member, batch) for batch in loader])
-            # nothing is on its way any more
+            # no push is in flight
             assert member.communicator.made == member.communicator.acknowledged
         member.barrier()
         return epochs
@@ -93,9 +93,9 @@ def test_an_epoch_has_every_record_once(mode: str) -> None:
 
 
 @in_modes
-def test_who_is_slow_does_less(mode: str) -> None:
-    """It waits until others have read all but what it has in hand itself."""
-    # a staleness binds the fast ones to the slow
+def test_slow_worker_reads_fewer_records(mode: str) -> None:
+    """It waits until the others have read all records but its own range."""
+    # a staleness bound ties fast workers to slow ones
     share = 4 if mode == "ssp" else LENGTH // BATCH - 2
     is_done = threading.Event()
 
@@ -115,7 +115,7 @@ def test_who_is_slow_does_less(mode: str) -> None:
         assert [len(batches) for batches in found] == [2, share]
 
 
-def test_one_process_reads_all_in_order() -> None:
+def test_single_worker_reads_all_records() -> None:
     def work(member: Member) -> Any:
         loader = loader_of(member)
         return [step(member, batch) for batch in loader], loader.epoch
@@ -125,8 +125,8 @@ def test_one_process_reads_all_in_order() -> None:
 
 
 @in_modes
-def test_who_leaves_lets_others_finish(mode: str) -> None:
-    """Out of its loop, or out of the job."""
+def test_other_workers_finish_after_one_leaves(mode: str) -> None:
+    """It leaves its loop, or the job."""
 
     def work(member: Member) -> Any:
         loader, batches = loader_of(member), []
@@ -142,8 +142,8 @@ def test_who_leaves_lets_others_finish(mode: str) -> None:
 
 
 @in_modes
-def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> None:
-    """It begins with the servers' values, and with a staleness others wait for it again."""
+def test_idle_worker_that_resumes_stays_in_the_same_phase(mode: str) -> None:
+    """It starts from the servers' values; with a staleness bound others wait for it again."""
     job = Job(build, MODES[mode], workers=2, servers=1)
     server = job.servers[0]
     has_begun, is_dry = threading.Event(), threading.Event()
@@ -164,7 +164,7 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
                 batches.append(step(member, batch))
                 member.communicator.flush()
                 has_begun.set()
-                # worker 0 does the rest, and then waits for this one, which is told to nobody
+                # worker 0 reads the rest, then waits for this one without ending its phase
                 with server._changed:
                     while not server._membership.shard_queue.queue.waits_for(0):
                         server._presence.check()
@@ -174,9 +174,9 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
                 is_dry.set()
                 break
             if is_dry.is_set():
-                here = parameters_to_vector(member.model.linear.parameters()).clone()
+                local = parameters_to_vector(member.model.linear.parameters()).clone()
                 member.communicator.take_dense()
-                assert torch.equal(here, parameters_to_vector(member.model.linear.parameters()))
+                assert torch.equal(local, parameters_to_vector(member.model.linear.parameters()))
             batches.append(step(member, batch))
             member.communicator.flush()
             assert member.communicator.phase == 0
@@ -190,8 +190,8 @@ def test_who_had_nothing_left_and_goes_on_is_in_the_same_phase(mode: str) -> Non
     assert read(found) == list(range(5 * BATCH))
 
 
-def test_what_a_lost_worker_had_is_done_by_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """What it had pushed is done, but for its last step."""
+def test_other_workers_read_the_records_of_a_lost_worker(caplog: pytest.LogCaptureFixture) -> None:
+    """Its pushed records count as read, except those of its last step."""
     job = Job(build, ASYNC, workers=2, servers=1)
     has_begun, is_lost = threading.Event(), threading.Event()
 
@@ -208,7 +208,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others(caplog: pytest.LogCaptureF
                 assert is_lost.wait(20)
                 break
             batches.append(step(member, batch))
-            # each request for a range then tells of the same steps, however fast pushes are
+            # so that each request for a range reports the same steps at any speed of pushes
             member.communicator.flush()
         is_lost.set()
         return batches
@@ -217,14 +217,14 @@ def test_what_a_lost_worker_had_is_done_by_the_others(caplog: pytest.LogCaptureF
     order = read(found)
     twice = {record for record in order if order.count(record) > 1}
     assert set(order) == set(range(LENGTH))
-    # what it had not told yet
+    # only records it had not reported yet
     assert twice <= {record for batch in found[0][2:] for record in batch}
     assert "worker 0 was lost before it finished records " in caplog.text
 
 
 @in_modes
 @pytest.mark.parametrize("later", [1, 3])
-def test_a_checkpoint_amid_an_epoch_goes_on_with_what_is_left(
+def test_checkpoint_within_an_epoch_resumes_with_the_remaining_records(
     mode: str, later: int, tmp_path: Path
 ) -> None:
     def before(member: Member) -> Any:
@@ -249,12 +249,12 @@ def test_a_checkpoint_amid_an_epoch_goes_on_with_what_is_left(
     assert read([batches for _, batches in rest]) == list(range(LENGTH))
 
 
-def test_a_job_goes_back_to_its_checkpoint(tmp_path: Path) -> None:
-    """In the loop, more than once."""
+def test_job_returns_to_its_checkpoint(tmp_path: Path) -> None:
+    """From within the loop, more than once."""
 
     def work(member: Member) -> Any:
         loader = loader_of(member)
-        told = []
+        attempts = []
         for attempt in range(3):
             batches = []
             for batch in loader:
@@ -264,15 +264,15 @@ def test_a_job_goes_back_to_its_checkpoint(tmp_path: Path) -> None:
                     kept = list(batches)
                 if attempt < 2 and len(batches) == 4:
                     break
-            told.append(batches)
+            attempts.append(batches)
             if attempt < 2:
                 loading.load_job(member.context, tmp_path)
-        return [*kept, *told[2]]
+        return [*kept, *attempts[2]]
 
     assert read(run(work)) == list(range(LENGTH))
 
 
-def test_a_save_that_somebody_cannot_come_to_is_told(tmp_path: Path) -> None:
+def test_save_that_a_worker_cannot_join_is_refused(tmp_path: Path) -> None:
     is_waiting = threading.Event()
 
     def work(member: Member) -> Any:
@@ -287,7 +287,7 @@ def test_a_save_that_somebody_cannot_come_to_is_told(tmp_path: Path) -> None:
     assert "save_persistables of worker 0 would wait for worker 1" in str(errors[0])
 
 
-def test_workers_that_iterate_unlike_are_told() -> None:
+def test_loaders_of_different_lengths_are_refused() -> None:
     def work(member: Member) -> Any:
         return [step(member, batch) for batch in loader_of(member, LENGTH + member.index)]
 
@@ -303,9 +303,7 @@ def test_workers_that_iterate_unlike_are_told() -> None:
         ({"a_sync": True, "a_sync_configs": {"dense": "allreduce"}}, "with dense='allreduce' all"),
     ],
 )
-def test_where_steps_are_made_together_there_is_no_queue(
-    strategy: dict[str, Any], text: str
-) -> None:
+def test_queue_is_refused_when_workers_step_together(strategy: dict[str, Any], text: str) -> None:
     def work(member: Member) -> Any:
         return list(loader_of(member))
 
@@ -322,7 +320,7 @@ def alone() -> Any:
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_words_of_shard() -> None:
+def test_deal_of_shard_is_checked() -> None:
     with pytest.raises(ConfigError, match="got deal='queues'; did you mean 'queue'"):
         fleet.shard(DataLoader([1, 2]), deal="queues")
     assert not isinstance(fleet.shard(DataLoader([1, 2]), deal="queue").source, type(None))
@@ -336,7 +334,7 @@ def test_a_collective_job_has_no_queue() -> None:
         job.shard_queue(16)
 
 
-def test_a_server_reads_nothing() -> None:
+def test_loader_in_a_server_is_refused() -> None:
     queue = NoShardQueue()
     with pytest.raises(ConfigError, match="was read in a parameter server"):
         queue.remaining(1)
@@ -344,6 +342,6 @@ def test_a_server_reads_nothing() -> None:
     queue.settle()
 
 
-def test_a_loading_process_has_no_part_in_the_job() -> None:
+def test_pickled_queue_client_is_none() -> None:
     nothing: Any = None
     assert pickle.loads(pickle.dumps(ShardQueueClient(nothing, nothing, 0))) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and optimizers as a script sees them in a job with parameter servers."""
+"""Models and optimizers of a script in a job with parameter servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build() -> Any:
 
 
 @MODES
-def test_gradients_are_there_after_the_step_as_they_were(mode: dict[str, Any]) -> None:
+def test_gradients_remain_after_the_step(mode: dict[str, Any]) -> None:
     def train(worker: Member) -> None:
         worker.model(ONE).sum().backward()
         before = {name: p.grad for name, p in worker.model.named_parameters()}
@@ -47,7 +47,7 @@ def test_gradients_are_there_after_the_step_as_they_were(mode: dict[str, Any]) -
 
 @pytest.mark.contract
 @MODES
-def test_minimize_behind_backward_is_the_step(mode: dict[str, Any]) -> None:
+def test_minimize_after_backward_is_the_step(mode: dict[str, Any]) -> None:
     def train(worker: Member, *, before: bool) -> Any:
         for _ in range(3):
             loss = (worker.model(ONE) - 1).pow(2).sum()
@@ -65,7 +65,7 @@ def test_minimize_behind_backward_is_the_step(mode: dict[str, Any]) -> None:
 
 
 @MODES
-def test_hooks_and_schedulers_of_the_script_see_every_step(mode: dict[str, Any]) -> None:
+def test_hooks_and_schedulers_see_every_step(mode: dict[str, Any]) -> None:
     def train(worker: Member) -> Any:
         seen = []
         worker.optimizer.register_step_post_hook(lambda *_: seen.append(1))
@@ -82,7 +82,7 @@ def test_hooks_and_schedulers_of_the_script_see_every_step(mode: dict[str, Any])
 
 
 @MODES
-def test_a_closure_is_called_once_before_the_gradients_are_taken(mode: dict[str, Any]) -> None:
+def test_closure_is_called_once_before_gradients_are_sent(mode: dict[str, Any]) -> None:
     def train(worker: Member) -> Any:
         losses = []
 
@@ -102,7 +102,7 @@ def test_a_closure_is_called_once_before_the_gradients_are_taken(mode: dict[str,
     assert not np.array_equal(rows[0], started(2, 4)[1])
 
 
-def test_what_weighs_less_has_smaller_gradients() -> None:
+def test_batches_of_lower_weight_have_smaller_gradients() -> None:
     def train(worker: Member) -> Any:
         [plan] = worker.context.models
         plan.set_batch_weight(0.5 + worker.index)
@@ -119,7 +119,7 @@ def test_what_weighs_less_has_smaller_gradients() -> None:
     assert torch.equal(run(build, train)[0], run(build, plain)[0])
 
 
-def test_evaluation_takes_no_new_values_and_leaves_no_rows() -> None:
+def test_evaluation_pulls_no_new_values_and_inserts_no_rows() -> None:
     def train(worker: Member) -> Any:
         worker.model.eval()
         with torch.no_grad():
@@ -135,7 +135,7 @@ def test_evaluation_takes_no_new_values_and_leaves_no_rows() -> None:
     torch.testing.assert_close(out, expected)
 
 
-def test_the_model_works_after_the_job_is_left() -> None:
+def test_model_works_after_the_job() -> None:
     def train(worker: Member) -> Any:
         [plan] = worker.context.models
         plan.close()
@@ -161,7 +161,7 @@ def test_servers_do_not_train() -> None:
 
 
 @pytest.mark.contract
-def test_two_optimizers_step_by_themselves() -> None:
+def test_two_optimizers_step_independently() -> None:
     def two() -> Any:
         model = Net()
         return model, [
@@ -185,7 +185,7 @@ def test_two_optimizers_step_by_themselves() -> None:
     assert run(two, train, servers=2) == [False, False]
 
 
-def test_a_parameter_without_gradient_stays() -> None:
+def test_parameter_without_gradient_does_not_change() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -210,7 +210,7 @@ def test_a_parameter_without_gradient_stays() -> None:
 
 
 def scaled_steps(worker: Member, *, cleared: int, infinite: int) -> list[float]:
-    """Scales of five steps, clipped; in one, a worker clears all, in one, worker 1 overflows."""
+    """Scales of five clipped steps; one step is cleared, in one step worker 1 overflows."""
     scaler, scales = torch.amp.GradScaler("cpu", init_scale=64.0), []
     worker.context.scalers.append(scaler)
     for step in range(5):
@@ -229,7 +229,7 @@ def scaled_steps(worker: Member, *, cleared: int, infinite: int) -> list[float]:
     return scales
 
 
-def test_a_scaler_that_is_not_attached_is_refused() -> None:
+def test_unattached_scaler_is_refused() -> None:
     def train(worker: Member) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         scaler.scale(worker.model(ONE).sum()).backward()
@@ -242,7 +242,7 @@ def test_a_scaler_that_is_not_attached_is_refused() -> None:
 @MODES
 @pytest.mark.parametrize("cleared", [0, 1])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_a_step_that_is_cleared_is_no_infinity(mode: dict[str, Any], cleared: int) -> None:
+def test_step_with_cleared_gradients_is_no_overflow(mode: dict[str, Any], cleared: int) -> None:
     def train(worker: Member) -> Any:
         scales = scaled_steps(worker, cleared=cleared, infinite=-1)
         return scales, worker.context.step
@@ -254,7 +254,7 @@ def test_a_step_that_is_cleared_is_no_infinity(mode: dict[str, Any], cleared: in
 
 @pytest.mark.parametrize("on_nonfinite", ["refuse", "skip", "apply"])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_an_infinity_that_was_clipped_is_told_to_all(on_nonfinite: str) -> None:
+def test_overflow_after_clipping_reaches_all_workers(on_nonfinite: str) -> None:
     def train(worker: Member) -> Any:
         return scaled_steps(worker, cleared=0, infinite=3), worker.context.step
 
@@ -263,14 +263,14 @@ def test_an_infinity_that_was_clipped_is_told_to_all(on_nonfinite: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
-def test_a_sum_of_gradients_is_not_made_with_servers(mode: dict[str, Any]) -> None:
-    """Of a batch of 4, worker 0 has 3 and worker 1 has 1; each weighs by what it has."""
+def test_gradient_scale_sum_has_no_effect_with_servers(mode: dict[str, Any]) -> None:
+    """Worker 0 has 3 of 4 samples, worker 1 has 1; each counts by its samples."""
 
     def train(worker: Member) -> Any:
         weights = LoaderWeights(worker.context)
         weights.set(BatchShare(mine=3 - 2 * worker.index, total=4, epoch=0, consumed=0))
         (worker.model(ONE).sum() * (1 + worker.index)).backward()
-        worker.barrier()  # both have read what neither has changed yet
+        worker.barrier()  # both workers have read the unchanged values
         worker.optimizer.step()
         worker.barrier()
         assert reduction_of(worker.context).average

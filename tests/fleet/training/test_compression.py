@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression as a strategy asks for it: what is covered, and what is kept in checkpoints."""
+"""Compression by a strategy: covered parameters, and error feedback in checkpoints."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def coded_names(settings: dict[str, Any]) -> Any:
     ],
     ids=["int8", "topk", "without_feedback", "min_size"],
 )
-def test_workers_are_equal_and_near_the_exact(
+def test_workers_are_equal_and_near_the_exact_result(
     settings: dict[str, Any], residual: list[str], tolerance: float
 ) -> None:
     [(exact, _), _] = run_workers(exactly)
@@ -91,12 +91,12 @@ def unknown_name() -> str:
     return str(caught.value)
 
 
-def test_an_excluded_name_must_be_one() -> None:
+def test_unknown_excluded_name_is_refused() -> None:
     for text in run_workers(unknown_name):
         assert text.startswith("exclude: the model has no parameter or module '1.weight'")
 
 
-def save_and_go_on(folder: Path) -> torch.Tensor:
+def save_and_continue(folder: Path) -> torch.Tensor:
     model, optimizer = prepared(**compressed("topk", ratio=0.1))
     steps(model, optimizer, 0, 3)
     fleet.save_persistables(folder)
@@ -104,10 +104,10 @@ def save_and_go_on(folder: Path) -> torch.Tensor:
     return flat(model)
 
 
-def load_and_go_on(folder: Path, drops: bool = False) -> tuple[torch.Tensor, list[str]]:
-    told: list[str] = []
+def load_and_continue(folder: Path, drops: bool = False) -> tuple[torch.Tensor, list[str]]:
+    messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fleetlight").addHandler(handler)
     model, optimizer = prepared(**compressed("topk", ratio=0.1))
     fleet.load_persistables(folder)
@@ -115,25 +115,25 @@ def load_and_go_on(folder: Path, drops: bool = False) -> tuple[torch.Tensor, lis
         [compression] = current().compressions.values()
         compression.residuals.load({})
     steps(model, optimizer, 3, 6)
-    return flat(model), [text for text in told if "dropped" in text]
+    return flat(model), [text for text in messages if "dropped" in text]
 
 
-def test_what_is_owed_is_in_the_checkpoint_of_as_many_workers(tmp_path: Path) -> None:
-    went_on = run_workers(save_and_go_on, 2, tmp_path)[0]
-    for end, told in run_workers(load_and_go_on, 2, tmp_path):
-        assert torch.equal(end, went_on)
-        assert told == []
-    # it makes a difference
-    assert not torch.equal(run_workers(load_and_go_on, 2, tmp_path, True)[0][0], went_on)
-    # it is each worker's own
-    first, *others = [told for _, told in run_workers(load_and_go_on, 3, tmp_path)]
+def test_checkpoint_keeps_error_feedback_for_equal_worker_numbers(tmp_path: Path) -> None:
+    continued = run_workers(save_and_continue, 2, tmp_path)[0]
+    for end, warnings in run_workers(load_and_continue, 2, tmp_path):
+        assert torch.equal(end, continued)
+        assert warnings == []
+    # dropping the feedback changes the result
+    assert not torch.equal(run_workers(load_and_continue, 2, tmp_path, True)[0][0], continued)
+    # feedback belongs to one worker
+    first, *others = [warnings for _, warnings in run_workers(load_and_continue, 3, tmp_path)]
     what = "the error feedback of the checkpoint is dropped: it is of 2 workers"
     assert first == [f"{what}, and this job has 3"]
     assert others == [[], []]
 
 
 class Workers(SimpleNamespace):
-    """As much of a group as is looked at: four workers on two hosts."""
+    """Stands for a group of four workers on two hosts."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index=index, size=4, alone=False, hellos=hellos([0, 0, 1, 1]))
@@ -153,7 +153,7 @@ def context_of(index: int, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(("index", "is_sender"), [(1, False), (2, True)])
-def test_who_sends_no_more_drops_what_it_owed(
+def test_worker_that_no_longer_sends_drops_its_feedback(
     index: int, is_sender: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logging.getLogger("fleetlight"), "propagate", True)
@@ -167,7 +167,7 @@ def test_who_sends_no_more_drops_what_it_owed(
         assert ("another worker sends its" in caplog.text) is (levels and not is_sender)
 
 
-def test_beside_servers_there_is_no_dgc() -> None:
+def test_dgc_with_servers_is_refused() -> None:
     context = context_of(0, dgc=True)
     context.collective_group = None
     assert compression.compression_of(context, context.models[0].module) is None
@@ -189,15 +189,15 @@ def scaled(enabled: bool) -> str:
     return ""
 
 
-def test_a_loss_scaler_changes_the_unit_of_what_is_owed() -> None:
-    for told in run_workers(scaled, 2, True):
-        assert "a GradScaler steps the optimizer" in told
-        assert "compute in bfloat16" in told
+def test_loss_scaler_changes_the_unit_of_the_feedback() -> None:
+    for messages in run_workers(scaled, 2, True):
+        assert "a GradScaler steps the optimizer" in messages
+        assert "compute in bfloat16" in messages
     assert run_workers(scaled, 2, False) == ["", ""]
 
 
 def adversaries() -> tuple[int, int, torch.Tensor]:
-    """How often the workers agreed anew on the second model: in turns, and when a part froze."""
+    """How often workers agreed on the second model: in alternation, and after a layer froze."""
     first, optimizer = prepared(**compressed("int8"))
     second = fleet.distributed_model(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
     other = fleet.distributed_optimizer(torch.optim.SGD(second.parameters(), lr=0.1))
@@ -222,7 +222,7 @@ def adversaries() -> tuple[int, int, torch.Tensor]:
     return in_turns, len(agreed), torch.cat([flat(first), flat(second)])
 
 
-def test_models_that_train_against_each_other_are_agreed_on_once() -> None:
+def test_alternating_models_are_agreed_on_once() -> None:
     results = run_workers(adversaries)
     for in_turns, frozen, end in results:
         assert (in_turns, frozen) == (0, 1)

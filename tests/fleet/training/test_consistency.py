@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that train on different terms are told so, before the first step or where they part."""
+"""Workers with different settings get an error at the first step or where they diverge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def begin(strategies: list[dict[str, Any]], loaders: list[dict[str, Any]]) -> st
 
 
 @pytest.mark.parametrize(
-    ("strategies", "loaders", "told"),
+    ("strategies", "loaders", "message"),
     [
         ([{"fp16_allreduce": "bf16"}, {}], [{}, {}], "strategy.fp16_allreduce is 'bf16' on "),
         (
@@ -60,30 +60,30 @@ def begin(strategies: list[dict[str, Any]], loaders: list[dict[str, Any]]) -> st
     ids=["strategy", "batch_size", "length", "shuffle"],
 )
 def test_settings_are_compared_before_the_first_forward(
-    strategies: list[dict[str, Any]], loaders: list[dict[str, Any]], told: str
+    strategies: list[dict[str, Any]], loaders: list[dict[str, Any]], message: str
 ) -> None:
     for text in run_workers(begin, 2, strategies, loaders):
-        assert told in text
+        assert message in text
 
 
-def part(what: str, strategy: dict[str, Any]) -> str:
+def diverge(what: str, strategy: dict[str, Any]) -> str:
     model, optimizer, loader = started(strategy)
     try:
         for number, (x, y) in enumerate(loader):
-            odd = number == 2 and fleet.worker_index() == 1
-            if odd and what == "rate":
+            is_odd = number == 2 and fleet.worker_index() == 1
+            if is_odd and what == "rate":
                 optimizer.param_groups[0]["lr"] = 0.05
             F.cross_entropy(model(x), y).backward()
-            if not odd or what != "step":
+            if not is_odd or what != "step":
                 optimizer.step()
             optimizer.zero_grad()
     except DivergedError as error:
         return f"{current().step}: {error}"
-    return "nothing was told"
+    return "no error"
 
 
 @pytest.mark.parametrize(
-    ("what", "strategy", "told"),
+    ("what", "strategy", "message"),
     [
         ("rate", {}, "2: the workers no longer train alike: lr of group 0 of optimizer 0 is 0.1"),
         (
@@ -95,9 +95,11 @@ def part(what: str, strategy: dict[str, Any]) -> str:
     ],
     ids=["rate", "process_groups", "step"],
 )
-def test_terms_are_compared_at_every_step(what: str, strategy: dict[str, Any], told: str) -> None:
-    for text in run_workers(part, 2, what, strategy):
-        assert told in text
+def test_settings_are_compared_at_every_step(
+    what: str, strategy: dict[str, Any], message: str
+) -> None:
+    for text in run_workers(diverge, 2, what, strategy):
+        assert message in text
 
 
 @torch.no_grad()
@@ -109,6 +111,6 @@ def evaluates_alone() -> str:
     return str(caught.value)
 
 
-def test_a_first_forward_of_one_worker_alone_is_told_what_to_do() -> None:
+def test_error_for_a_first_forward_of_one_worker_names_the_remedy() -> None:
     text, _ = run_workers(evaluates_alone, 2, deadline_s=3.0)
     assert "let all call fleet.init_worker() before" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gives something of another shape to a reduction is named."""
+"""Reductions name a worker that gives a tensor of another shape."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fleetlight.errors import ConfigError
 from fleetlight.fleet.training.consistency import check_same_shape
 
 
-class Both:
-    """Two workers, of whom the other one gives `theirs`."""
+class TwoWorkers:
+    """Two workers, of which the other one gives `theirs`."""
 
     def __init__(self, theirs: bytes) -> None:
         self._theirs = theirs
@@ -22,14 +22,14 @@ class Both:
         return [data, self._theirs]
 
 
-def test_who_gives_another_shape_is_named() -> None:
-    others: Any = Both(b"torch.float32 [3]")
-    with pytest.raises(ConfigError) as told:
+def test_worker_with_another_shape_is_named() -> None:
+    others: Any = TwoWorkers(b"torch.float32 [3]")
+    with pytest.raises(ConfigError) as caught:
         check_same_shape(others, torch.ones(2), "metrics.sum")
     text = "metrics.sum: worker 0 gives torch.float32 [2], worker 1 gives torch.float32 [3]"
-    assert text in str(told.value)
+    assert text in str(caught.value)
 
 
-def test_what_is_alike_is_fine() -> None:
-    others: Any = Both(b"torch.float32 [2]")
+def test_equal_shapes_are_accepted() -> None:
+    others: Any = TwoWorkers(b"torch.float32 [2]")
     check_same_shape(others, torch.ones(2), "metrics.sum")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DGC in real jobs: steps as in the paper, what it refuses, and what is in checkpoints."""
+"""DGC in real jobs: steps as in the paper, refusals, and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fleetlight.fleet.training.dgc import DeepCompression, check_optimizer
 
 LR, STEPS = 0.1, 6
 DGC = {"min_size": 1, "sparsity": [0.5]}
-#: all at once
+#: all options of SGD
 RICH = {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01}
 
 
@@ -67,7 +67,7 @@ def flat(model: nn.Module) -> Tensor:
 def simulated(
     workers: int, levels: list[float | None], options: dict[str, Any], merged: int = 1
 ) -> Tensor:
-    """The same in one process: a sparsity for each step, None where it is dense."""
+    """A simulation in one process: a sparsity for each step, None for a dense step."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), LR, **{"momentum": 0.9, **options})
     weights = {n: p for n, p in model.named_parameters() if p.dim() > 1}
@@ -122,7 +122,7 @@ def trained(configs: dict[str, Any], options: dict[str, Any]) -> Tensor:
     ],
     ids=["at_once", "later"],
 )
-def test_workers_are_equal_and_step_as_the_paper_says(
+def test_workers_are_equal_and_step_as_in_the_paper(
     workers: int, configs: dict[str, Any], levels: list[float | None], options: dict[str, Any]
 ) -> None:
     results = run_workers(trained, workers, configs, options)
@@ -155,14 +155,14 @@ def closures() -> Tensor:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("way", "parts"), [(merged, 2), (closures, 1)], ids=["merged", "closure"])
-def test_a_step_is_one_of_the_optimizer(way: Callable[[], Tensor], parts: int) -> None:
+def test_dgc_step_is_an_optimizer_step(way: Callable[[], Tensor], parts: int) -> None:
     expected = simulated(2, [None, None, 0.5, 0.5], RICH, parts)
     for end in run_workers(way):
         torch.testing.assert_close(end, expected, rtol=1e-4, atol=1e-5)
 
 
 def grown() -> tuple[Tensor, Tensor, float]:
-    """A layer is trained from the third step on, in a param group of its own."""
+    """A layer trains from the third step on, in its own param group."""
     model = fleet.distributed_model(network().requires_grad_(False))
     model[0].requires_grad_()
     sgd = torch.optim.SGD(model[0].parameters(), LR, momentum=0.9)
@@ -193,13 +193,13 @@ def _grown_alone() -> Tensor:
 
 
 @pytest.mark.multiprocess
-def test_param_groups_may_be_added() -> None:
+def test_param_groups_may_be_added_during_training() -> None:
     for end, expected, factor in run_workers(grown):
         torch.testing.assert_close(end, expected, rtol=1e-4, atol=1e-5)
         assert factor == 0.5
 
 
-def save_and_go_on(folder: Path) -> Tensor:
+def save_and_continue(folder: Path) -> Tensor:
     model, optimizer = prepared(LATER, RICH)
     steps(model, optimizer, 0, 4)
     fleet.save_persistables(folder)
@@ -207,26 +207,26 @@ def save_and_go_on(folder: Path) -> Tensor:
     return flat(model)
 
 
-def load_and_go_on(folder: Path) -> Tensor:
+def load_and_continue(folder: Path) -> Tensor:
     model, optimizer = prepared(LATER, RICH)
     fleet.load_persistables(folder)
     steps(model, optimizer, 4, 8)
     return flat(model)
 
 
-#: it is loaded where it is sparse already, but not yet as sparse as it gets
+#: the checkpoint falls into the ramp-up of the sparsity
 LATER = {"rampup_begin_step": 2, "rampup_step": 4, "sparsity": [0.5, 0.9]}
 
 
 @pytest.mark.multiprocess
-def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    went_on = run_workers(save_and_go_on, 2, tmp_path)
-    for end in run_workers(load_and_go_on, 2, tmp_path):
-        assert torch.equal(end, went_on[0])
+def test_dgc_resumes_from_a_checkpoint(tmp_path: Path) -> None:
+    continued = run_workers(save_and_continue, 2, tmp_path)
+    for end in run_workers(load_and_continue, 2, tmp_path):
+        assert torch.equal(end, continued[0])
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"momentum": 0.0}, r"momentum=0\.0, expected momentum above 0"),
         ({"dampening": 0.5}, r"group 0 .* has dampening=0\.5, expected"),
@@ -234,13 +234,13 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     ],
     ids=["no_momentum", "dampening", "maximize"],
 )
-def test_momentum_must_be_that_of_the_paper(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(PlanError, match=told):
+def test_unsupported_momentum_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         check_optimizer(torch.optim.SGD([torch.zeros(1)], LR, **{"momentum": 0.9, **options}))
 
 
 def alone(step: int, configs: dict[str, Any]) -> tuple[nn.Sequential, Any, DeepCompression]:
-    """What compresses a model, without a job, and the optimizer that it knows."""
+    """A model, its optimizer and its compression, without a job."""
     model = network()
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
     plans = [SimpleNamespace(optimizer=sgd)]
@@ -249,31 +249,31 @@ def alone(step: int, configs: dict[str, Any]) -> tuple[nn.Sequential, Any, DeepC
 
 
 @pytest.mark.parametrize("step", [2, 5], ids=["at_the_beginning", "later"])
-def test_momentum_is_taken_over_when_none_has_gathered(step: int) -> None:
+def test_optimizer_momentum_is_used_until_velocity_exists(step: int) -> None:
     _, _, compression = alone(step, {"rampup_begin_step": 2})
     codec = compression.codec
     assert isinstance(codec, Codec)
     assert compression.prepare()
     assert codec.is_first
-    # it is asked once a step, whatever the first bucket leaves
+    # checked once a step, whatever the first bucket leaves
     compression.residuals.of(VELOCITY, (ParameterSlice("0.weight", 72),))
     assert codec.is_first
     assert compression.prepare()
     assert not codec.is_first
-    # what was loaded may have none
+    # a loaded state may have no velocity
     compression.residuals.load({"owed/0.weight": torch.ones(72)})
     assert compression.prepare()
     assert codec.is_first
     assert not alone(1, {"rampup_begin_step": 2})[2].prepare()
 
 
-def test_who_steps_a_parameter_is_found_out_before_each_step() -> None:
+def test_optimizer_of_each_parameter_is_found_before_each_step() -> None:
     model, sgd, compression = alone(0, {})
     [group] = sgd.param_groups
     moved = [group["params"].pop() for _ in range(2)]
     assert compression.prepare()
     assert [compression.momentum_of(n).factor for n in ("0.weight", "2.weight")] == [0.9, 0]
-    # as many groups as before
+    # the number of groups is unchanged
     group["params"] += moved
     model[0].weight = nn.Parameter(torch.ones(12, 6))
     group["params"][0] = model[0].weight
@@ -283,7 +283,7 @@ def test_who_steps_a_parameter_is_found_out_before_each_step() -> None:
         assert compression.momentum_of(name).parameter is layer.weight
 
 
-def test_a_parameter_must_not_get_an_optimizer_on_its_way() -> None:
+def test_parameter_added_to_an_optimizer_within_a_step_is_refused() -> None:
     model, sgd, compression = alone(0, {})
     sgd.param_groups[0]["params"].pop(2)
     assert compression.prepare()
@@ -294,10 +294,10 @@ def test_a_parameter_must_not_get_an_optimizer_on_its_way() -> None:
         compression.correct(means)
 
 
-def test_messages_are_reported_as_short_as_they_get() -> None:
+def test_message_bytes_are_those_of_the_final_sparsity() -> None:
     _, _, compression = alone(0, {"sparsity": [0.5, 0.99]})
     assert compression.prepare()
-    # 1 %, each with its place
+    # 1 % of the values, each with its index
     assert compression.message_bytes(1000) == 10 * 8
 
 
@@ -324,13 +324,13 @@ def registered_late() -> Iterator[str]:
     yield str(caught.value)
 
 
-def said(mistake: Callable[[], Iterator[str]]) -> list[str]:
+def texts_of(mistake: Callable[[], Iterator[str]]) -> list[str]:
     return list(mistake())
 
 
 @pytest.mark.multiprocess
-def test_momentum_gathers_once_a_step_and_gradients_are_not_clipped() -> None:
-    for clipped, twice in run_workers(said, 2, reduced_twice):
+def test_second_reduction_in_a_step_and_clipping_are_refused() -> None:
+    for clipped, twice in run_workers(texts_of, 2, reduced_twice):
         assert clipped.startswith("fleet.clip_grad_norm_: with strategy.dgc")
         assert "dgc_configs.local_grad_clip_norm" in clipped
         assert "reduced twice for one step" in twice
@@ -339,8 +339,8 @@ def test_momentum_gathers_once_a_step_and_gradients_are_not_clipped() -> None:
 
 
 @pytest.mark.multiprocess
-def test_an_optimizer_that_comes_later_is_looked_at_too() -> None:
-    for [adam] in run_workers(said, 2, registered_late):
+def test_optimizer_registered_later_is_checked() -> None:
+    for [adam] in run_workers(texts_of, 2, registered_late):
         assert adam.startswith("strategy.dgc: got the optimizer torch.optim.adam.Adam, expected")
         assert "compression='topk'" in adam
 
@@ -349,21 +349,21 @@ def adam(shared_memory: bool) -> tuple[list[str], Tensor | str]:
     model = fleet.distributed_model(network())
     sparse = strategy({}, shared_memory=shared_memory)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters()), sparse)
-    told = [line for line in str(current().strategy.explain()).splitlines() if "dgc" in line]
+    lines = [line for line in str(current().strategy.explain()).splitlines() if "dgc" in line]
     try:
         steps(model, optimizer)
         fleet.clip_grad_norm_(model, 1.0)
     except PlanError as error:
-        return told, str(error)
-    return told, flat(model)
+        return lines, str(error)
+    return lines, flat(model)
 
 
 @pytest.mark.multiprocess
-def test_on_one_host_it_does_nothing_and_says_so() -> None:
-    (told, end), (_, other) = run_workers(adam, 2, True)
+def test_dgc_on_one_host_does_nothing_and_says_so() -> None:
+    (lines, end), (_, other) = run_workers(adam, 2, True)
     assert isinstance(end, Tensor)
     assert torch.equal(end, other)
-    assert any("no gradient crosses a link" in line for line in told)
-    for told, error in run_workers(adam, 2, False):
+    assert any("no gradient crosses a link" in line for line in lines)
+    for lines, error in run_workers(adam, 2, False):
         assert "expected torch.optim.SGD" in error
-        assert any("the largest 50" in line for line in told)
+        assert any("the largest 50" in line for line in lines)

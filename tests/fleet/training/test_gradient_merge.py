@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging: k steps make one, whatever becomes of the gradients between them."""
+"""Gradient merge: k backwards make one step, however a script clears gradients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def train(model: nn.Module, optimizer: Any, clear: Callable[[], object]) -> torc
 
 
 def plain(scale: float = 1.0) -> torch.Tensor:
-    """The same in one process, on all parts at once."""
+    """One process that trains on all parts at once."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     x, y = records()
@@ -110,7 +110,7 @@ def cleared_in_every_way() -> list[torch.Tensor]:
         optimizer = fleet.distributed_optimizer(optimizer, merging() if not results else None)
         for _ in range(STEPS):
             for x, y in parts():
-                # what another loss has left behind is dropped, as without merging
+                # gradients of another loss are dropped, as without merging
                 model(x).sum().backward()
                 way(model)
                 F.cross_entropy(model(x), y).backward()
@@ -121,7 +121,7 @@ def cleared_in_every_way() -> list[torch.Tensor]:
     return results
 
 
-def test_no_way_of_clearing_gradients_loses_a_part() -> None:
+def test_clearing_gradients_loses_no_merged_part() -> None:
     for *cleared, kept in run_workers(cleared_in_every_way):
         for result in cleared:
             torch.testing.assert_close(result, plain(), rtol=0, atol=1e-12)
@@ -129,7 +129,7 @@ def test_no_way_of_clearing_gradients_loses_a_part() -> None:
 
 
 def set_late(scheduler_first: bool) -> Any:
-    """The strategy is changed behind distributed_optimizer; schedulers come before or after."""
+    """The strategy changes after distributed_optimizer; schedulers come before or after."""
     model = fleet.distributed_model(network())
     strategy = fleet.DistributedStrategy()
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -153,13 +153,13 @@ def set_late(scheduler_first: bool) -> Any:
 
 
 @pytest.mark.parametrize("scheduler_first", [True, False])
-def test_the_strategy_is_read_when_training_begins(scheduler_first: bool) -> None:
+def test_strategy_is_read_when_training_begins(scheduler_first: bool) -> None:
     for result in run_workers(set_late, 2, scheduler_first):
         torch.testing.assert_close(result, plain(), rtol=0, atol=1e-12)
 
 
 def two_optimizers() -> torch.Tensor:
-    """Each steps a layer of one model; what the last part does not use was used before."""
+    """Each steps one layer of a model; the last part uses only one of them."""
     strategy = merging()
     strategy.find_unused_parameters = True
     model = fleet.distributed_model(network())
@@ -190,7 +190,7 @@ def plain_without_the_last_part_of_a_layer() -> torch.Tensor:
     return flat(model)
 
 
-def test_two_optimizers_and_a_part_that_uses_less() -> None:
+def test_two_optimizers_and_a_part_that_skips_a_layer() -> None:
     expected = plain_without_the_last_part_of_a_layer()
     for result in run_workers(two_optimizers):
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
@@ -208,7 +208,7 @@ def clipped() -> Any:
     return norms, flat(model)
 
 
-def test_the_merged_gradient_is_clipped() -> None:
+def test_clipping_sees_the_merged_gradient() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     F.cross_entropy(model(records()[0]) * 50, records()[1]).backward()
@@ -240,7 +240,7 @@ def overflow() -> Any:
     return ends
 
 
-def test_a_skipped_step_ends_its_parts() -> None:
+def test_skipped_step_drops_its_parts() -> None:
     model = network()
     F.cross_entropy(model(records()[0]), records()[1]).backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
@@ -262,5 +262,5 @@ def refused() -> None:
         scaler.step(optimizer)
 
 
-def test_what_cannot_be_merged_is_refused() -> None:
+def test_unsupported_merges_are_refused() -> None:
     run_workers(refused, 1)

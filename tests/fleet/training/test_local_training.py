@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs whose workers train alone and meet: they equal the same training spelled out."""
+"""Local SGD and DiLoCo in real jobs, which equal a simulation."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_job_equals_the_training_spelled_out(name: str) -> None:
+def test_job_equals_the_simulation(name: str) -> None:
     case, workers = CASES[name]
     expected = Simulation(case, workers).run()
     for (result, reduced), mine in zip(run_workers(job, workers, case), expected, strict=True):
         torch.testing.assert_close(result, mine, rtol=0, atol=1e-12)
-        # a gradient is reduced before its step is counted, a meeting comes behind
+        # a gradient is reduced before its step counts, an average comes after it
         together = range(case.begin_step)
         meetings = range(case.begin_step + case.k, case.steps + 1, case.k)
         assert reduced == sorted({*together, *meetings})
@@ -106,18 +106,18 @@ def test_a_job_equals_the_training_spelled_out(name: str) -> None:
         (localsgd(2), "localsgd"),
         ({"adaptive_localsgd": True, "adaptive_localsgd_configs": {"max_k_steps": 1}}, None),
         ({"adaptive_localsgd": True}, "adaptive_localsgd"),
-        # an outer step is worth making after every step, too
+        # an outer step is useful even after every step
         ({"diloco": True, "diloco_configs": {"k_steps": 1}}, "diloco"),
     ],
     ids=["off", "k of 1", "localsgd", "max k of 1", "adaptive", "diloco"],
 )
-def test_to_average_at_every_step_is_to_train_together(settings: Any, mode: str | None) -> None:
+def test_average_at_every_step_is_synchronous_training(settings: Any, mode: str | None) -> None:
     chosen = local_training.chosen(fleet.DistributedStrategy(**settings))
     assert (chosen and chosen[0]) == mode
 
 
 def without_effect() -> Any:
-    """k of 1 is synchronous training; so is all of it where begin_step is not reached."""
+    """With k of 1, or before begin_step, training is synchronous."""
     warnings: list[str] = []
     logger.addFilter(lambda record: bool(warnings.append(record.getMessage())) or True)
     model, optimizer = registered(**localsgd(100, begin_step=50))
@@ -133,12 +133,12 @@ def every_step() -> Any:
     return everything(model), current().optimizers[0].local_steps, apart(model)
 
 
-def test_a_begin_step_that_is_never_reached_is_synchronous_and_warned_of() -> None:
+def test_unreached_begin_step_is_synchronous_and_warns() -> None:
     expected = Simulation(Case(begin_step=9, steps=4), 2).run()
-    (first, differ, [told]), (_, _, untold) = run_workers(without_effect)
+    (first, differ, [warning]), (_, _, untold) = run_workers(without_effect)
     torch.testing.assert_close(first, expected[0], rtol=0, atol=1e-12)
     assert not differ
-    assert told.startswith("localsgd: the job ended after step 4, and up to begin_step = 50")
+    assert warning.startswith("localsgd: the job ended after step 4, and up to begin_step = 50")
     assert untold == []
     for (result, alone, differ), mine in zip(run_workers(every_step), expected, strict=True):
         torch.testing.assert_close(result, mine, rtol=0, atol=1e-12)
@@ -146,7 +146,7 @@ def test_a_begin_step_that_is_never_reached_is_synchronous_and_warned_of() -> No
 
 
 def adaptive() -> Any:
-    """Five windows; by backward, by minimize, in turn."""
+    """Five windows, alternately with backward and minimize."""
     configs = {"init_k_steps": 3, "max_k_steps": 6, "begin_step": 1}
     model, optimizer = registered("sgd", adaptive_localsgd=True, adaptive_localsgd_configs=configs)
     schedule: Any = None
@@ -184,12 +184,12 @@ def expected_ks(losses: list[float]) -> list[tuple[bool, int]]:
     return ks
 
 
-def test_adaptive_k_follows_the_loss_and_the_rate() -> None:
+def test_adaptive_k_follows_the_loss_and_the_learning_rate() -> None:
     (one, ks, _, left), (two, others, _, _) = run_workers(adaptive)
     losses = [(a + b) / 2 for a, b in zip(one, two, strict=True)]
     assert ks == others == expected_ks(losses)
     assert len({k for _, k in ks}) > 1
-    # torch's own method was never replaced
+    # torch's own method is not replaced
     assert left
 
 
@@ -206,13 +206,13 @@ def adaptive_without_a_loss() -> str:
     return "met"
 
 
-def test_adaptive_without_a_loss_says_what_to_call() -> None:
+def test_adaptive_without_a_loss_names_the_remedy() -> None:
     for text in run_workers(adaptive_without_a_loss):
         assert "call loss.backward() or optimizer.minimize(loss)" in text
 
 
 def weighed() -> Any:
-    """The gradient of a batch that counts for less, and of one that repeats a record."""
+    """The gradients of a short batch, and of a batch that repeats a record."""
     model, optimizer = registered("sgd", **localsgd(5))
     [batch] = batches(0, 1)
     norms = []
@@ -224,14 +224,14 @@ def weighed() -> Any:
     return norms
 
 
-def test_alone_a_short_batch_is_like_any_other_and_a_repeated_record_counts_for_nothing() -> None:
+def test_local_short_batch_counts_fully_and_a_repeated_record_not() -> None:
     for whole, short, nothing in run_workers(weighed):
         assert short == whole > 0
         assert nothing == 0
 
 
 def accumulated() -> Any:
-    """Two backwards a step: merged, and held back by hand. Clipped by what each worker has."""
+    """Two backwards a step: merged, and with no_sync. Each worker clips its own gradients."""
     merging = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
     model, optimizer = registered("sgd", **localsgd(2), **merging)
     data = batches(fleet.worker_index(), 12)
@@ -256,9 +256,9 @@ def held_back() -> Any:
     return norms, apart(model)
 
 
-def test_a_merged_step_is_one_step() -> None:
+def test_merged_step_counts_once() -> None:
     for differ, steps in run_workers(accumulated):
-        # steps are made behind every second batch, meetings behind every fourth
+        # steps come after every second batch, averages after every fourth
         assert differ == [False, True, True, False] * 3
         assert steps == 6
 
@@ -282,11 +282,11 @@ def with_a_barrier() -> Any:
     return before, after, torch.equal(*buffers), late, apart(model)
 
 
-def test_a_barrier_lets_the_workers_be_equal() -> None:
+def test_barrier_leaves_the_workers_equal() -> None:
     assert run_workers(with_a_barrier) == [(True, False, True, True, False)] * 2
 
 
-def one_is_ahead() -> str:
+def with_different_steps() -> str:
     model, optimizer = registered(**localsgd(8))
     train(model, optimizer, 2 + fleet.worker_index())
     with pytest.raises(DivergedError) as error:
@@ -294,7 +294,7 @@ def one_is_ahead() -> str:
     return str(error.value)
 
 
-def of_another_rate() -> str:
+def with_different_rates() -> str:
     model, optimizer = registered(**localsgd(2))
     optimizer.param_groups[0]["lr"] = 0.1 + fleet.worker_index()
     with pytest.raises(DivergedError) as error:
@@ -302,10 +302,10 @@ def of_another_rate() -> str:
     return str(error.value)
 
 
-def test_workers_that_do_not_train_alike_are_told_so_when_they_meet() -> None:
-    for text in run_workers(one_is_ahead):
+def test_average_refuses_workers_with_different_steps_or_rates() -> None:
+    for text in run_workers(with_different_steps):
         assert "2 on worker 0, but 3 on worker 1" in text
-    for text in run_workers(of_another_rate):
+    for text in run_workers(with_different_rates):
         assert "lr of group 0 of optimizer 0 is 0.1 on worker 0, but 1.1 on worker 1" in text
 
 
@@ -321,14 +321,14 @@ def scaled(enabled: bool) -> str:
     return "stepped"
 
 
-def test_a_loss_scaler_is_refused() -> None:
+def test_loss_scaler_is_refused() -> None:
     for text in run_workers(scaled, 2, True):
         assert text.startswith("localsgd: a GradScaler steps the optimizer")
     assert run_workers(scaled, 2, False) == ["stepped"] * 2
 
 
 def with_closures() -> Any:
-    """LBFGS decides by the loss of its closure, which is the worker's own while it is alone."""
+    """LBFGS decides by the loss of its closure, which is the worker's own."""
     model = fleet.distributed_model(nn.Linear(6, 1).double())
     optimizer: Any = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2 + 0)
     strategy = fleet.DistributedStrategy(**localsgd(2))
@@ -346,14 +346,14 @@ def with_closures() -> Any:
     return losses, apart(model)
 
 
-def test_closures_have_losses_of_their_own() -> None:
+def test_closures_return_the_loss_of_their_worker() -> None:
     (one, differ), (two, _) = run_workers(with_closures)
     assert not set(one) & set(two)
     assert not differ
 
 
 def two_optimizers() -> Any:
-    """A discriminator that steps twice as often: each counts its own steps."""
+    """A discriminator steps twice as often; each optimizer counts its own steps."""
     strategy = fleet.DistributedStrategy(**localsgd(2))
     models = [fleet.distributed_model(network()) for _ in range(2)]
     optimizers: list[Any] = [
@@ -374,8 +374,8 @@ def test_each_optimizer_counts_its_own_steps() -> None:
     assert run_workers(two_optimizers) == [expected] * 2
 
 
-def frozen_on_the_way() -> Any:
-    """A layer is frozen while workers are apart; then one joins. Nobody's progress is lost."""
+def frozen_between_averages() -> Any:
+    """A layer freezes between averages; then one joins. No worker loses progress."""
     model, optimizer = registered("sgd", **localsgd(3))
     data = batches(fleet.worker_index(), 9)
     first: Any = model[0]
@@ -392,13 +392,13 @@ def frozen_on_the_way() -> Any:
     return differ, apart(model), alone.engine.meetings
 
 
-def test_parameters_frozen_on_the_way_are_agreed_on_at_the_next_meeting() -> None:
+def test_parameters_frozen_between_averages_are_averaged_once_more() -> None:
     differ = [True, True, False, False, True, False, True, True, False]
-    assert run_workers(frozen_on_the_way) == [(differ, False, 3)] * 2
+    assert run_workers(frozen_between_averages) == [(differ, False, 3)] * 2
 
 
-def joined_on_the_way() -> Any:
-    """A layer joins while workers are apart; each has bound it from another seed."""
+def joined_between_averages() -> Any:
+    """A layer joins between averages; each worker has drawn it from another seed."""
     model, optimizer = registered("sgd", **localsgd(2))
     differ = []
     for number, batch in enumerate(batches(fleet.worker_index(), 5)):
@@ -412,12 +412,12 @@ def joined_on_the_way() -> Any:
     return differ, apart(model)
 
 
-def test_parameters_that_join_on_the_way_begin_alike() -> None:
-    assert run_workers(joined_on_the_way) == [([True, False, True, False, True], False)] * 2
+def test_parameters_that_join_between_averages_start_equal() -> None:
+    assert run_workers(joined_between_averages) == [([True, False, True, False, True], False)] * 2
 
 
 def small_movements() -> Any:
-    """What a small learning rate moves parameters by, which are zero at first."""
+    """Parameters start at zero and move by a small learning rate."""
     model = fleet.distributed_model(nn.Linear(6, 4))
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -431,13 +431,13 @@ def small_movements() -> Any:
     return flat(model.parameters())
 
 
-def test_movements_too_small_for_float16_arrive() -> None:
+def test_movements_too_small_for_float16_are_averaged() -> None:
     for end in run_workers(small_movements):
         torch.testing.assert_close(end, torch.full_like(end, -2e-8), rtol=0.01, atol=0)
 
 
 def accounted() -> Any:
-    """The end waits only for the average after the last step."""
+    """The end of the job waits only for the average after the last step."""
     model, optimizer = registered("sgd", **localsgd(3))
     train(model, optimizer, 2)
     before = fleet.account().waited_s
@@ -445,22 +445,22 @@ def accounted() -> Any:
     return before, fleet.account().waited_s
 
 
-def test_a_meeting_is_a_part_of_the_step_before_it() -> None:
+def test_average_counts_as_part_of_the_step_before_it() -> None:
     for before, waited in run_workers(accounted):
         assert before == 0 < waited
 
 
 def ended_apart(steps: int, folder: Path) -> list[str]:
-    said: list[str] = []
-    logger.addFilter(lambda record: bool(said.append(record.getMessage())) or True)
+    messages: list[str] = []
+    logger.addFilter(lambda record: bool(messages.append(record.getMessage())) or True)
     model, optimizer = registered("sgd", **localsgd(4))
     train(model, optimizer, steps)
     fleet.save_inference_model(str(folder), torch.zeros(2, 6).double(), model)
     fleet.stop_worker()
-    return [text for text in said if "after the last average" in text]
+    return [text for text in messages if "after the last average" in text]
 
 
-def test_worker_0_says_that_workers_are_apart(tmp_path: Path) -> None:
+def test_worker_0_warns_when_workers_differ_at_a_save_or_the_end(tmp_path: Path) -> None:
     (saved, ended), others = run_workers(ended_apart, 2, 6, tmp_path / "apart")
     assert saved.startswith("save_inference_model: it takes the parameters of this worker")
     assert ended.startswith("localsgd: the job ended 2 steps after the last average")
@@ -470,7 +470,7 @@ def test_worker_0_says_that_workers_are_apart(tmp_path: Path) -> None:
 
 
 def coded(compression: str) -> Any:
-    """What has moved travels narrow or coded, and nothing else does."""
+    """Only the movements travel narrow or coded."""
     configs = {"min_size": 1} if compression == "int8" else {}
     settings = {"compression": compression, "compression_configs": configs}
     model = fleet.distributed_model(network().float())
@@ -478,7 +478,7 @@ def coded(compression: str) -> Any:
     strategy = fleet.DistributedStrategy(**localsgd(9), **settings, shared_memory=False)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
     for x, y in batches(fleet.worker_index(), 2):
-        # so small that float16 knows nothing of their squares
+        # so small that their squares underflow in float16
         step(model, optimizer, (x.float() * 1e-3, y))
     exact = [model[1].running_var, *(state["exp_avg_sq"] for state in optimizer.state.values())]
     before = fleet.all_gather(flat(model.parameters())), fleet.all_gather(flat(exact))
@@ -490,7 +490,7 @@ def coded(compression: str) -> Any:
 
 
 @pytest.mark.parametrize("compression", ["fp16", "int8"])
-def test_movements_travel_coded_and_statistics_and_moments_as_they_are(compression: str) -> None:
+def test_only_movements_are_coded_and_not_statistics_and_moments(compression: str) -> None:
     for (ends, exact), (end, exact_end), differ in run_workers(coded, 2, compression):
         assert not differ
         torch.testing.assert_close(exact_end, torch.stack(exact).mean(0), rtol=1e-6, atol=0)

@@ -61,8 +61,8 @@ def minimized(before: str = "") -> Any:
 
 @pytest.mark.parametrize("before", ["", "backward", "retained", "merge"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_minimize_is_backward_and_step(before: str, workers: int) -> None:
-    """With `backward` the script calls it first, in the order of Fleet's scripts."""
+def test_minimize_equals_backward_and_step(before: str, workers: int) -> None:
+    """With `before`, the script calls backward first, as Fleet's scripts do."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -78,7 +78,7 @@ def test_minimize_is_backward_and_step(before: str, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_step_after_minimize_is_refused(workers: int) -> None:
+def test_step_after_minimize_is_refused(workers: int) -> None:
     run_workers(stepped_again, workers)
 
 
@@ -107,7 +107,7 @@ def accumulated_after_minimize(tables: bool) -> None:
     optimizer.minimize(model(ids).sum())
     with pytest.raises(PlanError, match="which has made the step"):
         optimizer.step()
-    # gradients that another backward has added to are others
+    # another backward has changed these gradients
     model(ids).sum().backward()
     before = flat(model[1])
     optimizer.step()
@@ -120,7 +120,7 @@ def served_alone() -> None:
     accumulated_after_minimize(tables=True)
 
 
-def test_a_step_with_gradients_added_after_minimize_is_made() -> None:
+def test_step_with_gradients_added_after_minimize_is_accepted() -> None:
     run_workers(accumulated_after_minimize, 1, False)
     run_processes(served_alone, [()])
 
@@ -147,7 +147,7 @@ def used_twice() -> None:
 
 
 def orders(served: bool) -> list[list[float]]:
-    """What a weight is after two steps, for losses that went backward in different ways."""
+    """A weight after two steps, for losses with different calls of backward."""
     found = []
     for go_backward in BACKWARDS.values():
         if served:
@@ -171,7 +171,7 @@ def scaled(loss: torch.Tensor) -> None:
     (loss / 1).backward(retain_graph=True)
 
 
-#: the graph of the loss itself: retained, gone, left to `minimize`, a part of another's
+#: the graph of the loss: retained, freed, left to `minimize`, part of another graph
 BACKWARDS: dict[str, Any] = {
     "retained": lambda loss: loss.backward(retain_graph=True),
     "functional": lambda loss: torch.autograd.backward([loss], retain_graph=True),
@@ -183,16 +183,16 @@ BACKWARDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_retained_graph_is_gone_through_once(workers: int) -> None:
+def test_retained_graph_goes_backward_once(workers: int) -> None:
     assert run_workers(orders, workers, False) == [[[3.0]] * len(BACKWARDS)] * workers
 
 
-def test_a_retained_graph_is_gone_through_once_beside_servers() -> None:
+def test_retained_graph_goes_backward_once_with_servers() -> None:
     assert run_processes(orders, [(True,)]) == [[[3.0]] * len(BACKWARDS)]
 
 
 def accumulated() -> list[float]:
-    """Of two losses, the one that `minimize` gets goes backward if it has not; both count."""
+    """`minimize` runs backward of its loss unless done; both losses count."""
     model = fleet.distributed_model(nn.Linear(1, 1, bias=False))
     optimizer: Any = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     moves = []
@@ -203,7 +203,7 @@ def accumulated() -> list[float]:
         optimizer.minimize(second)
         optimizer.zero_grad()
         moves.append(round(before - model.weight.item(), 4))
-    # a graph that nothing was saved in; no step came since its backward
+    # a graph without saved tensors; no step came since its backward
     bare = model.weight.sum() + 0
     optimizer.step()
     before = model.weight.item()
@@ -220,7 +220,7 @@ def test_minimize_of_a_second_loss_adds_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_loss_is_used_once(workers: int) -> None:
+def test_loss_is_used_once(workers: int) -> None:
     run_workers(used_twice, workers)
 
 
@@ -235,7 +235,7 @@ def scaled_after_backward() -> None:
         optimizer.minimize(loss)
 
 
-def test_what_is_to_be_scaled_must_not_have_gone_backward() -> None:
+def test_minimize_with_a_scaler_refuses_a_loss_after_backward() -> None:
     run_workers(scaled_after_backward, 1)
 
 
@@ -254,7 +254,7 @@ def autocast(dtype: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_amp_computes_narrow_from_the_first_forward_on(dtype: str) -> None:
+def test_amp_applies_from_the_first_forward(dtype: str) -> None:
     results = run_workers(autocast, 2, dtype)
     for kinds, output, end in results:
         assert kinds == {f"torch.{dtype}"}
@@ -278,7 +278,7 @@ def infinite_on_one() -> Any:
     return torch.equal(before, flat(model)), scaler.get_scale()
 
 
-def test_an_infinity_of_one_worker_skips_the_step_of_all() -> None:
+def test_overflow_of_one_worker_skips_the_step_of_all() -> None:
     assert run_workers(infinite_on_one) == [(True, 2.0), (True, 2.0)]
 
 
@@ -348,5 +348,5 @@ def misuse() -> None:
         fleet.distributed_optimizer(late, strategy)
 
 
-def test_misuse_is_told() -> None:
+def test_misuse_is_refused() -> None:
     run_workers(misuse, 1)

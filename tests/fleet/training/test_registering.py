@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two strategies in one job: where they differ, a line names the settings."""
+"""Two strategies in one job: a log line names the settings that differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_differences_are_named_with_both_values() -> None:
 
 
 def lines_of(given: list[dict[str, Any] | None]) -> Any:
-    """What is logged of the strategies given to `fleet.init` and then to each optimizer."""
+    """The log lines for the strategies given to `fleet.init` and to each optimizer."""
     lines: list[str] = []
     logger.addFilter(lambda record: lines.append(record.getMessage()) or True)
     first, *others = [None if one is None else DistributedStrategy(**one) for one in given]
@@ -49,19 +49,19 @@ def lines(*given: dict[str, Any] | None) -> list[str]:
     return list(found)
 
 
-def test_a_second_strategy_that_differs_is_told() -> None:
+def test_different_second_strategy_is_logged() -> None:
     [line] = lines({"seed": 1}, {"seed": 2, "amp": True})
     assert "the one given to fleet.init, from which it differs" in line
     assert "amp = False, now True, seed = 1, now 2; give one strategy only" in line
 
 
-def test_equal_ones_and_a_single_one_are_not() -> None:
+def test_equal_or_single_strategies_are_not_logged() -> None:
     assert lines({"amp": True}, {"amp": True}) == []
     assert lines(None, {"amp": True}) == []
     assert lines({"amp": True}, None) == []
 
 
-def test_two_optimizers_with_two_strategies_are_told() -> None:
+def test_different_strategies_of_two_optimizers_are_logged() -> None:
     [line] = lines(None, {"amp": True}, {"amp": True}, {})
     assert "the one given to an earlier fleet.distributed_optimizer" in line
 
@@ -74,7 +74,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_is_attached_is_known_once() -> None:
+def test_repeated_attach_registers_once() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
     scheduler, scaler = torch.optim.lr_scheduler.StepLR(optimizer, 2), torch.amp.GradScaler("cpu")
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_what_is_attached_is_known_once() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_is_attached_is_checked() -> None:
+def test_attach_checks_its_arguments() -> None:
     with pytest.raises(PlanError, match="got a SGD as scheduler, expected a torch"):
         fleet.attach(scheduler=torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1))  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="got nothing, expected scheduler="):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said when training starts."""
+"""The log lines at the start of training."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def test_parameters_in_no_optimizer_are_found() -> None:
     optimizer = SGD(model[1].parameters(), 0.1)
     assert untrained(model, [optimizer]) == ["0.weight"]
     assert untrained(model, [optimizer, SGD([model[0].weight], 0.1)]) == []
-    # a script that only evaluates has none
+    # a script that only evaluates has no optimizer
     assert untrained(model, []) == []
 
 
-def test_a_line_lists_a_few_names() -> None:
+def test_line_lists_at_most_three_names() -> None:
     assert listed(["a", "b", "c"]) == "a, b, c"
     assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 def lines_of(trained: Any, **settings: Any) -> list[str]:
-    """What a worker logs when it begins to train."""
+    """The log lines of a worker that begins to train."""
     lines: list[str] = []
     logger.addFilter(lambda record: lines.append(record.getMessage()) or True)
     model = fleet.distributed_model(trained())
@@ -52,7 +52,7 @@ def norms() -> nn.Module:
 
 
 @pytest.mark.multiprocess
-def test_worker_0_says_what_is_not_trained_and_which_norms_stay_local() -> None:
+def test_worker_0_logs_untrained_parameters_and_local_norms() -> None:
     zero, one = run_workers(lines_of, 2, norms)
     assert [line.partition(":")[0] for line in zero] == ["0.weight", "batch norm"]
     assert "2 layers use the statistics of their own" in zero[1]
@@ -77,11 +77,11 @@ def evaluated_first(in_parts: bool) -> list[str]:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_norms_are_told_of_when_they_first_train_also_behind_an_evaluation(in_parts: bool) -> None:
-    (before, *told), one = run_workers(evaluated_first, 2, in_parts)
+def test_local_norms_are_logged_at_their_first_training_forward(in_parts: bool) -> None:
+    (before, *notes), one = run_workers(evaluated_first, 2, in_parts)
     assert before == one[0] == "0 before"
-    assert len(told) == 1
-    assert "2 layers use the statistics of their own" in told[0]
+    assert len(notes) == 1
+    assert "2 layers use the statistics of their own" in notes[0]
     assert one[1:] == []
 
 
@@ -94,14 +94,14 @@ def alone() -> list[str]:
 
 
 @pytest.mark.multiprocess
-def test_norms_are_not_mentioned_where_they_are_not_local() -> None:
+def test_synced_norms_and_single_workers_are_not_logged() -> None:
     assert all("batch norm" not in line for line in run_workers(lines_synced)[0])
     [lines] = run_workers(alone, 1)
     assert [line.partition(":")[0] for line in lines] == ["0.weight"]
 
 
 @pytest.mark.parametrize(
-    ("make", "mode", "is_told"),
+    ("make", "mode", "warns"),
     [
         (lambda p: SGD(p, 0.1), geo(2), False),
         (lambda p: SGD(p, 0.1, momentum=0.9), geo(2), True),
@@ -109,8 +109,8 @@ def test_norms_are_not_mentioned_where_they_are_not_local() -> None:
         (lambda p: torch.optim.Adam(p), {"a_sync": True}, False),
     ],
 )
-def test_geo_with_state_of_dense_parameters_is_told(
-    make: Any, mode: dict[str, Any], is_told: bool, caplog: pytest.LogCaptureFixture
+def test_geo_with_optimizer_state_of_dense_parameters_warns(
+    make: Any, mode: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def build() -> Any:
         model = Net()
@@ -121,4 +121,4 @@ def test_geo_with_state_of_dense_parameters_is_told(
 
     with caplog.at_level("WARNING", "fleetlight"):
         run(build, train, mode)
-    assert ("steps dense parameters, and each worker keeps" in caplog.text) is is_told
+    assert ("steps dense parameters, and each worker keeps" in caplog.text) is warns

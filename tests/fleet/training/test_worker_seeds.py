@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that are seeded alike draw their own dropout masks, and begin with equal parameters."""
+"""Workers with equal seeds start from equal parameters but draw their own dropout masks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn_by(worker: int, seed: int = 0, **settings: Any) -> list[float]:
     return torch.rand(4).tolist()
 
 
-def test_each_worker_draws_its_own_and_worker_0_what_one_process_draws() -> None:
+def test_workers_draw_distinct_numbers_and_worker_0_those_of_one_process() -> None:
     torch.manual_seed(0)
     alone = torch.rand(4).tolist()
     bound = [drawn_by(worker) for worker in range(4)]
@@ -47,11 +47,11 @@ def test_each_worker_draws_its_own_and_worker_0_what_one_process_draws() -> None
     assert drawn_by(1, seed=1) != bound[1]
 
 
-def test_a_setting_brings_equal_numbers_back() -> None:
+def test_setting_same_gives_equal_numbers() -> None:
     assert drawn_by(1, worker_seeds="same") == drawn_by(0)
 
 
-def test_a_derived_seed_is_left_alone_until_the_script_seeds_again() -> None:
+def test_derived_seed_stays_until_the_script_seeds_again() -> None:
     context = context_of(1)
     torch.manual_seed(3)
     derive_worker_seeds(context)
@@ -61,7 +61,7 @@ def test_a_derived_seed_is_left_alone_until_the_script_seeds_again() -> None:
     derive_worker_seeds(context)
     second = torch.rand(2)
     assert not torch.equal(first, second)
-    # a checkpoint brings a state of a training that has begun: it goes on
+    # a loaded generator state continues
     torch.manual_seed(99)
     torch.set_rng_state(state)
     derive_worker_seeds(context)
@@ -72,14 +72,14 @@ def test_a_derived_seed_is_left_alone_until_the_script_seeds_again() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**64 - 1])
-def test_any_seed_of_torch_may_be_derived_from(seed: int) -> None:
+def test_any_torch_seed_can_be_derived(seed: int) -> None:
     torch.manual_seed(seed)
     derive_worker_seeds(context_of(1))
     assert torch.initial_seed() == derived_seed(seed % 2**64, 1)
 
 
-def test_a_forward_that_is_computed_again_draws_the_same() -> None:
-    """The first time it derives a seed, and torch sets the script's back before the second."""
+def test_recomputed_forward_draws_the_same_numbers() -> None:
+    """The first forward derives a seed; torch restores the script's seed before the second."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     plan = context_of(1).manage_model(model)
@@ -94,7 +94,7 @@ def test_a_forward_that_is_computed_again_draws_the_same() -> None:
     assert torch.equal(gradient, model[0].weight.grad)
 
 
-def test_an_evaluation_changes_no_random_numbers() -> None:
+def test_evaluation_changes_no_random_numbers() -> None:
     model = nn.Linear(2, 2)
     plan = context_of(1).manage_model(model)
     torch.manual_seed(5)
@@ -104,8 +104,8 @@ def test_an_evaluation_changes_no_random_numbers() -> None:
     plan.close()
 
 
-class Drawing(Dataset[Tensor]):
-    """Records that are augmented, where they are loaded."""
+class Augmented(Dataset[Tensor]):
+    """Records with augmentation in the loading process."""
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.rand(1)
@@ -120,7 +120,7 @@ def trained(worker_seeds: str) -> dict[str, Any]:
     model = fleet.distributed_model(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
-    loader = fleet.shard(DataLoader(Drawing(), batch_size=4, shuffle=True, num_workers=1))
+    loader = fleet.shard(DataLoader(Augmented(), batch_size=4, shuffle=True, num_workers=1))
     augmented = torch.cat(list(loader)).flatten().tolist()
     first = model[0].weight.detach().clone()
     mask = model(torch.ones(64, 1)).eq(0)
@@ -140,20 +140,20 @@ def test_masks_and_augmentations_differ_and_first_values_do_not() -> None:
 
 
 @pytest.mark.multiprocess
-def test_they_are_the_same_where_the_strategy_says_so() -> None:
+def test_strategy_can_make_masks_and_augmentations_equal() -> None:
     zero, one = run_workers(trained, 2, "same")
     assert zero == one
 
 
-class Doubtful(nn.Module):
-    """Draws by a function, which no module of torch stands for."""
+class FunctionalDropout(nn.Module):
+    """Draws by a function, without a module of torch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, 0.5, self.training)
 
 
 class Generator(nn.Module):
-    """A model whose steps call its parts, as a Lightning module's do."""
+    """A model whose steps call its submodules, as in a Lightning module."""
 
     def __init__(self, drawing: nn.Module) -> None:
         super().__init__()
@@ -181,8 +181,8 @@ def drawn_in_parts(drawing: nn.Module) -> list[Any]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("drawing", [nn.Dropout(0.5), Doubtful()])
-def test_a_part_of_a_model_draws_its_own_too(drawing: nn.Module) -> None:
+@pytest.mark.parametrize("drawing", [nn.Dropout(0.5), FunctionalDropout()])
+def test_submodule_called_directly_draws_distinct_numbers(drawing: nn.Module) -> None:
     zero, one = run_workers(drawn_in_parts, 2, drawing)
     assert any(zero)
     assert any(one)
@@ -203,11 +203,11 @@ def seeded_again() -> tuple[int, int]:
 
 
 @pytest.mark.multiprocess
-def test_at_the_latest_a_step_derives_them() -> None:
+def test_step_derives_a_seed_at_the_latest() -> None:
     assert run_workers(seeded_again, 2) == [(3, 3), (derived_seed(3, 1),) * 2]
 
 
-def test_a_compiler_sees_no_change_of_seeds() -> None:
+def test_compiler_does_not_trace_the_seed_hook() -> None:
     torch.manual_seed(5)
     plan = context_of(1).manage_model(nn.Sequential(Generator(nn.Dropout(0.5)), nn.Dropout(0.5)))
     step = torch.compile(plan.module[1], backend="eager", fullgraph=True)
@@ -229,6 +229,6 @@ def run_program() -> float:
 
 
 @pytest.mark.multiprocess
-def test_so_do_those_of_a_program() -> None:
+def test_programs_of_workers_draw_distinct_numbers() -> None:
     zero, one = run_workers(run_program)
     assert zero != one

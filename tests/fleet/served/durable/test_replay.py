@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that dies and is started again: its script goes on behind the step that it died in."""
+"""Replay in a restarted worker: its script resumes after the step in which it died."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ in_modes = pytest.mark.parametrize("mode", MODES)
 
 
 class Died(Exception):
-    """Of the worker's process, as its script is concerned."""
+    """Stands for the death of the worker's process."""
 
 
 class Own(Net):
-    """With values that no server keeps."""
+    """A model with values that no server keeps."""
 
     def __init__(self) -> None:
         super().__init__(ids=1)
@@ -55,8 +55,8 @@ def build() -> Built:
     return model, [torch.optim.SGD(trained, lr=0.1)]
 
 
-class Lives(Job):
-    """A job whose only worker may die; the servers stay."""
+class RestartableJob(Job):
+    """A job whose only worker may die and restart; the servers stay."""
 
     def __init__(self, folder: Path, mode: str = "sync", build: Any = build) -> None:
         super().__init__(build, MODES[mode], workers=1, servers=2)
@@ -64,8 +64,8 @@ class Lives(Job):
         self.returns: list[bool] = []
 
     def client(self, index: int) -> Client:
-        whose = WorkerIdentity(index, 1, 2, job="j", start=0, started_at=1)
-        journal = WorkerJournal(self.folder, whose)
+        identity = WorkerIdentity(index, 1, 2, job="j", start=0, started_at=1)
+        journal = WorkerJournal(self.folder, identity)
 
         def connect(lane: str) -> Sequence[MemoryChannel]:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
@@ -82,8 +82,8 @@ class Lives(Job):
     def job_of(self, **parts: Any) -> ServedJob:
         return served_job(replay_of(parts["session"].client.journal, self.returns.append), **parts)
 
-    def life(self, script: Callable[[Member], Any]) -> Any:
-        """What the script answers, or that it has died."""
+    def run_incarnation(self, script: Callable[[Member], Any]) -> Any:
+        """Run one incarnation; returns the script's result or its death."""
         member = self.member(0)
         journal = member.session.client.journal
         set_current(member.context)
@@ -113,72 +113,76 @@ def train(member: Member, ids: Tensor) -> None:
 
 
 def outcome(member: Member) -> Any:
-    """All that was learnt, and what only this worker has."""
+    """All trained values, and those that only this worker has."""
     rows = torch.from_numpy(member.rows(range(RECORDS)))
     own = [*member.model.parameters(), *member.model.buffers()]
     return [rows.tolist(), *(one.tolist() for one in own if one.numel())]
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Callable[..., Lives]]:
-    """Jobs, each with a folder of its own."""
-    made: list[Lives] = []
+def new_job(tmp_path: Path) -> Iterator[Callable[..., RestartableJob]]:
+    """Creates jobs, each with its own folder."""
+    made: list[RestartableJob] = []
 
-    def make(*arguments: Any, **more: Any) -> Lives:
-        made.append(Lives(tmp_path / str(len(made)), *arguments, **more))
+    def make(*arguments: Any, **more: Any) -> RestartableJob:
+        made.append(RestartableJob(tmp_path / str(len(made)), *arguments, **more))
         return made[-1]
 
     yield make
-    for one in made:
-        for server in one.servers:
+    for job in made:
+        for server in job.servers:
             server.close()
 
 
-# -- what only the worker has ---------------------------------------------------------------------
+# -- state that only the worker has ---------------------------------------------------------------
 
 
 @in_modes
 @pytest.mark.parametrize("large", [0, 1 << 16])
 @pytest.mark.parametrize("dies", [1, 4, 9])
-def test_what_the_script_does_to_frozen_parameters_is_not_lost(
-    at: Callable[..., Lives], mode: str, dies: int, large: int, monkeypatch: pytest.MonkeyPatch
+def test_replay_restores_frozen_parameters_changed_by_the_script(
+    new_job: Callable[..., RestartableJob],
+    mode: str,
+    dies: int,
+    large: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replay, "_LARGE", large)
-    lives: list[int] = []
+    starts: list[int] = []
 
     def script(member: Member, dies: int) -> Any:
         model: Any = member.model
         member.session.open(member.context)
         loader = sharded()
-        lives.append(0)
+        starts.append(0)
         for _ in range(loader.epoch, 2):
             for (ids,) in loader:
                 train(member, ids * (1 + int(model.whole)))
                 member.communicator.flush()
-                if len(lives) == 1 and model.whole == dies:
+                if len(starts) == 1 and model.whole == dies:
                     raise Died
-                # as a teacher follows its student, or what is averaged: not a gradient in it
+                # changed without gradients, like a teacher that follows its student or an average
                 model.frozen.data.mul_(0.9)
                 model.frozen.data = model.frozen.data + model.linear.weight.data[0, :3]
                 model.whole.add_(1)
                 model.seen.copy_(ids[:2, 0])
         return outcome(member)
 
-    unharmed = at(mode).life(lambda member: script(member, -1))
-    lives.clear()
-    job = at(mode)
-    assert isinstance(job.life(lambda member: script(member, dies)), Died)
-    assert job.life(lambda member: script(member, dies)) == unharmed
+    uninterrupted = new_job(mode).run_incarnation(lambda member: script(member, -1))
+    starts.clear()
+    job = new_job(mode)
+    assert isinstance(job.run_incarnation(lambda member: script(member, dies)), Died)
+    assert job.run_incarnation(lambda member: script(member, dies)) == uninterrupted
 
 
-# -- where it goes on -----------------------------------------------------------------------------
+# -- where it resumes -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compacts", [False, True])
-def test_what_is_agreed_on_at_the_first_forward_is_not_agreed_on_again(
-    at: Callable[..., Lives], compacts: bool, monkeypatch: pytest.MonkeyPatch
+def test_restarted_worker_does_not_agree_on_first_values_again(
+    new_job: Callable[..., RestartableJob], compacts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first values are those of the first life: all that was learnt would be lost."""
+    """A second agreement on first values would lose the training of the first incarnation."""
     if compacts:
         monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 0)
 
@@ -191,50 +195,52 @@ def test_what_is_agreed_on_at_the_first_forward_is_not_agreed_on_again(
                     raise Died
         return outcome(member)
 
-    unharmed = at().life(lambda member: script(member, -1))
-    job = at()
-    assert isinstance(job.life(lambda member: script(member, 3)), Died)
-    assert job.life(lambda member: script(member, -1)) == unharmed
+    uninterrupted = new_job().run_incarnation(lambda member: script(member, -1))
+    job = new_job()
+    assert isinstance(job.run_incarnation(lambda member: script(member, 3)), Died)
+    assert job.run_incarnation(lambda member: script(member, -1)) == uninterrupted
 
 
 class Script:
-    """Trains, and dies behind the step of that number of its first life."""
+    """Trains; its first incarnation dies in step `dies`."""
 
-    def __init__(self, member: Member, life: int, dies: int, seen: list[Any]) -> None:
+    def __init__(self, member: Member, incarnation: int, dies: int, seen: list[Any]) -> None:
         member.session.open(member.context)
-        self.member, self.life, self._dies, self._seen = member, life, dies, seen
+        self.member, self.incarnation, self._dies, self._seen = member, incarnation, dies, seen
 
     def step(self, ids: Tensor, *others: Tensor) -> None:
-        """On a batch, and what lies beside it."""
+        """Train on a batch; record it together with the batches of other loaders."""
         train(self.member, ids)
         self.member.communicator.flush()
-        if self.member.context.step == self._dies and self.life == 1:
+        if self.member.context.step == self._dies and self.incarnation == 1:
             raise Died
         self._seen.append([batch.flatten().tolist() for batch in (ids, *others)])
 
-    def goes_on(self) -> list[Any]:
-        """What it has trained on, and learnt."""
+    def result(self) -> list[Any]:
+        """The batches, and the trained values."""
         return [*self._seen, outcome(self.member)]
 
 
-def played(job: Lives, script: Callable[[Script], Any], dies: int = -1) -> list[Any]:
-    """What all lives of a script have trained on, and what was learnt."""
+def run_with_restart(
+    job: RestartableJob, script: Callable[[Script], Any], dies: int = -1
+) -> list[Any]:
+    """The batches of all incarnations of a script, and the trained values."""
     seen: list[Any] = []
     found = None
-    for life in (1, 2) if dies >= 0 else (1,):
+    for incarnation in (1, 2) if dies >= 0 else (1,):
 
-        def lived(member: Member, life: int = life) -> Any:
-            playing = Script(member, life, dies, seen)
-            script(playing)
-            return playing.goes_on()
+        def run_script(member: Member, incarnation: int = incarnation) -> Any:
+            running = Script(member, incarnation, dies, seen)
+            script(running)
+            return running.result()
 
-        found = job.life(lived)
+        found = job.run_incarnation(run_script)
     assert isinstance(found, list)
     return found
 
 
 def side_by_side(script: Script) -> None:
-    """The second loader is shorter, so its epochs are others."""
+    """The second loader is shorter, so its epochs differ."""
     first, second = sharded(), sharded(20)
     for _ in range(first.epoch, 3):
         for (ids,), (others,) in zip(first, second, strict=False):
@@ -242,10 +248,10 @@ def side_by_side(script: Script) -> None:
 
 
 def evaluates(script: Script) -> None:
-    """Before the loop, amid an epoch and behind it; now and then it is broken off."""
+    """Evaluates before the loop, during an epoch and after it; some loops break early."""
     loader, valid, sample = sharded(), sharded(8), sharded(20)
 
-    def look() -> None:
+    def evaluate() -> None:
         batches = [ids for (ids,) in valid]
         for (ids,) in sample:
             batches.append(ids)
@@ -266,24 +272,24 @@ def evaluates(script: Script) -> None:
             if loader.consumed % 16 == 8:
                 only_read()
         only_read()
-    look()
+    evaluate()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [side_by_side, evaluates])
 @pytest.mark.parametrize("dies", [1, 2, 3, 5, 6, 7, 10, 13])
-def test_loaders_beside_the_one_that_is_trained_on_are_where_they_were(
-    at: Callable[..., Lives], script: Callable[[Script], None], dies: int
+def test_replay_restores_the_positions_of_all_loaders(
+    new_job: Callable[..., RestartableJob], script: Callable[[Script], None], dies: int
 ) -> None:
-    assert played(at(), script, dies) == played(at(), script)
+    assert run_with_restart(new_job(), script, dies) == run_with_restart(new_job(), script)
 
 
-# -- another batch --------------------------------------------------------------------------------
+# -- another batch after the restart --------------------------------------------------------------
 
 
 def skips(script: Script) -> None:
     for number, (ids,) in enumerate(sharded()):
-        if script.life == 1 or number:
+        if script.incarnation == 1 or number:
             script.step(ids)
 
 
@@ -291,58 +297,58 @@ def never_steps(script: Script) -> None:
     loader = sharded()
     for _ in range(loader.epoch, 2):
         for (ids,) in loader:
-            if script.life == 1:
+            if script.incarnation == 1:
                 script.step(ids)
 
 
-def inside_each_other(script: Script) -> None:
-    """Which batch of the outer one it was is not known."""
+def nested(script: Script) -> None:
+    """The batch of the outer loader is unknown."""
     outer, inner = sharded(), sharded(8)
     for (others,) in outer:
         for (ids,) in inner:
             script.step(ids, others)
 
 
-class Chance(Sampler[int]):
-    """Its order is another one each time."""
+class ChangingSampler(Sampler[int]):
+    """Its order changes with each pass."""
 
-    begun = 0
+    passes = 0
 
     def __iter__(self) -> Iterator[int]:
-        Chance.begun += 1
-        return iter([(Chance.begun + n) % RECORDS for n in range(RECORDS)])
+        ChangingSampler.passes += 1
+        return iter([(ChangingSampler.passes + n) % RECORDS for n in range(RECORDS)])
 
     def __len__(self) -> int:
         return RECORDS
 
 
-def draws(script: Script) -> None:
+def reorders(script: Script) -> None:
     data = TensorDataset(torch.arange(RECORDS).reshape(RECORDS, 1))
-    for (ids,) in fleet.shard(DataLoader(data, BATCH, sampler=Chance())):
+    for (ids,) in fleet.shard(DataLoader(data, BATCH, sampler=ChangingSampler())):
         script.step(ids)
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         (skips, r"makes a step with .* sample 12 of epoch 0 .*, not with .* sample 8 of"),
         (never_steps, "has ended its loop without it"),
-        (inside_each_other, "makes a step with the batch of loader 0"),
-        (draws, r"makes a step with .* sample 8 of epoch 0 \(records \w+\), not"),
+        (nested, "makes a step with the batch of loader 0"),
+        (reorders, r"makes a step with .* sample 8 of epoch 0 \(records \w+\), not"),
     ],
 )
-def test_a_step_on_another_batch_is_not_left_out(
-    at: Callable[..., Lives], script: Callable[[Script], None], told: str
+def test_replay_does_not_skip_a_step_on_another_batch(
+    new_job: Callable[..., RestartableJob], script: Callable[[Script], None], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
-        played(at(), script, dies=2)
+    with pytest.raises(ConfigError, match=message):
+        run_with_restart(new_job(), script, dies=2)
 
 
-# -- where nobody can go on -----------------------------------------------------------------------
+# -- a worker that cannot resume ------------------------------------------------------------------
 
 
 def feeds_itself(script: Script) -> None:
-    """Behind a step that a later life could have gone on from."""
+    """After a step from which the next incarnation could have resumed."""
     for number, (ids,) in enumerate(sharded()):
         script.step(ids)
         if number == 1:
@@ -354,10 +360,10 @@ def feeds_itself(script: Script) -> None:
 
 
 class Opaque:
-    """Nothing that can be written down."""
+    """An object that cannot be saved."""
 
 
-def holds_its_own(script: Script) -> None:
+def holds_opaque_state(script: Script) -> None:
     for number, (ids,) in enumerate(sharded()):
         if number == 2:
             script.member.optimizer.param_groups[0]["mine"] = Opaque()
@@ -367,33 +373,35 @@ def holds_its_own(script: Script) -> None:
 @in_modes
 @pytest.mark.parametrize(
     ("script", "why"),
-    [(feeds_itself, "a batch that no loader of fleet.shard"), (holds_its_own, "Opaque")],
+    [(feeds_itself, "a batch that no loader of fleet.shard"), (holds_opaque_state, "Opaque")],
 )
-def test_one_that_cannot_go_on_says_why_in_place_of_going_back(
-    at: Callable[..., Lives], script: Callable[[Script], None], why: str, mode: str
+def test_worker_that_cannot_resume_says_why(
+    new_job: Callable[..., RestartableJob], script: Callable[[Script], None], why: str, mode: str
 ) -> None:
-    job = at(mode)
-    told = rf"restarted alone, but cannot resume where it died: .*{why}"
-    with pytest.raises(ConfigError, match=told):
-        played(job, script, dies=3)
+    job = new_job(mode)
+    message = rf"restarted alone, but cannot resume where it died: .*{why}"
+    with pytest.raises(ConfigError, match=message):
+        run_with_restart(job, script, dies=3)
     assert job.returns == [True, False]
 
 
-def test_one_that_could_not_may_be_able_to_later(at: Callable[..., Lives]) -> None:
+def test_worker_can_resume_after_its_next_recorded_step(
+    new_job: Callable[..., RestartableJob],
+) -> None:
     def script(script: Script) -> None:
         loader = sharded()
         for number, (ids,) in enumerate(loader):
-            if not number and script.life == 1:
+            if not number and script.incarnation == 1:
                 script.member.context.replay.forget_position()
             script.step(ids)
 
-    job = at()
-    assert played(job, script, dies=2) == played(at(), script)
+    job = new_job()
+    assert run_with_restart(job, script, dies=2) == run_with_restart(new_job(), script)
     assert job.returns[:3] == [True, False, True]
 
 
-def test_amid_the_load_of_a_checkpoint_nobody_goes_on(
-    at: Callable[..., Lives], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_worker_does_not_resume_during_the_load_of_a_checkpoint(
+    new_job: Callable[..., RestartableJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def script(script: Script) -> None:
         for number, (ids,) in enumerate(sharded()):
@@ -408,14 +416,14 @@ def test_amid_the_load_of_a_checkpoint_nobody_goes_on(
         raise Died
 
     with pytest.raises(ConfigError, match="it was loading a checkpoint"):
-        played(at("async"), script, dies=9)
+        run_with_restart(new_job("async"), script, dies=9)
 
 
 # -- how much is written --------------------------------------------------------------------------
 
 
 class Large(Own):
-    """With a table of its own that nobody trains."""
+    """A model with a large buffer that is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -427,8 +435,8 @@ def build_large() -> Built:
     return model, [torch.optim.SGD(model.linear.parameters(), lr=0.1)]
 
 
-def test_what_is_large_and_stays_is_written_once(
-    at: Callable[..., Lives], monkeypatch: pytest.MonkeyPatch
+def test_large_unchanged_tensors_are_written_once(
+    new_job: Callable[..., RestartableJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, write = 0, os.pwritev
 
@@ -442,15 +450,15 @@ def test_what_is_large_and_stays_is_written_once(
         for number, (ids,) in enumerate(sharded()):
             script.step(ids)
             if number == 1:
-                # nothing that torch counts
+                # a change that torch's version counter does not see
                 model.table.numpy()[:] += 1
 
     monkeypatch.setattr(os, "pwritev", counted)
     size = 4 << 16
-    seen = played(at(build=build_large), script)
+    seen = run_with_restart(new_job(build=build_large), script)
     assert 2 * size < written < 3 * size
     assert seen[-1][-1][:2] == [1, 2]
-    job = at(build=build_large)
-    assert played(job, script, dies=4) != seen  # the script counts anew
-    # the newest one, and the one that the commit before may still need
+    job = new_job(build=build_large)
+    assert run_with_restart(job, script, dies=4) != seen  # the script counts from zero again
+    # the newest file, and one that the previous commit may still need
     assert len(list(job.folder.glob("kept.*"))) <= 2

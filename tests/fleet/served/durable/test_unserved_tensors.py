@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model no server keeps, whatever a script replaces in it."""
+"""The tensors of a model that no server keeps, also after a script replaces some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 
 
 def made() -> nn.Sequential:
-    """Its linear layer is with the servers."""
+    """A model whose linear layer is on the servers."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.PReLU()))
     for parameter in model[1].parameters():
         parameter.requires_grad = False
@@ -30,11 +30,11 @@ def of(own: UnservedTensors, model: nn.Module) -> dict[str, torch.Tensor]:
     return own.tensors([model], list(model[0].parameters()))  # type: ignore[index]
 
 
-def test_what_servers_keep_is_not_there() -> None:
+def test_served_tensors_are_excluded() -> None:
     assert of(UnservedTensors(), made()).keys() == OWN
 
 
-def test_values_are_those_of_now() -> None:
+def test_values_are_current() -> None:
     own, model = UnservedTensors(), made()
     of(own, model)
     model(torch.randn(4, 2))
@@ -84,7 +84,7 @@ def empty_a_buffer(model: nn.Sequential) -> set[str]:
         *(add_a_buffer, add_a_module, empty_a_buffer),
     ],
 )
-def test_what_a_script_changes_is_seen(change: Callable[[nn.Sequential], set[str]]) -> None:
+def test_changes_by_a_script_are_found(change: Callable[[nn.Sequential], set[str]]) -> None:
     own, model = UnservedTensors(), made()
     before = of(own, model)
     assert not any(bool((tensor == 7.0).any()) for tensor in before.values())
@@ -94,7 +94,7 @@ def test_what_a_script_changes_is_seen(change: Callable[[nn.Sequential], set[str
     assert any(bool((tensor == 7.0).any()) for tensor in now.values())
 
 
-def test_another_model_and_other_parameters_of_servers_are_seen() -> None:
+def test_another_model_and_other_served_parameters_are_found() -> None:
     own, model = UnservedTensors(), made()
     of(own, model)
     assert of(own, made()).keys() == OWN

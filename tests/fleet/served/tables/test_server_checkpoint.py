@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of jobs with parameter servers: what was trained goes on elsewhere as if nothing."""
+"""Checkpoints of jobs with parameter servers: another job resumes from them exactly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALL = list(range(30))
 
 
 class Mixed(nn.Module):
-    """A table of open ids, one moved from torch, and dense layers with a buffer."""
+    """A table of open ids, a moved torch layer, and dense layers with a buffer."""
 
     def __init__(self, dim: int = 4, optimizer: str | None = None, rows: int = 30) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def train(member: Member, steps: range) -> None:
 
 
 def state(member: Member) -> list[Any]:
-    """Everything that a step changes, on the servers and here."""
+    """Everything that a step changes, on the servers and in the worker."""
     member.barrier()
     for plan in member.context.models:
         plan.broadcast_buffers()
@@ -94,7 +94,7 @@ def load(member: Member, path: Path, **how: Any) -> None:
 
 
 def saved_job(path: Path, strategy: dict[str, Any] = SYNC, build: Any = adam, **how: Any) -> Any:
-    """Two workers and two servers save after four steps and make four more."""
+    """Two workers and two servers save after four steps and make four more steps."""
 
     def work(member: Member) -> Any:
         train(member, range(4))
@@ -108,11 +108,11 @@ def saved_job(path: Path, strategy: dict[str, Any] = SYNC, build: Any = adam, **
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_any_number_of_servers_goes_on_where_others_stopped(tmp_path: Path, servers: int) -> None:
+def test_any_number_of_servers_resumes_from_a_checkpoint(tmp_path: Path, servers: int) -> None:
     expected = saved_job(tmp_path)
 
     def work(member: Member) -> Any:
-        # what was trained before is gone, and so is its bias correction
+        # the load replaces earlier training and its bias correction
         train(member, range(3))
         load(member, tmp_path)
         assert (member.context.step, member.session.client.epoch) == (4, 1)
@@ -125,7 +125,7 @@ def test_any_number_of_servers_goes_on_where_others_stopped(tmp_path: Path, serv
 
 
 @pytest.mark.parametrize("how", [{"background": True}, {"via": "worker0"}])
-def test_ways_to_save_make_the_same_checkpoint(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_all_ways_to_save_make_the_same_checkpoint(tmp_path: Path, how: dict[str, Any]) -> None:
     saved_job(tmp_path / "one")
     saved_job(tmp_path / "two", **how)
     one, two = (checkpoint.read(tmp_path / name) for name in ("one", "two"))
@@ -140,8 +140,8 @@ def test_ways_to_save_make_the_same_checkpoint(tmp_path: Path, how: dict[str, An
     assert not [path for path in one.folder.iterdir() if "token" in path.name]
 
 
-def test_the_dense_part_is_that_of_a_collective_checkpoint(tmp_path: Path) -> None:
-    """Names, classes and state as torch has them; tables have no state there."""
+def test_dense_part_equals_a_collective_checkpoint(tmp_path: Path) -> None:
+    """Names, classes and state are as in torch; tables have no state there."""
     saved_job(tmp_path)
     [optimizer] = checkpoint.read(tmp_path).optimizers()
     model, [live] = adam()
@@ -162,8 +162,8 @@ def optimizer_for(saved: Any, names: Any) -> Any:
 
 
 @pytest.mark.parametrize("strategy", [ASYNC, geo(3)])
-def test_other_modes(tmp_path: Path, strategy: dict[str, Any]) -> None:
-    """Geo exchanges before it saves, so that all of every worker is in the checkpoint."""
+def test_async_and_geo_resume_from_a_checkpoint(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    """Geo exchanges before it saves, so the checkpoint has the steps of all workers."""
 
     def before(member: Member) -> Any:
         train(member, range(4))
@@ -174,7 +174,7 @@ def test_other_modes(tmp_path: Path, strategy: dict[str, Any]) -> None:
         train(member, range(2))
         load(member, tmp_path, via="worker0")
         loaded = state(member)
-        # nobody trains on before the other has read
+        # no worker continues before the other has read
         member.context.group.barrier("reading")
         train(member, range(4, 8))
         member.barrier()
@@ -187,7 +187,7 @@ def test_other_modes(tmp_path: Path, strategy: dict[str, Any]) -> None:
     equal(zero[:2], one[:2], atol=0)
 
 
-def test_a_save_in_the_background_is_that_of_the_call(tmp_path: Path, monkeypatch: Any) -> None:
+def test_background_save_has_the_values_at_the_call(tmp_path: Path, monkeypatch: Any) -> None:
     go = threading.Event()
     write = ServerState.save
 
@@ -211,7 +211,9 @@ def test_a_save_in_the_background_is_that_of_the_call(tmp_path: Path, monkeypatc
         equal(at_the_call, loaded, atol=0)
 
 
-def test_a_failed_save_leaves_the_one_before_and_no_cut(tmp_path: Path, monkeypatch: Any) -> None:
+def test_failed_save_keeps_the_previous_checkpoint_and_no_snapshot(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     write = ServerState.save
 
     def full(self: ServerState, *args: Any) -> Any:
@@ -240,7 +242,7 @@ def test_a_failed_save_leaves_the_one_before_and_no_cut(tmp_path: Path, monkeypa
 
 
 def loaded_by(path: Path, build: Any, strategy: dict[str, Any] = SYNC, **how: Any) -> Any:
-    """A job of one worker that loads; answers what it is told and what it holds."""
+    """A job of one worker that loads; returns the message and the loaded state."""
 
     def work(member: Member) -> Any:
         try:
@@ -277,15 +279,15 @@ def test_tables_that_differ_are_named(tmp_path: Path, build: Any, message: str) 
     equal(before, after, atol=0)
 
 
-def test_another_rule_takes_the_weights(tmp_path: Path, caplog: Any) -> None:
+def test_another_rule_loads_the_weights_only(tmp_path: Path, caplog: Any) -> None:
     saved_job(tmp_path, build=lambda: adam(optimizer="adagrad"))
     with caplog.at_level("WARNING", "fleetlight"):
         text, after = loaded_by(tmp_path, lambda: adam(optimizer="rowwise_adagrad"))
     same, kept = loaded_by(tmp_path, lambda: adam(optimizer="adagrad"))
     assert text == same == "loaded"
     equal(after, kept, atol=0)
-    told = [r.getMessage() for r in caplog.records if "is reset" in r.getMessage()]
-    assert ["table open: it was saved with adagrad" in text for text in told] == [True]
+    warnings = [r.getMessage() for r in caplog.records if "is reset" in r.getMessage()]
+    assert ["table open: it was saved with adagrad" in text for text in warnings] == [True]
 
 
 @pytest.mark.parametrize("how", [{}, {"via": "worker0"}])
@@ -298,7 +300,7 @@ def test_another_rule_takes_the_weights(tmp_path: Path, caplog: Any) -> None:
         (lambda data: b"", "is not the file of a table: "),
     ],
 )
-def test_a_damaged_file_of_a_table_is_named_and_nothing_is_loaded(
+def test_damaged_table_file_is_named_and_nothing_is_loaded(
     tmp_path: Path, damage: Callable[[bytes], bytes], why: str, how: dict[str, Any]
 ) -> None:
     saved_job(tmp_path)
@@ -312,19 +314,19 @@ def test_a_damaged_file_of_a_table_is_named_and_nothing_is_loaded(
     equal(before, after, atol=0)
 
 
-def test_a_file_that_servers_do_not_see(tmp_path: Path) -> None:
+def test_file_that_servers_cannot_read_names_the_remedy(tmp_path: Path) -> None:
     saved_job(tmp_path)
     (checkpoint.read(tmp_path).folder / "table000.server001.safetensors").unlink()
     assert 'use a shared file system or via="worker0"' in loaded_by(tmp_path, adam)[0]
 
 
-def test_a_way_that_there_is_not() -> None:
+def test_unknown_via_is_refused() -> None:
     with pytest.raises(ConfigError, match="got via='worker1', expected via=\"folder\""):
         check_via("worker1")
 
 
-def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
-    """Workers' first values do not count then; and a load by the workers begins one more epoch."""
+def test_servers_start_from_a_checkpoint(tmp_path: Path) -> None:
+    """Workers' first values do not count; a load by the workers begins another epoch."""
     expected = saved_job(tmp_path)
     job = Job(adam, SYNC, workers=2, servers=3)
     job.servers = [Server(i, 3, 2, version="test", deadline_s=20.0) for i in range(3)]
@@ -348,7 +350,7 @@ def test_servers_begin_with_a_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path / "later").manifest.epoch == 2
 
 
-def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path) -> None:
+def test_restarted_server_does_not_load_the_checkpoint(tmp_path: Path) -> None:
     saved_job(tmp_path / "saved")
     durable = Durable(tmp_path / "kept", job="a job")
     model, optimizers = adam()
@@ -364,8 +366,8 @@ def test_a_server_that_comes_back_does_not_ask_for_the_checkpoint(tmp_path: Path
     assert any(rows[0].values())
 
 
-def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:
-    """Their tables would be those of the checkpoint, beside new dense values."""
+def test_servers_refuse_a_checkpoint_when_workers_keep_dense_values(tmp_path: Path) -> None:
+    """The tables of the checkpoint would meet new dense values."""
     saved_job(tmp_path)
     strategy = DistributedStrategy(a_sync_configs={"dense": "allreduce"})
     model, optimizers = adam()
@@ -376,8 +378,8 @@ def test_servers_do_not_begin_with_what_workers_keep(tmp_path: Path) -> None:
     assert not server.is_open
 
 
-def test_an_unmoved_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> None:
-    """What plain torch has saved loads into a job whose layers are moved, and back."""
+def test_torch_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> None:
+    """A checkpoint of plain torch loads into a job with moved layers, and back."""
     torch.manual_seed(7)
     plain = nn.Sequential(nn.Embedding(30, 2, sparse=True), nn.Flatten(), nn.Linear(6, 1))
     sgd_ = torch.optim.SGD(plain.parameters(), lr=0.05)
@@ -412,7 +414,7 @@ def test_an_unmoved_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> N
     np.testing.assert_array_equal(weights["0.weight"].numpy(), rows)
 
 
-def test_an_evaluation_leaves_no_rows_behind() -> None:
+def test_evaluation_leaves_no_rows() -> None:
     def work(member: Member) -> Any:
         train(member, range(1))
         before = [figures.rows for figures in member.session.client.figures()]
@@ -425,7 +427,7 @@ def test_an_evaluation_leaves_no_rows_behind() -> None:
     assert Job(adam, SYNC, workers=1, servers=2).run(work) == [(True, True)]
 
 
-def test_servers_that_began_with_different_checkpoints_are_told(tmp_path: Path) -> None:
+def test_servers_that_started_from_different_checkpoints_are_refused(tmp_path: Path) -> None:
     saved_job(tmp_path)
     job = Job(adam, SYNC, workers=1, servers=2)
     job.servers[1] = Server(1, 2, 1, version="test", deadline_s=20.0)
@@ -436,7 +438,7 @@ def test_servers_that_began_with_different_checkpoints_are_told(tmp_path: Path) 
         job.run(state)
 
 
-def test_a_worker_asks_a_server_that_still_loads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_asks_again_while_a_server_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     join, asked = Server._join, [0]
 
     def busy(self: Server, *args: Any) -> Any:
@@ -449,8 +451,8 @@ def test_a_worker_asks_a_server_that_still_loads_again(monkeypatch: pytest.Monke
     assert asked == [5]
 
 
-def test_a_table_of_plain_pytorch_trains_on_in_a_collective_job(tmp_path: Path) -> None:
-    """A layer that was moved onto a table is a layer again; a table of open ids is left out."""
+def test_table_of_a_torch_layer_resumes_in_a_collective_job(tmp_path: Path) -> None:
+    """A moved layer becomes a layer again; a table of open ids is left out."""
 
     def work(member: Member) -> Any:
         train(member, range(4))

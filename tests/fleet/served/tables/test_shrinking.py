@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.shrink`: what is forgotten, on all servers, and what it says."""
+"""`fleet.shrink`: which rows all servers remove, and what it returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fleet.served.durable.test_replay import BATCH, Died, Lives, sharded
+from tests.fleet.served.durable.test_replay import BATCH, Died, RestartableJob, sharded
 from tests.served import ASYNC, SYNC, Built, Job, Member, geo
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from fleetlight.ps.layers.entries import ShowClickEntry
 
 
 class Two(nn.Module):
-    """A table that counts, and one that does not."""
+    """A table that counts shows and clicks, and a table that does not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def run(work: Any, strategy: dict[str, Any] = SYNC) -> list[Any]:
 
 
 @pytest.mark.parametrize("strategy", [SYNC, ASYNC, geo(2)])
-def test_rows_go_that_nobody_has_seen(strategy: dict[str, Any]) -> None:
+def test_shrink_removes_unseen_rows(strategy: dict[str, Any]) -> None:
     def work(member: Member) -> Any:
         train(member, list(range(20)))
         train(member, list(range(20)))
@@ -76,11 +76,11 @@ def test_rows_go_that_nobody_has_seen(strategy: dict[str, Any]) -> None:
         assert (tuple(answers), plain) == (kept, 20)
 
 
-def test_rows_go_that_are_worth_little() -> None:
+def test_shrink_removes_rows_of_low_score() -> None:
     def work(member: Member) -> Any:
         train(member, list(range(10)))
         train(member, list(range(4)), click=1.0)
-        # 2 workers: 0.2 for those shown, 0.1 * (4 - 2) + 2 for those clicked; half of it is left
+        # 2 workers: score 0.2 for rows shown, 0.1 * (4 - 2) + 2 for rows clicked; decay halves it
         first = shrunk(member, score=0.09, decay=0.5)
         second = shrunk(member, score=0.5, decay=1.0, table="ads")
         return first, second
@@ -88,7 +88,7 @@ def test_rows_go_that_are_worth_little() -> None:
     assert run(work) == [({"ads": ShrunkTable(0, 10)}, {"ads": ShrunkTable(6, 4)})] * 2
 
 
-def test_each_call_of_a_worker_alone_is_a_day() -> None:
+def test_each_call_of_a_single_worker_is_a_day() -> None:
     def work(member: Member) -> Any:
         train(member, list(range(10)))
         return [shrunk(member, score=0.04, decay=0.5) for _ in range(2)]
@@ -97,37 +97,37 @@ def test_each_call_of_a_worker_alone_is_a_day() -> None:
     assert Job(build, SYNC, workers=1, servers=2).run(work) == [days]
 
 
-def test_a_worker_that_dies_over_it_ends_the_day_once(
+def test_worker_that_dies_during_shrink_ends_the_day_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def script(member: Member) -> Any:
-        loader, told = sharded(), []
+        loader, results = sharded(), []
         for _ in range(loader.epoch, 1):
             for (ids,) in loader:
                 train(member, ids.flatten().tolist())
                 if loader.consumed == 2 * BATCH:
-                    told.append(shrunk(member, score=0.04, decay=0.5))
-        return told
+                    results.append(shrunk(member, score=0.04, decay=0.5))
+        return results
 
     def dies(files: TableFiles, message: m.Message, nbytes: int = 0) -> Any:
         tell(files, message, nbytes)
         raise Died
 
-    tell, job = TableFiles.ask_all, Lives(tmp_path, build=build)
+    tell, job = TableFiles.ask_all, RestartableJob(tmp_path, build=build)
     with monkeypatch.context() as patch:
         patch.setattr(TableFiles, "ask_all", dies)
-        assert isinstance(job.life(script), Died)
-    # another day would leave none of them
-    assert job.life(script) == [{"ads": ShrunkTable(0, 2 * BATCH)}]
+        assert isinstance(job.run_incarnation(script), Died)
+    # another day would remove all rows
+    assert job.run_incarnation(script) == [{"ads": ShrunkTable(0, 2 * BATCH)}]
 
 
-def test_what_cannot_be_shrunk_is_told() -> None:
+def test_tables_that_cannot_shrink_are_refused() -> None:
     def work(member: Member) -> Any:
         texts = []
         for kind, table in ((PlanError, "plain"), (ConfigError, "adds")):
-            with pytest.raises(kind) as told:
+            with pytest.raises(kind) as caught:
                 shrunk(member, table=table)
-            texts.append(str(told.value))
+            texts.append(str(caught.value))
         return texts
 
     for plain, unknown in run(work):
@@ -145,7 +145,7 @@ def test_what_cannot_be_shrunk_is_told() -> None:
         ({"decay": 0}, "decay=0, expected 0 < decay <= 1"),
     ],
 )
-def test_settings_are_looked_at(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     usual: dict[str, Any] = {"unseen_days": 0, "score": 0.0, "decay": 1.0}
     with pytest.raises(ConfigError, match=message):
         public_rows._check(**{**usual, **settings})
