@@ -40,6 +40,7 @@ class _Model(nn.Module):
         return self.parts["head"](self.parts["emb"](ids))
 
 
+@pytest.mark.multiprocess
 def test_a_penalty_on_a_whole_sparse_weight_is_named() -> None:
     (text, values), other = run_workers(penalise_a_whole_weight)
     assert "parts.emb.weight got a dense gradient" in text

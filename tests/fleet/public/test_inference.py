@@ -256,8 +256,15 @@ def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
     return found.tolist()
 
 
-@pytest.mark.parametrize("size", [(0, 1), (2, 2)])
-@pytest.mark.parametrize("strategy", [SYNC, ASYNC])
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [
+        (SYNC, (2, 2)),
+        pytest.param(SYNC, (0, 1), marks=pytest.mark.long),
+        pytest.param(ASYNC, (0, 1), marks=pytest.mark.long),
+        pytest.param(ASYNC, (2, 2), marks=pytest.mark.long),
+    ],
+)
 def test_program_written_by_hand_is_exported_with_its_tables(
     tmp_path: Path, strategy: dict[str, Any], size: tuple[int, int]
 ) -> None:

@@ -51,6 +51,7 @@ def test_parameter_servers_learn(tmp_path: Path) -> None:
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", [COLLECTIVE, SERVERS], ids=lambda path: str(path.stem))
 def test_one_process_learns(script: Path, tmp_path: Path) -> None:
     assert_learns(run(tmp_path, sys.executable, script), 0.8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from tests.static.nets import batch, captured, net
 from torch import Tensor, fx
@@ -12,6 +13,8 @@ from torch import Tensor, fx
 from fleetlight.static.coding.cleanup import clean
 from fleetlight.static.graph.form import drop_unused, graph_of
 from fleetlight.static.running.runners import EVERYTHING
+
+pytestmark = pytest.mark.slow
 
 aten: Any = torch.ops.aten
 

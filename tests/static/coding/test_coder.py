@@ -19,6 +19,8 @@ from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.running.runners import EVERYTHING
 
+pytestmark = pytest.mark.slow
+
 
 class CopyForm:
     """A pass that replaces the form by an equal copy."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.static.drawing.levels import MOST, carried_of, levels_of, names_of_operations
+
+pytestmark = pytest.mark.slow
 
 NAMES = st.lists(st.sampled_from(["a", "b", "0", "1"]), max_size=4).map(".".join)
 PATHS = st.lists(NAMES, min_size=1, max_size=60)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.static.drawing.forms import VALUE, form_of
 from tests.static.nets import captured, net
@@ -14,6 +15,8 @@ from fleetlight import static
 from fleetlight.static.drawing.picture import Picture, PictureBox, picture_of
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 from fleetlight.static.passes.split_ps import SplitPS
+
+pytestmark = pytest.mark.slow
 
 SIZE = VALUE.numel() * VALUE.element_size()
 

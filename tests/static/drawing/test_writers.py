@@ -23,6 +23,8 @@ from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox,
 from fleetlight.static.drawing.writers import dot_of, mermaid_of
 from fleetlight.static.passes import FuseAllReduce, InsertAllReduce, Overlap
 
+pytestmark = pytest.mark.slow
+
 needs_graphviz = pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 TOKEN = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|(->|[\w.]+|[{}\[\];,=]))')
 MERMAID = re.compile(

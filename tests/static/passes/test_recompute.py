@@ -97,13 +97,13 @@ def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, l
     ("kind", "names"),
     [
         (deep, BLOCKS),
-        (deep, ("2.0", "2.1", "2.2", "4")),
-        (deep, ("",)),
-        (RepeatedBlock, ("block",)),
+        pytest.param(deep, ("2.0", "2.1", "2.2", "4"), marks=pytest.mark.long),
+        pytest.param(deep, ("",), marks=pytest.mark.long),
+        pytest.param(RepeatedBlock, ("block",), marks=pytest.mark.long),
         (RepeatedBlock, ("block.0", "block.4", "enter")),
         (Recurrent, ("net",)),
         (Attention, ("layer",)),
-        (Attention, ("layer.self_attn", "layer.linear1")),
+        pytest.param(Attention, ("layer.self_attn", "layer.linear1"), marks=pytest.mark.long),
     ],
 )
 def test_recompute_changes_no_bit_of_the_results(kind: type[nn.Module], names: tuple[str]) -> None:
