@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from fleetlight.errors import PlanError, StrategyError
-from fleetlight.fleet.plan.bound_plan import BoundPlan, build_plan, mode_of
-from fleetlight.fleet.served.session import bound_plan_of
+from fleetlight.fleet.plan.bound_plan import BoundPlan, bound_plan_of, build_plan, mode_of
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import CountFilterEntry
 from fleetlight.ps.plan import EntryPlan, InitializerPlan, RulePlan

@@ -12,7 +12,7 @@ from tests.served import ASYNC, SYNC, Job, Member, Net, geo, run
 from torch import nn
 
 from fleetlight.errors import GradientError, PeerLostError, PlanError
-from fleetlight.fleet.served.session import bound_plan_of
+from fleetlight.fleet.plan.bound_plan import bound_plan_of
 from fleetlight.ps.layers.embedding import SparseEmbedding
 
 ONE = torch.tensor([[1, 2, 3]])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight.errors import PlanError, StrategyError
+from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.remote_embedding import is_movable, refuse_unmovable
 from fleetlight.fleet.plan.table_names import refuse_name_clash
 from fleetlight.fleet.plan.tied_weights import refuse_tied
@@ -45,6 +46,28 @@ class BoundPlan:
     def weights(self, table: int) -> list[nn.Parameter]:
         """The weights in the model that stand for a table."""
         return [layer.weight for layer in self.layers[table]]  # type: ignore[misc]
+
+
+def bound_plan_of(job: Job) -> BoundPlan:
+    """Build the plan of what the script has registered in this process."""
+    if not job.models:
+        raise PlanError(
+            "no model is registered, so the parameter servers cannot make their tables; add "
+            "model = fleet.distributed_model(model) before fleet.init_worker() and "
+            "fleet.init_server()"
+        )
+    modules = [plan.module for plan in job.models]
+    bound = build_plan(
+        modules[0] if len(modules) == 1 else nn.ModuleList(modules),
+        [plan.optimizer for plan in job.optimizers],
+        job.strategy,
+        worker_num=job.role.worker_num,
+        server_num=max(1, job.role.server_num),
+    )
+    for number, module in enumerate(modules if len(modules) > 1 else ()):
+        named = zip(bound.plan.tables, bound.layers, strict=True)
+        refuse_name_clash(module, {table.name: some for table, some in named}, f"{number}.")
+    return bound
 
 
 def build_plan(

@@ -18,11 +18,10 @@ from fleetlight.collective.membership.liveness import Liveness
 from fleetlight.errors import PlanError, counted
 from fleetlight.fleet.exit.exit_status import report_expendable
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.plan.bound_plan import BoundPlan, build_plan
+from fleetlight.fleet.parts import figures
+from fleetlight.fleet.plan.bound_plan import BoundPlan, bound_plan_of
 from fleetlight.fleet.plan.durability_dir import durable_of
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, rows_of
-from fleetlight.fleet.plan.table_names import refuse_name_clash
-from fleetlight.fleet.served import figures
 from fleetlight.fleet.served.partial_state import warn_of_pickle, watch_state_dicts
 from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
@@ -376,28 +375,6 @@ class SingleTrainerGuard:
     def end(self) -> None:
         """End a step."""
         self._thread = None
-
-
-def bound_plan_of(job: Job) -> BoundPlan:
-    """Build the plan of what the script has registered in this process."""
-    if not job.models:
-        raise PlanError(
-            "no model is registered, so the parameter servers cannot make their tables; add "
-            "model = fleet.distributed_model(model) before fleet.init_worker() and "
-            "fleet.init_server()"
-        )
-    modules = [plan.module for plan in job.models]
-    bound = build_plan(
-        modules[0] if len(modules) == 1 else nn.ModuleList(modules),
-        [plan.optimizer for plan in job.optimizers],
-        job.strategy,
-        worker_num=job.role.worker_num,
-        server_num=max(1, job.role.server_num),
-    )
-    for number, module in enumerate(modules if len(modules) > 1 else ()):
-        named = zip(bound.plan.tables, bound.layers, strict=True)
-        refuse_name_clash(module, {table.name: some for table, some in named}, f"{number}.")
-    return bound
 
 
 def _unserved_tensors(job: Job, bound: BoundPlan) -> list[Tensor]:

@@ -14,9 +14,9 @@ from fleetlight.collective.data_parallel.sink import weighted
 from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replica_policy import ReplicaPolicy
+from fleetlight.fleet.parts.figures import geo_warnings
 from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
-from fleetlight.fleet.served.figures import geo_warnings
 from fleetlight.fleet.served.missing_optimizer import MissingOptimizer
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.training.compression import refuse_scaler

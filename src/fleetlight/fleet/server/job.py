@@ -23,11 +23,11 @@ from fleetlight.fleet.exit.exit_status import (
     report_stopped,
 )
 from fleetlight.fleet.job import Job, ShrunkTable, set_current
+from fleetlight.fleet.parts import figures
+from fleetlight.fleet.plan.bound_plan import bound_plan_of
 from fleetlight.fleet.plan.durability_dir import durable_of
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import Loading, ModelValues
-from fleetlight.fleet.served import figures
-from fleetlight.fleet.served.session import bound_plan_of
 from fleetlight.fleet.served.shard_queue import NoShardQueue
 from fleetlight.fleet.served.steps import served_programs
 from fleetlight.fleet.served.tables.loading import open_loaded

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetlight.fleet.served.figures import of_server, of_servers, of_worker, staleness_warning
+from fleetlight.fleet.parts.figures import of_server, of_servers, of_worker, staleness_warning
 from fleetlight.ps.messages import ServerFigures
 from fleetlight.ps.plan import ASYNC, DensePlan, InitializerPlan, Plan, RulePlan, TablePlan
 from fleetlight.strategy import DistributedStrategy
