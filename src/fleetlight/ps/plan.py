@@ -111,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def workers_step_dense(self) -> bool:
         """True when each worker steps dense parameters and the servers add the differences."""
-        return self.serves_dense and not self.steps_together
+        return self.serves_dense and self.mode != SYNC
 
     def digest(self) -> str:
         """A hash that is equal for equal plans."""

@@ -51,6 +51,7 @@ class PushHandler:
         self._state = state
         self._log = log
         self._plan = state.plan
+        self._steps_together = state.plan.steps_together
         self._presence = presence
         self._changed = presence.changed
         self._values_lock = values_lock
@@ -99,7 +100,7 @@ class PushHandler:
 
     def remember(self, peer: Peer, pulled: PrefetchedBatch) -> None:
         """Note ids that a worker prefetches; call this before reading their rows."""
-        if self._plan.steps_together:
+        if self._steps_together:
             with self._changed:
                 self._prefetched.remember(peer.worker, pulled)
 
@@ -143,7 +144,7 @@ class PushHandler:
         gradients = self._state.gradients(message, arrays, str(peer))
         self._presence.at_step(peer.worker, message.step)
         refused = self._refusal_of(peer, message, gradients)
-        if self._plan.steps_together:
+        if self._steps_together:
             return self._coordinator.push(peer, message, gradients, refused)
         if message.hold:
             raise PlanError(f"{peer} clips by the norm over all servers, which only sync mode does")
@@ -218,7 +219,7 @@ class PushHandler:
         gradients = None
         if not isinstance(change, HeldStepApplied) and not change.skipped:
             gradients = self._state.unpacked(change, arrays, "a change in the journal")
-        if self._plan.steps_together:
+        if self._steps_together:
             self._coordinator.redo(change, gradients)
         else:
             assert isinstance(change, StepApplied), change
@@ -297,7 +298,7 @@ class PushHandler:
                 self.progress.versions.version,
                 self.progress.clocks.slowest(message.phase),
             )
-            call = outcome.call if self._plan.steps_together else self._presence.call
+            call = outcome.call if self._steps_together else self._presence.call
         return Pushed(
             version,
             slowest,
