@@ -32,6 +32,11 @@ OF_OTHERS = {
 }
 
 
+#: what recipes leave to the reader or take from the tests
+OF_RECIPES = {"start", "wait", "Sign", "hosts", "run_workers"}
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+
+
 def members() -> dict[str, set[str]]:
     """By class of the package, the names of its methods and attributes."""
     found: dict[str, set[str]] = collections.defaultdict(set)
@@ -67,6 +72,18 @@ def test_files_that_pages_name_exist() -> None:
                 assert exists or name.rsplit("/")[-1] in OF_THE_READER, (
                     f"{relative(page)}:{number} names {name}, which is no file"
                 )
+
+
+def test_recipes_call_what_exists() -> None:
+    """A name that a recipe calls is defined in the recipe, in the package or in Python."""
+    known = set(dir(builtins)) | OF_RECIPES
+    for path in SOURCES:
+        known |= {n.name for n in ast.walk(parsed(path)) if isinstance(n, _DEFINITIONS)}
+    page = text(ROOT / "CONTRIBUTING.md")
+    known |= set(re.findall(r"^ {4,}(?:def|class) (\w+)", page, re.M))
+    recipes = "\n".join(re.findall(r"^ {4}.*", page, re.M))
+    called = set(re.findall(r"(?<![\w.])(\w+)\(", recipes))
+    assert not called - known, "CONTRIBUTING.md calls them, and they do not exist"
 
 
 def test_classes_that_comments_name_exist() -> None:
