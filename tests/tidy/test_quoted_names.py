@@ -74,6 +74,13 @@ def test_files_that_pages_name_exist() -> None:
                 )
 
 
+def test_methods_that_architecture_names_exist() -> None:
+    known, page = members(), text(ROOT / "ARCHITECTURE.md")
+    named = re.findall(r"\b(_?[A-Z][a-z]\w*)\.([a-z_]\w+)", page)
+    wrong = [f"{owner}.{member}" for owner, member in named if member not in known[owner]]
+    assert not wrong, f"ARCHITECTURE.md names {', '.join(wrong)}"
+
+
 def test_recipes_call_what_exists() -> None:
     """A name that a recipe calls is defined in the recipe, in the package or in Python."""
     known = set(dir(builtins)) | OF_RECIPES
