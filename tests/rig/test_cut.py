@@ -63,24 +63,24 @@ def ends(cut: int, seen: Path) -> list[str]:
 
 
 def test_remaining_workers_name_the_lost_ones(tmp_path: Path) -> None:
-    said = ends(1, tmp_path / "seen")
-    assert len(said) == len(PLACES)
-    assert all("DeadlineError: all_reduce of the gradients at step" in text for text in said)
+    errors = ends(1, tmp_path / "seen")
+    assert len(errors) == len(PLACES)
+    assert all("DeadlineError: all_reduce of the gradients at step" in text for text in errors)
     for index in (0, 2, 3):
-        assert "worker 1 (pid " in said[index]
-        assert "(10.213.7.2)) has been silent for" in said[index]
+        assert "worker 1 (pid " in errors[index]
+        assert "(10.213.7.2)) has been silent for" in errors[index]
     # the workers that were cut off miss the others
     for index in (1, 4):
-        assert "worker 0 (pid " in said[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in said[index]
+        assert "worker 0 (pid " in errors[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in errors[index]
 
 
 def test_remaining_workers_name_the_host_of_the_store(tmp_path: Path) -> None:
-    said = ends(0, tmp_path / "seen")
-    assert len(said) == len(PLACES)
+    errors = ends(0, tmp_path / "seen")
+    assert len(errors) == len(PLACES)
     for index in (1, 2, 4):
-        assert "worker 0 (pid " in said[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in said[index]
+        assert "worker 0 (pid " in errors[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in errors[index]
     for index in (0, 3):
-        assert "worker 1 (pid " in said[index]
-        assert "(10.213.7.2)) has been silent for" in said[index]
+        assert "worker 1 (pid " in errors[index]
+        assert "(10.213.7.2)) has been silent for" in errors[index]

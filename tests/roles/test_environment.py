@@ -80,9 +80,9 @@ def test_conflicting_dialects_are_both_named(first: str, second: str) -> None:
     }
     with pytest.raises(RoleError, match="two dialects disagree") as caught:
         from_environment({**SAME[first], **SAME[second], **three[second]})
-    for name, said in ((first, 2), (second, 3)):
+    for name, count in ((first, 2), (second, 3)):
         assert f"{name}" in str(caught.value)
-        assert f"has worker_num={said}" in str(caught.value)
+        assert f"has worker_num={count}" in str(caught.value)
 
 
 def test_each_fact_can_conflict() -> None:

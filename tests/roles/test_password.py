@@ -26,10 +26,10 @@ def test_password_keeps_blanks_but_not_the_newline(tmp_path: Path) -> None:
     found = key_password(words(tmp_path, " a b \n"))
     assert found is not None
     assert found[0].reveal() == " a b "
-    said = key_password({PASSWORD: " a b "})
-    assert said is not None
-    assert (said[0].reveal(), said[1]) == (" a b ", PASSWORD)
-    assert "a b" not in f"{said!r} {said}"
+    password = key_password({PASSWORD: " a b "})
+    assert password is not None
+    assert (password[0].reveal(), password[1]) == (" a b ", PASSWORD)
+    assert "a b" not in f"{password!r} {password}"
 
 
 def test_variable_and_file_together_are_refused(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ class Host:
         if link.is_broken:
             self._gone(link)
         else:
-            self.world.later(link.lane.heard, link, reply)
+            self.world.later(link.lane.received, link, reply)
 
     def _check_here(self, serving: _Server, link: Link) -> None:
         worker, roster = link.lane.worker, serving._roster

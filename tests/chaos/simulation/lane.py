@@ -58,7 +58,7 @@ class Lane:
         self._world.tell(str(self), event)
         self._world.later(self.host.hear, link, message, arrays)
 
-    def heard(self, link: Link, reply: Words) -> None:
+    def received(self, link: Link, reply: Words) -> None:
         """An event: a reply arrives, unless the end of its connection was noticed before."""
         if link is not self._link or self.worker.is_gone:
             return
