@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: processes that cost less."""
+"""Shared by all tests: settings that make processes cheaper."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hypothesis import settings
 
 CHILDREN = str(Path(__file__).with_name("children"))
 
-# `make quick` tries fewer examples; a test that says its own number keeps it
+# `make quick` tries fewer examples, unless a test sets its own number
 settings.register_profile("quick", max_examples=15)
 
 
 def pytest_configure() -> None:
-    """Processes that tests start find `children/sitecustomize.py`."""
+    """Let processes of tests find `children/sitecustomize.py`."""
     path = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if CHILDREN not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join([CHILDREN, *path])
-    # without bytecode on disk, hundreds of processes compile the package,
-    # and half of each collection is pytest's rewriting of asserts
+    # without bytecode on disk, hundreds of processes would compile the package,
+    # and pytest's rewriting of asserts would take half of each collection
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays, and is not looked at again and again for garbage.
+    """Exclude imported modules from garbage collection.
 
-    Graphs of operations are many small objects that soon go again by themselves.
+    Graphs of operations are many small objects that are soon freed without a collection.
     """
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the contract tests on versions of torch and Python, each in an environment of its own.
+"""Runs the contract tests on versions of torch and Python, each in its own environment.
 
-`make matrix TORCH="2.9 2.15" PYTHONS="python3.11"` makes the environments that do not exist in a
-folder outside of the checkout, and writes what ran into docs/versions.md.
+`make matrix TORCH="2.9 2.15" PYTHONS="python3.11"` creates missing environments in a folder
+outside the checkout, and writes the results into docs/versions.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "versions.md"
-#: the lines of the page between these are ours
+#: the lines of the page between these markers are generated
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->"
 HEAD = (
     "| torch | Python | passed | failed | skipped | seconds | date |",
@@ -29,7 +29,7 @@ ASK = "import platform, torch; print(torch.__version__, platform.python_version(
 
 
 class Row(NamedTuple):
-    """What ran where."""
+    """The result of one environment."""
 
     torch: str
     python: str
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def environment(folder: Path, torch: str, python: str) -> Path:
-    """The interpreter of an environment with this torch, made if need be."""
+    """The interpreter of an environment with this torch, created if missing."""
     home = folder / f"torch-{torch}-{Path(python).name}"
     inside = home / "bin" / "python"
     if not (home / ".ready").exists():
@@ -59,7 +59,7 @@ def environment(folder: Path, torch: str, python: str) -> Path:
 
 
 def run(inside: Path, report: Path) -> Row:
-    """The contract tests in one environment."""
+    """Run the contract tests in one environment."""
     said = subprocess.run([inside, "-c", ASK], capture_output=True, text=True, check=True)
     torch, python = said.stdout.split()
     told = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
@@ -81,7 +81,7 @@ def row_of(report: str, torch: str, python: str) -> Row:
 
 
 def merged(page: str, rows: list[Row]) -> str:
-    """The page with these rows in place of older ones of the same versions."""
+    """The page, in which these rows replace rows of the same versions."""
     before, rest = page.split(BEGIN)
     table, after = rest.split(END)
     kept = {tuple(re.split(r" *\| *", line)[1:3]): line for line in table.splitlines()[2:] if line}

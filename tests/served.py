@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job with parameter servers in one process: a thread for each worker, servers that are called.
+"""A job with parameter servers in one process: a thread for each worker, direct calls of servers.
 
-Everything but the sockets is real. Numbers of a job can so be compared in a fraction of a second.
+Everything but the sockets is real, so tests compare the values of a job in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fleetlight.strategy import DistributedStrategy
 Built = tuple[nn.Module, list[torch.optim.Optimizer]]
 Build = Callable[[], Built]
 
-#: what a mode is called in a strategy
+#: the settings of each mode
 SYNC: dict[str, Any] = {"a_sync": False}
 ASYNC: dict[str, Any] = {"a_sync": True}
 
@@ -77,7 +77,7 @@ class Member:
         return float(self.context.clip(parameters, max_norm, norm_type))
 
     def rows(self, ids: Any, table: int = 0) -> Any:
-        """What the servers hold of ids."""
+        """The rows of ids on the servers."""
         distinct = dedup(np.asarray(ids, np.int64), self.session.client.server_num)
         [rows] = self.session.client.pull([Wanted(table, distinct, insert=False)]).rows
         return rows[distinct.inverse]
@@ -130,7 +130,7 @@ class Job:
         return ServedJob(**parts)
 
     def member(self, index: int) -> Member:
-        """A worker, its session still closed."""
+        """A worker whose session is not yet open."""
         model, optimizers = self.built()
         client = self.client(index)
         context = self.job_of(
@@ -156,7 +156,7 @@ class Job:
         return value
 
     def run(self, train: Callable[[Member], Any]) -> list[Any]:
-        """What `train` answers in each worker; the first error is raised once all have ended."""
+        """The results of `train` in all workers; raises the first error after all have ended."""
         results = self.tried(train)
         for result in results:
             if isinstance(result, BaseException):
@@ -164,7 +164,7 @@ class Job:
         return results
 
     def tried(self, train: Callable[[Member], Any]) -> list[Any]:
-        """The same; an error is answered in the worker's place."""
+        """The result or the error of `train` in each worker."""
         results: list[Any] = [None] * self.workers
 
         def work(index: int) -> None:
@@ -194,7 +194,7 @@ def run(
     servers: int = 1,
     **facts: Any,
 ) -> list[Any]:
-    """Train in a new job; what `train` answers in each worker."""
+    """Train in a new job; returns the results of `train` in all workers."""
     job = Job(
         build, SYNC if strategy is None else strategy, workers=workers, servers=servers, **facts
     )
@@ -202,7 +202,7 @@ def run(
 
 
 class Net(nn.Module):
-    """Rows of a few ids into a linear layer; `rows` makes it torch's own, with that many."""
+    """Rows of a few ids into a linear layer; `rows` makes it a torch layer with so many rows."""
 
     def __init__(self, dim: int = 4, ids: int = 3, rows: int = 0, **layer: Any) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Net(nn.Module):
 
 
 def started(rows: int, dim: int, table: str = "emb", first: int = 0, seed: int = 0) -> Tensor:
-    """Our first values of the ids from `first` on."""
+    """Fleetlight's first values of the ids from `first` on."""
     ids = np.arange(first, first + rows)
     values = first_values(ids, dim, table_seed(seed, table), Initializer("uniform", -0.05, 0.05))
     return torch.from_numpy(values)

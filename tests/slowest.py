@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the slowest tests, from the report that `make test` has left (`make slowest`)."""
+"""The page of the slowest tests, from the report of `make test` (`make slowest`)."""
 
 from __future__ import annotations
 

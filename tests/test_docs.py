@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation shows must exist, parse, run and be what the examples really are."""
+"""The code of the documentation exists, parses, runs and equals the examples."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     for link in _LINK.findall(_FENCED.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
             continue
@@ -54,24 +54,24 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{relative(page)} links to {link}"
 
 
-def test_the_site_shows_every_page() -> None:
+def test_site_includes_every_page() -> None:
     shown = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
     assert sorted(shown) == sorted(pages)
 
 
-def test_the_page_about_security_is_the_one_that_hosts_of_code_show() -> None:
+def test_security_page_equals_that_of_the_repository() -> None:
     assert (ROOT / "docs" / "security.md").read_text() == (ROOT / "SECURITY.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_python_compiles(page: Path) -> None:
+def test_python_blocks_compile(page: Path) -> None:
     for block in blocks(page, "python"):
         ast.parse(block, relative(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_toml_parses(page: Path) -> None:
+def test_toml_blocks_parse(page: Path) -> None:
     for block in blocks(page, "toml"):
         tomllib.loads(block)
 
@@ -106,13 +106,13 @@ def test_quick_start_trains_the_same_weights_alone_and_in_a_job(tmp_path: Path) 
     assert weights(job, tmp_path) == pytest.approx(alone, rel=1e-5)
 
 
-#: what the page needs of lightning where that is not installed
+#: replaces the parts of lightning that the page uses
 LIGHTNING = "from torch.nn import Module as LightningModule\n"
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", range(2))
-def test_loops_in_place_of_a_trainer_reduce_during_backward(number: int, tmp_path: Path) -> None:
+def test_loops_that_replace_a_trainer_reduce_during_backward(number: int, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "migrating.md").read_text()
     _, found, section = page.partition("## Accelerate, the Trainer and Lightning\n")
     programs = [body for kind, body in _FENCED.findall(section) if kind == "python"]
@@ -131,7 +131,7 @@ def test_loops_in_place_of_a_trainer_reduce_during_backward(number: int, tmp_pat
 
 
 @pytest.mark.multiprocess
-def test_first_program_of_the_readme_is_that_of_the_quick_start_and_learns(tmp_path: Path) -> None:
+def test_first_program_of_the_readme_equals_the_quick_start_and_learns(tmp_path: Path) -> None:
     shown = blocks(ROOT / "README.md", "python")[0]
     program = blocks(ROOT / "docs" / "quickstart.md", "python")[2]
     assert [line for line in shown.splitlines() if line] == [
@@ -153,13 +153,13 @@ def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: P
 
 
 def weights(command: list[str], folder: Path) -> list[float]:
-    """What the quick start's script prints last."""
+    """The last line that the quick start's script prints."""
     output = printed(command, folder)
     return [float(number) for number in re.findall(r"worker 0: weights (\S+)", output)]
 
 
 def printed(command: list[str], folder: Path) -> str:
-    """What a command writes to its standard output."""
+    """The standard output of a command."""
     return subprocess.run(
         command,
         cwd=folder,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the version before has written is read, and training goes on as it would have there."""
+"""The files of the previous version load, and training resumes exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from tests.earlier.jobs import JOBS
 from tests.earlier.write import HERE, run
 
-#: torch itself does not promise to read what a newer one has exported
+#: torch does not promise to read an export of a newer version
 NEEDS_TORCH = {"inference": (2, 13)}
 
 
@@ -25,7 +25,7 @@ def unpacked(name: str, folder: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [job.__name__ for job in JOBS])
-def test_training_goes_on_where_the_version_before_has_saved(
+def test_training_resumes_from_files_of_the_previous_version(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     here = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -33,6 +33,6 @@ def test_training_goes_on_where_the_version_before_has_saved(
         pytest.skip(f"it was exported by torch {NEEDS_TORCH[name]}, here is {torch.__version__}")
     numbers = unpacked(name, tmp_path)
     assert run("load", name, tmp_path / "saved") == pytest.approx(numbers, rel=1e-5)
-    # a program that a model's method has written was named by classes then
+    # that version named programs written by a method after classes
     said = "sparseembeddingbag_0" in capfd.readouterr().err
     assert said == (name == "static_net")

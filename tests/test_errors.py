@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which errors another start of the job would not cure."""
+"""Errors: suggestions for misspelled arguments, and which errors are permanent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def trained(model: str, *, batch_size: int = 1) -> str:
     return f"{model} {batch_size}"
 
 
-def test_a_misspelled_argument_gets_the_near_name() -> None:
+def test_misspelled_argument_gets_a_suggestion() -> None:
     assert trained("m", batch_size=2) == "m 2"
     assert trained.__doc__ == "A function that users call."
     with pytest.raises(
@@ -26,7 +26,7 @@ def test_a_misspelled_argument_gets_the_near_name() -> None:
 
 
 class Layer:
-    """A class that users make things of, or of one that is derived from it."""
+    """A class that users instantiate or derive from."""
 
     @errors.names_arguments
     def __init__(self, dim: int) -> None:
@@ -34,10 +34,10 @@ class Layer:
 
 
 class Derived(Layer):
-    """What users call is named, and not where it is written."""
+    """Errors name the class that users call, and not its base."""
 
 
-def test_a_misspelled_argument_of_a_class_names_the_class() -> None:
+def test_misspelled_argument_of_a_class_names_the_class() -> None:
     with pytest.raises(TypeError, match=r"^Derived\(\) got .* 'dimm'; did you mean 'dim'\?"):
         Derived(dimm=2)  # type: ignore[call-arg]
 
@@ -53,7 +53,7 @@ def test_a_misspelled_argument_of_a_class_names_the_class() -> None:
         errors.DataError,
     ],
 )
-def test_what_somebody_has_to_mend_first_lasts(kind: type[Exception]) -> None:
+def test_errors_that_need_a_correction_are_permanent(kind: type[Exception]) -> None:
     assert errors.is_lasting(kind("x"))
 
 
@@ -73,5 +73,5 @@ def test_what_somebody_has_to_mend_first_lasts(kind: type[Exception]) -> None:
         KeyboardInterrupt,
     ],
 )
-def test_what_may_go_well_the_next_time_does_not(kind: type[BaseException]) -> None:
+def test_errors_that_a_restart_may_cure_are_not_permanent(kind: type[BaseException]) -> None:
     assert not errors.is_lasting(kind("x"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public names, pinned: adding or losing one is a decision, not an accident."""
+"""The public names, pinned: each addition or removal is deliberate."""
 
 from __future__ import annotations
 
@@ -83,32 +83,32 @@ def test_dir_shows_the_public_names_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics", "util", "errors"])
-def test_a_module_of_public_names_shows_these_only(name: str) -> None:
+def test_public_modules_show_only_public_names(name: str) -> None:
     module = getattr(fleet, name)
     assert set(module.__all__) <= set(dir(module))
     for shown in {shown for shown in dir(module) if not shown.startswith("__")}:
         assert shown in module.__all__, shown
 
 
-def test_star_import_brings_the_public_names() -> None:
+def test_star_import_has_the_public_names() -> None:
     names: dict[str, object] = {}
     exec("from fleetlight import *", names)
     assert set(names) - {"__builtins__"} == {*PUBLIC, "static"}
 
 
-def test_tools_may_look_at_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_may_inspect_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetlight.fleet.training.programs._main", None)
     assert not hasattr(fleet, "main_program")
     assert {"init", "static"} <= {name for name, _ in inspect.getmembers(fleet)}
     assert "stop_worker" in pydoc.render_doc(fleet)
 
 
-def test_every_name_is_there_and_documented() -> None:
+def test_every_name_exists_and_is_documented() -> None:
     for name in PUBLIC:
         assert getattr(fleet, name).__doc__, name
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(fleet, "no_such_name")
     with pytest.raises(AttributeError, match="did you mean 'distributed_model'"):
         _ = fleet.distribute_model
@@ -124,7 +124,7 @@ def test_import_is_light() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_version_is_that_of_the_changelog() -> None:
+def test_version_equals_that_of_the_changelog() -> None:
     from pathlib import Path
 
     changelog = (Path(__file__).parent.parent / "CHANGELOG.md").read_text()

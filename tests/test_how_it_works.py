@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traces of `docs/how-it-works.md`: each function is there, and calls the next one."""
+"""The traces of `docs/how-it-works.md`: each function exists and calls the next one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 def traces(page: str) -> list[list[Step]]:
-    """The numbered lists of the page; any other line ends one."""
+    """The numbered lists of the page; any other line ends a list."""
     found: list[list[Step]] = [[]]
     for line in page.splitlines():
         if match := _STEP.match(line):
@@ -42,7 +42,7 @@ CALLS = [pair for trace in TRACES for pair in itertools.pairwise(trace)]
 
 
 def definition(step: Step) -> ast.AST | None:
-    """What the dotted name stands for, in a class or in the module."""
+    """The definition of the dotted name, in a class or in the module."""
     place: ast.AST | None = parsed(PACKAGE / step.file)
     for name in step.function.split("."):
         place = next(
@@ -65,13 +65,13 @@ def test_every_numbered_line_is_a_step() -> None:
 
 
 @pytest.mark.parametrize("step", sorted({s for trace in TRACES for s in trace}), ids=str)
-def test_the_function_is_there(step: Step) -> None:
+def test_each_function_exists(step: Step) -> None:
     assert (PACKAGE / step.file).exists(), f"{PAGE.name} names {step.file}"
     assert definition(step), f"{PAGE.name}: {step.file} has no {step.function}"
 
 
 @pytest.mark.parametrize(("step", "following"), CALLS, ids=lambda step: step.function)
-def test_a_step_calls_the_next(step: Step, following: Step) -> None:
+def test_each_step_calls_the_next(step: Step, following: Step) -> None:
     place = definition(step)
     assert place is not None
     # a callback is passed under its public name
@@ -79,7 +79,7 @@ def test_a_step_calls_the_next(step: Step, following: Step) -> None:
     assert name in names_in(place), f"{PAGE.name}: {step.function} does not call {name}"
 
 
-def test_a_call_that_is_not_there_is_found() -> None:
+def test_missing_call_is_found() -> None:
     page = "1. `errors.py` `a`: x.\n2. `errors.py` `b`: y.\n\ntext\n\n1. `wire/tls.py` `C.d`: z.\n"
     assert traces(page) == [[("errors.py", "a"), ("errors.py", "b")], [("wire/tls.py", "C.d")]]
     assert definition(Step("errors.py", "none")) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the slowest tests is made from pytest's own report."""
+"""The page of the slowest tests comes from pytest's report."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def test_cases_of_a_function_count_together() -> None:
     ]
 
 
-def test_the_page_tells_date_machine_and_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_has_date_machine_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
     monkeypatch.setattr(slowest, "PAGE", tmp_path / "page.md")
@@ -40,7 +38,7 @@ def test_the_page_tells_date_machine_and_order(
     assert "| cores | " in said
 
 
-def test_without_a_report_it_says_what_to_run(
+def test_missing_report_names_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert slowest.main([str(tmp_path / "none.xml")]) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The house rules that a program can check. The lists of exceptions may only shrink."""
+"""The project's rules that a program can check. The lists of exceptions may only shrink."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PYTHON = sorted(
 
 FUNCTION_LINES = 60
 FILE_LINES = 500
-#: the packages that may look at the environment
+#: the packages that may read the environment
 READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
 #: and the one file that asks where a user keeps caches: that is only ever said by a variable, as a
 #: home folder is, and it decides about speed, never about the job
 READS_CACHE_HOME = "src/fleetlight/kernels/compiling/compiled_files.py"
 ENVIRONMENT = re.compile(r"\b(environb?|getenvb?|expandvars)\b")
-#: tests of what lies beside the package
+#: tests of folders beside the package
 ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "ported/", "rig/", "chaos/", "tidy/")
 LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = set()
@@ -65,7 +65,7 @@ def test_functions_and_files_are_short() -> None:
     assert files <= LONG_FILES
 
 
-def test_every_file_has_licence_and_says_what_it_is_for() -> None:
+def test_every_file_has_a_licence_and_a_docstring() -> None:
     starts = ("# SPDX-License-Identifier: Apache-2.0\n", "#!")
     assert not [relative(p) for p in PYTHON if not p.read_text().startswith(starts)]
     assert not [relative(p) for p in PYTHON if not ast.get_docstring(parsed(p))]
@@ -85,7 +85,7 @@ def test_public_names_are_documented() -> None:
 
 
 def is_signature(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """One of the ways to call a function, which stands behind them."""
+    """An overload of a function, whose implementation follows."""
     return any(isinstance(by, ast.Name) and by.id == "overload" for by in node.decorator_list)
 
 
@@ -107,7 +107,7 @@ def test_no_leftovers() -> None:
     assert not guilty
 
 
-def test_no_drawer_for_odds_and_ends() -> None:
+def test_no_module_for_miscellany() -> None:
     # fleet.util is Fleet's public name
     drawers = {p for p in SOURCES if re.fullmatch(r"(utils?|misc|common|helpers?)\.py", p.name)}
     assert {relative(p) for p in drawers} <= {"src/fleetlight/fleet/public/util.py"}
@@ -120,19 +120,19 @@ def test_tests_mirror_sources() -> None:
     }
     known = {str(p.relative_to(PACKAGE)) for p in SOURCES}
     folders = {str(Path(p).parent) for p in known}
-    # a test file in a folder that mirrors a package names a module of it, or a behaviour of all
+    # a test file in a mirrored folder names a module of the package, or a behaviour of the whole
     strangers = {t for t in tested if "/" in t and str(Path(t).parent) not in folders}
     assert not {s for s in strangers if not s.startswith(ELSEWHERE)}
 
 
-#: files that may ask for the time of day, how often, and what for
+#: files that may read the wall clock, how often, and why
 READS_TIME_OF_DAY = {
     # the doctor compares the clocks of machines: certificates and file times depend on them
     "src/fleetlight/launch/doctor/probe.py": 1,
     "src/fleetlight/launch/doctor/service.py": 1,
-    # dates that people read: when something was saved
+    # dates for people: when a file was saved
     "src/fleetlight/checkpoint/storage/generations.py": 1,
-    # tells apart workers that were started one after another, also on another machine
+    # distinguishes successive starts of a worker, also on another machine
     "src/fleetlight/fleet/bootstrap.py": 1,
     # dates in certificates
     "src/fleetlight/security/certificates.py": 1,
@@ -141,8 +141,8 @@ READS_TIME_OF_DAY = {
 TIME_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 
 
-def test_durations_are_taken_by_a_clock_that_nobody_sets() -> None:
-    """The time of day jumps; `time.monotonic` and `time.perf_counter` do not."""
+def test_durations_use_a_monotonic_clock() -> None:
+    """The wall clock jumps; `time.monotonic` and `time.perf_counter` do not."""
     asked = {
         relative(path): count
         for path in SOURCES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private names of torch are used in torch_compat only."""
+"""Only torch_compat uses private names of torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.test_tidy import PACKAGE, SOURCES, parsed, relative
 from torch import fx, nn
 
 COMPAT = PACKAGE / "torch_compat"
-#: knows arrays and numba only
+#: imports numpy and numba only
 KERNELS = PACKAGE / "kernels"
-#: modules of torch that have no underscore and make no promise either
+#: modules of torch without an underscore that are not stable either
 UNPROMISED = {"torch.fx.experimental"}
-#: what torch looks for on objects, and not all of them have
+#: optional attributes that torch looks for on objects
 SOMETIMES = {
     *(
         "_step_supports_amp_scaling",
@@ -29,9 +29,9 @@ SOMETIMES = {
 }
 #: functions that look an attribute up by name
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
-#: what a method calls its object
+#: the names of a method's object
 SELF = {"self", "cls"}
-#: where private names are often looked for
+#: objects on which private names are often used
 LINEAR = nn.Linear(1, 1)
 OBJECTS = (
     *(torch, torch.Tensor, nn.Parameter(torch.ones(1)), LINEAR, nn.BatchNorm1d(1), fx.Graph()),
@@ -46,7 +46,7 @@ def is_private(name: str) -> bool:
 
 
 def own_names(tree: ast.AST) -> set[str]:
-    """Names that the file itself gives: to functions, classes and fields."""
+    """Names that the file itself defines: functions, classes and fields."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -57,7 +57,7 @@ def own_names(tree: ast.AST) -> set[str]:
 
 
 def names_on_self(tree: ast.AST) -> set[str]:
-    """Names of attributes that the file sets on self; on anything else they may be torch's."""
+    """Attributes that the file sets on self; on other objects they may belong to torch."""
     return {
         node.attr
         for node in ast.walk(tree)
@@ -97,7 +97,7 @@ def _is_torchs(base: str, name: str, own: set[str]) -> bool:
 
 
 @pytest.mark.slow
-def test_private_names_of_torch_have_one_place() -> None:
+def test_private_names_of_torch_stay_in_torch_compat() -> None:
     guilty = [
         f"{relative(path)}:{line}: {name}"
         for path in SOURCES
@@ -125,11 +125,11 @@ def test_private_names_of_torch_have_one_place() -> None:
         "self._buffers = [name for name in part._buffers]",
     ],
 )
-def test_a_private_name_is_found(source: str) -> None:
+def test_private_name_is_found(source: str) -> None:
     assert list(private_uses(ast.parse(source)))
 
 
-def test_own_private_names_and_those_of_others_are_not_meant() -> None:
+def test_own_private_names_are_allowed() -> None:
     source = "class A:\n  def _version(self, other): return other._version\nimport os\nos._exit(0)"
     assert not list(private_uses(ast.parse(source)))
     assert not list(private_uses(ast.parse("self._buffers = []; print(self._buffers)")))

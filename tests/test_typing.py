@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mypy tells a user: it knows every name and every setting, and refuses a typo."""
+"""mypy in user scripts: it knows each name and setting, and refuses typos."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ERROR = re.compile(r"^(.+):(\d+): error: .*\[([\w-]+)\]$", re.MULTILINE)
 _EXPECTED = re.compile(r"  # ([a-z]+(?:-[a-z]+)*)$")
 
 
-# types of torch are read anew where nothing has read them yet
+# mypy reads the types of torch again without a cache
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mypy_flags_the_errors_of_a_script_and_nothing_else(tmp_path: Path) -> None:
     every = tmp_path / "every_setting.py"
     every.write_text("\n".join(["import fleetlight as fleet", *every_setting()]) + "\n")
-    # the project's own options, so that what mypy knows of torch is read once
+    # the project's options, so that mypy's cache of torch is shared
     command = [sys.executable, "-m", "mypy", "--no-error-summary", str(USER), str(every)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
     flagged = [
@@ -56,7 +56,7 @@ def every_setting() -> Iterator[str]:
 
 
 def uses(name: str, value: Any) -> Iterator[str]:
-    """Lines that set and read one."""
+    """Lines that set and read a setting."""
     if isinstance(value, Settings):
         yield from (f"strategy.{name}.{key} = {inner!r}" for key, inner in value.items())
         value = dict(value.items())
@@ -65,10 +65,10 @@ def uses(name: str, value: Any) -> Iterator[str]:
     yield f"print(strategy.{name})"
 
 
-def test_the_dicts_of_nested_configs_are_written_from_their_fields() -> None:
+def test_dicts_of_nested_configs_follow_their_fields() -> None:
     text = written_dicts.FILE.read_text(encoding="utf-8")
     assert text == written_dicts.written(), "run: python -m tests.strategy.written_dicts"
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_package_is_marked_as_typed() -> None:
     assert Path(fleetlight.__file__).with_name("py.typed").is_file()

@@ -9,7 +9,7 @@ from tests.tidy.words import banned_words, in_text, room_names
 
 
 @pytest.mark.parametrize("room", room_names())
-def test_no_word_that_readers_must_learn(room: str) -> None:
+def test_no_banned_words(room: str) -> None:
     found = banned_words().get(room, [])
     allowed = excused()["words"].get(room, 0)
     listed = "\n".join(map(str, found))
@@ -17,7 +17,7 @@ def test_no_word_that_readers_must_learn(room: str) -> None:
     assert len(found) == allowed, f"{room}: {len(found)} words, {allowed} excused. {HOW_TO_SHRINK}"
 
 
-def test_every_excuse_is_of_a_room() -> None:
+def test_every_exception_names_a_room() -> None:
     assert set(excused()["words"]) <= set(room_names()), HOW_TO_SHRINK
 
 
@@ -33,7 +33,7 @@ def test_every_excuse_is_of_a_room() -> None:
         ("the answers of the servers, nobody_knows, behind a proxy, parcelling", None, None),
     ],
 )
-def test_what_is_found(said: str, word: str | None, instead: str | None) -> None:
+def test_banned_words_are_found(said: str, word: str | None, instead: str | None) -> None:
     found = list(in_text(f"first line\n{said}\n", "page.md"))
     assert [(each.word, each.instead) for each in found] == ([(word, instead)] if word else [])
     assert all(each.place == "page.md:2" for each in found)

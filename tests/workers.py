@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function in several real worker processes that form a job.
+"""Runs a function in several worker processes that form a job.
 
 The processes are forked from a server that has imported torch once, so that a test with two
 workers takes a fraction of a second.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-# what programs, tables, kernels and the modules of tests import when they are used first
+# modules that programs, tables, kernels and tests import at their first use
 _context.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "torch.export._trace", "torch.utils.checkpoint"),
@@ -37,7 +37,7 @@ class WorkerFailedError(AssertionError):
 
 
 def reserved_port() -> tuple[socket.socket, int]:
-    """A port of the loopback that nobody else gets as long as the socket lives."""
+    """A loopback port that no other process gets while the socket is open."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
@@ -45,7 +45,7 @@ def reserved_port() -> tuple[socket.socket, int]:
 
 
 def environment(index: int, workers: int, port: int, deadline_s: float = 20.0) -> dict[str, str]:
-    """What a launcher would set for one worker."""
+    """The variables that a launcher sets for a worker."""
     return {
         "FLEET_ROLE": "worker",
         "FLEET_INDEX": str(index),
@@ -59,7 +59,7 @@ def environment(index: int, workers: int, port: int, deadline_s: float = 20.0) -
 def run_workers(
     function: Callable[..., Any], workers: int = 2, *args: Any, deadline_s: float = 20.0
 ) -> list[Any]:
-    """Call `function(*args)` in each worker, after `fleet.init`; answers what they returned."""
+    """Call `function(*args)` in each worker after `fleet.init`; returns the results."""
     return run_processes(_in_job, [(function, args)] * workers, deadline_s=deadline_s)
 
 
@@ -88,7 +88,7 @@ def run_job(
     workers: int = 2,
     deadline_s: float = 20.0,
 ) -> list[tuple[str, Any]]:
-    """A job with parameter servers; ("value", its answer) or ("error", a traceback) of each.
+    """Run a job with parameter servers; ("value", result) or ("error", traceback) of each process.
 
     The servers come first. Each function is called after `fleet.init` and leaves the job itself.
     """
@@ -146,7 +146,7 @@ def _answer(index: int, pipe: Any) -> tuple[str, Any]:
 def _main(
     pipe: Any, env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    # what the server has imported is no garbage, and looking at it would copy its memory
+    # modules of the forkserver are no garbage, and a collection would copy their memory
     gc.freeze()
     # else loaders with processes start a second server, which imports everything again
     multiprocessing.set_start_method("fork", force=True)
@@ -155,13 +155,13 @@ def _main(
 
     torch.set_num_threads(1)
     try:
-        # plain pickle: torch's would share memory with a process that is about to end
+        # plain pickle: torch's pickler would share memory with a process that is about to end
         pipe.send_bytes(pickle.dumps(("value", function(*args))))
     except BaseException:
         text = f"{env['FLEET_ROLE']} {env['FLEET_INDEX']}:\n{traceback.format_exc()}"
         pipe.send_bytes(pickle.dumps(("error", text)))
     pipe.close()
-    # as at the end of a script; what failed has been told
+    # as at the end of a script; failures are already reported
     os._exit(0)
 
 

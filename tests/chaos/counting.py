@@ -2,7 +2,7 @@
 """Counts records: a row is the number of times that its id was pushed.
 
 Each epoch pushes every record once. At the end all rows must say exactly that. GeoSGD sends only a
-part of what it learns, so there the sent values are counted.
+part of its updates, so there the sent values are counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from tests.chaos import harms
-from tests.chaos.doom import Doom
+from tests.chaos.doom import SelfKill
 
 import fleetlight as fleet
 from fleetlight.fleet.job import current
@@ -56,21 +56,21 @@ def main() -> int:
     fleet.init(strategy=strategy)
     kind = "server" if fleet.is_server() else "worker"
     number = fleet.server_index() if fleet.is_server() else fleet.worker_index()
-    harms.come_over(options.harms, f"{options.seed} {kind} {number} {os.getpid()}")
-    doom = None
-    if kind in options.doomed and not Path("enough").exists():
-        life = _life(kind, number)
-        doom = Doom(f"{options.seed} {kind} {number} {life}")
-        if life > 1:
-            doom.come_over()
+    harms.install(options.harms, f"{options.seed} {kind} {number} {os.getpid()}")
+    self_kill = None
+    if kind in options.self_kill and not Path("enough").exists():
+        incarnation = _incarnation(kind, number)
+        self_kill = SelfKill(f"{options.seed} {kind} {number} {incarnation}")
+        if incarnation > 1:
+            self_kill.install()
     model = fleet.distributed_model(Counter())
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     if fleet.is_server():
         fleet.init_server()
-        _begin(kind, number, doom)
+        _begin(kind, number, self_kill)
         fleet.run_server()
         return 0
-    return _count(model, optimizer, options, doom)
+    return _count(model, optimizer, options, self_kill)
 
 
 def _parsed() -> argparse.Namespace:
@@ -80,27 +80,29 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--snapshot_s", type=float, default=1.0)
     parser.add_argument("--every_steps", type=int, default=0, help="between two checkpoints")
-    parser.add_argument("--doomed", nargs="*", default=[], help="kinds that die at bad moments")
+    parser.add_argument(
+        "--self_kill", nargs="*", default=[], help="kinds that kill themselves at critical moments"
+    )
     parser.add_argument("--harms", nargs="*", choices=harms.HARMS, default=[])
     return parser.parse_args()
 
 
-def _life(kind: str, number: int) -> int:
-    """Each process has its own moment to die."""
-    path = Path(f"life.{kind}.{number}")
-    life = 1 + (int(path.read_text()) if path.exists() else 0)
-    path.write_text(str(life))
-    return life
+def _incarnation(kind: str, number: int) -> int:
+    """The incarnation of this process, which determines its moment to die."""
+    path = Path(f"incarnation.{kind}.{number}")
+    incarnation = 1 + (int(path.read_text()) if path.exists() else 0)
+    path.write_text(str(incarnation))
+    return incarnation
 
 
-def _begin(kind: str, number: int, doom: Doom | None) -> None:
+def _begin(kind: str, number: int, self_kill: SelfKill | None) -> None:
     """Report that this process is at work, so that it may be killed.
 
     Before that, a death restarts the whole job, which counts again from zero.
     """
     Path(f"pid.{kind}.{number}").write_text(f"{os.getpid()}\n")
-    if doom is not None:
-        doom.come_over()
+    if self_kill is not None:
+        self_kill.install()
 
 
 class Sent:
@@ -137,7 +139,7 @@ def _count(
     model: Counter,
     optimizer: torch.optim.Optimizer,
     options: argparse.Namespace,
-    doom: Doom | None,
+    self_kill: SelfKill | None,
 ) -> int:
     bound = torch.Generator().manual_seed(options.seed)
     ids = torch.randint(IDS, (TURN * BATCH * fleet.worker_num(),), generator=bound)
@@ -153,7 +155,7 @@ def _count(
             optimizer.zero_grad()
             (-model(batch)).backward()
             optimizer.step()
-            _begin("worker", fleet.worker_index(), doom)
+            _begin("worker", fleet.worker_index(), self_kill)
         # all stop after the same epoch
         is_enough = torch.tensor([float(Path("enough").exists())])
         if fleet.all_reduce(is_enough, "min").item():
@@ -175,8 +177,8 @@ def _count(
     # halves of halves round, and more so in large sums
     more[more.abs() < 0.01 + 1e-5 * expected.abs()] = 0
     lost, doubled = -more.clamp(max=0).sum().item(), more.clamp(min=0).sum().item()
-    told = f"COUNTED {epochs * len(ids)} lost {lost:g} doubled {doubled:g}"
-    sys.stdout.write(f"{told}\n")
+    line = f"COUNTED {epochs * len(ids)} lost {lost:g} doubled {doubled:g}"
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     return int(bool(lost or doubled))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a process at the worst moments: within a write, between a write and its reply, and so on.
+"""Kills its own process at critical moments: within a write, between a write and its reply.
 
 A kill from outside rarely hits the few microseconds that matter.
 """
@@ -18,25 +18,25 @@ from fleetlight.ps.transport import frames
 from fleetlight.ps.worker.replay import replay_log as answers
 from fleetlight.ps.worker.replay import worker_journal as redo
 
-#: an incarnation ends within so many moments
+#: an incarnation dies within so many moments
 MOMENTS = 1500
 
 
-class Doom:
-    """Kills its own process at a moment that the seed and the incarnation decide."""
+class SelfKill:
+    """Kills its own process at a moment that the seed and the incarnation determine."""
 
     def __init__(self, seed: str, moments: int = MOMENTS) -> None:
         chance = random.Random(seed)
         self._left = chance.randrange(moments)
         self._part = chance.random()
         self._write = os.pwritev
-        self._is_here = False
+        self._is_installed = False
 
-    def come_over(self) -> None:
-        """Watch the moments from now on; a second call is fine."""
-        if self._is_here:
+    def install(self) -> None:
+        """Count moments from now on; further calls do nothing."""
+        if self._is_installed:
             return
-        self._is_here = True
+        self._is_installed = True
         os.pwritev = self._pwritev
         for owner, name in (
             (frames.Frames, "send"),
@@ -51,24 +51,24 @@ class Doom:
             setattr(owner, name, self._around(getattr(owner, name)))
 
     def moment(self) -> None:
-        """A moment, which may be the last one."""
+        """Count a moment, and die if it is the last one."""
         self._left -= 1
         if self._left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _around(self, act: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(act)
-        def doomed(*arguments: Any, **more: Any) -> Any:
+        def counted(*arguments: Any, **more: Any) -> Any:
             self.moment()
             result = act(*arguments, **more)
             self.moment()
             return result
 
-        return doomed
+        return counted
 
     def _pwritev(self, fd: int, buffers: Sequence[Any], offset: int, *more: Any) -> int:
         if not self._left:
-            # write a part of it first
+            # write a part of the data first
             data = b"".join(bytes(part) for part in buffers)
             self._write(fd, [data[: int(self._part * len(data))]], offset)
         self.moment()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Harms for the processes of a job at work; each affects one process, by a seed.
+"""Faults for the processes of a running job; each affects one process, by a seed.
 
 cut     connections break at any byte of a frame, now and then
 slow    bytes leave in small pieces, slowly, for a while
-full    the disk has no room for a moment, for a record or for a new file
-clock   the time of day jumps back and forth by hours
+full    the disk is full for a moment, for a record or for a new file
+clock   the wall clock jumps back and forth by hours
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ HARMS: dict[str, Callable[[random.Random], None]] = {
 }
 
 
-def come_over(names: Sequence[str], seed: str) -> None:
-    """Apply these harms to this process from now on."""
+def install(names: Sequence[str], seed: str) -> None:
+    """Apply these faults to this process from now on."""
     for name in names:
         HARMS[name](random.Random(f"{seed} {name}"))

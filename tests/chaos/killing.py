@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("counting.py")
 #: the log line of a job that restarts and counts again
 AGAIN = "restarting all processes"
-#: how long a server may take to come back, and a job to end
+#: how long a server may take to restart, and a job to end
 PATIENCE_S = 100.0
-#: of the moments between two kills
+#: the seconds between two kills
 SPREAD_S = 0.6
 FROZEN_S = 3.0
 SERVERS, WORKERS = 2, 2
@@ -39,7 +39,7 @@ MODES = ("sync", "async", "ssp", "geo")
 
 
 class ChaosError(AssertionError):
-    """A count was wrong, or a process never came back; the text has the seed."""
+    """A count was wrong, or a process never restarted; the text has the seed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Outcome:
 
     #: rows that were pushed and acknowledged
     counted: int
-    #: seconds from each kill until the process was back at work
+    #: seconds from each kill until the process was at work again
     away_s: Sequence[float]
 
     def __str__(self) -> str:
@@ -70,18 +70,18 @@ def chaos(
     *,
     kinds: Sequence[str] = ("server", "worker"),
     harms: Sequence[str] = (),
-    doomed: bool = False,
+    self_kill: bool = False,
     deal: str = "blocks",
 ) -> Outcome:
     """Run a job of two workers and two servers, and kill processes of it so many times.
 
-    `doomed`: processes kill themselves within an action. `harms` affect all of them meanwhile.
+    `self_kill`: processes kill themselves within an action. `harms` affect all of them meanwhile.
     With "freeze", every second kill stops a process for a while instead.
     """
     counts = ["--server_num", str(SERVERS), "--worker_num", str(WORKERS)]
     flags = [*counts, "--max_restarts", str(kills + 2 * (SERVERS + WORKERS))]
-    script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), "--deal", deal, "--doomed"]
-    script += kinds if doomed else []
+    script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), "--deal", deal, "--self_kill"]
+    script += kinds if self_kill else []
     script += ["--harms", *(harm for harm in harms if harm in HARMS)]
     with (folder / "output").open("w") as output:
         job = subprocess.Popen(
@@ -92,7 +92,7 @@ def chaos(
             stderr=subprocess.STDOUT,
         )
     try:
-        if doomed:
+        if self_kill:
             away_s = _wait(folder, job, kills)
         else:
             freezes = "freeze" in harms
@@ -104,11 +104,11 @@ def chaos(
     finally:
         job.terminate()
         job.wait()
-    told = (folder / "output").read_text()
-    counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", told)
+    output = (folder / "output").read_text()
+    counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", output)
     wrong = [one for one in counted if float(one[1]) or float(one[2])]
     # a job that restarted as a whole would count again from zero
-    if job.returncode or wrong or len(counted) != 2 or AGAIN in told:
+    if job.returncode or wrong or len(counted) != 2 or AGAIN in output:
         raise ChaosError(
             f"{mode}, seed {seed}: exit code {job.returncode}, counted, lost and doubled: "
             f"{counted}\n{end_of(folder)}"
@@ -122,7 +122,7 @@ def paths() -> str:
 
 
 def _wait(folder: Path, job: subprocess.Popen[bytes], kills: int) -> list[float]:
-    """Wait until they have killed themselves often enough; the time they were away is unknown."""
+    """Wait until enough processes have killed themselves; their restart times are unknown."""
     seen, end = 0, time.monotonic() + PATIENCE_S
     while seen < kills and job.poll() is None:
         now = (folder / "output").read_text().count("; restarting it (restart ")
@@ -188,7 +188,7 @@ def end_of(folder: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill as often as requested; returns 1 where a count was wrong."""
+    """Kill as often as requested; returns 1 if a count was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--kills", type=int, default=25, help="in each mode, of either kind")
@@ -203,8 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if mode == "sync" and options.deal == "queue":
             # all make each step together
             continue
-        for doomed in (False, True):
-            how = "from inside" if doomed else "from outside"
+        for self_kill in (False, True):
+            how = "from inside" if self_kill else "from outside"
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     outcome = chaos(
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         options.seed,
                         kinds=options.kinds,
                         harms=options.harms,
-                        doomed=doomed,
+                        self_kill=self_kill,
                         deal=options.deal,
                     )
                 except ChaosError as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains for a long time while processes are killed, and checks that the others do not grow.
 
-The second server and the second worker are killed repeatedly. The first ones and fleetrun live all
+The second server and the second worker are killed repeatedly. The first ones and fleetrun run all
 the time; their memory, files and threads must not grow.
 
 python -m tests.chaos.soaking --minutes 30
@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.chaos.killing import ChaosError, end_of, paths
 
 SCRIPT = Path(__file__).with_name("soak_train.py")
-#: processes that live all the time, beside fleetrun, and those that do not
+#: processes that run all the time, in addition to fleetrun, and those that do not
 LIVING = ("server.0", "worker.0")
 DYING = ("server.1", "worker.1")
 FLAT = 0.05

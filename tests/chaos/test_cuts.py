@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection breaks at every byte of its traffic: in the end each push counts once."""
+"""Connections that break at every byte of their traffic: each push counts once."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.slow
 CLIENT, SERVER = "client", "server"
 
 
-class Scissors:
-    """Break connections, each after one side has sent so many bytes more."""
+class ConnectionCutter:
+    """Breaks connections, each after one side has sent so many more bytes."""
 
     def __init__(self) -> None:
         self.cuts: list[tuple[str, int]] = []
 
     def before(self, side: str, size: int) -> int:
-        """How many of so many bytes may be sent."""
+        """The number of these bytes that may be sent."""
         if not self.cuts or self.cuts[0][0] != side:
             return size
         left = self.cuts[0][1]
@@ -52,8 +52,8 @@ class Scissors:
 class Cuttable:
     """A socket that sends only until the cut."""
 
-    def __init__(self, real: socket.socket, scissors: Scissors, side: str) -> None:
-        self._real, self._scissors, self._side = real, scissors, side
+    def __init__(self, real: socket.socket, cutter: ConnectionCutter, side: str) -> None:
+        self._real, self._scissors, self._side = real, cutter, side
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -73,9 +73,9 @@ class Cuttable:
 
 
 @pytest.fixture
-def scissors(monkeypatch: pytest.MonkeyPatch) -> Scissors:
-    """The cuts of all later connections."""
-    shared, begin = Scissors(), plain.Wire.__init__
+def cutter(monkeypatch: pytest.MonkeyPatch) -> ConnectionCutter:
+    """The cutter of all later connections."""
+    shared, begin = ConnectionCutter(), plain.Wire.__init__
     monkeypatch.setattr(channel_module, "_TRY_EVERY_S", 0.001)
 
     def cuttable(one: plain.Wire, connected: socket.socket, peer: str) -> None:
@@ -96,7 +96,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def served(mode: str, secrets: Path | None) -> Iterator[SocketChannel]:
-    """A worker's lane to a server, which knows of the worker by another one."""
+    """A worker's lane to a server; the worker joined on another lane."""
     with listened(opened(plan(mode, workers=1)), secrets) as listener:
         channel, control = (called(listener, lane, secrets) for lane in ("push", "control"))
         yield channel
@@ -161,33 +161,33 @@ SAID: dict[str, tuple[str, Callable[[SocketChannel, int], None]]] = {
 
 @pytest.mark.parametrize(("name", "ssl"), [*((name, False) for name in SAID), ("async", True)])
 @pytest.mark.parametrize("side", [CLIENT, SERVER])
-def test_a_cut_at_any_byte_loses_and_doubles_nothing(
-    name: str, ssl: bool, side: str, scissors: Scissors, secrets: Path
+def test_cut_at_any_byte_loses_and_doubles_no_push(
+    name: str, ssl: bool, side: str, cutter: ConnectionCutter, secrets: Path
 ) -> None:
     mode, say = SAID[name]
     with served(mode, secrets if ssl else None) as channel:
-        assert _cuts(channel, say, scissors, side) > 60
+        assert _cuts(channel, say, cutter, side) > 60
 
 
 @pytest.mark.parametrize(("ssl", "step"), [(False, 1), (True, 17)], ids=["plain", "tls"])
 @pytest.mark.parametrize("side", [CLIENT, SERVER])
-def test_nor_does_one_amid_calling_again(
-    ssl: bool, step: int, side: str, scissors: Scissors, secrets: Path
+def test_cut_during_a_reconnect_loses_and_doubles_no_push(
+    ssl: bool, step: int, side: str, cutter: ConnectionCutter, secrets: Path
 ) -> None:
     with served("async", secrets if ssl else None) as channel:
-        assert _cuts(channel, push, scissors, side, (CLIENT, 0), step=step) > 90
+        assert _cuts(channel, push, cutter, side, (CLIENT, 0), step=step) > 90
 
 
-def test_a_goodbye_is_heard_by_a_server_that_ends_with_it(scissors: Scissors) -> None:
+def test_goodbye_survives_a_cut_when_the_server_ends_with_it(cutter: ConnectionCutter) -> None:
     for number in range(100):
         server = opened(plan(workers=1))
         with listened(server, None) as listener:
             ending = threading.Thread(target=end_with_the_job, args=(server, listener))
             ending.start()
             channel = called(listener, "control", None)
-            scissors.cuts = [(SERVER, number)]
+            cutter.cuts = [(SERVER, number)]
             channel.call(m.Leave())
-            is_over, scissors.cuts = bool(scissors.cuts), []
+            is_over, cutter.cuts = bool(cutter.cuts), []
             channel.call(m.GoodbyeAck())
             channel.close()
             ending.join(20)
@@ -206,20 +206,20 @@ def end_with_the_job(server: Server, listener: Listener) -> None:
 def _cuts(
     channel: SocketChannel,
     say: Callable[[SocketChannel, int], None],
-    scissors: Scissors,
+    cutter: ConnectionCutter,
     side: str,
     *before: tuple[str, int],
     step: int = 1,
 ) -> int:
     """Repeat the requests, each time with a cut one byte later; returns the number of cuts."""
     for number in range(5000):
-        scissors.cuts = [*before, (side, step * number)]
+        cutter.cuts = [*before, (side, step * number)]
         say(channel, number)
-        if scissors.cuts:
+        if cutter.cuts:
             break
     else:
         pytest.fail("it had no end")
-    scissors.cuts = []
+    cutter.cuts = []
     rows = channel.call(m.Pull([m.TablePull(0, False)], False), [np.array([7], np.int64)])
     assert rows.arrays[0][0, 0] == number + 1
     return number

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For any bytes of a file, reading it gives a value or an error of the package."""
+"""Any bytes of a file read as a value or as an error of the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ANY = settings(
     max_examples=200,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-#: memory of a read beside the bytes of the file: texts of errors, parsers
+#: memory of a read in addition to the file: error texts, parsers
 _SPARE = 4 << 20
 _EDGES: tuple[Any, ...] = (
     0,
@@ -103,7 +103,7 @@ def other_value(content: Any, data: st.DataObject) -> Any:
 
 @contextlib.contextmanager
 def well(size: int) -> Iterator[None]:
-    """A block that may raise only errors of the package, and use little memory."""
+    """A block that may raise only errors of the package and use little memory."""
     tracemalloc.start()
     try:
         with contextlib.suppress(FleetError):
@@ -118,14 +118,14 @@ MANIFEST = encode(manifest())
 
 @ANY
 @given(mutated(MANIFEST))
-def test_a_manifest(data: bytes) -> None:
+def test_damaged_manifest(data: bytes) -> None:
     with well(len(data)):
         decode(data, Manifest, "f", Path("m"))
 
 
 @ANY
 @given(st.data())
-def test_a_manifest_that_is_sealed_and_says_something_else(data: st.DataObject) -> None:
+def test_manifest_with_a_changed_value_and_valid_checksum(data: st.DataObject) -> None:
     content = other_value(json.loads(MANIFEST), data)
     content["checksum"] = "0" * 64
     body = json.dumps(content).encode()
@@ -154,7 +154,7 @@ def _read_table(path: Path) -> None:
 
 @ANY
 @given(st.data())
-def test_the_file_of_a_table(table_file: Path, tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_table_file(table_file: Path, tmp_path: Path, data: st.DataObject) -> None:
     whole = table_file.read_bytes()
     length = 8 + int.from_bytes(whole[:8], "little")
     path = tmp_path / "t.safetensors"
@@ -180,7 +180,7 @@ sparsity = [0.75, 0.9]
 
 @ANY
 @given(mutated(STRATEGY))
-def test_a_strategy(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_damaged_strategy_file(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "strategy.toml"
     path.write_bytes(data)
     with well(len(data)):
@@ -195,7 +195,7 @@ def test_a_strategy(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> No
         ["1", "-1", "1e400", "nan", '"x"', "[]", "{}", "[[1]]", "9" * 30, "1979-05-27"]
     ),
 )
-def test_a_strategy_with_a_wrong_value(
+def test_strategy_file_with_a_wrong_value(
     tmp_path_factory: pytest.TempPathFactory, name: str, key: str, value: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "strategy.toml"
@@ -226,7 +226,7 @@ NAMES = (
         ),
     )
 )
-def test_an_environment(env: dict[str, str]) -> None:
+def test_arbitrary_environment(env: dict[str, str]) -> None:
     with well(100):
         from_environment(env)
 
@@ -244,7 +244,7 @@ def _journal() -> bytes:
 
 @ANY
 @given(mutated(_journal()))
-def test_a_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_damaged_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     folder = tmp_path_factory.mktemp("journal")
     Segment(folder, 1).close()
     segments(folder)[0][1].write_bytes(data)
@@ -259,7 +259,7 @@ def test_a_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
 
 @ANY
 @given(st.data())
-def test_the_word_of_what_is_on_the_disk(
+def test_damaged_fsync_marker(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("journal")
@@ -279,7 +279,7 @@ IDENTITY = FolderIdentity(server=0, server_num=2, job="j", plan=plan())
 @ANY
 @given(st.data())
 @pytest.mark.parametrize("which", ["identity.json", "rows-00000000000000000001/manifest.json"])
-def test_what_a_server_has_left(
+def test_damaged_server_folder(
     tmp_path_factory: pytest.TempPathFactory, which: str, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("left")
@@ -303,7 +303,7 @@ STATE = WorkerState(rank=1, values={"a": [1, 2.5], "b": {"c": None}}).to_bytes()
 
 @ANY
 @given(mutated(STATE))
-def test_the_state_of_a_worker(data: bytes) -> None:
+def test_damaged_worker_state(data: bytes) -> None:
     with well(len(data)):
         WorkerState.from_bytes(data)
 
@@ -311,7 +311,7 @@ def test_the_state_of_a_worker(data: bytes) -> None:
 @ANY
 @given(st.data())
 @pytest.mark.parametrize("side", [SERVER, CLIENT])
-def test_certificates(
+def test_damaged_certificates(
     certificates: Path, tmp_path_factory: pytest.TempPathFactory, side: str, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("certificates")

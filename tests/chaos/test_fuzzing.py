@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some of the million frames of `make chaos`, and tests that harm is noticed."""
+"""Some of the frames of `make chaos`, and tests that fuzzing detects failures."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def test_frames_are_read_or_refused() -> None:
     assert 100 < whole < 2000
 
 
-def test_servers_answer_or_hang_up() -> None:
+def test_servers_reply_or_close() -> None:
     sent, growth = serve(5, 600, multiprocessing.Value("q", 0))
     assert sent > 600
     assert growth < running.GROWTH
 
 
-def test_every_message_is_made() -> None:
+def test_every_message_is_generated() -> None:
     chance = random.Random(1)
     assert {type(any_value(chance, kind)) for kind in MESSAGES} == set(MESSAGES)
 
 
-def test_an_error_that_nobody_has_thought_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unforeseen_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(self: Server) -> Any:
         raise KeyError("unforeseen")
 
@@ -52,7 +52,7 @@ def test_an_error_that_nobody_has_thought_of_is_noticed(monkeypatch: pytest.Monk
         Serving(5).round(0)
 
 
-def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_reply_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
     monkeypatch.setattr(serving, "_ANSWER_S", 0.2)
     monkeypatch.setattr(serving, "CONNECTIONS", 4)
@@ -62,7 +62,7 @@ def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         Serving(5).round(0)
 
 
-def test_memory_that_grows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_memory_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Serving, "round", lambda *_: 1)
     sizes = iter(range(1 << 28, 1 << 40, 1 << 28))
     monkeypatch.setattr(running, "resident", lambda: next(sizes))
@@ -71,7 +71,7 @@ def test_memory_that_grows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_program_tells_how_many(capfd: pytest.CaptureFixture[str]) -> None:
+def test_program_reports_the_number_of_frames(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--frames", "400", "--seed", "2"]) == 0
     assert re.fullmatch(
         r"fuzzing, seed 2: 380 frames for the decoder \(\d+ of them whole, \d+ a second\), \d+ for "
@@ -85,7 +85,7 @@ def _dies(*_: object) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_told_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_process_is_reported_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_all", _dies)
     well, text = fuzz(3, 100)
     assert not well
@@ -95,7 +95,7 @@ def test_a_process_that_dies_is_told_with_its_frame(monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_a_frame_is_made_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_is_reproduced_from_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Decoding(3).made(17) == Decoding(3).made(17)
     assert Decoding(3).made(17) != Decoding(4).made(17)
 

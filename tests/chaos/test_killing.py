@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few of the hundreds of kills of `make chaos`."""
+"""A few of the kills of `make chaos`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.chaos.killing import chaos
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
-def test_every_acknowledged_push_counts_once_whoever_dies(tmp_path: Path) -> None:
-    outcome = chaos(tmp_path, "async", kills=3, seed=4, doomed=True, harms=list(HARMS))
+def test_each_acknowledged_push_counts_once_after_kills(tmp_path: Path) -> None:
+    outcome = chaos(tmp_path, "async", kills=3, seed=4, self_kill=True, harms=list(HARMS))
     assert len(outcome.away_s) >= 3
     assert outcome.counted > 1000
 
 
-def test_every_record_that_is_dealt_out_counts_once_whoever_dies(tmp_path: Path) -> None:
-    outcome = chaos(tmp_path, "async", kills=4, seed=2, doomed=True, deal="queue")
+def test_each_record_of_a_shard_queue_counts_once_after_kills(tmp_path: Path) -> None:
+    outcome = chaos(tmp_path, "async", kills=4, seed=2, self_kill=True, deal="queue")
     assert len(outcome.away_s) >= 4
     assert outcome.counted > 1000

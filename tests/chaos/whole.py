@@ -65,27 +65,27 @@ def chaos(
         done += killed
         if not killed:
             _finish(folder, job, f"{mode}, seed {seed}")
-        told = _output(folder, number)
+        output = _output(folder, number)
         number += 1
-        resumed += RESUMED in told
-        if ENDED in told and WELL not in told:
+        resumed += RESUMED in output
+        if ENDED in output and WELL not in output:
             # it was killed before its first record
             resumes = False
         elif killed:
             resumes = True
-        elif job.returncode == 0 or WELL in told:
+        elif job.returncode == 0 or WELL in output:
             return Outcome(_counted(folder, mode, seed), done, resumed)
         else:
-            raise ChaosError(f"{mode}, seed {seed}: exit code {job.returncode}\n{_said(folder)}")
+            raise ChaosError(f"{mode}, seed {seed}: exit code {job.returncode}\n{_outputs(folder)}")
 
 
-def _finish(folder: Path, job: subprocess.Popen[bytes], whose: str) -> None:
+def _finish(folder: Path, job: subprocess.Popen[bytes], label: str) -> None:
     (folder / "enough").touch()
     try:
         job.wait(PATIENCE_S)
     except subprocess.TimeoutExpired as error:
         _end(_tree(job.pid))
-        raise ChaosError(f"{whose}: {error}\n{_said(folder)}") from error
+        raise ChaosError(f"{label}: {error}\n{_outputs(folder)}") from error
 
 
 def _start(
@@ -175,8 +175,8 @@ def _output(folder: Path, number: int) -> str:
     return (folder / f"output.{number}").read_text()
 
 
-def _said(folder: Path) -> str:
-    """The last output of all starts."""
+def _outputs(folder: Path) -> str:
+    """The last output of each start."""
     files = sorted(folder.glob("output.*"))
     return "\n".join(
         f"--- {one.name}\n" + "\n".join(one.read_text().splitlines()[-25:]) for one in files
@@ -197,7 +197,7 @@ def _counted(folder: Path, mode: str, seed: int) -> int:
     wrong = [one for one in counted if float(one[2]) or float(one[3])]
     last = {worker: int(rows) for worker, rows, _, _ in counted}
     if wrong or len(last) != WORKERS or len(set(last.values())) != 1:
-        raise ChaosError(f"{mode}, seed {seed}: counted {counted}\n{_said(folder)}")
+        raise ChaosError(f"{mode}, seed {seed}: counted {counted}\n{_outputs(folder)}")
     return sum(last.values())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place to start jobs in."""
+"""A folder in which tests start jobs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.launch.workplace import Workplace
 
 @pytest.fixture
 def place(tmp_path: pathlib.Path) -> Iterator[Workplace]:
-    """A workplace that leaves no job behind."""
+    """A workplace that kills its remaining jobs."""
     workplace = Workplace(tmp_path)
     yield workplace
     for job in workplace.jobs:
         job.process.kill()
-        with job.process:  # reads nothing more, but collects the process and closes the pipe
+        with job.process:  # reads no more output, but reaps the process and closes the pipe
             pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine whose time of day jumps while a job runs."""
+"""A machine whose wall clock jumps while a job runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 
 from tests.launch.workplace import Workplace
 
-#: read by Python before anything else, in fleetrun and in what it starts
+#: Python imports it first, in fleetrun and in its processes
 JUMPING = """
 import os, random
 from tests.chaos import harms
@@ -28,7 +28,7 @@ for number in range(30):
 
 
 def test_output_and_restarts_do_not_use_the_wall_clock(place: Workplace) -> None:
-    """Deadlines go by the clock that only goes forward."""
+    """Deadlines use the monotonic clock."""
     site = place.path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(JUMPING)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about machines, real and made up."""
+"""The inventory of real and simulated machines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fleetlight.roles import address
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables")
 
 
-def test_cores_follow_the_affinity() -> None:
+def test_cores_follow_the_cpu_affinity() -> None:
     assert 1 <= inventory.cores() <= (os.cpu_count() or 1)
 
 
-def test_a_container_limit_counts(tmp_path: pathlib.Path) -> None:
+def test_container_limit_reduces_the_cores(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "cpu.max"
     file.write_text("250000 100000\n")
     assert inventory._cpu_limit(file) == 2
@@ -31,7 +31,7 @@ def test_a_container_limit_counts(tmp_path: pathlib.Path) -> None:
 
 
 @LINUX_ONLY
-def test_the_loopback_interface_is_found() -> None:
+def test_loopback_interface_is_found() -> None:
     assert inventory.this_machine({}).interface("127.0.0.2") == "lo"
 
 
@@ -48,9 +48,7 @@ def test_gpus_are_counted_by_their_device_files(
     assert inventory.gpus({}, tmp_path) == 1
 
 
-def test_gpus_are_asked_from_the_driver_tool(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_tool_counts_gpus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: B'\n")
     tool.chmod(0o755)
@@ -66,7 +64,7 @@ def test_hidden_gpus_do_not_count(tmp_path: pathlib.Path, visible: str, count: i
     assert inventory.gpus({"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == count
 
 
-def test_owning_an_address() -> None:
+def test_own_addresses_are_recognized() -> None:
     own = Machine(addresses=(("lo", "127.0.0.1"), ("eth0", "10.0.0.1")))
     assert own.owns("10.0.0.1")
     assert own.owns("127.0.0.9")
@@ -82,11 +80,11 @@ def test_names_are_resolved() -> None:
     assert own.owns("me")
 
 
-def test_the_route_to_loopback_is_loopback() -> None:
+def test_route_to_loopback_is_loopback() -> None:
     assert inventory.route("127.0.0.1") == "127.0.0.1"
 
 
-def test_no_route_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_route_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "find_route", lambda host: None)
     with pytest.raises(
         ConfigError, match=r"no route from this machine to 198\.51\.100\.1; .*--host"
@@ -94,10 +92,10 @@ def test_no_route_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         inventory.route("198.51.100.1")
 
 
-def test_an_unknown_name_is_an_error() -> None:
+def test_unknown_name_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"cannot resolve host 'no\.such\.invalid'"):
         inventory.resolve("no.such.invalid")
 
 
-def test_a_package_that_is_not_there() -> None:
+def test_version_of_a_missing_package() -> None:
     assert inventory.version_of("no-such-package-anywhere") == "not installed"

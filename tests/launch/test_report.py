@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences of a job."""
+"""The lines that the launcher prints about a job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def started(layout: JobLayout) -> str:
     return report.started(run, members)
 
 
-def test_what_is_started_and_where_its_output_is() -> None:
+def test_start_line_names_processes_and_logs() -> None:
     assert started(JobLayout(nodes=(ONE,))) == (
         "starting server 0 of 1 and workers 0 to 1 of 2; "
         "logs: log/serverlog.N, log/workerlog.N, log/endpoints.log"
@@ -45,7 +45,7 @@ def test_what_is_started_and_where_its_output_is() -> None:
     )
 
 
-def test_a_start_takes_five_lines_at_most_unless_all_are_asked_for() -> None:
+def test_start_takes_at_most_five_lines_unless_verbose() -> None:
     lines = ["a", "b", "c", "d", "e"]
     assert report.remarks(lines[:4], 0, verbose=False) == lines[:4]
     assert report.remarks(lines, 0, verbose=False) == [
@@ -60,7 +60,7 @@ def test_a_start_takes_five_lines_at_most_unless_all_are_asked_for() -> None:
     assert report.remarks(lines, 4, verbose=True) == lines
 
 
-def test_the_first_server_and_the_first_worker_are_shown() -> None:
+def test_first_server_and_first_worker_are_shown() -> None:
     members = JobLayout(nodes=(ONE,)).members()
     assert [member.name for member in report.first_of_each_kind(members)] == [
         "server 0",
@@ -74,7 +74,7 @@ def test_the_first_server_and_the_first_worker_are_shown() -> None:
     )
 
 
-def test_the_end() -> None:
+def test_end_line() -> None:
     done = Watch([], grace_s=1)
     assert report.end(JobLayout(nodes=(TWO,)), done, None, 1.0) == (
         "done: the worker exited with code 0 after 1.0 s"
@@ -90,13 +90,13 @@ def test_the_end() -> None:
     )
 
 
-def test_an_interrupt_is_never_restarted() -> None:
-    told = report.interrupted(signal.SIGINT, 1.5, "node 0 (a)")
-    assert str(told) == "node 0 (a): fleetrun was interrupted by SIGINT after 1.5 s"
-    assert (told.code, told.may_restart) == (130, False)
+def test_interrupt_never_restarts() -> None:
+    interrupted = report.interrupted(signal.SIGINT, 1.5, "node 0 (a)")
+    assert str(interrupted) == "node 0 (a): fleetrun was interrupted by SIGINT after 1.5 s"
+    assert (interrupted.code, interrupted.may_restart) == (130, False)
 
 
-def test_the_reason_of_a_restart() -> None:
+def test_reason_of_a_restart() -> None:
     failed = Conclusion(next=NextAction.RESTART, failure=FAILURE)
     assert report.restarting(failed, 2, 1).endswith(
         "E: x; restarting all processes (restart 2, 1 left)"
@@ -117,18 +117,18 @@ def test_lines_about_the_log_folder() -> None:
     assert line == "log is in use by another fleetrun: logs of this run go to log-2"
 
 
-def test_a_stop_is_no_failure_and_says_how_to_go_on() -> None:
+def test_stop_is_no_failure_and_names_the_resume_command() -> None:
     done = Watch([], grace_s=1)
     failure = report.stopped(Stop(7, "/c"))
     assert (failure.code, failure.may_restart) == (75, False)
     assert report.end(JobLayout(nodes=(ONE,)), done, failure, 1.0).startswith("stopped at step 7, ")
-    # of several machines the one with workers knows more, and a real failure comes first
+    # a machine with workers takes precedence, and a real failure over both
     others = [report.stopped(Stop(0, "/c")), failure]
     assert first_of_all(others) is failure
     assert first_of_all([*others, FAILURE]) is FAILURE
 
 
-def test_a_failed_stop_names_what_remains() -> None:
+def test_failed_stop_names_what_remains() -> None:
     late = report.interrupted(signal.SIGTERM, 30.0, error=report.not_saved(None))
     assert str(late).endswith(
         "by SIGTERM after 30.0 s: the job did not save in time; earlier saves remain"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown and how."""
+"""The output of the launcher: prefixes, tables and the arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_only_whole_lines_get_a_prefix() -> None:
     assert b"".join(shown[1:]) == b"[worker 1] three\n"
 
 
-def test_the_table_is_a_box() -> None:
+def test_table_is_a_box() -> None:
     text = boxed(("Distributed Envs", "Value"), [("FLEET_INDEX", "0"), ("FLEET_MASTER", "h:1")])
     lines = text.splitlines()
     assert len({len(line) for line in lines}) == 1
@@ -27,7 +27,7 @@ def test_the_table_is_a_box() -> None:
     assert lines[3] == "| FLEET_INDEX      | 0     |"
 
 
-def test_a_long_value_keeps_both_ends() -> None:
+def test_long_value_keeps_both_ends() -> None:
     text = boxed(("a", "b"), [("x", "begin" + "-" * 200 + "end")], width=60)
     assert all(len(line) == 60 for line in text.splitlines())
     assert "begin" in text
@@ -35,7 +35,7 @@ def test_a_long_value_keeps_both_ends() -> None:
     assert "end |" in text
 
 
-def test_the_arguments() -> None:
+def test_arguments_are_listed() -> None:
     text = arguments_block([("script", "t.py")])
     assert text.splitlines()[0] == "-----------  Configuration Arguments -----------"
     assert "script: t.py" in text

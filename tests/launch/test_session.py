@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real jobs on this machine: how they are started, watched and ended."""
+"""Real jobs on this machine: start, supervision and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPORT = """
     print("I am", role, index, *sys.argv[1:])
 """
 
-#: says on which process it is and waits to be ended
+#: writes its process id and waits for its end
 STAY = """
     import os, pathlib, time
     pathlib.Path("pid." + os.environ["FLEET_INDEX"]).write_text(f"{os.getpid()}\\n")
@@ -35,7 +35,7 @@ def last_line(output: str) -> str:
     return output.splitlines()[-1]
 
 
-def test_a_collective_job(place: Workplace) -> None:
+def test_collective_job(place: Workplace) -> None:
     code, output = place.run("--nproc_per_node", "2", place.script(REPORT), "--lr", "3")
     assert code == 0
     assert "\nI am worker 0 --lr 3\n" in output
@@ -46,8 +46,8 @@ def test_a_collective_job(place: Workplace) -> None:
     assert start[-1].startswith("fleetrun: starting workers 0 to 1 of 2; logs: ")
     assert last_line(output).startswith("fleetrun: done: all 2 workers exited with code 0 after")
     seen = [json.loads((place.path / f"worker.{n}").read_text()) for n in (0, 1)]
-    assert [one["RANK"] for one in seen] == ["0", "1"]
-    assert len({one["FLEET_WORKER_ENDPOINTS"] for one in seen}) == 1
+    assert [env["RANK"] for env in seen] == ["0", "1"]
+    assert len({env["FLEET_WORKER_ENDPOINTS"] for env in seen}) == 1
     assert not {"http_proxy", "FLEET_DEVICE"} & set(seen[0])
 
 
@@ -65,7 +65,7 @@ def test_verbose_shows_the_arguments_and_both_first_processes(place: Workplace) 
     assert "| FLEET_ROLE             | worker " in worker
 
 
-def test_a_parameter_server_job(place: Workplace) -> None:
+def test_parameter_server_job(place: Workplace) -> None:
     script = place.script(REPORT)
     code, output = place.run("--server_num", "2", "--worker_num", "1", "--tee", script)
     assert code == 0
@@ -77,7 +77,7 @@ def test_a_parameter_server_job(place: Workplace) -> None:
     assert "servers ended by themselves" in last_line(output)
 
 
-def test_servers_are_ended_when_the_workers_are_done(
+def test_servers_end_when_the_workers_are_done(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = place.script("""
@@ -98,7 +98,7 @@ def test_servers_are_ended_when_the_workers_are_done(
         ("os.abort()", 134, "was killed by SIGABRT"),
     ],
 )
-def test_the_first_failure_ends_the_job_and_is_reported(
+def test_first_failure_ends_the_job_and_is_reported(
     failing: str, code: int, reason: str, place: Workplace
 ) -> None:
     script = place.script(f"""
@@ -114,7 +114,7 @@ def test_the_first_failure_ends_the_job_and_is_reported(
     assert line.endswith("(log: log/workerlog.1)")
 
 
-def test_a_server_that_dies_ends_the_job(place: Workplace) -> None:
+def test_dead_server_ends_the_job(place: Workplace) -> None:
     script = place.script("""
         import os, sys, time
         if os.environ["FLEET_ROLE"] == "server":
@@ -126,12 +126,12 @@ def test_a_server_that_dies_ends_the_job(place: Workplace) -> None:
     assert "failed: server 0 of 1 exited with code 7" in last_line(output)
 
 
-def test_a_consequence_is_not_blamed(place: Workplace) -> None:
+def test_consequence_is_not_reported_as_the_cause(place: Workplace) -> None:
     script = place.script("""
         import json, os, pathlib, sys, time
         def leave(error, consequence):
-            told = {"at": time.monotonic(), "error": error, "caused_by_peer": consequence}
-            pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps(told))
+            status = {"at": time.monotonic(), "error": error, "caused_by_peer": consequence}
+            pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps(status))
             sys.exit(1)
         if os.environ["FLEET_INDEX"] == "0":
             pathlib.Path("lost").touch()
@@ -149,8 +149,8 @@ def test_a_consequence_is_not_blamed(place: Workplace) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_an_interrupt_ends_everything(number: signal.Signals, code: int, place: Workplace) -> None:
-    # whoever runs the tests under nohup has it ignored, and children inherit that
+def test_interrupt_ends_all_processes(number: signal.Signals, code: int, place: Workplace) -> None:
+    # under nohup the signal is ignored, and children inherit that
     before = signal.signal(number, signal.SIG_DFL)
     try:
         job = place.start("--nproc_per_node", "2", place.script(STAY))
@@ -164,20 +164,20 @@ def test_an_interrupt_ends_everything(number: signal.Signals, code: int, place: 
     assert not any(map(is_running, pids))
 
 
-#: notes signals instead of ending
+#: records signals and does not end
 STUBBORN = """
     import os, pathlib, signal, time
-    def note(number, frame):
+    def record(number, frame):
         pathlib.Path("noted").write_text(f"{number}\\n")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, note)
+        signal.signal(number, record)
     pathlib.Path("pid." + os.environ["FLEET_INDEX"]).write_text(f"{os.getpid()}\\n")
     while True:
         time.sleep(600)
 """
 
 
-def test_a_process_that_ignores_signals_is_killed_after_the_grace_period(place: Workplace) -> None:
+def test_process_that_ignores_signals_dies_after_the_grace_period(place: Workplace) -> None:
     job = place.start("--grace_s", "0.2", place.script(STUBBORN))
     pid = int(place.wait_for("pid.0"))
     job.process.send_signal(signal.SIGTERM)
@@ -186,7 +186,7 @@ def test_a_process_that_ignores_signals_is_killed_after_the_grace_period(place: 
     assert not is_running(pid)
 
 
-def test_a_second_interrupt_kills_at_once(place: Workplace) -> None:
+def test_second_interrupt_kills_at_once(place: Workplace) -> None:
     job = place.start("--grace_s", "500", place.script(STUBBORN))
     place.wait_for("pid.0")
     job.process.send_signal(signal.SIGINT)
@@ -195,31 +195,31 @@ def test_a_second_interrupt_kills_at_once(place: Workplace) -> None:
     assert job.end()[0] == 130
 
 
-#: what a job that saves does, without torch; servers end when the workers have said so
+#: a job that saves, without torch; servers end after the workers
 SAVING = """
     import json, os, pathlib, signal, sys, time
     name, index = os.environ["FLEET_ROLE"], os.environ["FLEET_INDEX"]
-    told = pathlib.Path(os.environ["FLEET_ERROR_FILE"])
-    def note(number, frame):
+    status = pathlib.Path(os.environ["FLEET_ERROR_FILE"])
+    def record(number, frame):
         pathlib.Path(f"noted.{name}").touch()
         if sys.argv[1:] == ["late"]:
             return
         if sys.argv[1:] == ["full"]:
             raise SystemExit("disk full")
-        word = {"step": 7, "folder": os.environ["FLEET_CHECKPOINT"]}
-        told.write_text(json.dumps({"exiting": True, "stopped": word}))
+        stop = {"step": 7, "folder": os.environ["FLEET_CHECKPOINT"]}
+        status.write_text(json.dumps({"exiting": True, "stopped": stop}))
         pathlib.Path("saved").touch()
         raise SystemExit(75)
-    signal.signal(signal.SIGTERM, note)
-    told.write_text(json.dumps({"saves_at_sigterm": True}))
+    signal.signal(signal.SIGTERM, record)
+    status.write_text(json.dumps({"saves_at_sigterm": True}))
     pathlib.Path(f"pid.{name}").write_text(f"{os.getpid()}\\n")
     while name == "worker" or not os.path.exists("saved"):
         time.sleep(0.01)
 """
 
 
-def saving(place: Workplace, *arguments: str, grace_s: str = "50") -> tuple[int, str]:
-    """A job of one server and one worker is asked to stop."""
+def stop_and_save(place: Workplace, *arguments: str, grace_s: str = "50") -> tuple[int, str]:
+    """Stop a job of one server and one worker."""
     flags = ("--server_num", "1", "--worker_num", "1", "--checkpoint", "ckpt")
     job = place.start(*flags, "--grace_s", grace_s, place.script(SAVING), *arguments)
     for name in ("server", "worker"):
@@ -229,8 +229,8 @@ def saving(place: Workplace, *arguments: str, grace_s: str = "50") -> tuple[int,
     return code, last_line(output)
 
 
-def test_a_job_that_saves_is_asked_to_stop_and_its_servers_are_not(place: Workplace) -> None:
-    code, last = saving(place)
+def test_stop_signals_workers_and_no_servers(place: Workplace) -> None:
+    code, last = stop_and_save(place)
     assert code == 75
     assert f"stopped at step 7, saved in {place.path / 'ckpt'}; resume with" in last
     assert not (place.path / "noted.server").exists()
@@ -240,10 +240,8 @@ def test_a_job_that_saves_is_asked_to_stop_and_its_servers_are_not(place: Workpl
     ("how", "grace_s", "why"),
     [("late", "0.2", "in time"), ("full", "50", "(worker 0 of 1 exited with code 1")],
 )
-def test_a_stop_that_fails_is_an_interrupt(
-    place: Workplace, how: str, grace_s: str, why: str
-) -> None:
-    code, last = saving(place, how, grace_s=grace_s)
+def test_failed_stop_is_an_interrupt(place: Workplace, how: str, grace_s: str, why: str) -> None:
+    code, last = stop_and_save(place, how, grace_s=grace_s)
     assert code == 143
     assert "interrupted by SIGTERM after" in last
     assert f"the job did not save {why}" in last
@@ -257,7 +255,7 @@ FAMILY = """
 """
 
 
-def test_when_fleetrun_is_killed_no_process_survives_it(place: Workplace) -> None:
+def test_no_process_survives_a_killed_fleetrun(place: Workplace) -> None:
     job = place.start(place.script(FAMILY), "600")
     pids = [int(word) for word in place.wait_for("pids").split()]
     assert all(map(is_running, pids))
@@ -272,7 +270,7 @@ def test_grandchildren_end_with_the_job(place: Workplace) -> None:
     wait_until(lambda: not is_running(int(grandchild)), "the grandchild to end")
 
 
-def test_restarts(place: Workplace) -> None:
+def test_gang_restarts(place: Workplace) -> None:
     script = place.script("""
         import os, sys
         restart = os.environ["FLEET_RESTART"]
@@ -290,14 +288,14 @@ def test_restarts(place: Workplace) -> None:
     assert len({line for line in log if line.startswith("start")}) == 3
 
 
-def test_restarts_end(place: Workplace) -> None:
+def test_restarts_are_limited(place: Workplace) -> None:
     script = place.script("raise SystemExit(5)")
     code, output = place.run("--max_restarts", "1", script)
     assert code == 5
     assert output.count("restarting all processes") == 1
 
 
-def test_a_permanent_error_is_not_retried(place: Workplace) -> None:
+def test_permanent_error_causes_no_restart(place: Workplace) -> None:
     script = place.script("""
         import fleetlight as fleet
         away = {"away_s": 9.0}
@@ -340,7 +338,7 @@ def test_old_logs_are_kept_apart(place: Workplace) -> None:
     assert len(list(place.path.glob("log/old/*/workerlog.0"))) == 1
 
 
-def test_everything_a_worker_printed_is_shown(place: Workplace) -> None:
+def test_all_output_of_worker_0_is_shown(place: Workplace) -> None:
     script = place.script("for n in range(50_000): print('line', n)")
     _, output = place.run(script)
     assert sum(1 for line in output.splitlines() if line.startswith("line ")) == 50_000
@@ -360,7 +358,7 @@ def test_output_is_shown_while_the_job_runs(place: Workplace) -> None:
     assert job.end()[0] == 0
 
 
-def test_a_reader_that_goes_away_does_not_end_the_job(place: Workplace) -> None:
+def test_closed_reader_of_the_output_does_not_end_the_job(place: Workplace) -> None:
     script = place.script("""
         import pathlib
         for n in range(50_000): print("line", n)
@@ -373,7 +371,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(place: Workplace) -> None:
     assert place.wait_for("done") == "yes\n"
 
 
-def test_worker_0_has_a_terminal_if_fleetrun_has(place: Workplace) -> None:
+def test_worker_0_has_a_terminal_if_fleetrun_has_one(place: Workplace) -> None:
     script = place.script("""
         import sys
         sys.stdout.write("\\r 50%")
@@ -399,7 +397,7 @@ def run_on_terminal(place: Workplace, *arguments: str) -> bytes:
     try:
         while data := os.read(ours, 1 << 16):
             shown += data
-    except OSError:  # the terminal's other end is closed: everything has been read
+    except OSError:  # the terminal's other end is closed: all output has been read
         pass
     finally:
         os.close(ours)
@@ -407,14 +405,14 @@ def run_on_terminal(place: Workplace, *arguments: str) -> bytes:
     return shown
 
 
-def test_a_module_can_be_run(place: Workplace) -> None:
+def test_module_can_be_run(place: Workplace) -> None:
     place.script("import sys; print('module', sys.argv[1:])", "mine.py")
     code, output = place.run("-m", "mine", "x")
     assert code == 0
     assert "module ['x']" in output
 
 
-def test_gpus_for_a_server_job_on_a_machine_without_any(place: Workplace) -> None:
+def test_gpus_flag_on_a_machine_without_gpus_uses_cpus(place: Workplace) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     script = place.script(REPORT)
     code, output = place.run("--gpus", "0,1", "--server_num", "1", script, **hidden)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes tell their launcher in a file."""
+"""The status file by which processes report to their launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetlight.launch.status import (
 )
 
 
-def test_a_status_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
+def test_status_round_trips(tmp_path: pathlib.Path) -> None:
     file = str(tmp_path / "worker.0")
     for status in (
         ProcessStatus(error="ValueError: x", permanent=True, saves_at_sigterm=True),
@@ -41,13 +41,13 @@ def test_a_status_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "not json", "[]", '{"error": 3}', '{"stopped": {"step": "x", "folder": "c"}}']
 )
-def test_a_file_that_cannot_be_read_tells_nothing(tmp_path: pathlib.Path, text: str) -> None:
+def test_unreadable_file_is_an_unknown_status(tmp_path: pathlib.Path, text: str) -> None:
     (tmp_path / "w").write_text(text)
     assert read(str(tmp_path / "w")) is UNKNOWN
     assert read(str(tmp_path / "none")) is UNKNOWN
 
 
-def test_a_new_process_has_yet_to_tell_that_it_saves(tmp_path: pathlib.Path) -> None:
+def test_new_process_has_not_reported_that_it_saves(tmp_path: pathlib.Path) -> None:
     file = str(tmp_path / "w")
     clear_saves_at_sigterm(file)
     assert read(file) is UNKNOWN

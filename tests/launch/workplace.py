@@ -21,7 +21,7 @@ DEADLINE_S = 60.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Look again and again, because the condition is made true by another process."""
+    """Poll until another process makes the condition true."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
@@ -29,7 +29,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """False for a process that has gone or is only waiting to be collected."""
+    """False for a process that has exited, also while it is a zombie."""
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -38,9 +38,9 @@ def is_running(pid: int) -> bool:
 
 
 def free_ports(hosts: Sequence[str], count: int) -> int:
-    """The first of `count` neighbouring ports that are free right now on all hosts.
+    """The first of `count` consecutive ports that are free now on all hosts.
 
-    Below those the system gives out itself; every test process looks in a place of its own.
+    They lie below the ephemeral range; each test process searches its own range first.
     """
     first = 10240 + os.getpid() % 1000 * 20
     for start in [*range(first, 30240, count), *range(10240, first, count)]:
@@ -57,11 +57,11 @@ class Job:
     """A running fleetrun."""
 
     process: subprocess.Popen[str]
-    #: what has been read of its output
+    #: the output read so far
     printed: str = ""
 
     def wait_for_line(self, text: str) -> None:
-        """Read its output up to a line with this text."""
+        """Read the output up to a line with this text."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.printed += line
@@ -70,27 +70,27 @@ class Job:
         raise AssertionError(f"the job ended without {text!r}:\n{self.printed}")
 
     def end(self) -> tuple[int, str]:
-        """Exit code and everything that was printed."""
+        """The exit code and all output."""
         output, _ = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, self.printed + output
 
 
 class Workplace:
-    """A folder with scripts, where jobs are started."""
+    """A folder with scripts, in which jobs start."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.jobs: list[Job] = []
-        #: what stands before the command, to start it somewhere else
+        #: a prefix of the command, to start it in another place
         self.prefix: tuple[str, ...] = ()
 
     def script(self, text: str, name: str = "train.py") -> str:
-        """Write a script; its name."""
+        """Write a script; returns its name."""
         (self.path / name).write_text(textwrap.dedent(text))
         return name
 
     def start(self, *arguments: str, **environment: str) -> Job:
-        """Start fleetrun here."""
+        """Start fleetrun in this folder."""
         process = subprocess.Popen(
             [*self.prefix, sys.executable, "-m", "fleetlight.launch", *arguments],
             cwd=self.path,
@@ -104,15 +104,15 @@ class Workplace:
         return self.jobs[-1]
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
-        """Run fleetrun here to its end."""
+        """Run fleetrun in this folder to its end."""
         return self.start(*arguments, **environment).end()
 
     def log(self, name: str, folder: str = "log") -> str:
-        """One log of the last run."""
+        """A log of the last run."""
         return (self.path / folder / name).read_text()
 
     def wait_for(self, name: str) -> str:
-        """The content of a file that a script writes, once it is there."""
+        """Wait for a file that a script writes; returns its content."""
         file = self.path / name
         wait_until(lambda: file.exists() and file.read_text().endswith("\n"), str(file))
         return file.read_text()

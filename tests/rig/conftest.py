@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place to start jobs in, as tests of the launcher have it."""
+"""The workplace of the launcher's tests, to start jobs in."""
 
 from tests.launch.conftest import place
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests on a rig need, and a job whose workers are on its hosts."""
+"""Marks of tests on a rig, and jobs whose processes are on its hosts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def run_on(
 ) -> list[Any]:
     """Call `function(*args)` in worker i on host `places[i]`, after `fleet.init`.
 
-    Worker 0 keeps the meeting point, so its host is the master. `env` is what else stands in the
-    environment, of all workers or of the one whose index it is called with.
+    Worker 0 serves the store, so its host is the master. `env` has further variables for all
+    workers, or is a function from a worker's index to its variables.
     """
     each = [
         _placed(rig, places[0], place, function, args, dict(env(i) if callable(env) else env))
@@ -53,7 +53,7 @@ def serve_on(
     server: Callable[[], Any],
     worker: Callable[[], Any],
 ) -> list[Any]:
-    """A job with parameter servers on these hosts; what the servers and the workers returned."""
+    """Run a job with parameter servers on these hosts; returns the results of all processes."""
     ports = range(_PORT + 1, _PORT + 1 + len(servers))
     endpoints = [f"{rig.hosts[at].address}:{port}" for at, port in zip(servers, ports, strict=True)]
     job = {
@@ -62,14 +62,14 @@ def serve_on(
         "FLEET_WORKER_NUM": str(len(workers)),
     }
     each = [
-        _placed(rig, workers[0], place, function, (), {**job, **_who(kind, index)})
+        _placed(rig, workers[0], place, function, (), {**job, **_identity(kind, index)})
         for kind, places, function in (("server", servers, server), ("worker", workers, worker))
         for index, place in enumerate(places)
     ]
     return run_processes(_on_host, each)
 
 
-def _who(kind: str, index: int) -> dict[str, str]:
+def _identity(kind: str, index: int) -> dict[str, str]:
     return {"FLEET_ROLE": kind, "FLEET_INDEX": str(index)}
 
 
@@ -81,8 +81,8 @@ def _placed(
     args: tuple[Any, ...],
     env: dict[str, str],
 ) -> tuple[Any, ...]:
-    """What a process needs to know."""
-    # no other program is on these hosts, so any port is free
+    """The environment of a process."""
+    # no other program runs on these hosts, so any port is free
     env = {"FLEET_MASTER": f"{rig.hosts[master].address}:{_PORT}", **env}
     return rig.hosts[place].name, function, args, env
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account of a worker between hosts: what an interface has sent at a step."""
+"""The byte counts of a worker equal those of its network interface."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def trained() -> CommunicationCost:
     return fleet.account()
 
 
-def test_bytes_of_a_step_are_those_that_the_interface_has_sent() -> None:
+def test_bytes_of_a_step_equal_those_of_the_interface() -> None:
     with hosts(2) as rig:
         figures = run_on(rig, [0, 1], trained)
         sent = [host.sent() for host in rig.hosts]
     for number, found in enumerate(figures):
         assert found.interface == f"cable{number}"
         assert found.steps == STEPS - 1
-        # of two hosts each sends the gradients once, and a little around them; of the last ones
-        # some may have been on their way when the step was over here
+        # each of two hosts sends the gradients once, with a small overhead; some of the last
+        # bytes may be in flight when the step ends on this host
         steps = (found.sent_bytes or 0) / (4 * SIDE * SIDE)
         assert found.steps - 1 < steps < 1.2 * found.steps
         assert (found.sent_bytes or 0) < sent[number]

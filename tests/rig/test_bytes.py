@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host sends to the others in a step, counted at its cable."""
+"""The bytes that a host sends to others in a step, counted at its interface."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = NEEDED
 
 WIDTH, LAYERS = 512, 4
 MODEL_BYTES = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
-#: the first ones say what else is to be said once, and buckets find their order
+#: the first steps exchange one-time facts, and buckets find their order
 WARM, STEPS = 4, 4
-#: what TCP counts when it sends again: packets of an Ethernet without their headers
+#: TCP counts retransmissions in packets of an Ethernet without headers
 SEGMENT = 1448
 
 LEVELS: dict[str, Any] = {"use_hierarchical_allreduce": True}
@@ -35,13 +35,13 @@ ADAPTIVE: dict[str, Any] = {
     "adaptive_localsgd_configs": {"init_k_steps": 4, "max_k_steps": 4, "begin_step": 0},
 }
 DGC: dict[str, Any] = {"dgc": True, "dgc_configs": {"sparsity": [0.99], "rampup_step": 1}}
-#: neighbours in the order of the workers are on different hosts
+#: consecutive workers are on different hosts
 INTERLEAVED = (0, 1, 0, 1)
 UNEQUAL = (0, 1, 2, 0, 1)
 
 
 def sent() -> int:
-    """What this worker's host has sent, without what TCP sent again because a host was slow."""
+    """The bytes that this worker's host has sent, without TCP retransmissions."""
     (line,) = re.findall(r"^ *cable\d+:(.*)$", pathlib.Path("/proc/net/dev").read_text(), re.M)
     names, figures = re.findall(r"^Tcp:(.*)$", pathlib.Path("/proc/net/snmp").read_text(), re.M)
     tcp = dict(zip(names.split(), map(int, figures.split()), strict=True))
@@ -49,7 +49,7 @@ def sent() -> int:
 
 
 def eager_step(model: nn.Module, optimizer: Any) -> Callable[[Tensor], None]:
-    """What makes a step with a batch."""
+    """A function that makes an eager step with a batch."""
 
     def step(x: Tensor) -> None:
         optimizer.zero_grad()
@@ -60,7 +60,7 @@ def eager_step(model: nn.Module, optimizer: Any) -> Callable[[Tensor], None]:
 
 
 def program_step(model: nn.Module, optimizer: Any) -> Callable[[Tensor], None]:
-    """The same by a program."""
+    """A function that makes a step with a program."""
     example = {"x": torch.zeros(2, WIDTH), "y": torch.zeros(2, WIDTH)}
     program = static.capture(model, F.mse_loss, optimizer, example)
 
@@ -71,7 +71,7 @@ def program_step(model: nn.Module, optimizer: Any) -> Callable[[Tensor], None]:
 
 
 def train(settings: dict[str, Any], stepping: Any = eager_step) -> tuple[float, bytes]:
-    """How many times the model its host sends in a step; the parameters in the end."""
+    """The bytes that the host sends in a step, in sizes of the model; the final parameters."""
     strategy = fleet.DistributedStrategy(**settings)
     torch.manual_seed(0)
     plain = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
@@ -94,14 +94,14 @@ def train(settings: dict[str, Any], stepping: Any = eager_step) -> tuple[float, 
 def shares(
     places: Sequence[int], settings: dict[str, Any], stepping: Any = eager_step
 ) -> list[float]:
-    """What the host of each worker sends; all must have the same model in the end."""
+    """The bytes that the host of each worker sends; all must end with the same model."""
     with hosts(max(places) + 1) as rig:
         answers = run_on(rig, places, train, settings, stepping)
     assert len({parameters for _, parameters in answers}) == 1
     return [share for share, _ in answers]
 
 
-def test_one_ring_of_all_workers_crosses_with_every_step() -> None:
+def test_single_ring_sends_between_hosts_at_every_hop() -> None:
     assert min(shares(INTERLEAVED, {})) > 2.9
 
 
@@ -131,13 +131,13 @@ def test_one_ring_of_all_workers_crosses_with_every_step() -> None:
         ),
     ],
 )
-def test_a_host_sends_its_share(
+def test_hierarchical_all_reduce_sends_the_share_of_a_host(
     places: Sequence[int], settings: dict[str, Any], least: float, most: float
 ) -> None:
     for share in shares(places, settings):
         assert least <= share <= most
 
 
-def test_so_it_does_by_a_program() -> None:
+def test_program_sends_the_share_of_a_host() -> None:
     for share in shares(INTERLEAVED, LEVELS | {"compression": "int8"}, program_step):
         assert 0.25 <= share <= 1 / 3.5

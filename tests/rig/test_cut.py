@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that disappears while workers reduce: everybody ends, and knows whose fault it was."""
+"""A host that disappears during a reduction: all workers end and name it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = (0, 1, 2, 0, 1)
 
 
 def train(seen: Path) -> None:
-    """Reduce by levels until that fails; `seen` says that it goes well."""
+    """Reduce hierarchically until it fails; `seen` counts successful steps."""
     plain = nn.Linear(256, 256)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     strategy = fleet.DistributedStrategy(use_hierarchical_allreduce=True)
@@ -40,13 +40,13 @@ def train(seen: Path) -> None:
             if step == 3 and fleet.is_first_worker():
                 seen.touch()
     except DeadlineError as error:
-        # as at the end of a script: the others are told, and may ask worker 0
+        # as at the end of a script: report to the others, which may ask worker 0
         sys.excepthook(type(error), error, None)
         raise
 
 
 def ends(cut: int, seen: Path) -> list[str]:
-    """What the workers end with when this host is cut off amid their reductions."""
+    """The errors of the workers when this host is cut off during their reductions."""
     with hosts(3) as rig:
 
         def pull() -> None:
@@ -62,25 +62,25 @@ def ends(cut: int, seen: Path) -> list[str]:
     return [text.rstrip("\n").rpartition("\n")[2] for text in texts]
 
 
-def test_those_that_are_left_name_who_was_cut_off(tmp_path: Path) -> None:
-    said = ends(1, tmp_path / "seen")
-    assert len(said) == len(PLACES)
-    assert all("DeadlineError: all_reduce of the gradients at step" in text for text in said)
+def test_remaining_workers_name_the_lost_ones(tmp_path: Path) -> None:
+    errors = ends(1, tmp_path / "seen")
+    assert len(errors) == len(PLACES)
+    assert all("DeadlineError: all_reduce of the gradients at step" in text for text in errors)
     for index in (0, 2, 3):
-        assert "worker 1 (pid " in said[index]
-        assert "(10.213.7.2)) has been silent for" in said[index]
-    # and those that were cut off themselves miss the others
+        assert "worker 1 (pid " in errors[index]
+        assert "(10.213.7.2)) has been silent for" in errors[index]
+    # the workers that were cut off miss the others
     for index in (1, 4):
-        assert "worker 0 (pid " in said[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in said[index]
+        assert "worker 0 (pid " in errors[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in errors[index]
 
 
-def test_those_that_are_left_name_the_host_of_the_meeting_point(tmp_path: Path) -> None:
-    said = ends(0, tmp_path / "seen")
-    assert len(said) == len(PLACES)
+def test_remaining_workers_name_the_host_of_the_store(tmp_path: Path) -> None:
+    errors = ends(0, tmp_path / "seen")
+    assert len(errors) == len(PLACES)
     for index in (1, 2, 4):
-        assert "worker 0 (pid " in said[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in said[index]
+        assert "worker 0 (pid " in errors[index]
+        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in errors[index]
     for index in (0, 3):
-        assert "worker 1 (pid " in said[index]
-        assert "(10.213.7.2)) has been silent for" in said[index]
+        assert "worker 1 (pid " in errors[index]
+        assert "(10.213.7.2)) has been silent for" in errors[index]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleetlight doctor` on hosts: what it measures of a link whose rate is known."""
+"""`fleetlight doctor` measures a link of known rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.rig.needed import NEEDED
 pytestmark = NEEDED
 
 
-def test_the_rate_of_a_link_is_measured_and_its_consequence_told() -> None:
+def test_link_rate_is_measured_and_its_consequence_reported() -> None:
     with hosts(2, rate="100mbit") as rig:
         options = ["--ips", rig.ips, "--seconds", "0.5"]
         command = [sys.executable, "-m", "fleetlight.cli.fleetlight", "doctor", *options]
@@ -23,7 +23,7 @@ def test_the_rate_of_a_link_is_measured_and_its_consequence_told() -> None:
     for text in texts:
         rates = [float(rate) for rate in re.findall(r" ms +(\S+) Mbit/s +open", text)]
         assert len(rates) == 2
-        # of 100, what TCP and Ethernet need themselves is missing, and a first burst is added
+        # of 100: minus the overhead of TCP and Ethernet, plus a first burst
         assert all(80 < rate < 130 for rate in rates)
         assert "cable0" in text
         assert "MB of gradients take" in text

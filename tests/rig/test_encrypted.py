@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collective job between hosts with `ssl`: the numbers of a plain one, and nothing readable."""
+"""A collective job between hosts with `ssl` equals a plain one and sends nothing readable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fleetlight.security.context import client_context
 
 pytestmark = NEEDED
 
-#: a float32 whose four bytes, eight times over, are in no other traffic
+#: a float32 whose four bytes, repeated eight times, occur in no other traffic
 MARK = 1234.5678
 TRACE = struct.pack("<f", MARK) * 8
 _EVERY_PROTOCOL = 3
@@ -54,8 +54,8 @@ class Eavesdropper:
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
-    def heard(self) -> bytes:
-        """All of it."""
+    def captured(self) -> bytes:
+        """All captured bytes."""
         self._stop.set()
         self._thread.join()
         self._socket.close()
@@ -70,7 +70,7 @@ class Eavesdropper:
 
 
 def trained(steps: int = 3) -> dict[str, Any]:
-    """Parameters after some steps, and whether a listener saw a tensor that was reduced."""
+    """Parameters after some steps, and whether an eavesdropper saw a reduced tensor."""
     torch.manual_seed(0)
     listener = Eavesdropper()
     model = fleet.distributed_model(nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3)))
@@ -83,13 +83,13 @@ def trained(steps: int = 3) -> dict[str, Any]:
     fleet.all_reduce(torch.full((64,), MARK))
     return {
         "values": torch.cat([p.detach().flatten() for p in model.parameters()]),
-        "readable": TRACE in listener.heard(),
+        "readable": TRACE in listener.captured(),
         "groups": fleet.all_gather(fleet.worker_index()),
     }
 
 
 @pytest.mark.parametrize("places", [(0, 1), (0, 0, 1, 1)])
-def test_an_encrypted_job_trains_as_a_plain_one(
+def test_encrypted_job_equals_a_plain_one(
     rig: Rig, tmp_path: Path, places: tuple[int, ...]
 ) -> None:
     plain = run_on(rig, places, trained)
@@ -107,7 +107,7 @@ def joined() -> bool:
     return True
 
 
-def test_a_worker_with_certificates_of_another_job_is_refused(rig: Rig, tmp_path: Path) -> None:
+def test_worker_with_certificates_of_another_job_is_refused(rig: Rig, tmp_path: Path) -> None:
     ours, theirs = certificates(rig, tmp_path / "ours"), certificates(rig, tmp_path / "theirs")
     with pytest.raises(WorkerFailedError, match="another CA signed the certificate"):
         run_on(
@@ -122,12 +122,12 @@ def test_a_worker_with_certificates_of_another_job_is_refused(rig: Rig, tmp_path
 def test_every_port_that_other_hosts_reach_speaks_tls(rig: Rig, tmp_path: Path) -> None:
     folder = certificates(rig, tmp_path / "certs")
     first, second = run_on(rig, (0, 1), versions, env={"FLEET_SSL": str(folder)})
-    # the meeting point, and each worker's own port
+    # the store, and each worker's own port
     assert (first, second) == (["TLSv1.3", "TLSv1.3"], ["TLSv1.3"])
 
 
 def versions() -> list[str | None]:
-    """What the ports of this host that others reach speak; a port that does not is an error."""
+    """The TLS versions of this host's external ports; a port without TLS is an error."""
     tls, found = client_context(os.environ["FLEET_SSL"]), []
     for port in listening_elsewhere():
         caller = socket.create_connection((own_address(), port), 5.0)
@@ -144,7 +144,7 @@ def own_address() -> str:
 
 
 def listening_elsewhere() -> list[int]:
-    """TCP ports of this host that are not on the loopback."""
+    """The TCP ports of this host outside the loopback."""
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, state, *_ = line.split()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher on several hosts: who is who, and that the workers train together."""
+"""The launcher on several hosts: ranks, and training across hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESULT = re.compile(r"RESULT (\d+/\d+) (\d+/\d+) ([\d.]+) ([\d.]+)")
 
 
 def run(rig: Rig, flags: Sequence[Sequence[str]], folder: Path) -> list[str]:
-    """Start a launcher on each host; what each has printed, all having ended well."""
+    """Run a launcher on each host until all exit with code 0; returns their output."""
     running = []
     for host, own in zip(rig.hosts, flags, strict=True):
         argv = [sys.executable, "-m", "fleetlight.launch", *own, "--tee"]
@@ -34,33 +34,33 @@ def run(rig: Rig, flags: Sequence[Sequence[str]], folder: Path) -> list[str]:
     return texts
 
 
-def told(texts: Sequence[str]) -> list[tuple[str, ...]]:
-    """What the workers have said of themselves, in their order."""
+def printed_roles(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """The roles that the workers printed, in the order of ranks."""
     return sorted(found for text in texts for found in RESULT.findall(text))
 
 
-def test_two_hosts_of_unequal_size_by_their_master(tmp_path: Path) -> None:
+def test_two_hosts_of_unequal_size_with_a_master(tmp_path: Path) -> None:
     with hosts(2) as rig:
         first, second = rig.addresses
         meeting = ["--nnodes", "2", "--master", f"{first}:6170"]
-        # the host with fewer workers comes first: places must not be counted from its size
+        # the host with fewer workers comes first: ranks must not follow from its size
         flags = [[*meeting, "--nproc_per_node", count] for count in ("1", "2")]
-        said = told(run(rig, flags, tmp_path))
-    assert [who[:3] for who in said] == [
+        roles = printed_roles(run(rig, flags, tmp_path))
+    assert [who[:3] for who in roles] == [
         ("0/3", "0/2", first),
         ("1/3", "0/2", second),
         ("2/3", "1/2", second),
     ]
-    assert len({total for *_, total in said}) == 1
+    assert len({total for *_, total in roles}) == 1
 
 
-def test_two_hosts_inside_tls(tmp_path: Path) -> None:
+def test_two_hosts_over_tls(tmp_path: Path) -> None:
     with hosts(2) as rig:
         make(tmp_path / "certs", rig.addresses)
         flags = [["--ips", ",".join(rig.addresses), "--nproc_per_node", "2", "--ssl", "certs"]] * 2
         texts = run(rig, flags, tmp_path)
-    said = told(texts)
-    assert [who for who, *_ in said] == ["0/4", "1/4", "2/4", "3/4"]
-    assert len({total for *_, total in said}) == 1
+    roles = printed_roles(texts)
+    assert [who for who, *_ in roles] == ["0/4", "1/4", "2/4", "3/4"]
+    assert len({total for *_, total in roles}) == 1
     assert any("TLS 1.3 between hosts" in text for text in texts)
     assert not any("can join" in text for text in texts)

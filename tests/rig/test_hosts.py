@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several hosts on one machine: what reaches which, what is counted, and that nothing is left."""
+"""Simulated hosts: reachability, byte counts, link shaping and cleanup."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def serve(host: Host) -> None:
 
 
 def call(host: Host, address: str, count: int = 0, limit_s: float = 30.0) -> str:
-    """Send so many bytes; the last line of what went wrong."""
+    """Send so many bytes; returns the last line of the error output."""
     argv = [sys.executable, "-c", CALL, address, str(count), str(limit_s)]
     return host.run(argv).stderr.rstrip("\n").rpartition("\n")[2]
 
 
 def shapes(rig: Rig) -> str:
-    """What is said about both ends of all cables."""
+    """The shaping of both ends of all links."""
     names = [*(host.name for host in rig.hosts), rig.switch]
     return "".join(spaces.command("tc", "-n", name, "qdisc", "show") for name in names)
 
 
 def hold() -> tuple[subprocess.Popen[str], str, int]:
-    """A program with a rig; it, the name of its host, the id of a process there."""
+    """Start a program with a rig; returns it, its host's name and a process id there."""
     program = subprocess.Popen(
         [sys.executable, "-c", HOLD],
         cwd=ROOT,
@@ -88,7 +88,7 @@ def end(program: subprocess.Popen[str], how: signal.Signals) -> None:
         program.wait(timeout=30)
 
 
-def test_hosts_reach_each_other_and_count_what_passes() -> None:
+def test_hosts_reach_each_other_and_count_bytes() -> None:
     with hosts(3) as rig:
         assert rig.ips == "10.213.7.1,10.213.7.2,10.213.7.3"
         first, second, third = rig.hosts
@@ -99,7 +99,7 @@ def test_hosts_reach_each_other_and_count_what_passes() -> None:
         assert second.sent() + third.sent() + third.received() < 1_000_000
 
 
-def test_nothing_passes_a_cut_cable() -> None:
+def test_no_bytes_pass_a_cut_link() -> None:
     with hosts(2) as rig:
         first, second = rig.hosts
         serve(second)
@@ -121,7 +121,7 @@ def test_both_directions_of_a_link_are_shaped() -> None:
             rig.hosts[0].shape("fast")
 
 
-def test_an_error_inside_leaves_nothing() -> None:
+def test_error_inside_a_rig_leaves_nothing() -> None:
     names, pids = [], []
 
     def work() -> None:
@@ -139,7 +139,7 @@ def test_an_error_inside_leaves_nothing() -> None:
     assert names[0] not in spaces.command("ip", "netns", "list")
 
 
-def test_a_process_that_left_its_group_is_ended_too() -> None:
+def test_process_that_left_its_group_is_killed_too() -> None:
     with hosts(1) as rig:
         host = rig.hosts[0]
         script = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
@@ -159,7 +159,7 @@ def test_sigterm_leaves_nothing() -> None:
     assert name not in spaces.command("ip", "netns", "list")
 
 
-def test_the_next_rig_removes_what_a_killed_program_left() -> None:
+def test_next_rig_removes_remains_of_a_killed_program() -> None:
     program, name, pid = hold()
     end(program, signal.SIGKILL)
     assert name in spaces.command("ip", "netns", "list")
@@ -167,19 +167,19 @@ def test_the_next_rig_removes_what_a_killed_program_left() -> None:
         named = spaces.command("ip", "netns", "list")
         assert name not in named
         assert mine.hosts[0].name in named
-        # nor does another rig touch this one, whose process lives
+        # another rig does not touch this one, whose process is alive
         assert spaces.sweep() == []
     wait_until(lambda: not is_running(pid), "the end of what the program had started")
 
 
-def test_a_process_that_takes_too_long_is_ended() -> None:
+def test_process_that_exceeds_its_limit_is_killed() -> None:
     with hosts(1) as rig:
         with pytest.raises(subprocess.TimeoutExpired):
             rig.hosts[0].run(["sleep", "600"], timeout_s=0.1)
         assert spaces.inhabitants(rig.hosts[0].name) == []
 
 
-def test_a_process_gets_the_environment_and_more() -> None:
+def test_process_gets_the_environment_and_more() -> None:
     with hosts(1) as rig:
         shown = rig.hosts[0].run(["sh", "-c", "echo $HOME $MORE"], {"MORE": "of it"})
     assert shown.stdout == f"{os.environ['HOME']} of it\n"

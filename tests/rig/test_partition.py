@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two machines that lose each other for a while: the job goes on, and its result is exact."""
+"""A network partition of two machines: the job continues with an exact result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = NEEDED
 
 STEPS = 40
 
-#: every step adds exactly 1 to the weight; the cable is cut before step 5, and the workers stay
-#: until the launchers have seen each other again
+#: every step adds exactly 1 to the weight; the link is cut before step 5, and the workers stay
+#: until the launchers are connected again
 WORK = f"""
     import pathlib, sys, time, torch
     import fleetlight as fleet
@@ -50,7 +50,7 @@ WORK = f"""
 
 
 def check(place: Workplace, mode: str, cut_s: float, deadline_s: float) -> None:
-    """The cable of host 1 is out for so long while both workers train."""
+    """Cut the link of host 1 for so long while both workers train."""
     flags = ["--server_num", "1", "--worker_num", "1"] if mode == "served" else []
     script = place.script(WORK)
     with hosts(2) as rig:
@@ -77,15 +77,13 @@ def check(place: Workplace, mode: str, cut_s: float, deadline_s: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["collective", "served"])
-def test_machines_that_are_apart_for_less_than_the_deadline_go_on(
-    place: Workplace, mode: str
-) -> None:
+def test_partition_shorter_than_the_deadline_is_survived(place: Workplace, mode: str) -> None:
     check(place, mode, cut_s=12.0, deadline_s=40.0)
 
 
 @pytest.mark.long
-# a connection that was silent for a minute may send again only a minute later
+# after a minute of silence a connection may send again only a minute later
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["collective", "served"])
-def test_machines_that_are_apart_for_a_minute_go_on(place: Workplace, mode: str) -> None:
+def test_partition_of_a_minute_is_survived(place: Workplace, mode: str) -> None:
     check(place, mode, cut_s=60.0, deadline_s=300.0)

@@ -47,7 +47,7 @@ def train() -> Any:
     return who, rows
 
 
-def test_workers_train_with_servers_of_another_host() -> None:
+def test_workers_train_with_servers_on_another_host() -> None:
     with hosts(3) as rig:
         *served, (who, rows), (others_who, others_rows) = serve_on(
             rig, (0, 0), (1, 2), serve, train
@@ -58,5 +58,5 @@ def test_workers_train_with_servers_of_another_host() -> None:
     assert who == (0, 2, endpoints)
     assert others_who == (1, 2, endpoints)
     assert rows == others_rows
-    # all rows were read over the cable once at least
+    # all rows crossed the link at least once
     assert min(sent, reached) > IDS * 4 * 4

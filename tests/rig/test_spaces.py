@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where no rig can be made, the reason is said."""
+"""When no rig is possible, the error names the reason."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.rig.needed import NEEDED
 from rig import spaces
 
 
-def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)
     assert spaces.obstacle() == "tc not found: install iproute2 to make hosts on one machine"
 
 
-def test_an_ordinary_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_root_rights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", str)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "got an ordinary user, expected root" in str(spaces.obstacle())
 
 
-def test_what_the_kernel_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_by_the_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise spaces.RigError("Operation not permitted")
 
@@ -36,12 +36,12 @@ def test_what_the_kernel_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 class TestSweep:
     pytestmark = NEEDED
 
-    def test_an_id_that_was_given_again_owns_nothing(self) -> None:
+    def test_reused_process_id_owns_nothing(self) -> None:
         name = f"{spaces.MARK}-{os.getpid()}-1-0-0"
         spaces.make(name)
         assert spaces.sweep() == [name]
         assert name not in spaces.command("ip", "netns", "list")
 
-    def test_entering_what_is_not_there(self) -> None:
+    def test_missing_namespace_cannot_be_entered(self) -> None:
         with pytest.raises(FileNotFoundError, match=spaces.MARK):
             spaces.enter(spaces.prefix())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collective script as a user writes it, which also says who it is."""
+"""A collective script as a user writes it, which also prints its role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fleetlight as fleet
 
 
 def main() -> None:
-    """Train by levels and print the roles and the sum of the parameters."""
+    """Train with hierarchical all-reduce; print the roles and the sum of the parameters."""
     fleet.init(is_collective=True)
     torch.manual_seed(fleet.worker_index())
     plain = nn.Linear(8, 8).double()
@@ -23,7 +23,7 @@ def main() -> None:
     inputs = torch.arange(64.0).double().view(8, 8) / 64
     for _ in range(3):
         optimizer.zero_grad()
-        # as many records for each worker would hide a mean that is taken over hosts
+        # equal numbers of records for all workers would hide a mean over hosts
         model(inputs[fleet.worker_index() :]).square().mean().backward()
         optimizer.step()
     index = fleet.worker_index()

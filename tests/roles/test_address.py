@@ -50,7 +50,7 @@ def test_names_are_resolved_to_ipv4_first(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["nobody.invalid", "x" * 70, "a\0b", "a..b"])
-def test_a_name_that_stands_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_name_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
     def offline(host: str, *rest: object, **named: object) -> object:
@@ -65,23 +65,23 @@ def test_a_name_that_stands_for_nothing(name: str, monkeypatch: pytest.MonkeyPat
     assert address.interface_of(name) is None
 
 
-def test_the_route_to_this_machine_is_the_loopback() -> None:
+def test_route_to_this_machine_is_the_loopback() -> None:
     assert address.is_loopback(address.route_to("127.0.0.1"))
 
 
-def test_the_route_to_another_machine_is_an_address_of_this_one() -> None:
+def test_route_to_another_machine_is_an_own_address() -> None:
     # documentation addresses: no packet is sent to them
     assert address.is_own(address.route_to("198.51.100.1"))
     assert not address.is_own("198.51.100.1")
 
 
-def test_a_hostname_of_the_loopback_is_understood(own_name: str) -> None:
+def test_hostname_of_the_loopback_is_resolved(own_name: str) -> None:
     assert address.resolve(own_name) == "127.0.1.1"
     assert address.is_loopback(address.route_to(own_name))
 
 
 @linux
-def test_the_loopback_has_its_interface(own_name: str) -> None:
+def test_loopback_has_its_interface(own_name: str) -> None:
     assert ("lo", "127.0.0.1") in address.own_addresses()
     for name in ("127.0.0.1", "127.0.1.1", "localhost", own_name):
         assert address.interface_of(name) == "lo"
@@ -96,11 +96,11 @@ def test_each_interface_is_found_by_its_address() -> None:
         assert address.is_own(own)
 
 
-def test_an_interface_may_have_several_addresses() -> None:
+def test_interface_may_have_several_addresses() -> None:
     known = (("lo", "127.0.0.1"), ("dummy", "127.0.0.9"), ("eth0", "10.0.0.1"), ("eth0", "fd00::1"))
     for own in ("10.0.0.1", "fd00::1"):
         assert address.interface_of(own, known) == "eth0"
-    # the loopback has all of 127.0.0.0/8 that nobody else has
+    # the loopback owns the rest of 127.0.0.0/8
     assert address.interface_of("127.0.0.8", known) == "lo"
     assert address.interface_of("127.0.0.9", known) == "dummy"
     assert address.interface_of("10.0.0.2", known) is None
@@ -117,7 +117,7 @@ def test_ipv6_addresses_come_from_the_kernels_table(tmp_path: pathlib.Path) -> N
     assert list(address._ipv6_addresses(tmp_path / "none")) == []
 
 
-def test_without_linux_the_own_name_is_asked(
+def test_own_hostname_is_resolved_without_linux(
     monkeypatch: pytest.MonkeyPatch, own_name: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -126,7 +126,7 @@ def test_without_linux_the_own_name_is_asked(
     assert address.interface_of("127.0.0.1") is None
 
 
-def test_no_route_is_told_from_a_route_to_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_route_differs_from_a_loopback_route(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: object) -> None:
         raise OSError("network is unreachable")
 
@@ -136,13 +136,13 @@ def test_no_route_is_told_from_a_route_to_oneself(monkeypatch: pytest.MonkeyPatc
     assert address.route_to("198.51.100.1") == "127.0.0.1"
 
 
-def test_what_is_not_own() -> None:
+def test_foreign_addresses_are_not_own() -> None:
     assert not address.is_own("198.51.100.1")
     assert address.interface_of("198.51.100.1") is None
 
 
 @linux
-def test_gloo_is_told_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_gets_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert address.choose_interface("198.51.100.1") == "left to gloo"
@@ -150,6 +150,6 @@ def test_gloo_is_told_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-def test_the_users_choice_of_interface_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_set_by_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert address.choose_interface("127.0.0.1") == "eth7"

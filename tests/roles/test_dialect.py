@@ -21,7 +21,7 @@ def test_empty_and_blank_count_as_absent() -> None:
     assert read(B="1").any("A", "B")
 
 
-def test_an_error_names_dialect_variable_and_value() -> None:
+def test_error_names_dialect_variable_and_value() -> None:
     with pytest.raises(RoleError, match=r"TEST_\*: A is not set, but is required"):
         read().text("A")
     with pytest.raises(RoleError, match=r"TEST_\*: A='1e3', expected a whole number >= 0"):
@@ -36,7 +36,7 @@ def test_numbers() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300", "soon"])
-def test_seconds_are_positive_and_of_this_world(text: str) -> None:
+def test_seconds_are_positive_and_finite(text: str) -> None:
     with pytest.raises(RoleError, match=f"A='{text}', expected seconds above 0"):
         read(A=text).seconds_or("A", None)
 

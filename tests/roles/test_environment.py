@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dialect is heard, and when two are."""
+"""Selection of the dialect, and environments with several dialects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.roles.environments import (
 from fleetlight.errors import RoleError
 from fleetlight.roles import Kind, Role, environment, from_environment
 
-#: worker 1 of 2, in each dialect that can say so
+#: worker 1 of 2, in each dialect that can express it
 SAME = {
     "FLEET_*": {
         "FLEET_ROLE": "worker",
@@ -43,7 +43,7 @@ VARIABLE = r"""['"]((?:[A-Z]+|FLAGS)_[A-Za-z_]+|RANK)['"]"""
 PAIRS = [(a, b) for i, a in enumerate(NAMES) for b in NAMES[i + 1 :]]
 
 
-def test_the_page_about_roles_names_every_variable() -> None:
+def test_documentation_of_roles_names_every_variable() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "roles.md").read_text(encoding="utf-8")
     sources = [*(root / "src/fleetlight/roles/dialects").glob("*.py"), Path(environment.__file__)]
@@ -52,27 +52,27 @@ def test_the_page_about_roles_names_every_variable() -> None:
     assert {name for name in found if f"`{name}`" not in page} == set()
 
 
-def test_nothing_said_is_a_lone_worker() -> None:
+def test_empty_environment_is_a_single_worker() -> None:
     assert from_environment({}) == Role()
     assert from_environment({"HOME": "/", "FLEET_LOG_DIR": "log"}) == Role()
 
 
 @pytest.mark.parametrize("env", [OWN, TORCHRUN, PADDLE, MINDSPORE, SLURM])
-def test_each_dialect_is_complete_on_its_own(env: dict[str, str]) -> None:
+def test_each_dialect_is_complete_alone(env: dict[str, str]) -> None:
     assert from_environment(env).dialect.startswith(
         ("FLEET_*", "torchrun", "PADDLE_*", "MS_*", "SLURM_*")
     )
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_two_that_agree_are_one_and_the_first_counts(first: str, second: str) -> None:
+def test_first_of_two_agreeing_dialects_is_used(first: str, second: str) -> None:
     role = from_environment({**SAME[second], **SAME[first]})
     assert role.dialect.startswith(first)
     assert role.master == from_environment(SAME[first]).master
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_two_that_disagree_are_both_named(first: str, second: str) -> None:
+def test_conflicting_dialects_are_both_named(first: str, second: str) -> None:
     three = {
         "torchrun": {"WORLD_SIZE": "3"},
         "PADDLE_*": {"PADDLE_TRAINER_ENDPOINTS": "c:3,d:4,e:5"},
@@ -80,12 +80,12 @@ def test_two_that_disagree_are_both_named(first: str, second: str) -> None:
     }
     with pytest.raises(RoleError, match="two dialects disagree") as caught:
         from_environment({**SAME[first], **SAME[second], **three[second]})
-    for name, said in ((first, 2), (second, 3)):
+    for name, count in ((first, 2), (second, 3)):
         assert f"{name}" in str(caught.value)
-        assert f"has worker_num={said}" in str(caught.value)
+        assert f"has worker_num={count}" in str(caught.value)
 
 
-def test_each_fact_can_disagree() -> None:
+def test_each_fact_can_conflict() -> None:
     with pytest.raises(RoleError, match=r"index=1.*index=0"):
         from_environment({**SAME["FLEET_*"], **SAME["torchrun"], "RANK": "0"})
     server = {"FLEET_ROLE": "server", "FLEET_INDEX": "0", "FLEET_SERVER_NUM": "1"}
@@ -98,13 +98,13 @@ def test_each_fact_can_disagree() -> None:
         from_environment({**SAME["torchrun"], **SAME["PADDLE_*"], **servers})
 
 
-def test_torchruns_silence_about_servers_is_no_disagreement() -> None:
-    # what fleetrun gives a worker of a job with servers
+def test_torchrun_variables_without_servers_are_no_conflict() -> None:
+    # the environment that fleetrun sets for a worker of a job with servers
     role = from_environment({**SAME["FLEET_*"], **SAME["torchrun"], "FLEET_SERVER_NUM": "2"})
     assert role.server_num == 2
 
 
-def test_the_second_dialect_must_be_complete_as_well() -> None:
+def test_second_dialect_must_be_complete_too() -> None:
     with pytest.raises(RoleError, match=r"PADDLE_\*: PADDLE_TRAINER_ID is not set"):
         from_environment(
             {**SAME["FLEET_*"], "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINERS_NUM": "2"}
@@ -112,7 +112,7 @@ def test_the_second_dialect_must_be_complete_as_well() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_slurm_is_silent_where_another_speaks(name: str) -> None:
+def test_other_dialects_override_slurm(name: str) -> None:
     assert from_environment({**SLURM, **SAME[name]}).dialect.startswith(name)
 
 
@@ -121,14 +121,14 @@ def test_torchrun_inside_a_slurm_step() -> None:
     assert (role.index, role.worker_num, role.local_rank) == (3, 4, 1)
 
 
-def test_a_batch_script_or_a_shell_of_slurm_is_no_job() -> None:
+def test_batch_script_or_shell_of_slurm_is_no_job() -> None:
     outside = {k: v for k, v in SLURM.items() if not k.startswith("SLURM_STEP")}
     assert from_environment({**outside, "SLURM_NTASKS": "5"}) == Role()
     assert from_environment({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) == Role()
 
 
 @pytest.mark.parametrize("env", [{}, OWN, TORCHRUN, PADDLE, MINDSPORE, SLURM])
-def test_our_settings_hold_in_every_dialect(env: dict[str, str]) -> None:
+def test_fleetlight_settings_apply_in_every_dialect(env: dict[str, str]) -> None:
     ours = {"FLEET_DEADLINE_S": "12.5", "FLEET_HOST": "10.1.1.1", "FLEET_ERROR_FILE": "e.json"}
     role = from_environment({**env, **ours})
     assert (role.deadline_s, role.address, role.error_file) == (12.5, "10.1.1.1", "e.json")
@@ -137,18 +137,18 @@ def test_our_settings_hold_in_every_dialect(env: dict[str, str]) -> None:
         from_environment({**env, "FLEET_DEADLINE_S": "0"})
 
 
-def test_our_deadline_wins_over_the_dialects() -> None:
+def test_fleetlight_deadline_overrides_that_of_the_dialect() -> None:
     env = {**MINDSPORE, "MS_TOPO_TIMEOUT": "60"}
     assert from_environment(env).deadline_s == 60
     assert from_environment({**env, "FLEET_DEADLINE_S": "5"}).deadline_s == 5
 
 
-def test_a_place_outside_its_host_is_refused() -> None:
+def test_local_rank_outside_its_host_is_refused() -> None:
     with pytest.raises(RoleError, match="local_rank=2, expected 0 to 1 for 2"):
         from_environment({**TORCHRUN, "LOCAL_RANK": "2"})
 
 
-def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*OWN, *TORCHRUN, *PADDLE, *MINDSPORE):
         monkeypatch.delenv(name, raising=False)
     for name, value in SAME["torchrun"].items():
@@ -177,13 +177,13 @@ def role_or_none(env: dict[str, str]) -> Role | None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(VARIABLES), slips))
-def test_whatever_is_set_is_a_role_or_a_role_error(env: dict[str, str]) -> None:
+def test_any_environment_is_a_role_or_a_role_error(env: dict[str, str]) -> None:
     role_or_none(env)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(COMPLETE), st.dictionaries(st.sampled_from(VARIABLES), slips, max_size=3))
-def test_slips_in_a_complete_dialect_are_a_role_or_a_role_error(
+def test_damaged_environment_is_a_role_or_a_role_error(
     env: dict[str, str], slips: dict[str, str]
 ) -> None:
     role = role_or_none({**env, **slips})

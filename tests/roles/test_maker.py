@@ -19,26 +19,26 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_environment_is_read() -> None:
+def test_environment_is_read() -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     maker = RoleMaker(is_collective=True, env=env)
     assert (maker.is_collective, maker.role.index) == (True, 1)
     assert RoleMaker(env={}).role == Role()
 
 
-def test_fleets_name_is_the_same_class() -> None:
+def test_paddle_name_is_the_same_class() -> None:
     assert fleet.PaddleCloudRoleMaker is fleet.RoleMaker is RoleMaker
     assert fleet.UserDefinedRoleMaker is UserDefinedRoleMaker
 
 
-def test_a_worker_by_hand() -> None:
+def test_user_defined_worker() -> None:
     role = UserDefinedRoleMaker(True, current_id=1, worker_endpoints=WORKERS, device=4).role
     assert (role.index, role.worker_num, role.master) == (1, 3, ("10.0.0.1", 6170))
     assert (role.local_rank, role.local_size, role.node_rank, role.node_num) == (1, 2, 0, 2)
     assert (role.address, role.device, role.dialect) == ("10.0.0.1", 4, "UserDefinedRoleMaker")
 
 
-def test_fleets_arguments_and_names() -> None:
+def test_paddle_arguments_and_names() -> None:
     maker = UserDefinedRoleMaker(
         False, True, role=fleet.Role.SERVER, server_endpoints=SERVERS, worker_num=2
     )
@@ -50,7 +50,7 @@ def test_fleets_arguments_and_names() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.SERVER, "server", "SERVER"])
-def test_a_server_by_hand(kind: Kind | str) -> None:
+def test_user_defined_server(kind: Kind | str) -> None:
     role = UserDefinedRoleMaker(
         role=kind, current_id=0, worker_endpoints=WORKERS, server_endpoints=SERVERS
     ).role
@@ -58,17 +58,17 @@ def test_a_server_by_hand(kind: Kind | str) -> None:
     assert role.local_rank is None
 
 
-def test_a_master_instead_of_endpoints() -> None:
+def test_master_replaces_endpoints() -> None:
     role = UserDefinedRoleMaker(current_id=1, worker_num=2, master="h:5").role
     assert (role.worker_num, role.master, role.local_rank) == (2, ("h", 5), None)
     assert UserDefinedRoleMaker(worker_endpoints=WORKERS, master="h:5").role.master == ("h", 5)
 
 
-def test_nothing_said_is_one_worker() -> None:
+def test_default_is_one_worker() -> None:
     assert UserDefinedRoleMaker().role.worker_num == 1
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_roles_are_refused() -> None:
     with pytest.raises(RoleError, match="index=3"):
         UserDefinedRoleMaker(current_id=3, worker_endpoints=WORKERS)
     with pytest.raises(RoleError, match="index=-1"):
@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused() -> None:
         UserDefinedRoleMaker(worker_endpoints="a:1,b:1")
 
 
-def test_what_the_launcher_says_holds_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_launcher_apply_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_DEADLINE_S", "7")
     monkeypatch.setenv("FLEET_HOST", "10.9.9.9")
     monkeypatch.setenv("FLEET_ERROR_FILE", "/tmp/error.json")

@@ -11,14 +11,14 @@ from fleetlight.errors import RoleError
 from fleetlight.roles import Kind, Role, endpoint_text, parse_endpoint, parse_endpoints
 
 
-def test_by_default_a_lone_worker() -> None:
+def test_default_is_a_single_worker() -> None:
     role = Role()
     assert role.is_worker
     assert not role.is_server
     assert (role.index, role.worker_num, role.server_num, role.dialect) == (0, 1, 0, "single")
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_roles_are_refused() -> None:
     with pytest.raises(RoleError, match="at least 1 worker, got worker_num=0"):
         Role(worker_num=0)
     with pytest.raises(RoleError, match="index=2, expected 0 to 1 for 2 workers"):
@@ -29,7 +29,7 @@ def test_what_cannot_be_is_refused() -> None:
         Role(kind=Kind.SCHEDULER, index=1, worker_num=4)
 
 
-def test_sizes_that_were_given_bound_the_place() -> None:
+def test_given_sizes_bound_the_local_rank() -> None:
     with pytest.raises(RoleError, match="local_rank=2, expected 0 to 1 for 2 workers on this host"):
         Role(local_rank=2, local_size=2).check_host()
     with pytest.raises(RoleError, match="node_rank=1, expected 0 to 0 for 1 hosts"):
@@ -37,7 +37,7 @@ def test_sizes_that_were_given_bound_the_place() -> None:
     Role(local_rank=5, node_rank=3).check_host()
 
 
-def test_lists_fit_the_numbers() -> None:
+def test_endpoint_lists_must_match_the_counts() -> None:
     two = (("a", 1), ("b", 1))
     with pytest.raises(RoleError, match="worker_endpoints lists 2 endpoints, expected 3"):
         Role(worker_num=3, worker_endpoints=two)
@@ -47,7 +47,7 @@ def test_lists_fit_the_numbers() -> None:
         Role(worker_num=2, worker_endpoints=(("::1", 1), ("::1", 1)))
 
 
-def test_the_place_among_hosts_that_are_not_contiguous() -> None:
+def test_local_rank_on_hosts_that_are_not_contiguous() -> None:
     endpoints = (("b", 1), ("a", 1), ("b", 2), ("a", 2))
     places = [
         Role(index=i, worker_num=4, worker_endpoints=endpoints).with_host_ranks() for i in range(4)
@@ -57,7 +57,7 @@ def test_the_place_among_hosts_that_are_not_contiguous() -> None:
     assert places[0].node_num == 2
 
 
-def test_without_a_list_there_is_no_place() -> None:
+def test_no_local_rank_without_a_list() -> None:
     assert Role(worker_num=2).with_host_ranks() == Role(worker_num=2)
     assert (
         Role(index=None, worker_num=1, worker_endpoints=(("a", 1),)).with_host_ranks().local_rank
@@ -65,7 +65,7 @@ def test_without_a_list_there_is_no_place() -> None:
     )
 
 
-def test_a_replaced_role_is_checked_again() -> None:
+def test_replaced_role_is_checked_again() -> None:
     assert Role(worker_num=2).replace(index=1).index == 1
     with pytest.raises(RoleError, match="index=2"):
         Role(worker_num=2).replace(index=2)
@@ -79,7 +79,7 @@ def test_a_replaced_role_is_checked_again() -> None:
         ("[fd00::1]:1", ("fd00::1", 1)),
     ],
 )
-def test_endpoints_are_read(text: str, endpoint: tuple[str, int]) -> None:
+def test_endpoints_are_parsed(text: str, endpoint: tuple[str, int]) -> None:
     assert parse_endpoint(text, "here") == endpoint
 
 
@@ -88,12 +88,12 @@ def test_endpoints_are_read(text: str, endpoint: tuple[str, int]) -> None:
     ["", "node", "node:", ":80", "node:0", "node:65536", "node:²", "node:" + "9" * 5000, "a:b:80",
      "::1:80", "[]:80", "[node]:80", "two words:80", "http://node:80", "node:-1"],
 )  # fmt: skip
-def test_what_is_no_endpoint(text: str) -> None:
+def test_invalid_endpoints_are_refused(text: str) -> None:
     with pytest.raises(RoleError, match=r"here: got .*, expected host:port"):
         parse_endpoint(text, "here")
 
 
-def test_a_list_may_end_with_a_comma() -> None:
+def test_list_may_end_with_a_comma() -> None:
     assert parse_endpoints("a:1, b:2,", "here") == (("a", 1), ("b", 2))
     assert parse_endpoints("", "here") == ()
 
@@ -101,5 +101,5 @@ def test_a_list_may_end_with_a_comma() -> None:
 @settings(deadline=None)
 @given(st.one_of(st.ip_addresses().map(str), st.from_regex(r"[a-z][a-z0-9.-]*", fullmatch=True)),
        st.integers(1, 65535))  # fmt: skip
-def test_what_is_written_is_read_again(host: str, port: int) -> None:
+def test_endpoints_round_trip(host: str, port: int) -> None:
     assert parse_endpoint(endpoint_text((host, port)), "here") == (host, port)

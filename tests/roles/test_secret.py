@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A token: taken from the environment in every dialect, and shown nowhere."""
+"""A token comes from the environment in every dialect and is never printed."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("dialect", ENVIRONMENTS)
-def test_every_dialect_has_it(dialect: str) -> None:
+def test_every_dialect_reads_the_token(dialect: str) -> None:
     env = ENVIRONMENTS[dialect]
     assert from_environment(env).token is None
     assert from_environment({**env, "FLEET_TOKEN": ""}).token is None
     assert from_environment({**env, "FLEET_TOKEN": f" {TOKEN}\n"}).token == Secret(TOKEN)
 
 
-def test_a_role_given_by_hand_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_defined_role_has_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_TOKEN", TOKEN)
     assert UserDefinedRoleMaker().role.token == Secret(TOKEN)
 
 
-def test_no_text_shows_it() -> None:
+def test_no_text_shows_the_token() -> None:
     role = Role(token=Secret(TOKEN))
     shown = [
         repr(role),
@@ -64,14 +64,14 @@ def test_only_proofs_and_the_environment_of_children_reveal_it() -> None:
         for path in package.rglob("*.py")
         if ".reveal()" in path.read_text()
     }
-    # the last opens a key by its password
+    # the last one opens a key with its password
     assert revealing == {"security/token.py", "launch/job/environment.py", "security/context.py"}
 
 
 @pytest.mark.parametrize(
     "text", ["short", "x" * 1025, "with some blanks in it", "ümläüte-sind-keine"]
 )
-def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
+def test_invalid_token_is_refused_without_being_shown(text: str) -> None:
     with pytest.raises(RoleError, match=r"^FLEET_TOKEN has .*openssl rand -hex 32") as caught:
         from_environment({"FLEET_TOKEN": text})
     assert text not in str(caught.value)

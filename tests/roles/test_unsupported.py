@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that tune other systems: each is named, with what to use instead."""
+"""Variables of other systems: each is named with its replacement."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("OMPI_COMM_WORLD_SIZE", "fleetrun, torchrun or srun"),
     ],
 )
-def test_each_is_one_sentence_with_what_to_use(name: str, instead: str) -> None:
+def test_each_variable_has_one_sentence_with_its_replacement(name: str, instead: str) -> None:
     (sentence,) = unsupported_variables({name: "3", "PATH": "/bin"})
     assert sentence.startswith(f"{name} is set, but Fleetlight does not read it: ")
     assert instead in sentence
 
 
-def test_an_empty_variable_is_not_set() -> None:
+def test_empty_variable_counts_as_unset() -> None:
     assert unsupported_variables({"CPU_NUM": " "}) == []
 
 
@@ -56,17 +56,17 @@ def test_values_are_not_shown() -> None:
         *("NCCL_IB_DISABLE", "GLOO_SOCKET_IFNAME", "RANK", "SLURM_PROCID", "OMP_NUM_THREADS"),
     ],
 )
-def test_what_is_read_is_not_foreign(name: str) -> None:
+def test_variables_that_fleetlight_reads_are_not_foreign(name: str) -> None:
     assert not is_unsupported(name)
 
 
-def test_none_of_them_makes_a_role() -> None:
+def test_foreign_variables_select_no_dialect() -> None:
     names = ["CPU_NUM", "PADDLE_ELASTIC_NP", "PADDLE_MASTER", "MS_NODE_TIMEOUT", "DMLC_ROLE"]
     assert all(is_unsupported(name) for name in names)
     assert from_environment(dict.fromkeys(names, "2")).worker_num == 1
 
 
-def test_the_documentation_lists_all() -> None:
+def test_documentation_lists_all_variables() -> None:
     text = (DOCS / "migrating.md").read_text()
     shown = set(re.findall(r"`([A-Z][A-Za-z_]+)[`*.]", text))
     for rule in UNSUPPORTED:

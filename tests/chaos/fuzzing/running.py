@@ -53,7 +53,7 @@ def serve(seed: int, frames: int, at: Any, at_once: int = AT_ONCE) -> tuple[int,
     return sent, most
 
 
-def _all(seed: int, frames: int, at: Any, stage: Any, told: Any) -> None:
+def _all(seed: int, frames: int, at: Any, stage: Any, results: Any) -> None:
     faulthandler.enable()
     began = time.monotonic()
     try:
@@ -62,27 +62,27 @@ def _all(seed: int, frames: int, at: Any, stage: Any, told: Any) -> None:
         rate = (frames - served) / (time.monotonic() - began)
         stage.value, at.value = 1, 0
         sent, growth = serve(seed, served, at)
-        told.put(
+        results.put(
             f"fuzzing, seed {seed}: {frames - served} frames for the decoder ({whole} of them "
             f"whole, {rate:.0f} a second), {sent} for {at.value} servers (memory grew by "
             f"{growth >> 20} MiB): 0 crashes, 0 hangs"
         )
     except Exception:
-        told.put(traceback.format_exc())
+        results.put(traceback.format_exc())
         sys.exit(1)
 
 
 def fuzz(seed: int, frames: int) -> tuple[bool, str]:
     """True where all went well, and the report."""
     context = multiprocessing.get_context("spawn")
-    at, stage, told = context.Value("q", 0), context.Value("i", 0), context.Queue()
-    process = context.Process(target=_all, args=(seed, frames, at, stage, told))
+    at, stage, results = context.Value("q", 0), context.Value("i", 0), context.Queue()
+    process = context.Process(target=_all, args=(seed, frames, at, stage, results))
     process.start()
     text = ""
     while process.is_alive() and not text:
-        text = _waited(told)
+        text = _waited(results)
     process.join()
-    text = text or _waited(told) or f"the process died, exit code {process.exitcode}"
+    text = text or _waited(results) or f"the process died, exit code {process.exitcode}"
     if process.exitcode == 0:
         return True, text
     what = "--frame" if stage.value == 0 else "--round"
@@ -90,9 +90,9 @@ def fuzz(seed: int, frames: int) -> tuple[bool, str]:
     return False, f"{text}\nOnce more: {once_more}"
 
 
-def _waited(told: Any) -> str:
+def _waited(results: Any) -> str:
     try:
-        return str(told.get(timeout=0.5))
+        return str(results.get(timeout=0.5))
     except Exception:
         return ""
 

@@ -105,7 +105,7 @@ class Serving:
                     # a deadline ends the wait for the rest of a frame, but not that for a frame
                     begun = next((frame for frame in reversed(sent) if frame), b"")
                     raw.sendall(begun[:10])
-            _answers(_heard(raw, f"connection {one} of round {number}"))
+            _check_replies(_received(raw, f"connection {one} of round {number}"))
         return len(sent)
 
 
@@ -143,7 +143,7 @@ def _there(listener: Listener) -> Iterator[socket.socket]:
         yield raw
 
 
-def _heard(raw: socket.socket, who: str) -> bytes:
+def _received(raw: socket.socket, who: str) -> bytes:
     """All bytes until the server closes."""
     parts = []
     try:
@@ -156,7 +156,7 @@ def _heard(raw: socket.socket, who: str) -> bytes:
     return b"".join(parts)
 
 
-def _answers(data: bytes) -> None:
+def _check_replies(data: bytes) -> None:
     """Check that replies are whole frames."""
     left = io.BytesIO(data)
     while start := left.read(PREFIX_BYTES):

@@ -113,7 +113,7 @@ class Host:
         self.server: _Server | None = None
         self.incarnation = 0
         #: the incarnation ends after so many moments, or within that write; below 0: never
-        self.doom = -1
+        self.moments_left = -1
         self.writes_left = -1
         self.links: list[Link] = []
         self.plan = script.plan()
@@ -151,9 +151,9 @@ class Host:
 
     def moment(self) -> None:
         """A moment, which may be the last one; called by its own threads."""
-        if self.doom >= 0:
-            self.doom -= 1
-            if self.doom < 0:
+        if self.moments_left >= 0:
+            self.moments_left -= 1
+            if self.moments_left < 0:
                 self.die()
                 raise Died
 
@@ -168,7 +168,7 @@ class Host:
             return
         self.world.tell(str(self), "dies")
         self.server = None
-        self.doom = self.writes_left = -1
+        self.moments_left = self.writes_left = -1
         self.disk.lose_power_of_writer()
         self.world.kill(self)
         links, self.links = self.links, []
@@ -204,7 +204,7 @@ class Host:
         if link.is_broken:
             self._gone(link)
         else:
-            self.world.later(link.lane.heard, link, reply)
+            self.world.later(link.lane.received, link, reply)
 
     def _check_here(self, serving: _Server, link: Link) -> None:
         worker, roster = link.lane.worker, serving._roster

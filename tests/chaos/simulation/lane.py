@@ -54,11 +54,11 @@ class Lane:
 
     def _transmit(self, link: Link, message: m.Message, arrays: Sequence[Array]) -> None:
         link.owed += 1
-        told = "Join" if isinstance(message, m.Join) else message
-        self._world.tell(str(self), told)
+        event = "Join" if isinstance(message, m.Join) else message
+        self._world.tell(str(self), event)
         self._world.later(self.host.hear, link, message, arrays)
 
-    def heard(self, link: Link, reply: Words) -> None:
+    def received(self, link: Link, reply: Words) -> None:
         """An event: a reply arrives, unless the end of its connection was noticed before."""
         if link is not self._link or self.worker.is_gone:
             return

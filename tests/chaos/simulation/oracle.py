@@ -88,11 +88,11 @@ class Oracle:
         may = self._may[server]
         for one, row, floor in zip(ids, rows, floors, strict=True):
             if (row < floor - _NEAR).any():
-                raise broken("once", f"{who} read row {one}: {self._told(row, floor)}")
+                raise broken("once", f"{who} read row {one}: {self._comparison(row, floor)}")
             most = may * self._touches.get(one, 0)
             is_whole = (row < _NEAR) | (row > self.weights - _NEAR)
             if (row > most + _NEAR).any() or not is_whole.all():
-                raise broken("sent", f"{who} read row {one}: {self._told(row, most)}")
+                raise broken("sent", f"{who} read row {one}: {self._comparison(row, most)}")
             self._floors[one] = np.maximum(self._floor(one), row)
 
     def made(self, server: int, columns: set[int]) -> None:
@@ -132,7 +132,7 @@ class Oracle:
             self._floors[one] = np.zeros(len(self.weights))
         return self._floors[one]
 
-    def _told(self, row: Array, expected: Array) -> str:
+    def _comparison(self, row: Array, expected: Array) -> str:
         columns = np.flatnonzero(np.abs(row - expected) > _NEAR)
         return "; ".join(
             f"{row[c]:g} times {self.updates[c]}, expected {expected[c]:g}" for c in columns

@@ -38,7 +38,7 @@ def _redo_unmarked(real: Callable[..., None]) -> Callable[..., None]:
     return redo
 
 
-def _any_life(
+def _accept_any_incarnation(
     self: HighWaterMarks, worker: int, started_at: int, epoch: int, sequence: int
 ) -> bool:
     incarnation = self._last.get(worker)
@@ -111,7 +111,7 @@ PLANTED: dict[str, Sequence[Patch]] = {
         (TrainingProgress, "state", _without_marks(TrainingProgress.state))
     ],
     "staleness is off by one": [(Clocks, "behind", _one_too_few(Clocks.behind))],
-    "an earlier incarnation is accepted": [(HighWaterMarks, "is_new", _any_life)],
+    "an earlier incarnation is accepted": [(HighWaterMarks, "is_new", _accept_any_incarnation)],
     "a worker that returns sends under new numbers": [
         (Worker, "_send_again", _under_new_numbers(Worker._send_again))
     ],

@@ -71,30 +71,30 @@ def _settle(core: int) -> None:
     gc.freeze()
 
 
-def _job(core: int, seed: int, schedules: int, jobs: int, told: Any) -> None:
+def _job(core: int, seed: int, schedules: int, jobs: int, results: Any) -> None:
     _settle(core)
     try:
-        told.put(simulate(seed, range(core, schedules, jobs)))
+        results.put(simulate(seed, range(core, schedules, jobs)))
     except SimulationError as error:
-        told.put(str(error))
+        results.put(str(error))
     except BaseException:
         # the parent process waits for a result
-        told.put(traceback.format_exc())
+        results.put(traceback.format_exc())
         raise
 
 
 def _all(seed: int, schedules: int, jobs: int) -> Counter[str]:
     context = multiprocessing.get_context("spawn")
-    told: Any = context.Queue()
+    results: Any = context.Queue()
     processes = [
-        context.Process(target=_job, args=(core, seed, schedules, jobs, told), daemon=True)
+        context.Process(target=_job, args=(core, seed, schedules, jobs, results), daemon=True)
         for core in range(jobs)
     ]
     for process in processes:
         process.start()
     ran: Counter[str] = Counter()
     for _ in processes:
-        one = told.get()
+        one = results.get()
         if isinstance(one, str):
             for process in processes:
                 process.terminate()

@@ -44,7 +44,7 @@ class Served:
         for _ in range(script.breaks):
             world.at(chance.random() * _BUSY, chance.choice(self.workers).breaks)
         for _ in range(script.deaths):
-            world.at(chance.random() * _BUSY, self._doom)
+            world.at(chance.random() * _BUSY, self._plan_death)
         for _ in range(script.snapshots):
             world.at(chance.random() * _BUSY, chance.choice(self.hosts).snapshot)
         if script.loses_worker:
@@ -59,11 +59,11 @@ class Served:
         world.run()
         self._look()
 
-    def _doom(self) -> None:
+    def _plan_death(self) -> None:
         chance = self.world.chance
         host = chance.choice(self.hosts)
         if chance.random() < 0.5:
-            host.doom = chance.randrange(_MOMENTS)
+            host.moments_left = chance.randrange(_MOMENTS)
         else:
             host.writes_left = 1 + chance.randrange(_WRITES)
 

@@ -54,7 +54,7 @@ class Script:
     deaths: int
     #: a worker disconnects without leaving the job
     loses_worker: bool
-    #: servers die, and a worker is started a second time while its first process still lives
+    #: servers die, and a worker is started a second time while its first process still runs
     doubles_worker: bool
     #: servers die, and a worker with them, which restarts and resumes from its disk
     returns_worker: bool
@@ -67,8 +67,8 @@ class Script:
     @property
     def everything(self) -> list[Update]:
         """All updates, in the order of their columns."""
-        lives = [*self.updates, self.second]
-        found = [update for phases in lives for phase in phases for update in phase]
+        processes = [*self.updates, self.second]
+        found = [update for phases in processes for phase in phases for update in phase]
         return sorted(found, key=lambda update: update.column)
 
     @property

@@ -28,13 +28,13 @@ class Turns:
         self._over.acquire()
 
     def leave(self, lock: Any) -> None:
-        """Wait until another thread calls `come_back` for that lock."""
+        """Wait until another thread calls `resume` for that lock."""
         self._pass_on()
         lock.acquire()
 
-    def come_back(self, lock: Any) -> None:
+    def resume(self, lock: Any) -> None:
         """Give the turn to a waiting thread; returns when this one is needed again."""
-        mine = self._lie_down()
+        mine = self._sleep()
         lock.release()
         mine.acquire()
 
@@ -44,7 +44,7 @@ class Turns:
         else:
             threading.Thread(target=self._run, name="simulated", daemon=True).start()
 
-    def _lie_down(self) -> Any:
+    def _sleep(self) -> Any:
         mine = threading.Lock()
         mine.acquire()
         self._idle.append(mine)
@@ -53,6 +53,6 @@ class Turns:
     def _run(self) -> None:
         while True:
             if not self._act():
-                mine = self._lie_down()
+                mine = self._sleep()
                 self._over.release()
                 mine.acquire()

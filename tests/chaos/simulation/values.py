@@ -16,7 +16,7 @@ from fleetlight.ps.gradients import Gradients, TablePart
 from fleetlight.ps.tables.dense_state import DenseState
 
 Array = NDArray[Any]
-#: told of the columns of each step that is made
+#: called with the columns of each step
 Witness = Callable[[set[int]], None]
 
 
@@ -118,7 +118,7 @@ class Rows:
         """Drop the cut."""
 
     def check(self, message: Any, folder: Any, *, whole: bool = False) -> None:
-        """It is there."""
+        """Do nothing: the checkpoint exists."""
 
     def load(self, message: Any, folder: Any, *, whole: bool = False) -> None:
         """The saved rows."""

@@ -89,7 +89,7 @@ class Worker:
         self.world, self.index, self.script, self.oracle = world, index, script, oracle
         self.redo = redo or Redo(1, [0] * len(hosts))
         self.is_gone = self.has_finished = False
-        #: it lives, but no message reaches it
+        #: it runs, but no message reaches it
         self.is_asleep = False
         self.failure = ""
         self._hosts = hosts

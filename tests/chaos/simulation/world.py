@@ -14,7 +14,7 @@ from typing import Any
 from tests.chaos.simulation.turns import Turns
 
 #: events in the report of a schedule that failed
-TOLD = 40
+REPORTED_EVENTS = 40
 #: spurious wake-ups of all waiting threads before the schedule is given up
 _LOOKS = 3
 #: how often the clock passes deadlines
@@ -59,7 +59,7 @@ class World:
         #: how far the clock advances where all threads wait; a longer wait is stuck
         self.patience = 0.0
         self.current: Task | None = None
-        self.happened: deque[tuple[float, str, Any]] = deque(maxlen=TOLD)
+        self.happened: deque[tuple[float, str, Any]] = deque(maxlen=REPORTED_EVENTS)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
         self._tasks: dict[Task, None] = {}
@@ -145,7 +145,7 @@ class World:
         """An event: a thread resumes."""
         if task.is_waiting:
             task.is_waiting = False
-            _TURNS.come_back(task.lock)
+            _TURNS.resume(task.lock)
 
     def kill(self, process: Any) -> None:
         """All threads of a process end where they are."""

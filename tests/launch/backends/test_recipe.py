@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for a backend: one file, and `fleetrun --on` finds it."""
+"""A new backend: one file, which `fleetrun --on` finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetlight.cli.fleetrun import main
 from fleetlight.errors import ConfigError
 from fleetlight.launch import backends
 
-#: an engine that runs one process after another, each with only what it must know
+#: an engine that runs one process after another, each with a minimal environment
 TOY = """
 import os, subprocess, sys
 
@@ -38,8 +38,8 @@ BACKEND = Backend(run=run, chooses_machines=True)
 SCRIPT = """
 import os, pathlib, sys
 role, index = os.environ["FLEET_ROLE"], os.environ["FLEET_INDEX"]
-said = " ".join([os.environ["FLEET_CHECKPOINT"], os.environ["FLEET_TOKEN"], *sys.argv[1:]])
-pathlib.Path(f"{role}.{index}").write_text(said)
+output = " ".join([os.environ["FLEET_CHECKPOINT"], os.environ["FLEET_TOKEN"], *sys.argv[1:]])
+pathlib.Path(f"{role}.{index}").write_text(output)
 sys.exit(3 if (role, index) == ("worker", "1") else 0)
 """
 TOKEN = "3f9ac27e51d0b8463f9ac27e51d0b846"
@@ -56,27 +56,27 @@ def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
 
 
-def test_a_job_runs_on_a_toy_backend(
+def test_job_runs_on_a_toy_backend(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     counts = ("--server_num", "1", "--worker_num", "2")
     code = main(["--on", "toy", *counts, "--checkpoint", "ckpt", "train.py", "--lr", "3"])
     assert code == 3
-    said = f"{tmp_path / 'ckpt'} {TOKEN} --lr 3"
+    expected = f"{tmp_path / 'ckpt'} {TOKEN} --lr 3"
     for name in ("server.0", "worker.0", "worker.1"):
-        assert (tmp_path / name).read_text() == said
+        assert (tmp_path / name).read_text() == expected
     shown = capfd.readouterr().out
     assert "fleetrun: 1 server, 1 cpus\nfleetrun: 2 worker, 1 cpus\n" in shown
-    # the default backend has not looked at it
+    # the default backend did not handle it
     assert not (tmp_path / "log").exists()
 
 
-def test_the_toy_backend_is_known_by_its_file() -> None:
+def test_toy_backend_is_found_by_its_file() -> None:
     assert backends.names() == ["hosts", "processes", "toy"]
     assert "--on" in known_flags()
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--on proceses: .* did you mean 'processes'\?"):
         backends.named("proceses")
 
@@ -92,7 +92,7 @@ def test_an_unknown_backend_is_refused() -> None:
         (["--on", "toy", "--ips", "10.0.0.1", "train.py"], "--on toy chooses them; omit --ips"),
     ],
 )
-def test_a_backend_that_does_not_fit_the_other_flags_is_refused(
+def test_backend_that_conflicts_with_other_flags_is_refused(
     words: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2

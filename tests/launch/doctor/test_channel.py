@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages over a socket, and what is no message."""
+"""Messages of doctors over a socket, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fleetlight.launch.doctor.messages import (
 
 
 class Pair:
-    """Both ends of a connection: a doctor's, and one that may send anything."""
+    """Both ends of a connection: a doctor's end, and a raw one that may send anything."""
 
     def __init__(self, limit_s: float = 5.0) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -45,7 +45,7 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def test_messages_arrive(pair: Pair) -> None:
+def test_messages_round_trip(pair: Pair) -> None:
     other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
     facts = Facts(asked=ExamOptions(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
     exam = Exam(asked=facts.asked, facts={0: facts}, absent={1: "no"}, clocks={1: 0.5})
@@ -72,7 +72,7 @@ def test_messages_arrive(pair: Pair) -> None:
         pytest.param(b"", ProtocolError, "replied with nothing", id="nothing"),
     ],
 )
-def test_an_invalid_message_is_an_error_that_names_the_peer(
+def test_invalid_message_is_an_error_that_names_the_peer(
     sent: bytes, error: type[FleetError], complaint: str, pair: Pair
 ) -> None:
     pair.other.sendall(sent)
@@ -82,7 +82,7 @@ def test_an_invalid_message_is_an_error_that_names_the_peer(
     assert "10.0.0.2" in str(caught.value)
 
 
-def test_another_answer_than_was_asked_for(pair: Pair) -> None:
+def test_reply_of_another_type_is_an_error(pair: Pair) -> None:
     other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
     other.send(Time(3.0))
     with pytest.raises(ProtocolError, match="replied with Time, expected Acknowledged"):
@@ -97,7 +97,7 @@ def test_every_wait_ends() -> None:
     with pytest.raises(DeadlineError, match=r"10\.0\.0\.2 did not reply within 0\.05 s"):
         pair.wire.call(Echo(), Acknowledged)
     pair.wire.limit_s = 0.2
-    # one that takes nothing, and more than buffers hold
+    # a peer that reads nothing, and a message larger than the buffers
     exam = Exam(asked=ExamOptions(names=("x" * MOST_BYTES,) * 4), facts={})
     with pytest.raises(DeadlineError, match="accepted no message"):
         pair.wire.send(Finish(exam))
@@ -106,7 +106,7 @@ def test_every_wait_ends() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_message_or_an_error_of_ours(sent: bytes) -> None:
+def test_any_bytes_are_a_message_or_a_fleetlight_error(sent: bytes) -> None:
     pair = Pair()
     pair.other.sendall(sent)
     pair.other.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the command line, and what comes of them."""
+"""From options of the command line to the result of an examination."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ MACHINE = Machine(
 )
 
 
-def unheard(text: str) -> None:
+def refuse_output(text: str) -> None:
     raise AssertionError(text)
 
 
-def test_this_machine_alone() -> None:
-    result = examine(DoctorOptions(port=6170, workers=2), MACHINE, {}, unheard)
+def test_examination_of_this_machine() -> None:
+    result = examine(DoctorOptions(port=6170, workers=2), MACHINE, {}, refuse_output)
     assert result.is_fit
     assert "cores            4" in result.text
     assert "192.0.2.1 (eth0" in result.text
 
 
-def test_a_list_of_one() -> None:
-    said: list[str] = []
-    wish = DoctorOptions(ips=("127.0.0.1",), port=free_ports(3))
-    result = examine(wish, MACHINE, {}, said.append)
+def test_list_with_one_machine() -> None:
+    lines: list[str] = []
+    options = DoctorOptions(ips=("127.0.0.1",), port=free_ports(3))
+    result = examine(options, MACHINE, {}, lines.append)
     assert result.is_fit
     assert result.text.splitlines()[1].startswith("127.0.0.1  ")
 
 
 @pytest.mark.parametrize(
-    ("wish", "complaint"),
+    ("options", "complaint"),
     [
         pytest.param({"workers": -1}, "--nproc -1: expected 1 to 1024", id="workers"),
         pytest.param({"workers": 0}, "--nproc 0: expected 1 to 1024", id="no workers"),
@@ -59,6 +59,6 @@ def test_a_list_of_one() -> None:
         pytest.param({"ips": ("127.0.0.1", "127.0.0.2")}, "pass --host", id="unclear"),
     ],
 )
-def test_what_cannot_be_examined(wish: dict[str, Any], complaint: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        examine(DoctorOptions(**{"port": 6170, **wish}), MACHINE, {}, unheard)
+        examine(DoctorOptions(**{"port": 6170, **options}), MACHINE, {}, refuse_output)

@@ -14,20 +14,20 @@ from fleetlight.launch.doctor.messages import ExamOptions
 from fleetlight.launch.inventory import Machine
 
 
-def test_the_facts() -> None:
+def test_facts_of_this_machine() -> None:
     machine = Machine(cores=3, gpus=1, addresses=(("lo", "127.0.0.1"),))
-    asked = ExamOptions(workers=2)
-    facts = facts_of(machine, {"OMP_NUM_THREADS": "4"}, asked, "127.0.0.2")
-    assert (facts.asked, facts.cores, facts.gpus, facts.threads) == (asked, 3, 1, "4")
+    exam_options = ExamOptions(workers=2)
+    facts = facts_of(machine, {"OMP_NUM_THREADS": "4"}, exam_options, "127.0.0.2")
+    assert (facts.asked, facts.cores, facts.gpus, facts.threads) == (exam_options, 3, 1, "4")
     assert facts.name == socket.gethostname()
     assert facts.python.startswith("3.")
     assert facts.memory > 1 << 20
     assert facts.interface == "lo"
     assert facts.mtu == mtu_of("lo")
-    assert facts_of(machine, {}, asked).interface is None
+    assert facts_of(machine, {}, exam_options).interface is None
 
 
-def test_an_unknown_mtu() -> None:
+def test_unknown_mtu_is_zero() -> None:
     assert (mtu_of("lo") or 0) > 1000
     assert mtu_of("none0") is None
     assert mtu_of(None) is None
@@ -40,7 +40,7 @@ def test_shared_memory(tmp_path: Path) -> None:
     assert shared_memory(tmp_path / "none") is None
 
 
-def test_the_doctor_listens_on_job_ports_and_one_more() -> None:
+def test_doctor_listens_on_job_ports_and_one_more() -> None:
     first = free_ports(3)
     with socket.create_server(("127.0.0.1", first + 1)):
         held = PortListeners("127.0.0.1", range(first, first + 3))

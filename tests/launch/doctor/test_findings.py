@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of facts: each problem and advice with what to do, and none without reason."""
+"""Findings from facts: each problem and advice has a remedy; sound machines have none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetlight.launch.doctor.messages import Exam, ExamOptions, Facts, Link
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 ASKED = ExamOptions(names=HOSTS, hosts=HOSTS, port=6170, workers=2)
-#: of a machine that nothing is wrong with
+#: the facts of a sound machine
 SOUND = Facts(
     asked=ASKED,
     name="node",
@@ -122,7 +122,7 @@ PROBLEMS: dict[str, tuple[Exam, str, str]] = {
 
 
 @pytest.mark.parametrize("case", PROBLEMS)
-def test_a_problem_is_named_with_its_remedy(case: str) -> None:
+def test_problem_is_named_with_its_remedy(case: str) -> None:
     found, what, remedy = PROBLEMS[case]
     problem, *others = of_exam(found)
     assert problem.is_problem
@@ -166,7 +166,7 @@ ADVICE: dict[str, tuple[Exam, str, str]] = {
 
 
 @pytest.mark.parametrize("case", ADVICE)
-def test_advice_is_no_problem(case: str) -> None:
+def test_advice_is_not_a_problem(case: str) -> None:
     found, what, remedy = ADVICE[case]
     (advice,) = of_exam(found)
     assert not advice.is_problem
@@ -179,22 +179,22 @@ def test_problems_come_first() -> None:
     assert [finding.is_problem for finding in of_exam(both)] == [True, False]
 
 
-def test_a_machine_without_the_first_doctor_has_findings() -> None:
+def test_machine_without_the_first_doctor_has_findings() -> None:
     found = exam(facts={1: SOUND}, absent={0: "connection refused"}, links=(), clocks={})
     assert [f.what for f in of_exam(found)] == ["10.0.0.1 is absent: connection refused"]
 
 
-def test_workers_with_gpus_need_no_core_each() -> None:
+def test_workers_with_gpus_may_share_cores() -> None:
     gpus = msgspec.structs.replace(SOUND, cores=1, gpus=2)
     assert list(of_machine(gpus)) == []
 
 
 @pytest.mark.parametrize(("hosts", "expected"), [(2, 4.0), (3, 16 / 3), (4, 6.0)])
-def test_the_time_of_a_step_follows_from_bytes_sent(hosts: int, expected: float) -> None:
+def test_step_time_follows_from_bytes_sent(hosts: int, expected: float) -> None:
     assert seconds_a_step(25e6, hosts) == pytest.approx(expected)
 
 
-def test_figures() -> None:
+def test_numbers_are_formatted() -> None:
     assert [bits(rate) for rate in (25e6, 117.5e6, 1.25e9)] == [
         *("200 Mbit/s", "940 Mbit/s"),
         "10 Gbit/s",

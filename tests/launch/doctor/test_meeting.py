@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How doctors meet: all come, one does not, one goes away."""
+"""Rendezvous of doctors: complete, with an absent machine, with a machine that leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.launch.doctor.doctors import HOSTS, asked, facts
+from tests.launch.doctor.doctors import HOSTS, exam_options, facts
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.doctor import meeting
@@ -18,79 +18,79 @@ from fleetlight.launch.doctor.service import DoctorService
 
 
 @pytest.fixture(autouse=True)
-def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said every few seconds is said at once."""
+def no_report_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report at once, not every few seconds."""
     monkeypatch.setattr(meeting, "TELL_S", 0.0)
 
 
 def doctors(
     of: ExamOptions, numbers: range, deadline_s: float = 20.0
 ) -> list[tuple[Exam, list[str]]]:
-    """The doctors of these machines, at the same time: what each found, and what it said."""
-    said: dict[int, list[str]] = {number: [] for number in numbers}
+    """Run the doctors of these machines concurrently; returns their results and output."""
+    lines: dict[int, list[str]] = {number: [] for number in numbers}
     with ThreadPoolExecutor() as threads:
         running: dict[int, Future[Exam]] = {
             number: threads.submit(
-                meeting.meet, of, number, facts(of), deadline_s, said[number].append
+                meeting.meet, of, number, facts(of), deadline_s, lines[number].append
             )
             for number in numbers
         }
-        return [(future.result(), said[number]) for number, future in running.items()]
+        return [(future.result(), lines[number]) for number, future in running.items()]
 
 
-def test_all_find_the_same() -> None:
-    of = asked(3)
-    (first, said), *others = doctors(of, range(3))
+def test_all_doctors_have_the_same_result() -> None:
+    of = exam_options(3)
+    (first, lines), *others = doctors(of, range(3))
     assert [exam for exam, _ in others] == [first, first]
     assert list(first.facts) == [0, 1, 2]
     assert (first.absent, first.untold) == ({}, {})
-    ways = [(link.sender, link.receiver) for link in first.links]
-    assert ways == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    pairs = [(link.sender, link.receiver) for link in first.links]
+    assert pairs == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     for link in first.links:
         assert (link.error, link.closed) == ("", {})
         assert (link.bytes_per_s or 0) > 1e6
     assert list(first.clocks) == [1, 2]
-    assert "measuring 127.0.0.3 -> 127.0.0.2" in said
+    assert "measuring 127.0.0.3 -> 127.0.0.2" in lines
     for number, found in first.facts.items():
         assert set(of.ports) <= set(found.listening), number
         assert len(found.listening) == len(of.ports) + 1
 
 
-def test_a_long_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_LONG_S", 0.0)
-    (_, said), (_, other) = doctors(asked(2), range(2))
-    (at,) = [number for number, text in enumerate(said) if "measuring 2 links" in text]
-    assert said[at].startswith("measuring 2 links, one after another")
-    assert said[at + 1].startswith("measuring ")
+    (_, lines), (_, other) = doctors(exam_options(2), range(2))
+    (at,) = [number for number, text in enumerate(lines) if "measuring 2 links" in text]
+    assert lines[at].startswith("measuring 2 links, one after another")
+    assert lines[at + 1].startswith("measuring ")
     assert not any("measuring 2 links" in text for text in other)
 
 
-def test_an_absent_machine_is_named_and_the_others_are_measured() -> None:
-    of = asked(3)
-    (first, said), (second, _) = doctors(of, range(2), deadline_s=1.0)
+def test_absent_machine_is_named_and_the_others_are_measured() -> None:
+    of = exam_options(3)
+    (first, lines), (second, _) = doctors(of, range(2), deadline_s=1.0)
     assert first == second
     assert first.absent == {2: "connection refused"}
     assert [(link.sender, link.receiver) for link in first.links] == [(0, 1), (1, 0)]
-    assert f"not ready: 127.0.0.3:{of.port} (connection refused)" in said
+    assert f"not ready: 127.0.0.3:{of.port} (connection refused)" in lines
 
 
-def test_without_the_first_the_others_know_only_that() -> None:
-    of = asked(2)
-    ((exam, said),) = doctors(of, range(1, 2), deadline_s=0.5)
+def test_absent_first_machine_is_named_by_the_others() -> None:
+    of = exam_options(2)
+    ((exam, lines),) = doctors(of, range(1, 2), deadline_s=0.5)
     assert exam.absent == {0: "connection refused"}
     assert list(exam.facts) == [1]
-    assert f"not ready: 127.0.0.1:{of.port} (connection refused)" in said
+    assert f"not ready: 127.0.0.1:{of.port} (connection refused)" in lines
 
 
-def test_a_first_that_listens_and_cannot_ask() -> None:
-    of = asked(2)
+def test_first_machine_that_cannot_connect_is_named() -> None:
+    of = exam_options(2)
     with socket.create_server((HOSTS[0], of.port)):
         ((exam, _),) = doctors(of, range(1, 2), deadline_s=0.5)
     assert exam.absent == {0: "listens, but has not called 127.0.0.2: can it reach this machine?"}
 
 
-def test_a_different_list_is_reported() -> None:
-    of = asked(2)
+def test_different_list_is_reported() -> None:
+    of = exam_options(2)
     other = msgspec.structs.replace(of, hosts=(HOSTS[0], HOSTS[1], HOSTS[2]))
     listener = socket.create_server((HOSTS[1], of.port))
     service = DoctorService(listener, other, 1, facts(other))
@@ -101,15 +101,15 @@ def test_a_different_list_is_reported() -> None:
     }
 
 
-def test_another_program_at_the_port() -> None:
-    of = asked(2)
+def test_another_program_at_the_port_is_named() -> None:
+    of = exam_options(2)
     with ThreadPoolExecutor() as threads, socket.create_server((HOSTS[1], of.port)) as listener:
-        threads.submit(_talk, listener)
+        threads.submit(_serve_http, listener)
         ((exam, _),) = doctors(of, range(1), deadline_s=0.3)
     assert "announced 1213486160 bytes, expected a doctor's message" in exam.absent[1]
 
 
-def _talk(listener: socket.socket) -> None:
+def _serve_http(listener: socket.socket) -> None:
     listener.settimeout(0.5)
     try:
         while True:
@@ -122,7 +122,7 @@ def _talk(listener: socket.socket) -> None:
 
 
 def test_links_of_a_lost_machine_are_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = asked(2)
+    of = exam_options(2)
     listener = socket.create_server((HOSTS[1], of.port))
     service = DoctorService(listener, of, 1, facts(of))
     say: Any = lambda text: service.close() if text.startswith("measuring") else None  # noqa: E731
@@ -135,17 +135,17 @@ def test_links_of_a_lost_machine_are_unmeasured(monkeypatch: pytest.MonkeyPatch)
     assert exam.clocks == {}
 
 
-def test_a_first_that_goes_away_is_noticed() -> None:
-    of = asked(2)
+def test_first_machine_that_leaves_is_named() -> None:
+    of = exam_options(2)
     with ThreadPoolExecutor() as threads:
         listener = socket.create_server((HOSTS[0], of.port))
-        said: list[str] = []
-        running = threads.submit(meeting.meet, of, 1, facts(of), 20.0, said.append)
+        lines: list[str] = []
+        running = threads.submit(meeting.meet, of, 1, facts(of), 20.0, lines.append)
         _ask_once(of)
         listener.close()
         exam = running.result(timeout=30)
     assert exam.absent == {0: "went away before it sent the results"}
-    assert f"127.0.0.1:{of.port} has started the examination" in said
+    assert f"127.0.0.1:{of.port} has started the examination" in lines
 
 
 def _ask_once(of: ExamOptions) -> None:
@@ -162,8 +162,8 @@ def _ask_once(of: ExamOptions) -> None:
         return
 
 
-def test_a_taken_port_is_named() -> None:
-    of = asked(2)
+def test_port_in_use_is_named() -> None:
+    of = exam_options(2)
     with (
         socket.create_server((HOSTS[0], of.port)),
         pytest.raises(LaunchError, match=rf"port {of.port} on 127\.0\.0\.1, .*taken by process"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A doctor that is asked: what it answers, and whom."""
+"""The service of a doctor: which requests it serves, and for which callers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.launch.doctor.doctors import HOSTS, asked, facts
+from tests.launch.doctor.doctors import HOSTS, exam_options, facts
 
 from fleetlight.errors import FleetError, ProtocolError
 from fleetlight.launch.doctor import probe
@@ -31,44 +31,44 @@ from fleetlight.launch.doctor.messages import (
 )
 from fleetlight.launch.doctor.service import DoctorService
 
-ASKED = asked(2)
+OPTIONS = exam_options(2)
 
 
 @pytest.fixture
 def service() -> Iterator[DoctorService]:
-    """That of the second of two machines."""
-    listener = socket.create_server((HOSTS[1], ASKED.port))
-    made = DoctorService(listener, ASKED, 1, facts(ASKED))
+    """The service of the second of two machines."""
+    listener = socket.create_server((HOSTS[1], OPTIONS.port))
+    made = DoctorService(listener, OPTIONS, 1, facts(OPTIONS))
     yield made
     made.close()
 
 
 def wire(own: str = HOSTS[0]) -> DoctorChannel:
-    return dial(HOSTS[1], ASKED.port, own, 5.0)
+    return dial(HOSTS[1], OPTIONS.port, own, 5.0)
 
 
 def test_the_service_reports_facts_and_measures(service: DoctorService) -> None:
     link = Link(sender=0, receiver=1)
-    measured = probe.measure(HOSTS[0], HOSTS[1], ASKED.port, link, (), 0.02)
+    measured = probe.measure(HOSTS[0], HOSTS[1], OPTIONS.port, link, (), 0.02)
     assert measured.error == ""
     assert (measured.round_trip_s or 0) > 0
     assert (measured.bytes_per_s or 0) > 1e6
     asking = wire()
-    assert asking.call(TellFacts(), Facts) == facts(ASKED)
+    assert asking.call(TellFacts(), Facts) == facts(OPTIONS)
     assert asking.call(TellTime(), Time).now == pytest.approx(time.time(), abs=5)
     assert abs(probe.clock_ahead(asking)) < 1
     assert not service.has_exam.is_set()
-    exam = Exam(asked=ASKED, facts={})
+    exam = Exam(asked=OPTIONS, facts={})
     asking.call(Finish(exam), Acknowledged)
     assert service.has_exam.is_set()
     assert service.exam == exam
     asking.close()
 
 
-def test_only_the_first_may_command(service: DoctorService) -> None:
+def test_only_the_first_machine_may_command(service: DoctorService) -> None:
     other = wire(HOSTS[1])
     assert other.call(Echo(), Acknowledged) == Acknowledged()
-    for command in (Finish(Exam(asked=ASKED, facts={})), Measure(0, ())):
+    for command in (Finish(Exam(asked=OPTIONS, facts={})), Measure(0, ())):
         with pytest.raises(ProtocolError, match=r"refused: only 127\.0\.0\.1 may request that"):
             other.call(command, Acknowledged)
     other.close()
@@ -93,7 +93,7 @@ def test_the_service_measures_only_machines_of_the_list(request_: Measure) -> No
     asking.close()
 
 
-def test_a_machine_outside_the_list_is_not_listened_to(service: DoctorService) -> None:
+def test_machine_outside_the_list_is_refused(service: DoctorService) -> None:
     stranger = wire(HOSTS[2])
     with pytest.raises(FleetError):
         stranger.call(TellFacts(), Facts)
@@ -109,13 +109,13 @@ def test_receiving_is_limited_by_the_options() -> None:
 
 
 @pytest.mark.usefixtures("service")
-def test_connections_come_to_an_end_in_number() -> None:
+def test_number_of_connections_is_limited() -> None:
     waiting = [wire() for _ in range(30)]
     for one in waiting:
         one.close()
     last = wire()
     for _ in range(100):
-        # those that were turned away make room as soon as they are noticed
+        # closed connections free their places
         try:
             assert last.call(Echo(), Acknowledged) == Acknowledged()
             break
@@ -123,23 +123,23 @@ def test_connections_come_to_an_end_in_number() -> None:
             last.close()
             last = wire()
     else:
-        pytest.fail("nobody is let in any more")
+        pytest.fail("the doctor accepts no more connections")
     last.close()
 
 
 class _Full(socket.socket):
     """A listener of a process with too many open files, the first time."""
 
-    asked = 0
+    calls = 0
 
     def accept(self) -> Any:
-        self.asked += 1
-        if self.asked == 1:
+        self.calls += 1
+        if self.calls == 1:
             raise OSError(errno.EMFILE, "Too many open files")
         return super().accept()
 
 
-def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_survives_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     class Counted(threading.Event):
@@ -149,11 +149,11 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
     listener = _Full()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((HOSTS[1], ASKED.port))
+    listener.bind((HOSTS[1], OPTIONS.port))
     listener.listen()
     monkeypatch.setattr(service_module, "_LOOK_S", 0.01)
     monkeypatch.setattr(threading, "Event", Counted)
-    service = DoctorService(listener, ASKED, 1, facts(ASKED))
+    service = DoctorService(listener, OPTIONS, 1, facts(OPTIONS))
     asking = wire()
     assert asking.call(Echo(), Acknowledged) == Acknowledged()
     asking.close()
@@ -161,8 +161,8 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert waits.count(0.01) == 1
 
 
-def test_a_port_that_cannot_be_reached_is_named(service: DoctorService) -> None:
-    free = ASKED.ports[0]
+def test_unreachable_port_is_named(service: DoctorService) -> None:
+    free = OPTIONS.ports[0]
     with socket.create_server((HOSTS[1], free + 1)):
         closed = probe.unreachable(HOSTS[0], HOSTS[1], (free, free + 1))
     assert closed == {free: "connection refused"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found, as text that people read."""
+"""The report of an examination as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS = Facts(
 )
 
 
-def test_machines_and_links() -> None:
+def test_report_of_machines_and_links() -> None:
     exam = Exam(
         asked=ExamOptions(names=HOSTS, hosts=HOSTS),
         facts={0: FACTS, 1: Facts(name="long", mtu=None)},
@@ -44,7 +44,7 @@ def test_machines_and_links() -> None:
     ]
 
 
-def test_a_machine_alone() -> None:
+def test_report_of_a_single_machine() -> None:
     lines = of_machine(FACTS, (("eth0", "10.0.0.1"), ("", "::1")), [1500, None]).splitlines()
     assert lines[0] == "name             a (resolves to no address)"
     assert "shared memory    none (/dev/shm)" in lines
@@ -55,6 +55,6 @@ def test_a_machine_alone() -> None:
     ]
 
 
-def test_findings() -> None:
+def test_report_of_findings() -> None:
     found = [Finding(True, "it is so", "do this"), Finding(False, "and so", "or that")]
     assert of_findings(found) == ("problem: it is so\n    do this\nadvice: and so\n    or that")

@@ -35,7 +35,7 @@ RUN = Run(
 SERVER, WORKER_0, WORKER_1 = RUN.layout.members(JOB.machine.devices)
 
 
-def test_a_worker_knows_everything() -> None:
+def test_environment_of_a_worker() -> None:
     assert environment.of_member(RUN, WORKER_1, {}) == {
         "OMP_NUM_THREADS": "3",
         "PYTHONUNBUFFERED": "1",
@@ -68,7 +68,7 @@ def test_a_worker_knows_everything() -> None:
     }
 
 
-def test_processes_get_the_token_and_it_is_not_shown() -> None:
+def test_processes_get_the_token_and_output_hides_it() -> None:
     job = dataclasses.replace(JOB, token=Secret("3f9ac27e51d0b846"))
     run = dataclasses.replace(RUN, job=job)
     outside = {"FLEET_TOKEN": "of whoever started fleetrun"}
@@ -80,7 +80,7 @@ def test_processes_get_the_token_and_it_is_not_shown() -> None:
     assert not [text for text in shown if "3f9ac27e51d0b846" in text]
 
 
-def test_a_server_is_no_rank_of_torch_and_has_no_device() -> None:
+def test_server_has_no_torch_rank_and_no_device() -> None:
     found = environment.of_member(RUN, SERVER, {})
     assert (found["FLEET_ROLE"], found["FLEET_INDEX"]) == ("server", "0")
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "FLEET_DEVICE"} & set(found)
@@ -120,17 +120,17 @@ def test_stale_variables_are_dropped(name: str) -> None:
         "PADDLE_ELASTIC_NP",
     ],
 )
-def test_the_rest_passes_through(name: str) -> None:
+def test_other_variables_pass_through(name: str) -> None:
     assert environment.of_member(RUN, SERVER, {name: "kept"})[name] == "kept"
 
 
-def test_what_the_user_set_wins_over_defaults() -> None:
+def test_user_variables_override_defaults() -> None:
     outside = {"OMP_NUM_THREADS": "7", "PYTHONUNBUFFERED": "0", "TORCH_CPP_LOG_LEVEL": "INFO"}
     found = environment.of_member(RUN, WORKER_0, outside)
     assert {name: found[name] for name in outside} == outside
 
 
-def test_several_machines_get_the_interface() -> None:
+def test_several_machines_get_the_network_interface() -> None:
     meeting = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2)
     machine = dataclasses.replace(JOB.machine, meeting=meeting)
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, machine=machine))
@@ -150,7 +150,7 @@ def test_only_identity_is_shown_never_secrets() -> None:
     assert all(name.startswith("FLEET_") for name in environment.identity(RUN, WORKER_0))
 
 
-def test_the_folder_of_certificates_is_passed_on() -> None:
+def test_folder_of_certificates_is_passed_on() -> None:
     assert "FLEET_SSL" not in environment.of_member(RUN, WORKER_0, {})
     assert environment.of_member(RUN, WORKER_0, {"FLEET_SSL": "/a"})["FLEET_SSL"] == "/a"
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=Encryption("/certs")))
@@ -170,22 +170,22 @@ def test_tls_settings_reach_processes_as_parsed() -> None:
     found = environment.identity(
         dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=asked)), WORKER_0
     )
-    said = found["FLEET_SSL_CIPHERS"], found["FLEET_SSL_EXPIRY_WARNING_DAYS"]
-    assert said == ("B:C", "7")
+    passed = found["FLEET_SSL_CIPHERS"], found["FLEET_SSL_EXPIRY_WARNING_DAYS"]
+    assert passed == ("B:C", "7")
 
 
-def test_a_file_with_the_password_of_keys_is_found_from_any_folder() -> None:
+def test_password_file_is_passed_as_an_absolute_path() -> None:
     found = environment.of_member(RUN, WORKER_0, {"FLEET_SSL_PASSWORD_FILE": "secret"})
     assert found["FLEET_SSL_PASSWORD_FILE"] == str(Path("secret").absolute())
     assert "FLEET_SSL_PASSWORD_FILE" not in environment.of_member(RUN, WORKER_0, {})
     assert "secret" not in str(environment.identity(RUN, WORKER_0))
 
 
-def test_the_folder_of_checkpoints_is_passed_on() -> None:
+def test_folder_of_checkpoints_is_passed_on() -> None:
     names = {"FLEET_CHECKPOINT", "FLEET_RESUME"}
     assert not names & set(environment.of_member(RUN, WORKER_0, {}))
     outside = {"FLEET_CHECKPOINT": "a", "FLEET_RESUME": "0"}
-    # who starts the launcher may say it in its own way
+    # the launcher's own environment may set it
     assert environment.of_member(RUN, WORKER_0, outside).items() >= outside.items()
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, checkpoint="/c", resume=True))
     for member in (SERVER, WORKER_0):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which machine is this, and how does it meet the others?"""
+"""Selection of this machine's address, and of the rendezvous endpoint."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def place(notes: list[str] | None = None, **flags: Any) -> HostSelection:
     )
 
 
-def test_one_machine_needs_no_meeting() -> None:
+def test_single_machine_needs_no_rendezvous() -> None:
     assert place() == HostSelection(host="127.0.0.1", meeting=None)
 
 
-def test_one_machine_may_use_an_outside_address() -> None:
+def test_single_machine_may_use_an_external_address() -> None:
     assert place(host="10.0.0.2").host == "10.0.0.2"
     assert place(ips=("10.0.0.2",)) == HostSelection(host="10.0.0.2")
 
 
-def test_a_master_without_effect_is_reported() -> None:
+def test_master_without_effect_is_reported() -> None:
     notes: list[str] = []
     assert place(notes, nnodes=(1, 1), master=("first", 1)).meeting is None
     assert "--master has no effect" in notes[0]
 
 
-def test_the_own_place_in_a_list() -> None:
+def test_own_position_in_a_list() -> None:
     notes: list[str] = []
     found = place(notes, ips=("10.0.0.1", "10.0.0.2"))
     assert found.host == "10.0.0.2"
@@ -50,7 +50,7 @@ def test_the_own_place_in_a_list() -> None:
     assert "this machine's address: 10.0.0.2" in notes[0]
 
 
-def test_the_first_of_a_list_is_the_master() -> None:
+def test_first_of_a_list_is_the_master() -> None:
     meeting = place(ips=("second", "first"), start_port=7000).meeting
     assert meeting is not None
     assert meeting.is_master
@@ -58,7 +58,7 @@ def test_the_first_of_a_list_is_the_master() -> None:
     assert meeting.hosts == ("10.0.0.2", "10.0.0.1")
 
 
-def test_the_own_address_is_the_one_the_route_takes() -> None:
+def test_own_address_is_that_of_the_route() -> None:
     notes: list[str] = []
     found = place(notes, nnodes=(2, 3), master=("first", 6170))
     assert found.host == "10.0.0.2"
@@ -68,7 +68,7 @@ def test_the_own_address_is_the_one_the_route_takes() -> None:
     assert "from the route to the master" in notes[0]
 
 
-def test_the_owner_of_the_masters_address_serves_it() -> None:
+def test_machine_with_the_master_address_serves_it() -> None:
     meeting = place(nnodes=(2, 2), master=("second", 6170)).meeting
     assert meeting is not None
     assert meeting.is_master
@@ -77,16 +77,16 @@ def test_the_owner_of_the_masters_address_serves_it() -> None:
     assert not meeting.is_master
 
 
-def test_listed_processes_of_this_machine_only() -> None:
+def test_only_listed_processes_of_this_machine_start() -> None:
     found = place(servers=("10.0.0.1:5000",), workers=("10.0.0.1:5001", "10.0.0.2:5001"))
     assert found.servers == ()
     assert found.workers == (("10.0.0.2", 5001),)
     assert found.meeting is not None
-    # a port of the first machine that none of its processes uses
+    # a port of the first machine that no process uses
     assert found.meeting.master == ("10.0.0.1", 5002)
 
 
-def test_addresses_are_compared_whole() -> None:
+def test_addresses_are_compared_as_a_whole() -> None:
     own = Machine(addresses=(("eth0", "10.0.0.1"),))
     options = LaunchOptions(script="t.py", servers=("10.0.0.1:1",), workers=("10.0.0.10:1",))
     assert select_hosts(options, own, []).workers == ()
@@ -98,7 +98,7 @@ def test_lists_that_name_only_this_machine() -> None:
     assert len(found.workers) == 2
 
 
-def test_a_list_in_mixed_order_is_reported() -> None:
+def test_list_in_mixed_order_is_reported() -> None:
     notes: list[str] = []
     place(
         notes,

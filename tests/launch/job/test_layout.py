@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines in order, and who is who on them."""
+"""The order of machines, and the ranks of processes on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hosts(nodes: tuple[Node, ...]) -> list[str]:
     return [node.host for node in nodes]
 
 
-def test_a_node_survives_the_wire() -> None:
+def test_node_round_trips() -> None:
     node = dataclasses.replace(B, agreed=(("torch", "2"),), rank=1, restart=2)
     assert Node.from_dict(json.loads(json.dumps(node.to_dict()))) == node
 
@@ -57,22 +57,22 @@ def test_local_ranks_and_devices() -> None:
     assert (workers[0].title, workers[0].log_name) == ("worker 1 of 3", "workerlog.1")
 
 
-def test_the_master_is_where_worker_0_is() -> None:
+def test_master_is_on_the_machine_of_worker_0() -> None:
     assert JobLayout(nodes=(C, A, B)).master == ("10.0.0.1", 9)
 
 
-def test_the_order_of_a_list() -> None:
+def test_list_determines_the_order() -> None:
     listed = dataclasses.replace(MEETING, hosts=("10.0.0.10", "10.0.0.1", "10.0.0.2"))
     for nodes in permutations((A, B, C)):
         assert hosts(ordered(nodes, listed)) == ["10.0.0.10", "10.0.0.1", "10.0.0.2"]
 
 
-def test_without_a_list_the_master_comes_first_then_addresses_as_numbers() -> None:
+def test_order_without_a_list_is_master_then_numeric_addresses() -> None:
     for nodes in permutations((A, B, C)):
         assert hosts(ordered(nodes, MEETING)) == ["10.0.0.2", "10.0.0.1", "10.0.0.10"]
 
 
-def test_asked_ranks_win() -> None:
+def test_requested_ranks_determine_the_order() -> None:
     nodes = [
         dataclasses.replace(A, rank=2),
         dataclasses.replace(B, rank=0),
@@ -81,25 +81,25 @@ def test_asked_ranks_win() -> None:
     assert hosts(ordered(nodes, MEETING)) == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
 
 
-def test_one_rank_asked_twice() -> None:
+def test_duplicate_rank_is_refused() -> None:
     with pytest.raises(MembershipError, match="two machines have --rank 1"):
         ordered([dataclasses.replace(one, rank=1) for one in (A, B)], MEETING)
 
 
-def test_a_machine_started_twice_in_place_of_another() -> None:
+def test_machine_started_twice_is_refused() -> None:
     listed = dataclasses.replace(MEETING, hosts=("10.0.0.1", "10.0.0.2"))
     with pytest.raises(MembershipError, match=r"got the machines 10.0.0.1, 10.0.0.1, expected"):
         ordered((A, A), listed)
 
 
-def test_a_difference_that_matters_names_both_machines() -> None:
+def test_fatal_difference_names_both_machines() -> None:
     one = dataclasses.replace(A, agreed=(("the torch version", "2.13"),))
     two = dataclasses.replace(B, agreed=(("the torch version", "2.12"),))
     with pytest.raises(MembershipError, match=r"is 2.13 on 10.0.0.1 but 2.12 on 10.0.0.2"):
         check([one, two])
 
 
-def test_other_differences_are_warned_about() -> None:
+def test_other_differences_warn() -> None:
     one = dataclasses.replace(A, noted=(("script", "aa"), ("python version", "3")))
     two = dataclasses.replace(B, noted=(("script", "bb"), ("python version", "3")))
     assert check([one, two]) == [
@@ -107,7 +107,7 @@ def test_other_differences_are_warned_about() -> None:
     ]
 
 
-def test_a_job_needs_workers_and_servers_somewhere() -> None:
+def test_job_needs_workers_and_servers() -> None:
     with pytest.raises(MembershipError, match="no machine has a worker"):
         check([C])
     with pytest.raises(MembershipError, match="no machine has a server"):
@@ -115,6 +115,6 @@ def test_a_job_needs_workers_and_servers_somewhere() -> None:
     assert check([dataclasses.replace(one, collective=False) for one in (A, C)]) == []
 
 
-def test_a_late_machine_counts_starts_like_the_others() -> None:
+def test_late_machine_adopts_the_restart_count() -> None:
     layout = JobLayout(nodes=(dataclasses.replace(A, restart=3, failures=1), B))
     assert (layout.restart, layout.failures) == (3, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud launcher's environment as LaunchOptions."""
+"""LaunchOptions from the environment of a cloud launcher."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CLOUD = {
 }
 
 
-def test_the_cloud_says_the_machines() -> None:
+def test_cloud_variables_give_the_machines() -> None:
     found = from_cloud(LaunchOptions(script="t.py", use_paddlecloud=True), CLOUD)
     assert found.ips == ("10.0.0.1", "10.0.0.2")
     assert (found.host, found.rank, found.start_port) == ("10.0.0.2", 1, 6200)
 
 
-def test_flags_win_over_the_cloud() -> None:
+def test_flags_override_cloud_variables() -> None:
     options = LaunchOptions(
         script="t.py", use_paddlecloud=True, host="10.0.0.9", start_port=1, rank=0
     )
@@ -30,7 +30,7 @@ def test_flags_win_over_the_cloud() -> None:
     assert (found.host, found.start_port, found.rank) == ("10.0.0.9", 1, 0)
 
 
-def test_without_the_flag_the_cloud_is_not_asked() -> None:
+def test_cloud_variables_need_the_flag() -> None:
     assert from_cloud(LaunchOptions(script="t.py"), CLOUD) == LaunchOptions(script="t.py")
 
 
@@ -39,7 +39,7 @@ def test_missing_variables_are_named() -> None:
         from_cloud(LaunchOptions(script="t.py", use_paddlecloud=True), {})
 
 
-def test_a_port_that_is_no_number() -> None:
+def test_port_that_is_no_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="PADDLE_PORT: got 'x'"):
         from_cloud(
             LaunchOptions(script="t.py", use_paddlecloud=True), {**CLOUD, "PADDLE_PORT": "x"}

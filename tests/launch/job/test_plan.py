@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LaunchOptions and a machine become a job."""
+"""A JobSpec from LaunchOptions and a machine."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def job(machine: Machine = CPU, **flags: Any) -> JobSpec:
     return plan(LaunchOptions(script="t.py", **flags), machine)
 
 
-def test_no_flags_on_cpus_is_one_worker() -> None:
+def test_default_on_cpus_is_one_worker() -> None:
     found = job()
     assert (found.worker.count, found.server.count, found.collective) == (1, 0, True)
     assert found.machine.devices == ()
 
 
-def test_no_flags_with_gpus_is_one_worker_each() -> None:
+def test_default_with_gpus_is_one_worker_per_gpu() -> None:
     found = job(GPU)
     assert found.machine.devices == (0, 1, 2, 3)
     assert (found.worker.count, found.worker.resources.gpus) == (4, 1)
 
 
-def test_chosen_gpus() -> None:
+def test_selected_gpus() -> None:
     assert job(GPU, gpus=(1, 3)).machine.devices == (1, 3)
     assert job(GPU, gpus=(1, 3), nproc_per_node=2).worker.count == 2
 
 
-def test_fewer_processes_than_gpus_take_the_first() -> None:
+def test_fewer_processes_than_gpus_use_the_first() -> None:
     assert job(GPU, nproc_per_node=2).machine.devices == (0, 1)
 
 
@@ -60,41 +60,43 @@ def test_servers_and_workers() -> None:
     assert (found.server.count, found.worker.count, found.collective) == (2, 3, False)
 
 
-def test_a_folder_of_checkpoints_is_found_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_checkpoints_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = job(nproc_per_node=1, checkpoint="ckpt", resume=True)
     assert (found.checkpoint, found.resume) == (str(tmp_path / "ckpt"), True)
     assert (job().checkpoint, job().resume) == (None, False)
 
 
-def test_to_save_takes_longer_than_to_end() -> None:
+def test_grace_period_is_longer_with_checkpoints() -> None:
     assert (job().grace_s, job().stop_s) == (3.0, 30.0)
     assert (job(grace_s=9.0).grace_s, job(grace_s=9.0).stop_s) == (9.0, 9.0)
 
 
-def test_certificates_are_looked_at_and_found_from_any_folder(
+def test_certificates_are_checked_and_their_path_is_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "certs")
     monkeypatch.chdir(tmp_path)
-    said = job(server_num=1, worker_num=1, ssl="certs").ssl
-    assert said == Encryption(str(tmp_path / "certs"))
+    encryption = job(server_num=1, worker_num=1, ssl="certs").ssl
+    assert encryption == Encryption(str(tmp_path / "certs"))
     assert job(server_num=1, worker_num=1).ssl is None
     (tmp_path / "certs" / "client.key").unlink()
     with pytest.raises(ConfigError, match=r"certs/client\.key is missing"):
         job(server_num=1, worker_num=1, ssl="certs")
 
 
-def test_tls_settings_come_from_flags_else_from_variables(tmp_path: Path) -> None:
+def test_tls_flags_override_variables(tmp_path: Path) -> None:
     folder = str(tmp_path / "certs")
     make(folder)
     asked = {"server_num": 1, "worker_num": 1, "ssl": folder, "ssl_expiry_warning_days": 7}
-    said = {"FLEET_SSL_EXPIRY_WARNING_DAYS": "90"}
-    assert plan(LaunchOptions(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 7)
+    environment = {"FLEET_SSL_EXPIRY_WARNING_DAYS": "90"}
+    assert plan(LaunchOptions(script="t.py", **asked), CPU, environment).ssl == Encryption(
+        folder, "", 7
+    )
     del asked["ssl_expiry_warning_days"]
-    assert plan(LaunchOptions(script="t.py", **asked), CPU, said).ssl == Encryption(folder, "", 90)
+    assert plan(LaunchOptions(script="t.py", **asked), CPU, environment).ssl == Encryption(
+        folder, "", 90
+    )
     with pytest.raises(ConfigError, match=r"WARNING_DAYS: got 'soon', expected 0 to 36500 days"):
         plan(LaunchOptions(script="t.py", **asked), CPU, {"FLEET_SSL_EXPIRY_WARNING_DAYS": "soon"})
 
@@ -106,7 +108,7 @@ def test_tls_settings_need_certificates(asked: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("servers", [{}, {"server_num": 1, "worker_num": 1}])
-def test_certificates_are_for_the_launchers_of_several_machines_too(
+def test_launchers_of_several_machines_use_certificates(
     tmp_path: Path, servers: dict[str, int]
 ) -> None:
     folder = tmp_path / "certs"
@@ -120,14 +122,14 @@ def test_certificates_are_for_the_launchers_of_several_machines_too(
     assert any("can join" in note for note in job(**several).notes)
 
 
-def test_workers_of_a_server_job_take_the_named_gpus() -> None:
+def test_workers_of_a_server_job_use_the_named_gpus() -> None:
     found = job(GPU, server_num=1, gpus=(2, 0))
     assert found.machine.devices == (2, 0)
     assert found.worker.count == 2
     assert found.server.resources.gpus == 0
 
 
-def test_a_server_job_without_gpus_uses_cpus_and_says_so() -> None:
+def test_server_job_without_gpus_uses_cpus_and_says_so() -> None:
     found = job(CPU, server_num=1, gpus=(0, 1))
     assert (found.worker.count, found.machine.devices) == (2, ())
     assert "no GPU; workers use CPUs" in found.notes[0]
@@ -140,25 +142,25 @@ def test_listed_processes() -> None:
 
 
 @given(cores=st.integers(1, 256), workers=st.integers(1, 64), servers=st.integers(1, 64))
-def test_cores_are_divided_with_at_least_one_each(cores: int, workers: int, servers: int) -> None:
+def test_each_process_gets_at_least_one_core(cores: int, workers: int, servers: int) -> None:
     found = job(Machine(cores=cores), worker_num=workers, server_num=servers)
     cpus = found.worker.resources.cpus
     assert cpus == found.server.resources.cpus >= 1
     assert cpus == 1 or cpus * (workers + servers) <= cores
 
 
-def test_fixed_ports_leave_room_for_the_meeting() -> None:
+def test_fixed_ports_skip_the_rendezvous_port() -> None:
     assert job(start_port=7000).machine.start_port == 7000
     assert job(ips=("10.0.0.1", "10.0.0.2"), start_port=7000).machine.start_port == 7001
     assert job(nnodes=(2, 2), master=("10.0.0.1", 7000), start_port=7000).machine.start_port == 7000
 
 
-def test_the_interface_of_the_own_address() -> None:
+def test_interface_of_the_own_address() -> None:
     assert job().machine.interface == "lo"
     assert job(ips=("10.0.0.1", "10.0.0.2")).machine.interface == "eth0"
 
 
-def test_among_several_machines_one_may_have_only_servers() -> None:
+def test_one_of_several_machines_may_have_only_servers() -> None:
     found = job(ips=("10.0.0.1", "10.0.0.2"), server_num=2, worker_num=0)
     assert (found.server.count, found.worker.count) == (2, 0)
 
@@ -191,14 +193,14 @@ def test_among_several_machines_one_may_have_only_servers() -> None:
         ),
     ],
 )
-def test_impossible_plans_are_refused(
+def test_invalid_combinations_are_refused(
     machine: Machine, flags: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         job(machine, **flags)
 
 
-def test_a_backend_that_chooses_machines_gets_counts_and_resources() -> None:
+def test_backend_that_chooses_machines_gets_counts_and_resources() -> None:
     found = plan(LaunchOptions(script="t.py", on="x", server_num=1, gpus=(0, 2)), None)
     assert [(role.kind, role.count) for role in found.roles] == [
         (Kind.SERVER, 1),
@@ -208,12 +210,12 @@ def test_a_backend_that_chooses_machines_gets_counts_and_resources() -> None:
     assert any("can join" in note for note in found.notes)
 
 
-def test_a_backend_that_chooses_machines_takes_no_flags_that_name_them() -> None:
+def test_backend_that_chooses_machines_refuses_flags_that_name_them() -> None:
     options = LaunchOptions(script="t.py", on="x", ips=("10.0.0.1", "10.0.0.2"), start_port=7000)
     with pytest.raises(ConfigError, match=r"--on x chooses them; omit --ips and --start_port"):
         plan(options, None)
 
 
-def test_the_command() -> None:
+def test_command_line_of_a_process() -> None:
     assert job(arguments=("--lr", "3")).command == ("t.py", "--lr", "3")
     assert job(module=True).command == ("-m", "t.py")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be run is looked for before anything starts."""
+"""The launcher finds the script or module before it starts processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.launch.job.script import check_script
 
 
-def test_the_script_must_be_a_file(tmp_path: pathlib.Path) -> None:
+def test_script_must_be_a_file(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         check_script(LaunchOptions(script=str(tmp_path / "none.py")))
     with pytest.raises(ConfigError, match="is a folder"):
@@ -22,7 +22,7 @@ def test_the_script_must_be_a_file(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture
 def _packages(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules that must not be imported: here, and in a second place of Python's path."""
+    """Modules that must not be imported, in two folders of Python's path."""
     here, there = tmp_path / "here", tmp_path / "there"
     for name in (
         "here/alone.py",
@@ -46,7 +46,7 @@ def _packages(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     ["alone", "outer.inner", "outer.inner.train", "spread.one", "spread.two", "json.tool", "this"],
 )
-def test_a_module_is_found_without_importing_anything(name: str) -> None:
+def test_module_is_found_without_an_import(name: str) -> None:
     check_script(LaunchOptions(script=name, module=True))
     assert "outer" not in sys.modules
 
@@ -65,6 +65,6 @@ def test_a_module_is_found_without_importing_anything(name: str) -> None:
         ("spread", "is a package without __main__.py"),
     ],
 )
-def test_a_module_that_cannot_be_run(name: str, message: str) -> None:
+def test_module_that_cannot_be_run_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_script(LaunchOptions(script=name, module=True))

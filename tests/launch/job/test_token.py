@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the token of a job comes from, and what is said of a job that has none."""
+"""The source of a job's token, and warnings for jobs without one."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def job(environment: dict[str, str] | None = None, **flags: Any) -> JobSpec:
     return plan(LaunchOptions(script="t.py", **flags), machine, environment)
 
 
-def test_the_token_comes_from_the_environment_or_a_file(file: Path) -> None:
+def test_token_comes_from_the_environment_or_a_file(file: Path) -> None:
     assert read_token(None, {}) is None
     assert read_token(None, {"FLEET_TOKEN": TOKEN}) == Secret(TOKEN)
     assert read_token(str(file), {}) == Secret(TOKEN)
     assert read_token(str(file), {"FLEET_TOKEN": TOKEN}) == Secret(TOKEN)
 
 
-def test_two_that_differ_are_refused(file: Path) -> None:
+def test_two_different_tokens_are_refused(file: Path) -> None:
     other = "b846d0513f9ac27e"
     with pytest.raises(ConfigError, match="have different tokens; unset FLEET_TOKEN") as caught:
         read_token(str(file), {"FLEET_TOKEN": other})
@@ -50,13 +50,13 @@ def test_two_that_differ_are_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
-def test_a_file_that_others_can_read_is_refused_with_the_command(file: Path, mode: int) -> None:
+def test_file_readable_by_others_is_refused_with_the_remedy(file: Path, mode: int) -> None:
     file.chmod(mode)
     with pytest.raises(ConfigError, match=rf"\(mode {mode:o}\); run chmod 600 {file}"):
         read_token(str(file), {})
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "none"
     with pytest.raises(
         ConfigError, match=rf"{missing} cannot be read: No such file .* > {missing}"
@@ -65,13 +65,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 5000, "two lines that\nare long enough"])
-def test_an_invalid_token_is_refused(file: Path, text: str) -> None:
+def test_invalid_token_is_refused(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=rf"--token_file {file} has .* openssl rand -hex 32"):
         read_token(str(file), {})
 
 
-def test_a_job_has_the_given_token(file: Path) -> None:
+def test_job_has_the_given_token(file: Path) -> None:
     assert job({"FLEET_TOKEN": TOKEN}).token == Secret(TOKEN)
     assert job(token_file=str(file)).token == Secret(TOKEN)
     assert job().token is None
@@ -87,7 +87,7 @@ def test_servers_on_several_machines_without_token_or_certificates_are_open(tmp_
     assert "anyone who reaches the ports of this job can join it" in OPEN
 
 
-def test_no_token_helps_workers_on_several_machines() -> None:
+def test_collective_job_on_several_machines_is_open_with_a_token() -> None:
     for environment in ({}, {"FLEET_TOKEN": TOKEN}):
         assert job(environment, ips=IPS).notes.count(OPEN_COLLECTIVE) == 1
     assert OPEN_COLLECTIVE not in job(nproc_per_node=2).notes

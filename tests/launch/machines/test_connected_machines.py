@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several machines, played by loopback addresses: all of 127.0.0.0/8 is ours on Linux."""
+"""Several machines, simulated by loopback addresses of 127.0.0.0/8."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = [
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
-#: says who it is, then does what its machine is told to do
+#: prints its rank, then runs the code that its machine names
 WORK = """
     import os, pathlib, sys, time
     index, node = os.environ["FLEET_INDEX"], os.environ["FLEET_NODE_RANK"]
     names = ("FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_ENDPOINTS", "MASTER_ADDR", "FLEET_RESTART",
              "GLOO_SOCKET_IFNAME", "FLEET_NODE_NUM")
-    told = " ".join(os.environ.get(name, "-") for name in names)
-    print(told)
+    facts = " ".join(os.environ.get(name, "-") for name in names)
+    print(facts)
     pathlib.Path(f"pid.{node}").write_text(f"{os.getpid()}\\n")
     what = sys.argv[1 + int(node)]
     if what == "fail" and os.environ["FLEET_RESTART"] == "0":
@@ -70,7 +70,7 @@ def line_of(job: Job) -> str:
     return job.process.stdout.readline()
 
 
-def test_a_failure_on_one_machine_ends_both_and_a_restart_cures_both(place: Workplace) -> None:
+def test_failure_on_one_machine_restarts_both(place: Workplace) -> None:
     flags = [*listed(free_ports((FIRST, SECOND), 8)), "--max_restarts", "1"]
     jobs = both(place, flags, [place.script(WORK), "go", "fail"])
     for job in jobs:
@@ -96,12 +96,12 @@ def test_servers_on_one_machine_and_workers_on_the_other(place: Workplace) -> No
         code, output = job.end()
         assert code == 0, output
         assert "servers ended by themselves" in output
-    # both launchers share the folder: nothing of the other one was moved away
+    # both launchers share the folder; neither moves the other's logs
     assert place.log("serverlog.0").startswith("server 0 ")
     assert f" {SECOND} " in place.log("workerlog.1")
 
 
-def test_a_machine_that_never_comes_is_named(place: Workplace) -> None:
+def test_machine_that_never_joins_is_named(place: Workplace) -> None:
     flags = [*listed(free_ports((FIRST, SECOND), 8)), "--host", FIRST, "--deadline_s", "0.5"]
     code, output = place.run(*flags, place.script(WORK), "go", "go")
     assert code == 1
@@ -111,7 +111,7 @@ def test_a_machine_that_never_comes_is_named(place: Workplace) -> None:
     assert "start the same command there" in last
 
 
-def test_the_master_that_vanishes_is_named(place: Workplace) -> None:
+def test_vanished_master_is_named(place: Workplace) -> None:
     first, second = both(
         place, listed(free_ports((FIRST, SECOND), 8)), [place.script(WORK), "stay", "stay"]
     )
@@ -123,7 +123,7 @@ def test_the_master_that_vanishes_is_named(place: Workplace) -> None:
     assert "node 0, which serves 127.0.0.1:" in output.splitlines()[-1]
 
 
-def test_a_machine_that_cannot_go_on_says_why_to_all(place: Workplace) -> None:
+def test_machine_that_cannot_continue_reports_why_to_all(place: Workplace) -> None:
     flags = [*listed(free_ports((FIRST, SECOND), 8)), "--host"]
     script = place.script(WORK)
     first = place.start(*flags, FIRST, script, "stay", "stay")
@@ -134,7 +134,7 @@ def test_a_machine_that_cannot_go_on_says_why_to_all(place: Workplace) -> None:
     assert second.end()[0] == 1
 
 
-def test_an_interrupt_on_one_machine_ends_both(place: Workplace) -> None:
+def test_interrupt_on_one_machine_ends_both(place: Workplace) -> None:
     jobs = both(place, listed(free_ports((FIRST, SECOND), 8)), [place.script(WORK), "stay", "stay"])
     place.wait_for("pid.0")
     place.wait_for("pid.1")

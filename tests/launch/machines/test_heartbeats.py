@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs of life."""
+"""Heartbeats of launchers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_launchers_with_heartbeats_are_reachable() -> None:
     assert one.reachable_hosts(0) == ["a", "b"]
 
 
-def test_silence_is_noticed_in_time_and_an_own_clock_is_enough() -> None:
+def test_silence_is_detected_with_the_local_clock_only() -> None:
     store = Store()
     one, two = Heartbeats(store, "a", now=0), Heartbeats(store, "b", now=1e6)
     two.beat(1e6)
@@ -32,7 +32,7 @@ def test_silence_is_noticed_in_time_and_an_own_clock_is_enough() -> None:
     assert SILENT_S + BEAT_S < 10
 
 
-def test_a_silent_launcher_is_lost_after_the_deadline() -> None:
+def test_silent_launcher_is_lost_after_the_deadline() -> None:
     store = Store()
     one, two = Heartbeats(store, "a", 0, patience_s=60), Heartbeats(store, "b", 0)
     two.beat(0)
@@ -44,13 +44,13 @@ def test_a_silent_launcher_is_lost_after_the_deadline() -> None:
     assert one.remaining(61) == {one.number}
 
 
-def test_a_launcher_gets_its_full_time_after_an_outage() -> None:
+def test_launcher_gets_its_full_deadline_after_an_outage() -> None:
     store = Store()
     one, two = Heartbeats(store, "a", 0, patience_s=60), Heartbeats(store, "b", 0)
     two.beat(0)
     for second in range(31):
         one.beat(float(second))
-        # of its 5 s it could use none since it fell silent
+        # it could use none of its 5 s since it fell silent
         assert one.is_late(two.number, 0, second, 5) == (5 <= second <= SILENT_S)
     two.beat(1e6)
     one.beat(31)
@@ -68,7 +68,7 @@ def test_beats_are_not_more_frequent_than_needed() -> None:
     assert store.add("beat/1", 0) == 2
 
 
-def test_launchers_that_have_not_left_remain() -> None:
+def test_remaining_launchers_are_those_that_have_not_left() -> None:
     store = Store()
     one, two, three = (Heartbeats(store, host, now=0) for host in "abc")
     for launcher in (three, two, one):
@@ -80,7 +80,7 @@ def test_launchers_that_have_not_left_remain() -> None:
     assert one.remaining(2 * SILENT_S) == {1}
 
 
-def test_a_launcher_that_counted_itself_but_has_no_name_yet() -> None:
+def test_launcher_that_has_a_number_but_no_name_yet() -> None:
     store = Store()
     one = Heartbeats(store, "a", now=0)
     store.add("launchers", 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines with a network between them."""
+"""Machines connected by a network (network namespaces)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
         seen = place.wait_for(f"seen.{node}").split()
         own, cable = seen[:2]
         assert seen == [own, cable, cable, first, *f"worker {node} of 3 on 3 hosts".split()]
-        # which is which of the others is up to them, but its address and interface belong together
+        # the other ranks vary, but address and interface belong together
         number = rig.addresses.index(own)
         assert cable == f"cable{number}"
         code, output = ended[number]
@@ -49,7 +49,7 @@ def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
         assert f"GLOO_SOCKET_IFNAME={cable}: the interface of {own}" in output
 
 
-def test_a_cut_cable_ends_the_job_on_both_sides(place: Workplace) -> None:
+def test_cut_link_ends_the_job_on_both_sides(place: Workplace) -> None:
     with hosts(2) as rig:
         flags = ["--ips", rig.ips, "--deadline_s", "15"]
         jobs = start(place, rig, *flags, seconds="600")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a machine is waited for that is out of reach."""
+"""How long a launcher waits for an unreachable machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from tests.launch.machines.doubles import Ears
+from tests.launch.machines.doubles import RecordingScreen
 
 from fleetlight.launch.machines import outage
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
@@ -16,7 +16,7 @@ from fleetlight.launch.processes.interrupts import Interrupts
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only during sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,13 +32,13 @@ class Case:
     """An outage of 60 s at most."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.ears, self.interrupts = Clock(), Ears(), Interrupts()
+        self.clock, self.screen, self.interrupts = Clock(), RecordingScreen(), Interrupts()
         self.attempts = 0
-        self.outage = Outage("node 0", 60.0, self.ears, self.interrupts)
+        self.outage = Outage("node 0", 60.0, self.screen, self.interrupts)
         monkeypatch.setattr(outage, "time", self.clock)
 
     def cut_until(self, end: float) -> Callable[[], int]:
-        """Something that fails up to a time, and then tells how often it was tried."""
+        """A call that fails until a time, then returns the number of attempts."""
 
         def attempt() -> int:
             self.attempts += 1
@@ -54,28 +54,28 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Case:
     return Case(monkeypatch)
 
 
-def test_a_cut_that_ends_before_the_deadline_is_outlasted(case: Case) -> None:
+def test_outage_shorter_than_the_deadline_is_survived(case: Case) -> None:
     assert case.outage.outlast(case.cut_until(59.0)) == case.attempts
-    assert case.ears.heard == [
+    assert case.screen.lines == [
         "node 0 is unreachable; waiting up to 60 s for it (--deadline_s)",
         "node 0 is back after 59 s",
     ]
-    # and the next one has all of the time again
+    # the next outage has the full deadline again
     case.outage.outlast(case.cut_until(110.0))
 
 
-def test_a_connection_that_only_broke_is_not_worth_a_line(case: Case) -> None:
+def test_brief_break_of_a_connection_is_not_reported(case: Case) -> None:
     assert case.outage.outlast(case.cut_until(0.1)) == 2
-    assert case.ears.heard == []
+    assert case.screen.lines == []
 
 
-def test_a_cut_that_lasts_longer_than_the_deadline_is_an_error(case: Case) -> None:
+def test_outage_longer_than_the_deadline_is_an_error(case: Case) -> None:
     with pytest.raises(RuntimeError, match="connection timed out"):
         case.outage.outlast(case.cut_until(61.5))
     assert 60.0 <= case.clock.now < 61.0
 
 
-def test_single_attempts_have_the_same_deadline(case: Case) -> None:
+def test_single_attempts_share_the_deadline(case: Case) -> None:
     attempt = case.cut_until(1000.0)
     while case.clock.now < 60.0:
         with pytest.raises(OutOfReachError, match="timed out"), case.outage.single_attempt():
@@ -96,7 +96,7 @@ def test_departed_launchers_do_not_delay_the_store(case: Case) -> None:
     assert case.clock.now == 0.0
 
 
-def test_only_a_further_interrupt_ends_the_wait(case: Case) -> None:
+def test_only_another_interrupt_ends_the_wait(case: Case) -> None:
     case.interrupts.seen.append(signal.SIGINT)
     attempt = case.cut_until(50.0)
 
@@ -111,9 +111,9 @@ def test_only_a_further_interrupt_ends_the_wait(case: Case) -> None:
 
 
 def test_each_outage_is_reported_once() -> None:
-    ears = Ears()
-    silences = SilenceReport(300.0, ears)
+    screen = RecordingScreen()
+    silences = SilenceReport(300.0, screen)
     for silent in ({}, {"node 1": 8.0}, {"node 1": 9.4}, {"node 2": 8.0}):
         silences.tell(silent)
     waiting = "sends no heartbeats; waiting up to 300 s for it (--deadline_s)"
-    assert ears.heard == [f"node 1 {waiting}", f"node 2 {waiting}", "node 1 is back after 9 s"]
+    assert screen.lines == [f"node 1 {waiting}", f"node 2 {waiting}", "node 1 is back after 9 s"]

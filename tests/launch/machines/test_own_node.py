@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine brings."""
+"""The node of this machine: its ports and the facts that launchers compare."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def job(script: str = "t.py", **more: object) -> JobSpec:
     )
 
 
-def test_every_process_and_the_master_have_a_port_of_their_own() -> None:
+def test_each_process_and_the_master_have_their_own_port() -> None:
     with contextlib.ExitStack() as held:
         node, reservations = reserve_node(job(), held, restart=2, failures=1)
         ports = [port for _, port in (*node.workers, *node.servers)] + [node.master_port]
-        assert sorted(ports) == sorted(one.port for one in reservations)
+        assert sorted(ports) == sorted(reservation.port for reservation in reservations)
         assert len(set(ports)) == 4
         assert (node.restart, node.failures) == (2, 1)
 
 
-def test_listed_endpoints_are_held_too() -> None:
+def test_listed_endpoints_are_reserved() -> None:
     with contextlib.ExitStack() as held:
         _, [reservation, *_] = reserve_node(job(), held)
         port = reservation.port
@@ -42,11 +42,11 @@ def test_listed_endpoints_are_held_too() -> None:
     with contextlib.ExitStack() as held:
         node, reservations = reserve_node(JobSpec(script="t.py", machine=listed), held)
         assert node.workers == (("127.0.0.1", port),)
-        assert port in [one.port for one in reservations]
+        assert port in [held_port.port for held_port in reservations]
 
 
 @pytest.mark.parametrize("flag", ["--servers", "--workers"])
-def test_a_listed_port_that_is_taken_is_blamed_on_its_list(flag: str) -> None:
+def test_error_for_a_listed_port_in_use_names_the_flag(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listed = MachineSpec(**{flag.removeprefix("--"): (taken.getsockname(),)})
         spec = job(machine=listed)
@@ -57,7 +57,7 @@ def test_a_listed_port_that_is_taken_is_blamed_on_its_list(flag: str) -> None:
             reserve_node(spec, held)
 
 
-def test_a_script_is_known_by_its_bytes(tmp_path: pathlib.Path) -> None:
+def test_script_is_identified_by_its_bytes(tmp_path: pathlib.Path) -> None:
     one, same, other = (tmp_path / name for name in ("1.py", "2.py", "3.py"))
     one.write_text("a")
     same.write_text("a")
@@ -67,7 +67,7 @@ def test_a_script_is_known_by_its_bytes(tmp_path: pathlib.Path) -> None:
     assert script_hash(job("pkg.train", is_module=True)) == "pkg.train"
 
 
-def test_what_launchers_compare() -> None:
+def test_facts_that_launchers_compare() -> None:
     meeting = Meeting(master=("h", 1), min_nodes=2, max_nodes=3, rank=1)
     with contextlib.ExitStack() as held:
         node = with_shared_facts(reserve_node(job(), held)[0], job(max_restarts=4), meeting)

@@ -13,7 +13,7 @@ from fleetlight.launch.processes.watch import RemoteState
 FAILURE = JobFailure(what="worker 0 of 1 exited with code 1", code=1)
 
 
-def test_one_machine_waits_for_no_other() -> None:
+def test_single_machine_waits_for_no_other() -> None:
     alone, node = NoOtherMachines(), Node(host="a")
     assert alone.gather(node).nodes == (node,)
     assert alone.share("id") == "id"
@@ -23,7 +23,7 @@ def test_one_machine_waits_for_no_other() -> None:
     alone.close()
 
 
-def test_a_failure_is_restarted_while_restarts_are_left() -> None:
+def test_failure_restarts_while_restarts_remain() -> None:
     assert conclusion(FAILURE, 1).next is NextAction.RESTART
     assert conclusion(FAILURE, 0).next is NextAction.FINISH
     assert conclusion(None, 1).next is NextAction.FINISH

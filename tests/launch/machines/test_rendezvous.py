@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How launchers come together, without torch."""
+"""The rendezvous of launchers, without torch."""
 
 from __future__ import annotations
 
 import socket
 
 import pytest
-from tests.launch.machines.doubles import Ears, Store
+from tests.launch.machines.doubles import RecordingScreen, Store
 
 from fleetlight.errors import LaunchError, MembershipError
 from fleetlight.launch.job.layout import Node
@@ -21,34 +21,34 @@ LISTED = Meeting(
 )
 
 
-def test_a_taken_meeting_port_is_an_error() -> None:
+def test_rendezvous_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         meeting = Meeting(
             master=taken.getsockname(), min_nodes=2, max_nodes=2, rank=0, is_master=True
         )
         with pytest.raises(LaunchError, match="at which the machines meet, is taken by process"):
-            reach(meeting, StartDeadline(Ears(), Interrupts(), deadline_s=60))
+            reach(meeting, StartDeadline(RecordingScreen(), Interrupts(), deadline_s=60))
 
 
-class Rounds:
-    """A rendezvous that answers, or fails."""
+class FixedRendezvous:
+    """A rendezvous that returns or raises a fixed result."""
 
-    def __init__(self, answer: object) -> None:
-        self._answer = answer
+    def __init__(self, result: object) -> None:
+        self._result = result
 
     def next_round(self) -> object:
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
 
 
-def test_a_rendezvous_beside_the_loop() -> None:
-    meet = RendezvousThread(Rounds(("round.0", 1, 2)))  # type: ignore[arg-type]
-    StartDeadline(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
+def test_rendezvous_in_a_thread() -> None:
+    meet = RendezvousThread(FixedRendezvous(("round.0", 1, 2)))  # type: ignore[arg-type]
+    StartDeadline(RecordingScreen(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
     assert meet.found == ("round.0", 1, 2)
-    meet = RendezvousThread(Rounds(MembershipError("closed")))  # type: ignore[arg-type]
+    meet = RendezvousThread(FixedRendezvous(MembershipError("closed")))  # type: ignore[arg-type]
     with pytest.raises(MembershipError, match="closed"):
-        StartDeadline(Ears(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
+        StartDeadline(RecordingScreen(), Interrupts(), deadline_s=60).wait(meet.is_done, lambda: "")
 
 
 def test_all_launchers_compute_the_same_layout() -> None:
@@ -58,14 +58,14 @@ def test_all_launchers_compute_the_same_layout() -> None:
         Node(host=host, workers=((host, 1),), noted=(("script", host),))
         for host in ("10.0.0.2", "10.0.0.1")
     ]
-    for number in (0, 1, 0):  # the first one has to wait for the second
+    for number in (0, 1, 0):  # the first launcher must wait for the second
         try:
             layout, launchers, warnings = exchange(
                 nodes[number],
                 (shared, number, 2),
                 heartbeats[number],
                 LISTED,
-                StartDeadline(Ears(), Interrupts(), deadline_s=0.01),
+                StartDeadline(RecordingScreen(), Interrupts(), deadline_s=0.01),
             )
         except MembershipError:
             assert number == 0

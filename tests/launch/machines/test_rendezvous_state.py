@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers meet without a pickle: what a stranger leaves in their store is data or refused."""
+"""The rendezvous state is JSON: a pickle in the store is refused, never loaded."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def states(draw: st.DrawFn) -> Any:
 
 
 @given(states())
-def test_any_state_comes_back(state: Any) -> None:
+def test_any_state_round_trips(state: Any) -> None:
     again = from_json(to_json(state), dynamic)
     assert vars(again) == vars(state)
     assert to_json(again) == to_json(state)
 
 
-def test_nothing_of_torchs_state_is_left_out() -> None:
-    """A field that a new torch adds would be lost on the way."""
+def test_codec_covers_all_fields_of_torchs_state() -> None:
+    """A field that a new torch adds would be lost."""
     assert set(vars(dynamic._RendezvousState())) == set(msgspec.json.decode(to_json(fresh())))
     assert set(dynamic._NodeDesc.__annotations__) == {"addr", "pid", "local_id"}
 
@@ -78,7 +78,7 @@ class Memory:
 
 
 class Trap:
-    """Runs when it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -87,7 +87,7 @@ class Trap:
         return os.mkdir, (str(self._mark),)
 
 
-def test_what_is_set_and_got_is_data() -> None:
+def test_state_is_stored_as_data() -> None:
     memory = Memory()
     one, other = JsonBackend(memory, dynamic), JsonBackend(memory, dynamic)
     assert one.name == "memory"
@@ -110,7 +110,7 @@ def test_what_is_set_and_got_is_data() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"round": "x"}', b"\x80\x04."])
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_other_values_are_refused(data: bytes) -> None:
     with pytest.raises(dynamic.RendezvousStateError, match="in place of a rendezvous state"):
         JsonBackend(Memory(data), dynamic).get_state()
 
@@ -123,8 +123,8 @@ def met() -> tuple[Store, Meeting]:
     return served, meeting
 
 
-def test_a_pickle_in_the_store_is_not_opened(tmp_path: Path) -> None:
-    """That is all it takes to run code in a launcher which meets by torch's own means."""
+def test_pickle_in_the_store_is_not_loaded(tmp_path: Path) -> None:
+    """With torch's own backend this pickle would run code in a launcher."""
     mark = tmp_path / "opened"
     served, meeting = met()
     served.set(KEY, base64.b64encode(pickle.dumps(Trap(mark))).decode())
@@ -138,7 +138,7 @@ def test_a_pickle_in_the_store_is_not_opened(tmp_path: Path) -> None:
     assert mark.exists(), "the trap works"
 
 
-def test_two_launchers_meet_over_a_store_that_holds_json() -> None:
+def test_two_launchers_meet_over_a_json_store() -> None:
     store.quiet_torch()
     served, meeting = met()
     ranks: list[int] = []

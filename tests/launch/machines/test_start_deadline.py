@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How launchers wait for each other."""
+"""How launchers wait for each other at the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import signal
 
 import pytest
-from tests.launch.machines.doubles import Ears
+from tests.launch.machines.doubles import RecordingScreen
 
 from fleetlight.errors import MembershipError
 from fleetlight.launch.job.spec import Meeting
@@ -21,11 +21,11 @@ LISTED = Meeting(
 ELASTIC = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=3)
 
 
-def test_listed_machines_are_missed_by_address() -> None:
+def test_missing_listed_machines_are_named_by_address() -> None:
     assert describe_missing(LISTED, ["10.0.0.1"]) == "not ready endpoints: ['10.0.0.2:6170']"
 
 
-def test_other_machines_are_counted() -> None:
+def test_missing_unlisted_machines_are_counted() -> None:
     assert describe_missing(ELASTIC, ["a"]) == "waiting for 1 of 2 machines (connected: a)"
     assert (
         describe_missing(ELASTIC, ["b", "a"])
@@ -39,29 +39,31 @@ def test_all_machines_connected_but_not_ready() -> None:
     assert describe_missing(dataclasses.replace(LISTED, hosts=()), ["10.0.0.1", "10.0.0.2"]) == both
 
 
-def test_the_deadline_error_names_missing_machines() -> None:
-    short = StartDeadline(Ears(), Interrupts(), deadline_s=0.01)
+def test_deadline_error_names_missing_machines() -> None:
+    short = StartDeadline(RecordingScreen(), Interrupts(), deadline_s=0.01)
     with pytest.raises(
         MembershipError, match=r"within 0.01 s .*: somebody; start the same command"
     ):
         short.wait(lambda: False, lambda: "somebody")
 
 
-def test_what_is_left_of_the_deadline() -> None:
-    assert 59 < StartDeadline(Ears(), Interrupts(), deadline_s=60).left_s <= 60
-    assert StartDeadline(Ears(), Interrupts(), deadline_s=0).left_s == 0
+def test_remaining_time_of_the_deadline() -> None:
+    assert 59 < StartDeadline(RecordingScreen(), Interrupts(), deadline_s=60).left_s <= 60
+    assert StartDeadline(RecordingScreen(), Interrupts(), deadline_s=0).left_s == 0
 
 
 def test_waiting_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_deadline, "TELL_S", 0.0)
-    ears = Ears()
+    screen = RecordingScreen()
     answers = iter([False, False, True])
-    StartDeadline(ears, Interrupts(), deadline_s=60).wait(lambda: next(answers), lambda: "somebody")
-    assert ears.heard == ["somebody", "somebody"]
+    StartDeadline(screen, Interrupts(), deadline_s=60).wait(
+        lambda: next(answers), lambda: "somebody"
+    )
+    assert screen.lines == ["somebody", "somebody"]
 
 
 def test_waiting_can_be_interrupted() -> None:
     interrupts = Interrupts()
     interrupts.seen.append(signal.SIGINT)
     with pytest.raises(Interrupted):
-        StartDeadline(Ears(), interrupts, deadline_s=60).wait(lambda: False, lambda: "")
+        StartDeadline(RecordingScreen(), interrupts, deadline_s=60).wait(lambda: False, lambda: "")

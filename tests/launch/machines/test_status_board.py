@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launchers agree on, played by two of them in one process."""
+"""The status board: two launchers in one process agree on the end of a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EFFECT = JobFailure(what="worker 1 exited with code 1", code=1, consequence=True
 
 
 class Pair:
-    """Two machines that have met."""
+    """The status boards of two machines."""
 
     def __init__(self, patience_s: float = SILENT_S) -> None:
         self.now = time.monotonic()
@@ -39,19 +39,19 @@ class Pair:
             heartbeats.beat(self.now)
 
     def fall_silent(self, node: int) -> None:
-        """Make one machine be heard last a long time ago."""
+        """Move the last heartbeat of a machine far into the past."""
         for heartbeats in self.heartbeats:
             heartbeats._beat_seen_at[node + 1] = self.now - 2 * SILENT_S
             heartbeats._next = self.now + 1000
 
 
-def test_all_machines_hear_that_all_are_done() -> None:
+def test_all_machines_learn_that_all_are_done() -> None:
     pair = Pair()
-    one, two = pair.boards
-    assert one.ask(pair.now, workers_done=True) is RemoteState.RUNNING
-    assert one.ask(pair.now, workers_done=True) is RemoteState.RUNNING
-    assert two.ask(pair.now, workers_done=True) is RemoteState.DONE
-    assert one.ask(pair.now, workers_done=True) is RemoteState.DONE
+    first, second = pair.boards
+    assert first.ask(pair.now, workers_done=True) is RemoteState.RUNNING
+    assert first.ask(pair.now, workers_done=True) is RemoteState.RUNNING
+    assert second.ask(pair.now, workers_done=True) is RemoteState.DONE
+    assert first.ask(pair.now, workers_done=True) is RemoteState.DONE
     for board in pair.boards:
         board.report_end(None)
     for board in pair.boards:
@@ -60,10 +60,10 @@ def test_all_machines_hear_that_all_are_done() -> None:
 
 def test_all_machines_choose_the_same_failure() -> None:
     pair = Pair()
-    one, two = pair.boards
-    one.report_end(EFFECT)
-    assert two.ask(pair.now, workers_done=False) is RemoteState.STOP
-    two.report_end(CAUSE)
+    first, second = pair.boards
+    first.report_end(EFFECT)
+    assert second.ask(pair.now, workers_done=False) is RemoteState.STOP
+    second.report_end(CAUSE)
     for board in pair.boards:
         silent = board.wait_for_ends(0.1)
         assert silent == []
@@ -72,53 +72,53 @@ def test_all_machines_choose_the_same_failure() -> None:
         assert agree(board, silent, FIXED, 1).next is NextAction.RESTART
 
 
-def test_a_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
+def test_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
     pair = Pair()
     pair.fall_silent(1)
-    one = pair.boards[0]
-    assert one.silent(pair.now) == {"node 1 (b)": 2 * SILENT_S}
-    assert one.ask(pair.now, workers_done=False) is RemoteState.STOP
-    one.report_end(CAUSE)
-    silent = one.wait_for_ends(60)
-    found = agree(one, silent, FIXED, 1)
+    first = pair.boards[0]
+    assert first.silent(pair.now) == {"node 1 (b)": 2 * SILENT_S}
+    assert first.ask(pair.now, workers_done=False) is RemoteState.STOP
+    first.report_end(CAUSE)
+    silent = first.wait_for_ends(60)
+    found = agree(first, silent, FIXED, 1)
     assert str(found.failure) == "node 1 (b) went away: no heartbeat"
     assert found.next is NextAction.FINISH
-    assert agree(one, silent, ELASTIC, 0).next is NextAction.REGROUP
+    assert agree(first, silent, ELASTIC, 0).next is NextAction.REGROUP
 
 
-def test_a_machine_that_does_not_end_in_time_is_named() -> None:
-    one = Pair().boards[0]
-    one.report_end(CAUSE)
-    (silent,) = one.wait_for_ends(0.0)
+def test_machine_that_does_not_end_in_time_is_named() -> None:
+    first = Pair().boards[0]
+    first.report_end(CAUSE)
+    (silent,) = first.wait_for_ends(0.0)
     assert "node 1 (b) did not end its processes in time" in str(silent)
 
 
-def test_the_wait_for_a_machine_that_is_out_of_reach_can_be_ended() -> None:
+def test_wait_for_an_unreachable_machine_can_be_interrupted() -> None:
     pair = Pair(patience_s=1000)
     pair.fall_silent(1)
-    one = pair.boards[0]
-    assert one.ask(pair.now, workers_done=False) is RemoteState.RUNNING
-    one.report_end(CAUSE)
+    first = pair.boards[0]
+    assert first.ask(pair.now, workers_done=False) is RemoteState.RUNNING
+    first.report_end(CAUSE)
     asked = iter([False, False, True])
-    (silent,) = one.wait_for_ends(0, lambda: next(asked))
+    (silent,) = first.wait_for_ends(0, lambda: next(asked))
     assert "node 1 (b) went away" in str(silent)
     assert not list(asked)
 
 
 def test_done_is_reported_again_after_a_failed_write() -> None:
     pair = Pair()
-    one, two = pair.boards
+    first, second = pair.boards
     pair.store.vanish()
     with pytest.raises(RuntimeError):
-        one.ask(pair.now, workers_done=True)
+        first.ask(pair.now, workers_done=True)
     pair.store.vanish(is_gone=False)
-    two.ask(pair.now, workers_done=True)
-    # twice, as by a connection that was cut behind the first time
-    one.ask(pair.now, workers_done=True)
-    assert one.all_done()
+    second.ask(pair.now, workers_done=True)
+    # twice, as after a connection that broke after the first report
+    first.ask(pair.now, workers_done=True)
+    assert first.all_done()
 
 
-def test_a_stop_without_a_failure_means_to_meet_again() -> None:
+def test_stop_without_a_failure_leads_to_a_new_rendezvous() -> None:
     pair = Pair()
     pair.boards[0].request_stop()
     assert pair.boards[1].ask(pair.now, workers_done=False) is RemoteState.STOP
@@ -128,10 +128,13 @@ def test_a_stop_without_a_failure_means_to_meet_again() -> None:
     assert agree(pair.boards[0], silent, ELASTIC, 0).next is NextAction.REGROUP
 
 
-def test_the_store_may_end_after_all_reports() -> None:
+def test_store_may_end_after_all_reports() -> None:
     for failure, following in ((None, NextAction.FINISH), (CAUSE, NextAction.RESTART)):
         pair = Pair()
-        for board in (*pair.boards, pair.boards[0]):  # the first one hears the second at last
+        for board in (
+            *pair.boards,
+            pair.boards[0],
+        ):  # the first board reads the second's report last
             board.ask(pair.now, workers_done=failure is None)
         pair.boards[0].report_end(None)
         pair.boards[1].report_end(failure)
@@ -142,13 +145,13 @@ def test_the_store_may_end_after_all_reports() -> None:
             assert (found.failure, found.next) == (failure, following)
 
 
-def test_the_jobs_id_comes_from_node_0() -> None:
-    one, two = Pair().boards
-    one.publish_job_id("abc")
+def test_job_id_comes_from_node_0() -> None:
+    first, second = Pair().boards
+    first.publish_job_id("abc")
 
     class NoPatience:
         def wait(self, is_there: object, missing: object) -> None:
             assert callable(is_there)
             assert is_there()
 
-    assert two.await_job_id(NoPatience()) == "abc"  # type: ignore[arg-type]
+    assert second.await_job_id(NoPatience()) == "abc"  # type: ignore[arg-type]

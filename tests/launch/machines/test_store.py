@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's store, with an end to every wait."""
+"""torch's store, with a deadline for every wait."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from fleetlight.strategy.features.ssl import Encryption
 HOST = "127.0.0.1"
 
 
-def free_meeting() -> Meeting:
+def free_endpoint() -> Meeting:
     with contextlib.closing(Reservation(HOST)) as held:
         return Meeting(master=(HOST, held.port), min_nodes=2, max_nodes=2)
 
 
-def test_a_store_served_here_and_found_from_elsewhere() -> None:
-    meeting = free_meeting()
+def test_store_is_served_and_reached_by_clients() -> None:
+    meeting = free_endpoint()
     assert not store.is_served(meeting)
     served = store.serve(meeting)
     assert served is not None
@@ -51,8 +51,8 @@ def test_a_store_served_here_and_found_from_elsewhere() -> None:
     assert (found.add("count", 2), served.add("count", 1)) == (2, 3)
 
 
-def test_parts_of_a_store_have_keys_of_their_own() -> None:
-    served = store.serve(free_meeting())
+def test_prefixes_of_a_store_have_separate_keys() -> None:
+    served = store.serve(free_endpoint())
     assert served is not None
     one, two = served.prefixed("round.1"), served.prefixed("round.2")
     one.set("key", "value")
@@ -61,8 +61,8 @@ def test_parts_of_a_store_have_keys_of_their_own() -> None:
     assert served.get("round.1/key") == b"value"
 
 
-class Forever:
-    """Tries again until it works."""
+class RetryForever:
+    """Retries until the call succeeds."""
 
     def __init__(self) -> None:
         self.failed: list[RuntimeError] = []
@@ -78,12 +78,12 @@ class Forever:
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
-def test_a_connection_that_was_cut_is_replaced(tmp_path: Path, is_inside: bool) -> None:
-    meeting = free_meeting()
+def test_broken_connection_is_replaced(tmp_path: Path, is_inside: bool) -> None:
+    meeting = free_endpoint()
     if is_inside:
         make(tmp_path)
         meeting = dataclasses.replace(meeting, ssl=Encryption(str(tmp_path)))
-    served, retry = store.serve(meeting), Forever()
+    served, retry = store.serve(meeting), RetryForever()
     assert served is not None
     found = store.connect(meeting, retry=retry)
     assert found.add("count", 1) == 1
@@ -99,25 +99,25 @@ def test_a_connection_that_was_cut_is_replaced(tmp_path: Path, is_inside: bool) 
     assert [str(error) for error in retry.failed] == ["connection reset by peer"]
 
 
-def test_an_ended_store_is_not_retried() -> None:
-    meeting = free_meeting()
+def test_closed_store_is_not_retried() -> None:
+    meeting = free_endpoint()
     served = store.serve(meeting)
     assert served is not None
-    found = store.connect(meeting, retry=Forever())
+    found = store.connect(meeting, retry=RetryForever())
     found._link._raw = None
     served.set("store", "of another job")
     with pytest.raises(StoreGoneError, match="another store has taken its place"):
         found.check(["key"])
-    away = free_meeting()
+    away = free_endpoint()
     renew = functools.partial(store._reconnect, away, away.master, b"")
     with pytest.raises(StoreGoneError, match="no process listens"):
-        Store(StoreConnection(None, renew, Forever())).check(["key"])
+        Store(StoreConnection(None, renew, RetryForever())).check(["key"])
 
 
-def test_a_store_inside_tls(tmp_path: Path) -> None:
+def test_store_over_tls(tmp_path: Path) -> None:
     make(tmp_path / "ours")
     make(tmp_path / "theirs")
-    meeting = dataclasses.replace(free_meeting(), ssl=Encryption(str(tmp_path / "ours")))
+    meeting = dataclasses.replace(free_endpoint(), ssl=Encryption(str(tmp_path / "ours")))
     served = store.serve(meeting)
     assert served is not None
     found = store.connect(meeting)
@@ -130,7 +130,7 @@ def test_a_store_inside_tls(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """torch's client waits for ever for a greeting."""
+    """torch's client waits forever for a greeting."""
     release = threading.Event()
     monkeypatch.setattr(store, "_LEAST_S", 0.01)
     monkeypatch.setattr(store, "_client", lambda host, port, deadline_s: release.wait())
@@ -139,7 +139,7 @@ def _silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_silent")
-def test_something_else_that_answers_is_named_within_the_deadline() -> None:
+def test_another_program_at_the_port_is_named_by_the_deadline() -> None:
     with socket.create_server((HOST, 0)) as other:
         meeting = Meeting(master=other.getsockname(), min_nodes=2, max_nodes=2)
         who = f" but process {os.getpid()} " if sys.platform == "linux" else ""
@@ -148,7 +148,7 @@ def test_something_else_that_answers_is_named_within_the_deadline() -> None:
 
 
 @pytest.mark.usefixtures("_silent")
-def test_a_process_on_another_machine_is_not_looked_up_here() -> None:
+def test_owner_of_a_remote_port_is_not_looked_up_locally() -> None:
     with socket.create_server((HOST, 0)) as other:
         away = ("203.0.113.1", other.getsockname()[1])
         meeting = Meeting(master=away, min_nodes=2, max_nodes=2)

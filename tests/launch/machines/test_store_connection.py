@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection that may hang or fail."""
+"""A connection to the store that may hang or fail."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from fleetlight.launch.machines.store_connection import StoreConnection, StoreLostError, bounded
 
 
-def test_a_hanging_call_is_abandoned() -> None:
+def test_hanging_call_is_abandoned() -> None:
     release = threading.Event()
     with pytest.raises(StoreLostError, match=r"did not reply within 0.01 s"):
         bounded(release.wait, deadline_s=0.01)
     release.set()
 
 
-def test_values_and_errors_come_through() -> None:
+def test_values_and_errors_pass_through() -> None:
     assert bounded(lambda: 3) == 3
     with pytest.raises(KeyError):
         bounded(lambda: {}["x"])
@@ -27,7 +27,7 @@ def fail(raw: object) -> None:
     raise RuntimeError(f"{raw} failed")
 
 
-def test_a_connection_that_failed_is_not_used_again() -> None:
+def test_failed_connection_is_not_reused() -> None:
     link = StoreConnection("first", lambda: "second")
     assert link.call(str.upper) == "FIRST"
     with pytest.raises(RuntimeError, match="first failed"):
@@ -35,7 +35,7 @@ def test_a_connection_that_failed_is_not_used_again() -> None:
     assert link.call(str.upper) == "SECOND"
 
 
-def test_a_connection_within_this_process_is_never_replaced() -> None:
+def test_connection_within_this_process_is_never_replaced() -> None:
     link = StoreConnection("own")
     with pytest.raises(RuntimeError, match="own failed"):
         link.call(fail)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who serves the store leaves last."""
+"""The launcher that serves the store leaves last."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fleetlight.launch.processes.interrupts import Interrupts
 HOUR_S = 3600.0
 
 
-class Visitor(Store):
-    """A store in which launcher 2 takes its time to say goodbye."""
+class SlowGoodbye(Store):
+    """A store in which launcher 2 leaves late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_LOOK_S", 0.0)
 
 
-def served(store: Visitor) -> Heartbeats:
-    """Node 0, which has given its sign of life before launcher 2 came."""
+def served(store: SlowGoodbye) -> Heartbeats:
+    """Node 0, whose heartbeat came before launcher 2 joined."""
     now = time.monotonic()
     host = Heartbeats(store, "a", now)
     host.beat(now)
@@ -52,22 +52,22 @@ def served(store: Visitor) -> Heartbeats:
     return host
 
 
-def test_a_launcher_that_came_after_the_last_beat_is_waited_for() -> None:
-    store = Visitor()
+def test_store_waits_for_a_launcher_that_joined_late() -> None:
+    store = SlowGoodbye()
     serve_until_others_leave(served(store), [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 3
 
 
-def test_each_launcher_leaves_for_itself() -> None:
-    store = Visitor()
+def test_each_launcher_leaves_independently() -> None:
+    store = SlowGoodbye()
     host = served(store)
     Heartbeats(store, "c", time.monotonic()).leave()
     serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
     assert store.asked == 3
 
 
-def test_a_silent_launcher_does_not_delay_the_store() -> None:
-    store = Visitor()
+def test_silent_launcher_does_not_delay_the_store() -> None:
+    store = SlowGoodbye()
     host = served(store)
     host.poll(time.monotonic() - 2 * SILENT_S)
     serve_until_others_leave(host, [1, 2], HOUR_S, store.interrupts)
@@ -76,20 +76,20 @@ def test_a_silent_launcher_does_not_delay_the_store() -> None:
 
 def test_launchers_outside_the_job_get_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "STRANGERS_S", 0.0)
-    for crew, asked in (([1], 1), ([1, 2], 3)):
-        store = Visitor()
-        serve_until_others_leave(served(store), crew, HOUR_S, store.interrupts)
+    for members, asked in (([1], 1), ([1, 2], 3)):
+        store = SlowGoodbye()
+        serve_until_others_leave(served(store), members, HOUR_S, store.interrupts)
         assert store.asked == asked
 
 
-def test_the_wait_has_an_end() -> None:
-    store = Visitor()
+def test_wait_ends_at_the_deadline() -> None:
+    store = SlowGoodbye()
     serve_until_others_leave(served(store), [1, 2], 0.0, store.interrupts)
     assert store.asked == 1
 
 
-def test_only_a_further_interrupt_ends_the_wait() -> None:
-    store = Visitor()
+def test_only_another_interrupt_ends_the_wait() -> None:
+    store = SlowGoodbye()
     store.goodbye_at, store.interrupt_at = 10, 5
     store.interrupts.seen.append(signal.SIGINT)
     serve_until_others_leave(served(store), [1, 2], HOUR_S, store.interrupts)

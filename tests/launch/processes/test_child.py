@@ -33,7 +33,7 @@ def child(code: str, output: int, reaper: Reaper) -> Child:
     return Child(["-c", code], os.environ, output, reaper)
 
 
-def ended(one: Child) -> int:
+def waited_exit(one: Child) -> int:
     wait_until(lambda: one.poll() is not None, "the child to end")
     status = one.poll()
     assert status is not None
@@ -46,24 +46,24 @@ def ended(one: Child) -> int:
 )
 def test_exit_status_of_a_child(code: str, status: int, output: int, reaper: Reaper) -> None:
     one = child(code, output, reaper)
-    assert ended(one) == status
+    assert waited_exit(one) == status
     one.end()
     assert one.poll() == status
 
 
-def test_a_child_leads_a_group_and_has_no_input(
+def test_child_leads_a_process_group_and_has_no_input(
     output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
     one = child("import os, sys; print(os.getpgid(0), repr(sys.stdin.read()))", output, reaper)
-    assert ended(one) == 0
+    assert waited_exit(one) == 0
     one.end()
     assert (tmp_path / "out").read_text() == f"{one.pid} ''\n"
 
 
-def test_an_exited_child_keeps_its_pid_until_it_is_reaped(output: int, reaper: Reaper) -> None:
+def test_exited_child_keeps_its_pid_until_it_is_reaped(output: int, reaper: Reaper) -> None:
     one = child("pass", output, reaper)
-    ended(one)
-    os.kill(one.pid, 0)  # still there, as a zombie
+    waited_exit(one)
+    os.kill(one.pid, 0)  # still a zombie
     one.end()
     with pytest.raises(ProcessLookupError):
         os.kill(one.pid, 0)
@@ -79,32 +79,32 @@ pathlib.Path("{file}").write_text(f"{{process.pid}}\\n")
 def test_end_kills_grandchildren(output: int, reaper: Reaper, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "pid"
     one = child(GRANDCHILD.format(file=file), output, reaper)
-    ended(one)
+    waited_exit(one)
     grandchild = int(file.read_text())
     assert is_running(grandchild)
     one.end()
     wait_until(lambda: not is_running(grandchild), "the grandchild to end")
 
 
-def test_a_signal_reaches_the_child(output: int, reaper: Reaper) -> None:
+def test_signal_reaches_the_child(output: int, reaper: Reaper) -> None:
     one = child("import time; time.sleep(60)", output, reaper)
     one.signal(signal.SIGTERM)
-    assert ended(one) == -signal.SIGTERM
+    assert waited_exit(one) == -signal.SIGTERM
     one.end()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
-def test_a_child_inherits_no_descriptor_of_the_launcher(
+def test_child_inherits_no_descriptor_of_the_launcher(
     output: int, reaper: Reaper, tmp_path: pathlib.Path
 ) -> None:
     code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
     one = child(code, output, reaper)
-    assert ended(one) == 0
+    assert waited_exit(one) == 0
     one.end()
     assert (tmp_path / "out").read_text() == "[0, 1, 2]\n"
 
 
-def test_a_failed_start_raises_launch_error(output: int, reaper: Reaper) -> None:
+def test_failed_start_raises_launch_error(output: int, reaper: Reaper) -> None:
     with pytest.raises(LaunchError, match="cannot start"):
         Child(["x" * 10_000_000], os.environ, output, reaper)
 

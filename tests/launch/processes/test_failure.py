@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The post-mortem."""
+"""The failure that a job reports: cause, certainty and text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def exit_of(index: int, status: int, at: float, **more: object) -> ProcessExit:
     return ProcessExit(member=member, status=status, at=at, reported=ProcessStatus(**more))  # type: ignore[arg-type]
 
 
-def test_the_earliest_failure_is_the_first() -> None:
+def test_earliest_failure_is_reported() -> None:
     exits = [exit_of(0, 0, 1), exit_of(1, 1, 3), exit_of(2, 5, 2)]
     found = first_failure(exits)
     assert found is not None
@@ -38,39 +38,39 @@ def test_the_earliest_failure_is_the_first() -> None:
     assert first_failure(exits[:1]) is None
 
 
-def test_the_cause_is_preferred_to_its_consequence() -> None:
+def test_cause_is_preferred_to_its_consequence() -> None:
     exits = [exit_of(0, 1, 1, caused_by_peer=True), exit_of(1, 1, 2)]
     found = first_failure(exits)
     assert found is not None
     assert found.member.index == 1
 
 
-def test_a_process_killed_from_outside_is_the_cause() -> None:
+def test_process_killed_from_outside_is_the_cause() -> None:
     exits = [exit_of(0, 1, 1), exit_of(1, -signal.SIGKILL, 2), exit_of(2, -signal.SIGABRT, 0)]
     found = first_failure(exits)
     assert found is not None
     assert found.member.index == 1
 
 
-def test_a_stop_is_a_code_and_a_status() -> None:
+def test_stop_needs_the_exit_code_and_a_status() -> None:
     member = exit_of(0, 0, 0).member
     reported = ProcessStatus(exiting=True, stopped=Stop(7, "/c"))
-    # one that was killed after it had reported its stop has saved, too
+    # a process killed after it reported its stop has saved
     for status in (RESUME_CODE, -signal.SIGKILL):
         assert ProcessExit.of(member, status, reported, 1.0).stop == Stop(7, "/c")
-    # a script may have a code 75 of its own
+    # a script may use code 75 for itself
     assert ProcessExit.of(member, RESUME_CODE, ProcessStatus(exiting=True), 1.0).stop is None
     for status in (1, -signal.SIGABRT):
         assert ProcessExit.of(member, status, reported, 1.0).stop is None
 
 
-def test_an_exit_has_the_time_of_its_error() -> None:
+def test_exit_has_the_time_of_its_error() -> None:
     member = exit_of(0, 0, 0).member
     assert ProcessExit.of(member, 1, ProcessStatus(at=2.5, error="E: x"), seen_at=3.0).at == 2.5
     assert ProcessExit.of(member, 1, ProcessStatus(at=2.5), seen_at=3.0).at == 3.0
 
 
-def test_certainty() -> None:
+def test_certain_causes() -> None:
     assert exit_of(0, -signal.SIGKILL, 0).is_root_cause
     assert exit_of(0, 1, 0, error="ValueError: x").is_root_cause
     assert not exit_of(0, 1, 0, error="PeerError: x", caused_by_peer=True).is_root_cause
@@ -88,7 +88,7 @@ def test_certainty() -> None:
         (-40, 168, "was killed by signal 40"),
     ],
 )
-def test_a_status_in_words(status: int, code: int, text: str) -> None:
+def test_status_as_text(status: int, code: int, text: str) -> None:
     assert exit_code(status) == code
     assert how(status) == text
 
@@ -123,7 +123,7 @@ goodbye
         ("", ""),
     ],
 )
-def test_the_last_error_of_a_log(log: str, found: str, tmp_path: pathlib.Path) -> None:
+def test_last_error_of_a_log(log: str, found: str, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "log"
     file.write_text(log)
     assert last_error(file).startswith(found)
@@ -140,31 +140,31 @@ def test_the_last_error_of_a_log(log: str, found: str, tmp_path: pathlib.Path) -
         (-signal.SIGABRT, "terminate called after x\n  what(): y\n", "terminate called after x"),
     ],
 )
-def test_a_last_line_is_not_the_cause_of_a_signal(
+def test_last_line_of_the_log_is_not_the_cause_of_a_signal(
     status: int, log: str, error: str, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "log").write_text(log)
     assert failure_of(exit_of(1, status, 0), tmp_path / "log", after_s=1.0).error == error
 
 
-def test_an_exit_code_is_reported_once(tmp_path: pathlib.Path) -> None:
+def test_exit_code_is_reported_once(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("step\n")
     one = exit_of(1, 3, 0, error="exited with code 3")
     assert str(failure_of(one, tmp_path / "log", after_s=1.0)).count("exited with code 3") == 1
 
 
-def test_a_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> None:
+def test_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> None:
     for permanent in (False, True):
         one = exit_of(1, 3, 0, error="E: x", permanent=permanent)
         assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not permanent
 
 
-def test_a_long_line_is_cut(tmp_path: pathlib.Path) -> None:
+def test_long_line_is_truncated(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
     assert len(last_error(tmp_path / "log")) == 500
 
 
-def test_a_failure_in_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_as_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workerlog.1").write_text("ValueError: from the log\n")
     log = tmp_path / "workerlog.1"
@@ -178,7 +178,7 @@ def test_a_failure_in_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     assert JobFailure(**json.loads(json.dumps(dataclasses.asdict(reported)))) == reported
 
 
-def test_failures_of_several_machines() -> None:
+def test_failure_of_several_machines_is_the_cause() -> None:
     effect = JobFailure(what="a", code=1, consequence=True)
     cause = JobFailure(what="b", code=1)
     killed = JobFailure(what="c", code=137, killed=True)

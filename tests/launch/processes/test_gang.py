@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one machine, without anybody watching over them."""
+"""The processes of one machine, without the loop that supervises them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ HERE = "127.0.0.1"
 NODE = Node(host=HERE, workers=((HERE, 1), (HERE, 2)), servers=((HERE, 3),), master_port=4)
 
 
-class Paper:
-    """A screen that keeps what was shown."""
+class Screen:
+    """A screen that keeps its output."""
 
     size: Any = None
     verbose = False
@@ -52,7 +52,7 @@ def folder(tmp_path: pathlib.Path) -> Iterator[LogFolder]:
     logs.close()
 
 
-def gang(folder: LogFolder, screen: Paper, script: str, *, tee: bool = False) -> Gang:
+def gang(folder: LogFolder, screen: Screen, script: str, *, tee: bool = False) -> Gang:
     file = folder.path / "t.py"
     file.write_text(script)
     job = JobSpec(script=str(file), collective=False, tee=tee)
@@ -76,13 +76,13 @@ SAY = "import os; print(os.environ['FLEET_ROLE'], os.environ['FLEET_INDEX'], end
 
 
 def test_close_shows_the_last_output_of_worker_0(folder: LogFolder) -> None:
-    screen = Paper()
+    screen = Screen()
     gang(folder, screen, SAY)
     assert screen.shown == b"worker 0"
 
 
 def test_tee_shows_all_and_ends_open_lines(folder: LogFolder) -> None:
-    screen = Paper()
+    screen = Screen()
     gang(folder, screen, SAY, tee=True)
     assert sorted(screen.shown.splitlines()) == [
         b"[server 0] server 0",
@@ -100,14 +100,14 @@ sys.exit(int(os.environ["FLEET_INDEX"]) + 1)
 """
 
 
-def test_an_exit_has_the_reported_status(folder: LogFolder) -> None:
-    exits = gang(folder, Paper(), LEAVE).exits()
-    assert sorted((one.member.name, one.status) for one in exits) == [
+def test_exit_has_the_reported_status(folder: LogFolder) -> None:
+    exits = gang(folder, Screen(), LEAVE).exits()
+    assert sorted((seen.member.name, seen.status) for seen in exits) == [
         ("server 0", 1),
         ("worker 0", 1),
         ("worker 1", 2),
     ]
-    assert {(one.at, one.reported.error, one.reported.caused_by_peer) for one in exits} == {
+    assert {(seen.at, seen.reported.error, seen.reported.caused_by_peer) for seen in exits} == {
         (5.5, "E: x", True)
     }
 
@@ -117,10 +117,10 @@ def test_exits_are_timed_by_the_monotonic_clock(
 ) -> None:
     now = time.time
     days = iter(range(10**6))
-    # the time of day jumps at each look
+    # the wall clock jumps at each call
     monkeypatch.setattr(time, "time", lambda: now() - 86_400 * next(days))
-    made = gang(folder, Paper(), "raise SystemExit(3)")
-    assert all(0 <= one.at - made.started_at < DEADLINE_S for one in made.exits())
+    made = gang(folder, Screen(), "raise SystemExit(3)")
+    assert all(0 <= seen.at - made.started_at < DEADLINE_S for seen in made.exits())
 
 
 END = """
@@ -133,19 +133,17 @@ os._exit(3 * int(os.environ["FLEET_INDEX"]))
 """
 
 
-def test_a_process_that_exits_with_a_code_is_not_restarted_alone(folder: LogFolder) -> None:
-    """No hook has seen it end, and so what it has reported before stands."""
-    exits = gang(folder, Paper(), END).exits()
-    assert {(one.member.name, one.status, one.may_restart_alone) for one in exits} == {
+def test_process_that_exits_with_a_code_is_not_restarted_alone(folder: LogFolder) -> None:
+    """No exit hook ran, so its earlier report stands."""
+    exits = gang(folder, Screen(), END).exits()
+    assert {(seen.member.name, seen.status, seen.may_restart_alone) for seen in exits} == {
         ("server 0", -signal.SIGKILL, True),
         ("worker 0", 0, False),
         ("worker 1", 3, False),
     }
 
 
-def test_a_failed_start_leaves_no_process(
-    folder: LogFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_leaves_no_process(folder: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     spawn = Gang._spawn
 
@@ -158,7 +156,7 @@ def test_a_failed_start_leaves_no_process(
 
     monkeypatch.setattr(Gang, "_spawn", fail_at_the_last)
     with pytest.raises(LaunchError, match="no more processes"):
-        gang(folder, Paper(), "import time; time.sleep(600)")
+        gang(folder, Screen(), "import time; time.sleep(600)")
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -167,31 +165,29 @@ def test_a_failed_start_leaves_no_process(
 DIE_ONCE = """
 import os, pathlib, signal
 mark = pathlib.Path(os.environ["FLEET_ERROR_FILE"] + ".mark")
-life = int(mark.exists())
+restart = int(mark.exists())
 mark.touch()
-print("life", life, flush=True)
-if os.environ["FLEET_ROLE"] == "worker" and os.environ["FLEET_INDEX"] == "0" and not life:
+print("restart", restart, flush=True)
+if os.environ["FLEET_ROLE"] == "worker" and os.environ["FLEET_INDEX"] == "0" and not restart:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-class Talking(Paper):
-    """One where a gang says that it has started somebody again; perhaps a terminal."""
+class LoggingScreen(Screen):
+    """A screen, perhaps a terminal, that records the launcher's lines about restarts."""
 
     def __init__(self, size: Any) -> None:
         super().__init__()
         self.size = size
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.lines.append(text)
 
 
 @pytest.mark.parametrize(("tee", "size"), [(False, None), (True, None), (False, (24, 80))])
-def test_the_output_of_a_restarted_process_is_shown(
-    folder: LogFolder, tee: bool, size: Any
-) -> None:
-    screen = Talking(size)
+def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, size: Any) -> None:
+    screen = LoggingScreen(size)
     file = folder.path / "t.py"
     file.write_text(DIE_ONCE)
     run = Run(
@@ -205,14 +201,14 @@ def test_the_output_of_a_restarted_process_is_shown(
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 3, "all to exit")
-            (dead,) = [one for one in made.exits() if one.status]
+            (dead,) = [seen for seen in made.exits() if seen.status]
             made.restart_alone(dead, left=2)
             wait_until(lambda: len(made.exits()) == 3, "all to exit again")
         finally:
             made.close()
-    assert {one.status for one in made.exits()} == {0}
-    assert screen.shown.count(b"life 1") == 1
-    assert "restarting it (restart 1, 2 left)" in "".join(screen.said)
+    assert {seen.status for seen in made.exits()} == {0}
+    assert screen.shown.count(b"restart 1") == 1
+    assert "restarting it (restart 1, 2 left)" in "".join(screen.lines)
 
 
 SAVE_AT_SIGTERM = """
@@ -221,14 +217,14 @@ file = pathlib.Path(os.environ["FLEET_ERROR_FILE"])
 is_first = os.environ["FLEET_ROLE"] == "worker" and os.environ["FLEET_INDEX"] == "0"
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 if file.exists():
-    # a life that is not so far
+    # an incarnation that does not save yet
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    file.with_name("back").touch()
+    file.with_name("restarted").touch()
     while not file.with_name("go").exists():
         time.sleep(0.01)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 file.write_text('{"saves_at_sigterm": true}')
-if is_first and not file.with_name("back").exists():
+if is_first and not file.with_name("restarted").exists():
     os.kill(os.getpid(), signal.SIGKILL)
 while True:
     time.sleep(0.01)
@@ -236,10 +232,10 @@ while True:
 
 
 def all_save(folder: LogFolder) -> bool:
-    return sum(read(str(one)).saves_at_sigterm for one in folder.path.glob("*.json")) == 3
+    return sum(read(str(file)).saves_at_sigterm for file in folder.path.glob("*.json")) == 3
 
 
-def test_a_restarted_process_gets_no_signal_before_it_saves(folder: LogFolder) -> None:
+def test_restarted_process_gets_no_signal_before_it_saves(folder: LogFolder) -> None:
     file = folder.path / "t.py"
     file.write_text(SAVE_AT_SIGTERM)
     job = JobSpec(script=str(file), collective=False)
@@ -250,21 +246,23 @@ def test_a_restarted_process_gets_no_signal_before_it_saves(folder: LogFolder) -
         error_dir=str(folder.path),
     )
     with Reaper() as reaper:
-        made = Gang(run, folder=folder, reaper=reaper, screen=Talking(None), outside=os.environ)
+        made = Gang(
+            run, folder=folder, reaper=reaper, screen=LoggingScreen(None), outside=os.environ
+        )
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 1, "one to die")
             wait_until(made.can_stop, "the others to say that they save")
             made.restart_alone(made.exits()[0], left=2)
-            wait_until((folder.path / "back").exists, "it to be back")
+            wait_until((folder.path / "restarted").exists, "it to restart")
             assert made.can_stop()
             made.ask(signal.SIGTERM, (Kind.WORKER,))
             wait_until(lambda: len(made.exits()) == 1, "the other worker to end")
-            assert [(one.member.index, one.status) for one in made.exits()] == [(1, 75)]
+            assert [(seen.member.index, seen.status) for seen in made.exits()] == [(1, 75)]
             (folder.path / "go").touch()
             wait_until(lambda: all_save(folder), "it to say so, too")
             made.ask(signal.SIGTERM, (Kind.WORKER,))
             wait_until(lambda: len(made.exits()) == 2, "it to end")
         finally:
             made.close()
-    assert {one.status for one in made.exits()} == {75}
+    assert {seen.status for seen in made.exits()} == {75}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts are noted."""
+"""Interrupts are recorded."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def write(path: pathlib.Path, name: str, text: str = "old\n") -> None:
     (path / name).write_text(text)
 
 
-def test_logs_of_an_earlier_run_move_away_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_only_logs_of_an_earlier_run_move_away(tmp_path: pathlib.Path) -> None:
     logs = tmp_path / "log"
     for name in ("workerlog.0", "serverlog.1", "endpoints.log", "notes.txt"):
         write(logs, name)
@@ -47,7 +47,7 @@ def test_two_runs_of_one_second_do_not_mix(tmp_path: pathlib.Path) -> None:
     assert len(moved) == 3
 
 
-def test_a_folder_in_use_is_not_claimed(tmp_path: pathlib.Path) -> None:
+def test_folder_in_use_is_not_claimed(tmp_path: pathlib.Path) -> None:
     first = claim(str(tmp_path / "log"), "a")
     second = claim(str(tmp_path / "log"), "b")
     assert (first.path.name, second.path.name) == ("log", "log-2")
@@ -69,7 +69,7 @@ def test_launchers_of_one_job_share_a_folder(tmp_path: pathlib.Path) -> None:
     first.close()
 
 
-def test_endpoints(tmp_path: pathlib.Path) -> None:
+def test_endpoints_are_logged(tmp_path: pathlib.Path) -> None:
     folder = claim(str(tmp_path / "log"), "a")
     folder.write_endpoints("a", LAYOUT)
     text = (folder.path / "endpoints.log").read_text()
@@ -77,7 +77,7 @@ def test_endpoints(tmp_path: pathlib.Path) -> None:
     folder.close()
 
 
-def test_a_restart_is_marked(tmp_path: pathlib.Path) -> None:
+def test_restart_is_marked(tmp_path: pathlib.Path) -> None:
     folder = claim(str(tmp_path / "log"), "a")
     for restart in (0, 1):
         descriptor = folder.open(WORKER, restart)
@@ -87,13 +87,13 @@ def test_a_restart_is_marked(tmp_path: pathlib.Path) -> None:
     folder.close()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
+def test_folder_that_cannot_be_written_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"cannot write logs to .*; make it writable or pass"):
         claim(str(tmp_path / "file" / "log"), "a")
 
 
-def test_a_follower_shows_what_is_new_and_loses_nothing(tmp_path: pathlib.Path) -> None:
+def test_follower_shows_all_new_output(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "log"
     file.write_bytes(b"before\n")
     shown: list[bytes] = []
@@ -108,7 +108,7 @@ def test_a_follower_shows_what_is_new_and_loses_nothing(tmp_path: pathlib.Path) 
     assert b"".join(shown) == b"one\n" + b"x" * 3_000_000
 
 
-def test_the_tail_of_a_log(tmp_path: pathlib.Path) -> None:
+def test_tail_of_a_log(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "log"
     file.write_bytes(b"a" * 100 + b"\xffend")
     assert tail(file, 4) == "\ufffdend"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Held ports."""
+"""Reserved ports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def taken() -> contextlib.closing[socket.socket]:
 
 
 @LINUX_ONLY
-def test_a_reserved_port_is_given_to_no_other_process() -> None:
+def test_reserved_port_is_given_to_no_other_process() -> None:
     with contextlib.closing(Reservation(HOST)) as held:
         others = [Reservation(HOST) for _ in range(200)]
         assert held.port not in {other.port for other in others}
@@ -36,7 +36,7 @@ def test_a_reserved_port_is_given_to_no_other_process() -> None:
 
 
 @LINUX_ONLY
-def test_a_child_may_listen_on_a_reserved_port() -> None:
+def test_child_may_listen_on_a_reserved_port() -> None:
     with contextlib.closing(Reservation(HOST)) as held:
         held.hand_over()
         with (
@@ -49,7 +49,7 @@ def test_a_child_may_listen_on_a_reserved_port() -> None:
             accepted.close()
 
 
-def test_fixed_ports_follow_each_other() -> None:
+def test_fixed_ports_are_consecutive() -> None:
     start = free_ports((HOST,), 3)
     held = reserve(HOST, 3, start)
     assert [one.port for one in held] == [start, start + 1, start + 2]
@@ -58,16 +58,18 @@ def test_fixed_ports_follow_each_other() -> None:
 
 
 @LINUX_ONLY
-def test_a_taken_port_names_its_owner(taken: contextlib.closing[socket.socket]) -> None:
+def test_error_for_a_port_in_use_names_its_owner(taken: contextlib.closing[socket.socket]) -> None:
     with taken as server:
         port = server.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"port {port} .* by process {os.getpid()} ") as told:
+        with pytest.raises(
+            LaunchError, match=f"port {port} .* by process {os.getpid()} "
+        ) as caught:
             reserve(HOST, 1, port)
-    assert str(told.value).endswith("end that process or choose another --start_port")
+    assert str(caught.value).endswith("end that process or choose another --start_port")
 
 
 @LINUX_ONLY
-def test_the_reservation_of_another_launcher_counts_as_taken() -> None:
+def test_reservation_of_another_launcher_counts_as_in_use() -> None:
     held = Reservation(HOST)
     with pytest.raises(LaunchError, match="another fleetrun may hold it"):
         reserve(HOST, 1, held.port)
@@ -75,7 +77,7 @@ def test_the_reservation_of_another_launcher_counts_as_taken() -> None:
 
 
 @LINUX_ONLY
-def test_a_port_in_time_wait_is_free() -> None:
+def test_port_in_time_wait_is_free() -> None:
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
         client = socket.create_connection((HOST, port))
@@ -87,7 +89,7 @@ def test_a_port_in_time_wait_is_free() -> None:
 
 
 @LINUX_ONLY
-def test_the_listener_is_named(taken: contextlib.closing[socket.socket]) -> None:
+def test_listener_is_named(taken: contextlib.closing[socket.socket]) -> None:
     with taken as server:
         port = server.getsockname()[1]
         assert listener(port).startswith(f"process {os.getpid()} (")
@@ -95,31 +97,31 @@ def test_the_listener_is_named(taken: contextlib.closing[socket.socket]) -> None
 
 
 @LINUX_ONLY
-def test_the_listener_is_found_after_a_descriptor_closes() -> None:
+def test_listener_is_found_after_a_descriptor_closes() -> None:
     below = os.open(os.devnull, os.O_RDONLY)
     with socket.create_server((HOST, 0)) as taken:
-        os.close(below)  # where our descriptors will be listed through, which then goes
+        os.close(below)  # the descriptor of the listing itself, which then closes
         assert listener(taken.getsockname()[1]).startswith(f"process {os.getpid()} ")
 
 
 @LINUX_ONLY
-def test_a_command_of_several_lines_is_shown_in_one() -> None:
+def test_command_of_several_lines_is_shown_in_one() -> None:
     code = "import socket\nwith socket.create_server(('127.0.0.1', 0)) as s:\n"
     code += " print(s.getsockname()[1], flush=True)\n input()"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
-        told = listener(int(child.stdout.readline()))
+        owner = listener(int(child.stdout.readline()))
         child.communicate(b"\n", timeout=60)
-    assert told.startswith(f"process {child.pid} ({sys.executable} -c import socket with ")
+    assert owner.startswith(f"process {child.pid} ({sys.executable} -c import socket with ")
 
 
-def test_ports_must_exist() -> None:
+def test_invalid_ports_are_refused() -> None:
     with pytest.raises(LaunchError, match="up to 65536, expected at most 65535"):
         reserve(HOST, 3, 65534)
 
 
-def test_an_address_of_another_machine() -> None:
+def test_address_of_another_machine_is_refused() -> None:
     with pytest.raises(LaunchError, match="not an address of this machine"):
         Reservation("203.0.113.1")
 

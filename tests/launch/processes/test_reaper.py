@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that leaves nothing behind."""
+"""The reaper, which kills process groups and removes folders."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from fleetlight.launch.processes import reaper
 from fleetlight.launch.processes.reaper import keep, kill
 
 
-def test_the_reaper_keeps_added_groups() -> None:
+def test_reaper_keeps_added_groups() -> None:
     assert keep([b"add 5\n", b"add 6\n", b"drop 5\n", b"drop 9\n"]) == {6}
 
 
-def test_an_ended_group_is_no_error() -> None:
+def test_ended_group_is_no_error() -> None:
     process = subprocess.Popen(["true"], start_new_session=True)
     process.wait()
     kill([process.pid])
 
 
-def test_the_reaper_removes_the_folder(tmp_path: pathlib.Path) -> None:
+def test_reaper_removes_the_folder(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "error.0").write_text("{}")
     program = [sys.executable, "-I", "-S", reaper.__file__]
-    for _ in range(2):  # the second time it is gone already
+    for _ in range(2):  # the second time the folder does not exist
         subprocess.run([*program, str(folder)], input=b"", timeout=60, check=True)
         assert not folder.exists()
     subprocess.run(program, input=b"", timeout=60, check=True)
     assert tmp_path.exists()
 
 
-def test_the_reaper_kills_the_groups_when_the_pipe_closes() -> None:
+def test_reaper_kills_the_groups_when_the_pipe_closes() -> None:
     stay, go = (
         subprocess.Popen(["sleep", "60"], start_new_session=True),
         subprocess.Popen(["sleep", "60"], start_new_session=True),

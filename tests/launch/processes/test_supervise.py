@@ -7,7 +7,7 @@ import os
 import pathlib
 
 import pytest
-from tests.launch.processes.test_gang import HERE, Paper
+from tests.launch.processes.test_gang import HERE, Screen
 
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, Node
@@ -20,7 +20,7 @@ from fleetlight.launch.processes.logs import claim
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import RemoteState
 
-#: worker 1 says that it is about to exit, and does when worker 0 has long failed for that
+#: worker 1 reports that it is exiting, and exits long after worker 0 failed because of it
 SCRIPT = """
 import json, os, pathlib, sys, time
 index = int(os.environ["FLEET_INDEX"])
@@ -42,7 +42,7 @@ sys.exit(3)
 
 
 @pytest.mark.multiprocess
-def test_the_exit_code_of_an_exiting_process_is_reported(
+def test_exit_code_of_an_exiting_process_is_reported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "SETTLE_S", 0.0)
@@ -55,7 +55,7 @@ def test_the_exit_code_of_an_exiting_process_is_reported(
     )
     logs = claim(str(tmp_path / "log"), "a")
     with Reaper() as reaper, Interrupts() as interrupts:
-        gang = Gang(run, folder=logs, reaper=reaper, screen=Paper(), outside=os.environ)
+        gang = Gang(run, folder=logs, reaper=reaper, screen=Screen(), outside=os.environ)
         failures: list[bool] = []
 
         def ask(_: bool) -> RemoteState:

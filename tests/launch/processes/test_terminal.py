@@ -24,7 +24,7 @@ from fleetlight.launch.processes.terminal import PtyFollower, plain
         (b"\x1b[2K\r\x1b[?25lbar\x1b[?25h", b"bar"),
     ],
 )
-def test_a_logged_line_has_its_final_text(written: bytes, logged: bytes) -> None:
+def test_logged_line_has_its_final_text(written: bytes, logged: bytes) -> None:
     assert plain(written) == logged
 
 
@@ -36,7 +36,7 @@ sys.stdout.write("\\r\\x1b[1m100%\\x1b[0m\\nno end of line")
 """
 
 
-def test_a_process_has_a_terminal_and_its_last_output_is_logged(tmp_path: pathlib.Path) -> None:
+def test_process_has_a_terminal_and_its_last_output_is_logged(tmp_path: pathlib.Path) -> None:
     shown: list[bytes] = []
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     follower = PtyFollower(log, shown.append, lambda: (77, 33))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided, step by step, without processes or clocks."""
+"""The decisions of `Watch`, step by step, without processes or clocks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_all_workers_done_is_success() -> None:
     assert one.verdict is Verdict.SUCCESS
 
 
-def test_a_root_cause_ends_the_others_at_once() -> None:
+def test_root_cause_ends_the_others_at_once() -> None:
     one = watch(W0, W1)
     killed = ended(W1, -signal.SIGKILL)
     assert one.step(Observation(now=0, exits=[killed])) == signal.SIGTERM
@@ -61,7 +61,7 @@ def test_a_root_cause_ends_the_others_at_once() -> None:
     assert (one.verdict, one.failure) == (Verdict.FAILED, killed)
 
 
-def test_an_exiting_process_may_be_the_root_cause() -> None:
+def test_exiting_process_may_be_the_root_cause() -> None:
     one = watch(W0, W1)
     unclear, cause = ended(W0, 1, at=1.0), ended(W1, 3, at=0.5)
     assert one.step(Observation(now=1, exits=[unclear], leaving=True)) is None
@@ -71,7 +71,7 @@ def test_an_exiting_process_may_be_the_root_cause() -> None:
     assert one.failure is cause
 
 
-def test_waiting_for_an_exiting_process_has_a_limit() -> None:
+def test_wait_for_an_exiting_process_has_a_limit() -> None:
     one = watch(W0, W1)
     unclear = ended(W0, 1)
     one.step(Observation(now=1, exits=[unclear], leaving=True))
@@ -79,7 +79,7 @@ def test_waiting_for_an_exiting_process_has_a_limit() -> None:
     assert one.failure is unclear
 
 
-def test_an_unclear_failure_waits_for_the_root_cause() -> None:
+def test_unclear_failure_waits_for_the_root_cause() -> None:
     one = watch(W0, W1)
     unclear, cause = ended(W0, 1, at=1.0), ended(W1, 1, at=0.5, error="ValueError")
     assert one.step(Observation(now=1, exits=[unclear])) is None
@@ -88,7 +88,7 @@ def test_an_unclear_failure_waits_for_the_root_cause() -> None:
     assert one.failure is cause
 
 
-def test_an_unclear_failure_is_reported_when_no_other_follows() -> None:
+def test_unclear_failure_is_reported_when_no_other_follows() -> None:
     one = watch(W0, W1)
     unclear = ended(W0, 1)
     one.step(Observation(now=0, exits=[unclear]))
@@ -107,11 +107,11 @@ def test_sigkill_follows_after_the_grace_period_and_only_once() -> None:
     assert one.is_over
 
 
-def test_a_failure_ends_the_job_within_five_seconds() -> None:
+def test_failure_ends_the_job_within_five_seconds() -> None:
     assert SETTLE_S + GRACE_S < 5
 
 
-def test_an_interrupt_is_forwarded_and_a_second_one_kills() -> None:
+def test_interrupt_is_forwarded_and_a_second_one_kills() -> None:
     one = watch(W0)
     assert one.step(Observation(now=0, interrupts=[signal.SIGINT])) == signal.SIGINT
     assert one.step(Observation(now=0.1, interrupts=[signal.SIGINT])) is None
@@ -122,7 +122,7 @@ def test_an_interrupt_is_forwarded_and_a_second_one_kills() -> None:
     assert one.failure is None
 
 
-def test_servers_may_end_by_themselves() -> None:
+def test_servers_may_exit_by_themselves() -> None:
     one = watch(S0, W0)
     assert one.step(Observation(now=0, exits=[ended(W0)])) is None
     assert one.phase is Phase.LEAVING
@@ -131,7 +131,7 @@ def test_servers_may_end_by_themselves() -> None:
     assert (one.verdict, one.ended_servers) == (Verdict.SUCCESS, False)
 
 
-def test_servers_that_stay_are_ended_and_that_is_no_failure() -> None:
+def test_remaining_servers_are_stopped_without_a_failure() -> None:
     one = watch(S0, W0)
     one.step(Observation(now=0, exits=[ended(W0)]))
     assert one.step(Observation(now=LEAVE_S, exits=[ended(W0)])) == signal.SIGTERM
@@ -140,7 +140,7 @@ def test_servers_that_stay_are_ended_and_that_is_no_failure() -> None:
     assert (one.verdict, one.ended_servers) == (Verdict.SUCCESS, True)
 
 
-def test_a_server_that_fails_fails_the_job() -> None:
+def test_failed_server_fails_the_job() -> None:
     for exits in ([ended(S0, -9)], [ended(W0), ended(S0, -9)]):
         one = watch(S0, W0)
         one.step(Observation(now=0, exits=exits))
@@ -149,7 +149,7 @@ def test_a_server_that_fails_fails_the_job() -> None:
         assert one.failure.member is S0
 
 
-def test_a_server_that_is_done_early_is_no_failure() -> None:
+def test_server_that_is_done_early_is_no_failure() -> None:
     one = watch(S0, W0)
     assert one.step(Observation(now=0, exits=[ended(S0)])) is None
     assert one.phase is Phase.RUNNING
@@ -164,7 +164,7 @@ def test_servers_run_until_the_other_machines_are_done() -> None:
     assert one.phase is Phase.LEAVING
 
 
-def test_another_machine_ends_this_one() -> None:
+def test_failure_of_another_machine_ends_this_one() -> None:
     one = watch(W0)
     assert one.step(Observation(now=0, remote=RemoteState.STOP)) == signal.SIGTERM
     one.step(Observation(now=1, exits=[ended(W0, -15)], remote=RemoteState.STOP))
@@ -172,22 +172,22 @@ def test_another_machine_ends_this_one() -> None:
     assert (one.verdict, one.failure) == (Verdict.STOPPED, None)
 
 
-def test_a_local_failure_is_reported_after_a_remote_stop() -> None:
+def test_local_failure_is_reported_after_a_remote_stop() -> None:
     one = watch(W0)
     failed = ended(W0, 3)
     one.step(Observation(now=0, exits=[failed], remote=RemoteState.STOP))
     assert (one.verdict, one.failure) == (Verdict.FAILED, failed)
 
 
-def returning(member: JobProcess, status: int = -signal.SIGKILL) -> ProcessExit:
+def restartable(member: JobProcess, status: int = -signal.SIGKILL) -> ProcessExit:
     return ProcessExit(
         member=member, status=status, at=0.0, reported=ProcessStatus(restartable=True)
     )
 
 
-def test_a_restartable_process_restarts_up_to_the_limit() -> None:
+def test_restartable_process_restarts_up_to_the_limit() -> None:
     one = Watch((W0, W1, S0), GRACE_S, max_restarts=2)
-    lost = returning(S0)
+    lost = restartable(S0)
     for left in (1, 0):
         assert one.to_restart(Observation(now=0, exits=[lost])) is lost
         assert one.restarts_left == left
@@ -199,17 +199,17 @@ def test_a_restartable_process_restarts_up_to_the_limit() -> None:
 
 def test_no_process_restarts_while_a_job_ends() -> None:
     one = Watch((W0, S0), GRACE_S, max_restarts=9)
-    seen = Observation(now=0, exits=[returning(S0)], interrupts=[signal.SIGINT])
+    seen = Observation(now=0, exits=[restartable(S0)], interrupts=[signal.SIGINT])
     assert one.to_restart(seen) is None
     one = Watch((W0, W1, S0), GRACE_S, max_restarts=9)
     one.step(Observation(now=0, exits=[ended(W0, 1, error="ValueError")]))
-    assert one.to_restart(Observation(now=0, exits=[returning(S0)])) is None
-    # and nobody who did not say that it may
+    assert one.to_restart(Observation(now=0, exits=[restartable(S0)])) is None
+    # a process that has not reported itself restartable does not restart
     one = Watch((W0, W1, S0), GRACE_S, max_restarts=9)
     assert one.to_restart(Observation(now=0, exits=[ended(S0, -signal.SIGKILL)])) is None
 
 
-def test_the_others_continue_without_an_expendable_process() -> None:
+def test_others_continue_without_an_expendable_process() -> None:
     one = watch(W0, W1, S0)
     reported = ProcessStatus(restartable=True, expendable=True)
     lost = ProcessExit(member=W1, status=-signal.SIGKILL, at=0.0, reported=reported)
@@ -224,7 +224,7 @@ def test_the_others_continue_without_an_expendable_process() -> None:
     assert (one.verdict, one.failure, one.continued_without) == (Verdict.SUCCESS, None, [lost])
 
 
-def test_a_process_that_is_not_expendable_fails_the_job() -> None:
+def test_process_that_is_not_expendable_fails_the_job() -> None:
     one = watch(W0, W1, S0)
     reported = ProcessStatus(expendable=True, error="ValueError: x")
     lost = ProcessExit(member=W1, status=1, at=0.0, reported=reported)
@@ -234,7 +234,7 @@ def test_a_process_that_is_not_expendable_fails_the_job() -> None:
     assert one.failure is killed
 
 
-# --- asked to stop
+# --- graceful stop
 
 STOP_S = 30.0
 TERM = [signal.SIGTERM]
@@ -244,8 +244,8 @@ def stopped(member: JobProcess, step: int = 7) -> ProcessExit:
     return ProcessExit(member=member, status=75, at=0.0, stop=Stop(step, "/ckpt"))
 
 
-def asked(*members: JobProcess) -> Watch:
-    """A watch over processes that save, at SIGTERM."""
+def stopping_watch(*members: JobProcess) -> Watch:
+    """A watch over processes that save at SIGTERM."""
     one = Watch(members, GRACE_S, stop_s=STOP_S)
     assert one.step(Observation(now=0, interrupts=TERM, can_stop=True)) == signal.SIGTERM
     assert one.phase is Phase.STOPPING
@@ -253,23 +253,23 @@ def asked(*members: JobProcess) -> Watch:
 
 
 def test_workers_stop_on_request_and_servers_exit_after_them() -> None:
-    one = asked(S0, W0, W1)
+    one = stopping_watch(S0, W0, W1)
     assert one.asked == (Kind.WORKER,)
-    # longer than any other end may take
+    # longer than the limit of any other end
     assert one.step(Observation(now=STOP_S - 1, interrupts=TERM, exits=[stopped(W0)])) is None
     both = [stopped(W0, 9), stopped(W1, 7)]
     assert one.step(Observation(now=STOP_S - 0.5, interrupts=TERM, exits=both)) is None
     assert one.phase is Phase.LEAVING
     one.step(Observation(now=STOP_S + 1, interrupts=TERM, exits=[*both, stopped(S0, 0)]))
     assert (one.is_over, one.verdict, one.failure) == (True, Verdict.SAVED, None)
-    # that of worker 0, who has saved
+    # that of worker 0, which has saved
     assert one.stop == Stop(9, "/ckpt")
 
 
 def test_a_process_killed_during_a_save_restarts() -> None:
     one = Watch((S0, W0, W1), GRACE_S, max_restarts=9, stop_s=STOP_S)
-    lost = returning(W1)
-    # the signal comes first, and is acted upon
+    lost = restartable(W1)
+    # the signal comes first and takes effect
     assert one.to_restart(Observation(now=0, interrupts=TERM, exits=[lost], can_stop=True)) is None
     assert (
         one.step(Observation(now=0, interrupts=TERM, exits=[lost], can_stop=True)) == signal.SIGTERM
@@ -282,8 +282,8 @@ def test_a_process_killed_during_a_save_restarts() -> None:
     assert one.step(Observation(now=2, interrupts=twice, exits=[lost])) == signal.SIGKILL
 
 
-def test_a_server_that_stays_after_a_stop_is_ended() -> None:
-    one = asked(S0, W0)
+def test_server_that_remains_after_a_stop_is_ended() -> None:
+    one = stopping_watch(S0, W0)
     one.step(Observation(now=1, interrupts=TERM, exits=[stopped(W0)]))
     assert (
         one.step(Observation(now=1 + LEAVE_S, interrupts=TERM, exits=[stopped(W0)]))
@@ -298,9 +298,9 @@ KILLED = dataclasses.replace(
 )
 
 
-def test_a_worker_killed_between_stop_and_goodbye_has_saved() -> None:
-    """A server that may wait for it is ended."""
-    one = asked(S0, W0, W1)
+def test_worker_killed_between_stop_and_goodbye_has_saved() -> None:
+    """A server that may wait for its goodbye is ended."""
+    one = stopping_watch(S0, W0, W1)
     for exits in ([KILLED], [KILLED, stopped(W1)]):
         assert (
             one.step(Observation(now=1, interrupts=TERM, exits=one.confirmed_exits(exits, 1)))
@@ -318,21 +318,21 @@ def test_servers_may_miss_the_goodbye_of_a_stopped_worker() -> None:
     missing = ProcessExit(member=S0, status=1, at=0.0, reported=reported)
     orders = ([KILLED], [KILLED, stopped(W1)]), ([KILLED, missing], [missing, KILLED])
     for order in orders:
-        one = asked(S0, W0, W1)
+        one = stopping_watch(S0, W0, W1)
         for exits in (*order, [missing, KILLED, stopped(W1)]):
             one.step(Observation(now=1, interrupts=TERM, exits=one.confirmed_exits(exits, 1)))
         assert (one.is_over, one.verdict, one.failure) == (True, Verdict.SAVED, None)
         assert one.stop == Stop(9, "/ckpt")
-    # but not that another worker does, nor an error of a server's own
+    # but no failure of another worker, and no error of the server itself
     for failed in (dataclasses.replace(missing, member=W1), ended(S0, 1, error="ValueError")):
-        one = asked(S0, W0, W1)
+        one = stopping_watch(S0, W0, W1)
         exits = one.confirmed_exits([KILLED, failed], 1)
         assert one.step(Observation(now=1, interrupts=TERM, exits=exits)) == signal.SIGKILL
         assert (one.verdict, one.failure) == (Verdict.INTERRUPTED, failed)
 
 
-def test_a_second_signal_ends_servers_once_all_is_saved() -> None:
-    one = asked(S0, W0)
+def test_second_signal_ends_servers_after_the_save() -> None:
+    one = stopping_watch(S0, W0)
     one.step(Observation(now=1, interrupts=TERM, exits=[stopped(W0)]))
     twice = [*TERM, signal.SIGINT]
     assert one.step(Observation(now=2, interrupts=twice, exits=[stopped(W0)])) == signal.SIGINT
@@ -340,8 +340,8 @@ def test_a_second_signal_ends_servers_once_all_is_saved() -> None:
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
-def test_a_machine_with_only_servers_signals_them() -> None:
-    one = asked(S0)
+def test_machine_with_only_servers_signals_them() -> None:
+    one = stopping_watch(S0)
     assert one.asked == (Kind.SERVER,)
     assert one.step(Observation(now=LEAVE_S + 1, interrupts=TERM)) is None
     one.step(Observation(now=9, interrupts=TERM, exits=[stopped(S0, 0)]))
@@ -356,8 +356,8 @@ def test_processes_that_do_not_save_end_at_sigterm() -> None:
         assert (one.phase, one.asked) == (Phase.ENDING, ())
 
 
-def test_a_second_signal_kills_while_the_job_is_saved() -> None:
-    one = asked(S0, W0)
+def test_second_signal_kills_during_a_save() -> None:
+    one = stopping_watch(S0, W0)
     twice = [signal.SIGTERM, signal.SIGINT]
     assert one.step(Observation(now=1, interrupts=twice, can_stop=True)) == signal.SIGKILL
     assert one.asked == ()
@@ -365,27 +365,27 @@ def test_a_second_signal_kills_while_the_job_is_saved() -> None:
     assert (one.is_over, one.verdict, one.stop_failed) == (True, Verdict.INTERRUPTED, True)
 
 
-def test_a_stop_has_a_deadline() -> None:
-    one = asked(W0, W1)
+def test_stop_has_a_deadline() -> None:
+    one = stopping_watch(W0, W1)
     exits = [stopped(W0)]
     assert one.step(Observation(now=STOP_S - 0.1, interrupts=TERM, exits=exits)) is None
     assert one.step(Observation(now=STOP_S, interrupts=TERM, exits=exits)) == signal.SIGKILL
     assert (one.verdict, one.stop_failed) == (Verdict.INTERRUPTED, True)
 
 
-def test_a_failed_stop_causes_no_restart() -> None:
-    one = asked(W0, W1)
+def test_failed_stop_causes_no_restart() -> None:
+    one = stopping_watch(W0, W1)
     exits = [ended(W1, 1, error="CheckpointError")]
     assert one.step(Observation(now=1, interrupts=TERM, exits=exits)) == signal.SIGKILL
-    # but it is shown
+    # but it is reported
     assert (one.verdict, one.failure, one.stop_failed) == (Verdict.INTERRUPTED, exits[0], True)
 
 
-def test_a_stop_may_come_from_another_machine() -> None:
+def test_stop_may_come_from_another_machine() -> None:
     one = watch(W0, W1)
     assert one.step(Observation(now=0, exits=[stopped(W0)], remote=RemoteState.RUNNING)) is None
     assert one.phase is Phase.STOPPING
-    # this machine hears it a little later than the first one
+    # this machine learns of the stop a little later than the first
     late = Observation(now=1, exits=[stopped(W0)], interrupts=TERM, remote=RemoteState.RUNNING)
     assert one.step(late) is None
     both = [stopped(W0), stopped(W1)]
@@ -393,13 +393,13 @@ def test_a_stop_may_come_from_another_machine() -> None:
     assert (one.is_over, one.verdict) == (True, Verdict.SAVED)
 
 
-def test_a_job_that_ends_during_a_stop_is_done() -> None:
-    one = asked(W0, W1)
+def test_job_that_ends_during_a_stop_is_done() -> None:
+    one = stopping_watch(W0, W1)
     one.step(Observation(now=1, interrupts=TERM, exits=[ended(W0), ended(W1)]))
     assert (one.is_over, one.verdict, one.stop) == (True, Verdict.SUCCESS, None)
 
 
-def test_a_process_that_records_sigterm_gets_a_second_one() -> None:
+def test_process_that_records_sigterm_gets_a_second_one() -> None:
     one = watch(W0, W1)
     exits = [ended(W1, -signal.SIGKILL)]
     assert one.step(Observation(now=0, exits=exits, can_stop=True)) == signal.SIGTERM
@@ -409,14 +409,14 @@ def test_a_process_that_records_sigterm_gets_a_second_one() -> None:
     assert one.step(Observation(now=GRACE_S, exits=exits, can_stop=True)) == signal.SIGKILL
 
 
-def test_a_process_that_ends_at_sigterm_gets_one() -> None:
+def test_process_that_ends_at_sigterm_gets_one() -> None:
     one = watch(W0, W1)
     exits = [ended(W1, -signal.SIGKILL)]
     assert one.step(Observation(now=0, exits=exits)) == signal.SIGTERM
     assert one.step(Observation(now=FIRST_SIGTERM_S, exits=exits)) is None
 
 
-def test_a_worker_killed_after_its_script_is_done() -> None:
+def test_worker_killed_after_its_script_is_done() -> None:
     one = watch(W0, W1, S0)
     reported = ProcessStatus(left_job=True, exiting=True)
     killed = ProcessExit(member=W0, status=-signal.SIGKILL, at=0.0, reported=reported)
@@ -426,17 +426,17 @@ def test_a_worker_killed_after_its_script_is_done() -> None:
     one.step(Observation(now=1, exits=[killed, ended(W1)]))
     one.step(Observation(now=2, exits=[killed, ended(W1), ended(S0)]))
     assert one.verdict is Verdict.SUCCESS
-    # its script may have had something to do, or its end is its own fault
+    # its script may not be over, or its end may be its own fault
     for less in (ProcessStatus(left_job=True), ProcessStatus(exiting=True)):
         assert dataclasses.replace(killed, reported=less).has_failed
     for status in (1, -signal.SIGABRT):
         assert dataclasses.replace(killed, status=status).has_failed
 
 
-def test_a_server_killed_after_the_last_goodbye_is_done() -> None:
+def test_server_killed_after_the_last_goodbye_is_done() -> None:
     reported = ProcessStatus(left_job=True, exiting=True)
     killed = ProcessExit(member=S0, status=-signal.SIGKILL, at=0.0, reported=reported)
-    # the workers may have ended before, or still be about to
+    # the workers may have ended before, or be about to end
     for steps in ([[ended(W0)], [ended(W0), killed]], [[killed], [ended(W0), killed]]):
         one = watch(S0, W0)
         for exits in steps:
@@ -446,37 +446,42 @@ def test_a_server_killed_after_the_last_goodbye_is_done() -> None:
         assert (one.verdict, one.failure) == (Verdict.SUCCESS, None)
 
 
-def parting(status: int = -signal.SIGKILL, **facts: Any) -> ProcessExit:
-    """Worker 0 was killed amid its goodbye, and its script was over."""
+def killed_while_leaving(status: int = -signal.SIGKILL, **facts: Any) -> ProcessExit:
+    """Worker 0, killed during its goodbye after its script was over."""
     usual = {"restartable": True, "saying_goodbye": True, "exiting": True}
     reported = ProcessStatus(**{**usual, **facts})
     return ProcessExit(member=W0, status=status, at=0.0, reported=reported)
 
 
-def test_exited_servers_have_the_goodbye_of_a_killed_worker() -> None:
+def test_exited_servers_confirm_the_goodbye_of_a_killed_worker() -> None:
     one = Watch([S0, W0], GRACE_S, 1)
-    assert one.confirmed_exits([parting()], 1.0) == []
-    known = one.confirmed_exits([parting(), ended(S0)], 1.1)
+    assert one.confirmed_exits([killed_while_leaving()], 1.0) == []
+    known = one.confirmed_exits([killed_while_leaving(), ended(S0)], 1.1)
     assert [lost.is_done for lost in known] == [True, False]
     seen = Observation(now=1.1, exits=known)
     assert one.to_restart(seen) is None
     one.step(seen)
     assert one.is_over
     assert (one.verdict, one.restarted) == (Verdict.SUCCESS, 0)
-    # its script may have had something to do, and another life could not call the servers
+    # its script may not be over, but a restarted worker could not reach the servers
     again = Watch([S0, W0], GRACE_S, 1)
-    lost = again.confirmed_exits([parting(exiting=False), ended(S0)], 1.1)[0]
+    lost = again.confirmed_exits([killed_while_leaving(exiting=False), ended(S0)], 1.1)[0]
     assert not lost.is_done
     assert not lost.may_restart_alone
 
 
-def test_a_worker_without_a_certain_goodbye_restarts() -> None:
+def test_worker_without_a_confirmed_goodbye_restarts() -> None:
     one = Watch([S0, W0, W1], GRACE_S, 2)
     for now in (1.0, 10.0):
-        assert one.confirmed_exits([parting()], now) == []
-        known = one.confirmed_exits([parting()], now + GOODBYE_S)
-        assert one.to_restart(Observation(now=now + GOODBYE_S, exits=known)) == parting()
-    # nothing is waited for where nobody could tell, or where the job has failed anyhow
+        assert one.confirmed_exits([killed_while_leaving()], now) == []
+        known = one.confirmed_exits([killed_while_leaving()], now + GOODBYE_S)
+        assert (
+            one.to_restart(Observation(now=now + GOODBYE_S, exits=known)) == killed_while_leaving()
+        )
+    # no wait without servers to confirm it, or after another failure
     failed = ended(W1, 3, error="ValueError")
-    for members, exits in (([W0, W1], [parting()]), ([S0, W0, W1], [parting(), failed])):
+    for members, exits in (
+        ([W0, W1], [killed_while_leaving()]),
+        ([S0, W0, W1], [killed_while_leaving(), failed]),
+    ):
         assert Watch(members, GRACE_S, 1).confirmed_exits(exits, 1.0) == exits

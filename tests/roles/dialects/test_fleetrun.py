@@ -15,7 +15,7 @@ def without(name: str, **changes: str) -> dict[str, str]:
     return {key: value for key, value in {**OWN, **changes}.items() if key != name}
 
 
-def test_everything_said_is_read() -> None:
+def test_all_variables_are_read() -> None:
     role = fleetrun.DIALECT.read(OWN)
     assert (role.kind, role.index, role.worker_num, role.server_num) == (Kind.WORKER, 3, 4, 1)
     assert (role.master, role.master_is_outside) == (("10.0.0.1", 6170), False)
@@ -25,7 +25,7 @@ def test_everything_said_is_read() -> None:
     assert (role.address, role.device, role.restart) == ("10.0.0.2", 5, 2)
 
 
-def test_the_least_that_is_enough() -> None:
+def test_minimal_set_of_variables() -> None:
     role = fleetrun.DIALECT.read(
         {"FLEET_ROLE": "worker", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"}
     )
@@ -33,25 +33,25 @@ def test_the_least_that_is_enough() -> None:
     assert (role.local_rank, role.device, role.restart) == (None, None, 0)
 
 
-def test_a_server_is_one() -> None:
+def test_server_role_is_read() -> None:
     role = fleetrun.DIALECT.read({**OWN, "FLEET_ROLE": "Server", "FLEET_INDEX": "0"})
     assert role.is_server
     assert role.index == 0
 
 
 @pytest.mark.parametrize("name", ["FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM", "FLEET_MASTER"])
-def test_what_is_missing_is_named(name: str) -> None:
+def test_missing_variables_are_named(name: str) -> None:
     with pytest.raises(RoleError, match=f"{name} is not set"):
         fleetrun.DIALECT.read(without(name))
 
 
 @pytest.mark.parametrize("name", ["FLEET_ROLE", "FLEET_INDEX", "FLEET_WORKER_NUM"])
-def test_each_mark_makes_the_dialect(name: str) -> None:
+def test_each_marker_variable_selects_the_dialect(name: str) -> None:
     assert fleetrun.DIALECT.is_present({name: "1"})
     assert not fleetrun.DIALECT.is_present({name: " "})
 
 
-def test_an_address_alone_is_no_job() -> None:
+def test_address_alone_is_no_job() -> None:
     assert not fleetrun.DIALECT.is_present({"FLEET_HOST": "10.0.0.1", "FLEET_DEADLINE_S": "3"})
 
 
@@ -77,12 +77,12 @@ def test_wrong_values_are_refused(name: str, value: str) -> None:
         fleetrun.DIALECT.read({**OWN, name: value})
 
 
-def test_schedulers_belong_to_another_dialect() -> None:
+def test_scheduler_role_is_refused() -> None:
     with pytest.raises(RoleError, match="FLEET_ROLE='scheduler', expected worker or server"):
         fleetrun.DIALECT.read({**OWN, "FLEET_ROLE": "scheduler", "FLEET_INDEX": "0"})
 
 
-def test_a_server_of_a_job_without_servers_is_refused() -> None:
+def test_server_of_a_job_without_servers_is_refused() -> None:
     env = {"FLEET_ROLE": "server", "FLEET_INDEX": "0", "FLEET_WORKER_NUM": "1"}
     with pytest.raises(RoleError, match="server_num=0, expected at least 1"):
         fleetrun.DIALECT.read(env)

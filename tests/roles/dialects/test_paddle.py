@@ -11,7 +11,7 @@ from fleetlight.roles import Kind
 from fleetlight.roles.dialects import paddle
 
 
-def test_a_collective_worker() -> None:
+def test_collective_worker() -> None:
     role = paddle.DIALECT.read(PADDLE)
     assert (role.kind, role.index, role.worker_num, role.server_num) == (Kind.WORKER, 2, 4, 0)
     assert role.master == ("10.0.0.1", 6170)
@@ -27,25 +27,25 @@ def test_local_ranks_are_counted_on_each_host(index: int, place: tuple[int, ...]
     assert (role.local_rank, role.local_size, role.node_rank, role.node_num) == place
 
 
-def test_the_endpoints_alone_say_how_many() -> None:
+def test_endpoints_alone_give_the_world_size() -> None:
     env = {k: v for k, v in PADDLE.items() if k != "PADDLE_TRAINERS_NUM"}
     assert paddle.DIALECT.read(env).worker_num == 4
 
 
-def test_a_worker_of_a_job_with_servers() -> None:
+def test_worker_of_a_job_with_servers() -> None:
     role = paddle.DIALECT.read(PADDLE_WORKER)
     assert (role.kind, role.index, role.worker_num, role.server_num) == (Kind.WORKER, 1, 2, 2)
     assert role.server_endpoints[1] == ("10.0.0.2", 7000)
     assert role.address == "10.0.0.9"
 
 
-def test_a_server_finds_itself_in_the_list() -> None:
+def test_server_finds_its_index_in_the_list() -> None:
     role = paddle.DIALECT.read(PADDLE_SERVER)
     assert (role.kind, role.index, role.worker_num, role.server_num) == (Kind.SERVER, 1, 2, 2)
     assert paddle.DIALECT.read({**PADDLE_SERVER, "POD_IP": "10.0.0.1"}).index == 0
 
 
-def test_several_devices_mean_the_first() -> None:
+def test_first_of_several_devices_is_used() -> None:
     assert paddle.DIALECT.read({**PADDLE, "FLAGS_selected_gpus": "6,7"}).device == 6
 
 
@@ -61,7 +61,7 @@ def test_several_devices_mean_the_first() -> None:
         (PADDLE_SERVER, "PADDLE_PORT"),
     ],
 )
-def test_what_is_missing_is_named(env: dict[str, str], name: str) -> None:
+def test_missing_variables_are_named(env: dict[str, str], name: str) -> None:
     with pytest.raises(RoleError, match=f"{name} is not set"):
         paddle.DIALECT.read({key: value for key, value in env.items() if key != name})
 
@@ -86,12 +86,12 @@ def test_wrong_values_are_refused(env: dict[str, str], name: str, value: str, na
         paddle.DIALECT.read({**env, name: value})
 
 
-def test_what_kubernetes_sets_in_any_pod_is_no_job() -> None:
+def test_variables_of_any_kubernetes_pod_are_no_job() -> None:
     assert not paddle.DIALECT.is_present({"POD_IP": "10.0.0.1", "PADDLE_PORT": "80"})
     assert not paddle.DIALECT.is_present({"PADDLE_TRAINER_ID": ""})
 
 
 @pytest.mark.parametrize("name", [*PADDLE, "TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"])
-def test_each_mark_makes_the_dialect(name: str) -> None:
+def test_each_marker_variable_selects_the_dialect(name: str) -> None:
     is_mark = name not in ("PADDLE_CURRENT_ENDPOINT", "FLAGS_selected_gpus")
     assert paddle.DIALECT.is_present({name: "1"}) == is_mark

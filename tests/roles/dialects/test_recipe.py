@@ -41,14 +41,14 @@ OURS = {"FLEET_ROLE": "worker", "FLEET_WORKER_NUM": "2", "FLEET_MASTER": "a:1"}
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of dialects has one file more."""
+    """Add a file to the folder of dialects."""
     (tmp_path / "toy.py").write_text(TOY)
     monkeypatch.setattr(dialects, "__path__", [*dialects.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, f"{dialects.__name__}.toy", raising=False)
 
 
 @pytest.mark.usefixtures("file")
-def test_it_is_found_and_read() -> None:
+def test_new_dialect_is_found_and_read() -> None:
     known = find_dialects()
     assert [dialect.name for dialect in known] == [*(d.name for d in DIALECTS), "TOY_*"]
     role = from_environment(WORKER, known)
@@ -59,23 +59,23 @@ def test_it_is_found_and_read() -> None:
 
 
 @pytest.mark.usefixtures("file")
-def test_it_must_agree_with_the_others() -> None:
+def test_new_dialect_must_agree_with_the_others() -> None:
     known = find_dialects()
     role = from_environment({**OURS, "FLEET_INDEX": "1", "FLEET_SERVER_NUM": "3", **WORKER}, known)
-    # the lower precedence counts, and what the other has no variable for is no contradiction
+    # the lower precedence value wins; a missing variable is no contradiction
     assert (role.dialect, role.server_num) == ("FLEET_*", 3)
     with pytest.raises(RoleError, match=r"FLEET_\* has index=0, TOY_\* has index=1"):
         from_environment({**OURS, "FLEET_INDEX": "0", **WORKER}, known)
 
 
 @pytest.mark.usefixtures("file")
-def test_fleetrun_keeps_its_variables_from_children() -> None:
+def test_fleetrun_removes_its_variables_for_children() -> None:
     assert is_kept_from_children("TOY_RANK", find_dialects())
     assert not is_kept_from_children("TOY_RANK")
     assert not is_kept_from_children("PATH", find_dialects())
 
 
-def test_the_order_of_precedence_is_definite() -> None:
+def test_order_of_precedence_is_unique() -> None:
     order = [dialect.precedence for dialect in DIALECTS]
     assert order == sorted(set(order))
     assert [d.name.split("_")[0].split()[0] for d in DIALECTS] == [

@@ -10,7 +10,7 @@ from fleetlight.errors import RoleError
 from fleetlight.roles.dialects import slurm
 
 
-def test_a_task_of_a_step() -> None:
+def test_task_of_a_step() -> None:
     assert slurm.DIALECT.is_present(SLURM)
     role = slurm.DIALECT.read(SLURM)
     assert (role.index, role.worker_num) == (3, 5)
@@ -30,11 +30,11 @@ def test_a_task_of_a_step() -> None:
         {"SLURM_STEP_NUM_TASKS": "²"},
     ],
 )
-def test_what_is_no_job(changes: dict[str, str]) -> None:
+def test_environments_that_are_no_job(changes: dict[str, str]) -> None:
     assert not slurm.DIALECT.is_present({**SLURM, **changes})
 
 
-def test_tasks_agree_on_a_port_and_steps_do_not() -> None:
+def test_tasks_share_a_port_and_steps_do_not() -> None:
     def port(**changes: str) -> int:
         master = slurm.DIALECT.read({**SLURM, **changes}).master
         assert master is not None
@@ -56,11 +56,11 @@ def test_tasks_agree_on_a_port_and_steps_do_not() -> None:
         ("rack[2-3]n[08-10]", "rack2n08"),
     ],
 )
-def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+def test_first_host_of_a_list(nodes: str, first: str) -> None:
     assert slurm.first_host(nodes) == first
 
 
-def test_a_list_that_is_none() -> None:
+def test_invalid_list_is_refused() -> None:
     with pytest.raises(RoleError, match=r"got node list '\[\]'"):
         slurm.first_host("[]")
 
@@ -86,13 +86,13 @@ def test_tasks_per_node(counts: str, sizes: list[int | None]) -> None:
         assert slurm.DIALECT.read({**SLURM, **changes}).local_size == size
 
 
-def test_the_list_of_the_whole_job_serves_where_the_step_has_none() -> None:
+def test_list_of_the_job_replaces_a_missing_list_of_the_step() -> None:
     role = slurm.DIALECT.read({**SLURM, "SLURM_STEP_NODELIST": ""})
     assert role.master is not None
     assert role.master[0] == "node01"
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"])
-def test_what_is_missing_is_named(name: str) -> None:
+def test_missing_variables_are_named(name: str) -> None:
     with pytest.raises(RoleError, match=f"{name} is not set"):
         slurm.DIALECT.read({key: value for key, value in SLURM.items() if key != name})
