@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from tests.chaos import harms
-from tests.chaos.doom import SelfKill
+from tests.chaos.self_kill import SelfKill
 
 import fleetlight as fleet
 from fleetlight.fleet.job import current
