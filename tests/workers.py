@@ -72,12 +72,12 @@ def run_processes(
         _started(environment(index, len(each), port, deadline_s), function, args)
         for index, args in enumerate(each)
     ]
-    answers = _answers(running)
+    results = _results(running)
     holder.close()
-    errors = [text for kind, text in answers if kind == "error"]
+    errors = [text for kind, text in results if kind == "error"]
     if errors:
         raise WorkerFailedError("\n".join(errors))
-    return [value for _, value in answers]
+    return [value for _, value in results]
 
 
 def run_job(
@@ -101,10 +101,10 @@ def run_job(
         env = environment(index, workers, held[0][1], deadline_s) | job | {"FLEET_ROLE": kind}
         args = (server if kind == "server" else worker,)
         running.append(_started(env, _in_served_job, args))
-    answers = _answers(running)
+    results = _results(running)
     for holder, _ in held:
         holder.close()
-    return answers
+    return results
 
 
 def _in_served_job(function: Callable[[], Any]) -> Any:
@@ -122,9 +122,9 @@ def _started(env: dict[str, str], function: Callable[..., Any], args: tuple[Any,
     return process, mine
 
 
-def _answers(running: list[Any]) -> list[tuple[str, Any]]:
+def _results(running: list[Any]) -> list[tuple[str, Any]]:
     try:
-        return [_answer(index, pipe) for index, (_, pipe) in enumerate(running)]
+        return [_result(index, pipe) for index, (_, pipe) in enumerate(running)]
     finally:
         for process, pipe in running:
             process.join(timeout=10)
@@ -133,14 +133,14 @@ def _answers(running: list[Any]) -> list[tuple[str, Any]]:
             pipe.close()
 
 
-def _answer(index: int, pipe: Any) -> tuple[str, Any]:
+def _result(index: int, pipe: Any) -> tuple[str, Any]:
     try:
         if pipe.poll(LIMIT_S):
-            answer: tuple[str, Any] = pickle.loads(pipe.recv_bytes())
-            return answer
+            result: tuple[str, Any] = pickle.loads(pipe.recv_bytes())
+            return result
     except EOFError:
         return "error", f"worker {index} died without a word"
-    return "error", f"worker {index} gave no answer within {LIMIT_S} s"
+    return "error", f"worker {index} gave no result within {LIMIT_S} s"
 
 
 def _main(

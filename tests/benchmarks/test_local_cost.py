@@ -13,7 +13,7 @@ from fleetlight import DistributedStrategy
 @pytest.mark.parametrize(
     ("rate", "cpu", "speed", "cost"),
     [(98.0, 10.2, "met", "met"), (96.0, 10.2, "missed", "met"), (98.0, 10.4, "met", "missed")],
-    ids=["fine", "slow", "dear"],
+    ids=["fine", "slow", "expensive"],
 )
 def test_speed_and_cpu_have_separate_bars(rate: float, cpu: float, speed: str, cost: str) -> None:
     series = {

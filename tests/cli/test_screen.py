@@ -29,6 +29,6 @@ def test_a_closed_pipe_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdout", stream)
         screen = StandardOutput()
         os.close(read)
-        screen.say("nobody hears this")
+        screen.say("not shown")
         screen.say("nor this")
         monkeypatch.undo()

@@ -162,7 +162,7 @@ def failed_first() -> None:
     begin = autosave.watch_in_worker
 
     def refuse(context: Job, calls: StopAgreement) -> None:
-        raise CheckpointError("nothing to go on from")
+        raise CheckpointError("nothing to resume from")
 
     autosave.watch_in_worker = refuse
     with pytest.raises(CheckpointError):

@@ -49,12 +49,12 @@ def test_names_are_resolved_to_ipv4_first(monkeypatch: pytest.MonkeyPatch) -> No
     assert address.resolve("node1") == "fd00::7"
 
 
-@pytest.mark.parametrize("name", ["nobody.invalid", "x" * 70, "a\0b", "a..b"])
+@pytest.mark.parametrize("name", ["host.invalid", "x" * 70, "a\0b", "a..b"])
 def test_unknown_name_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
     def offline(host: str, *rest: object, **named: object) -> object:
-        if host == "nobody.invalid":
+        if host == "host.invalid":
             raise socket.gaierror(socket.EAI_NONAME, "unknown")
         return real(host, *rest, **named)  # type: ignore[arg-type]
 

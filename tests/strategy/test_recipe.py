@@ -16,7 +16,7 @@ from fleetlight.strategy.settings import Effect, Nested, Settings, nested, setti
 
 def _toy(strategy: ToyFeature, job: JobFacts) -> Effect:
     if job.worker_num == 1:
-        return False, "one worker has nobody to play with"
+        return False, "one worker has no peer to play with"
     return True, f"the workers play {strategy.toy_configs.rounds} rounds"
 
 
@@ -65,7 +65,7 @@ def test_explain_shows_the_effect_of_a_new_feature() -> None:
     assert " * toy_configs.rounds = 3: how many rounds" in lines
     assert "   toy_configs (rounds): toy is off" in ToyStrategy().explain(TWO).splitlines()
     assert ToyStrategy(toy=True).inert(JobFacts()) == [
-        "strategy.toy = True has no effect: one worker has nobody to play with"
+        "strategy.toy = True has no effect: one worker has no peer to play with"
     ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.tidy.sources import PACKAGE, ROOT, SOURCES, relative, text
+from tests.tidy.sources import PACKAGE, ROOT, SOURCES, TESTS, relative, text
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
 
@@ -77,14 +77,14 @@ def room(path: Path) -> str:
 
 
 def room_names() -> list[str]:
-    return sorted({room(path) for path in [*SOURCES, *PAGES]})
+    return sorted({room(path) for path in [*SOURCES, *TESTS, *PAGES]})
 
 
 @functools.cache
 def banned_words() -> dict[str, list[Found]]:
     """The banned words of each room."""
     rooms: dict[str, list[Found]] = {}
-    for path in [*SOURCES, *PAGES]:
+    for path in [*SOURCES, *TESTS, *PAGES]:
         if found := list(in_text(text(path), relative(path))):
             rooms.setdefault(room(path), []).extend(found)
     return rooms

@@ -26,16 +26,13 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.journal import journal
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.messages.base import failure_of
-from fleetlight.ps.server import server
-from fleetlight.ps.server import shared_exclusive_lock as gate
-from fleetlight.ps.server import write_ahead_log as chronicle
-from fleetlight.ps.server.checkpoints import checkpoint_handler as keeping
+from fleetlight.ps.server import server, shared_exclusive_lock, write_ahead_log
+from fleetlight.ps.server.checkpoints import checkpoint_handler
 from fleetlight.ps.server.durability import durability
 from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.server import Server
-from fleetlight.ps.server.workers import presence as attendance
-from fleetlight.ps.tables import ordered_snapshot as snapshot
-from fleetlight.ps.tables import unordered_snapshot as sweep
+from fleetlight.ps.server.workers import presence
+from fleetlight.ps.tables import ordered_snapshot, unordered_snapshot
 from fleetlight.ps.transport.interface import Connection
 
 #: later than all events
@@ -53,12 +50,19 @@ _DURABLE = Durable(
 def machinery() -> Iterator[None]:
     """Put the simulated machine in place of the real one."""
     with contextlib.ExitStack() as stack:
-        for module in (attendance, chronicle, gate, keeping, journal, durability):
+        for module in (
+            presence,
+            write_ahead_log,
+            shared_exclusive_lock,
+            checkpoint_handler,
+            journal,
+            durability,
+        ):
             stack.enter_context(mock.patch.object(module, "threading", _THREADING))
         stack.enter_context(mock.patch.object(journal, "Segment", MemorySegment))
         stack.enter_context(mock.patch.object(durability, "history", memory_history))
         stack.enter_context(mock.patch.object(log.logger, "info", _silent))
-        for kind in (snapshot, sweep):
+        for kind in (ordered_snapshot, unordered_snapshot):
             stack.enter_context(mock.patch.object(kind, "get_ready", _silent))
         stack.enter_context(mock.patch.object(server, "ServerState", Rows))
         # they are equal, and the check takes long

@@ -22,7 +22,7 @@ PROMISES = {
     "stale": "no worker reads values that lack more steps of a slower one than staleness allows",
     "meeting": "all workers of a barrier get the same reply: what each of them sent",
     "fence": "once a later incarnation of a worker is known, nothing of an earlier one is applied",
-    "away": "a worker that lives and is connected is not taken for away",
+    "away": "a running, connected worker is not counted as away",
     "waiting": "no thread waits forever",
     "cause": "no worker gets an error unless one has happened",
     "foreseen": "a server raises only errors of the package",

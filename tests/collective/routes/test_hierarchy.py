@@ -160,7 +160,7 @@ class RecordedShot:
         self._by, self._tensor = by, tensor
 
     def advance(self) -> None:
-        self._by.calls.append("go on")
+        self._by.calls.append("continue")
 
     def wait(self) -> None:
         self._by.calls.append("wait")

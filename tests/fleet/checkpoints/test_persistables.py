@@ -248,7 +248,7 @@ def save_in_background(dirname: str) -> Any:
     write, go = checkpoint.write, threading.Event()
 
     def held_back(*args: Any) -> Any:
-        assert go.wait(30), "the save did not go on in the background"
+        assert go.wait(30), "the save did not continue in the background"
         return write(*args)
 
     checkpoint.write = held_back

@@ -120,7 +120,7 @@ def test_exit_with_an_error_is_a_failure(
 
 ENDS = {
     "with a code": ("import sys; sys.exit()", "import sys; sys.exit(0)"),
-    "for nobody": (
+    "for no process": (
         # a SystemExit that is caught ends nothing, whatever reads its code
         "import sys\ntry: sys.exit(3)\nexcept SystemExit as e: assert e.code == 3",
         # a SystemExit in a thread ends nothing either and is not reported

@@ -81,7 +81,7 @@ def test_only_the_first_machine_may_command(service: DoctorService) -> None:
     "request_",
     [
         pytest.param(Measure(1, ()), id="itself"),
-        pytest.param(Measure(2, ()), id="nobody"),
+        pytest.param(Measure(2, ()), id="no machine"),
         pytest.param(Measure(-1, ()), id="below"),
         pytest.param(Measure(0, tuple(range(1, 6))), id="many ports"),
     ],

@@ -42,9 +42,9 @@ def test_all_machines_connected_but_not_ready() -> None:
 def test_deadline_error_names_missing_machines() -> None:
     short = StartDeadline(RecordingScreen(), Interrupts(), deadline_s=0.01)
     with pytest.raises(
-        MembershipError, match=r"within 0.01 s .*: somebody; start the same command"
+        MembershipError, match=r"within 0.01 s .*: launcher 1; start the same command"
     ):
-        short.wait(lambda: False, lambda: "somebody")
+        short.wait(lambda: False, lambda: "launcher 1")
 
 
 def test_remaining_time_of_the_deadline() -> None:
@@ -57,9 +57,9 @@ def test_waiting_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = RecordingScreen()
     answers = iter([False, False, True])
     StartDeadline(screen, Interrupts(), deadline_s=60).wait(
-        lambda: next(answers), lambda: "somebody"
+        lambda: next(answers), lambda: "launcher 1"
     )
-    assert screen.lines == ["somebody", "somebody"]
+    assert screen.lines == ["launcher 1", "launcher 1"]
 
 
 def test_waiting_can_be_interrupted() -> None:

@@ -270,7 +270,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
         r"operation 1 \(addmm\): a program in a file may not have the operation 'os.system'",
     ),
     (operation(operation="aten.mm.out"), "cannot be computed by torch"),
-    (operation(args=[{"node": "nobody"}]), r"operation 1 \(addmm\) is damaged: 'nobody'"),
+    (operation(args=[{"node": "absent"}]), r"operation 1 \(addmm\) is damaged: 'absent'"),
     (operation(args=[{"dtype": "nn"}]), "torch has no dtype 'nn'"),
     (operation(args=[1, 2]), "addmm, value .* cannot be computed"),
     (operation(kwargs={HARMFUL: 1}), "is not a valid name of an argument"),

@@ -192,7 +192,7 @@ def test_background_save_has_the_values_at_the_call(tmp_path: Path, monkeypatch:
     write = ServerState.save
 
     def held_back(self: ServerState, *args: Any) -> Any:
-        assert go.wait(30), "training did not go on"
+        assert go.wait(30), "training did not continue"
         return write(self, *args)
 
     monkeypatch.setattr(ServerState, "save", held_back)
