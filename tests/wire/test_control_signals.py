@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control signals combine in any order."""
+"""Control signals are combined in any order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLS = [
 ]
 
 
-def test_calls_add_up() -> None:
+def test_control_signals_are_combined() -> None:
     assert ControlSignal(stop=True) | ControlSignal(saves=3) == ControlSignal(True, 3)
     assert combined([]) == NO_SIGNAL
     for one, other in itertools.product(CALLS, CALLS):

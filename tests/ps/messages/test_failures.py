@@ -14,13 +14,13 @@ KINDS = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_class_of_ours_comes_back(kind: type[FleetError]) -> None:
+def test_every_error_class_round_trips(kind: type[FleetError]) -> None:
     error = error_of(failure_of(kind("it is so")), "server 1")
     assert type(error) is kind
     assert str(error) == "server 1: it is so"
 
 
-def test_a_class_of_ours_that_has_no_name_here_comes_as_the_nearest() -> None:
+def test_an_unnamed_subclass_is_sent_as_its_nearest_base() -> None:
     class FinerError(errors.PlanError):
         pass
 
@@ -28,9 +28,9 @@ def test_a_class_of_ours_that_has_no_name_here_comes_as_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", ["SystemExit", "annotations", "did_you_mean", "nonsense", ""])
-def test_other_names_are_just_a_peers_error(name: str) -> None:
+def test_unknown_names_become_a_peer_error(name: str) -> None:
     assert type(error_of(Failure(name, "x"), "server 1")) is PeerError
 
 
-def test_an_error_of_others_keeps_its_name_in_the_text() -> None:
+def test_a_foreign_error_keeps_its_name_in_the_text() -> None:
     assert failure_of(KeyError("w")) == Failure("PeerError", "KeyError: 'w'")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids get rows that learn, what is counted of them, and who is forgotten."""
+"""Admission: which ids get rows that learn, what is counted, and which rows are removed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def table_with(entry: EntryPolicy, geo: bool = False) -> Table:
 
 
 def learns(table: Table, ids: Ids) -> list[bool]:
-    """Push to ids; which of their rows have changed."""
+    """Push to ids; return which of their rows changed."""
     before = read(table, ids)
     table.push(ids, ones(len(ids)), LR, 0)
     changed: list[bool] = (read(table, ids) != before).any(axis=1).tolist()
     return changed
 
 
-def test_a_row_learns_once_it_was_seen_often_enough() -> None:
+def test_a_row_learns_once_its_id_was_seen_often_enough() -> None:
     table = table_with(CountFilterEntry(3))
     table.pull(ids_of(1, 1, 1), insert=True)  # one worker's pull is one sighting
     table.pull(ids_of(1, 2), insert=True)
@@ -46,7 +46,7 @@ def test_a_row_learns_once_it_was_seen_often_enough() -> None:
     assert learns(table, ids_of(1, 2, 3)) == [True, False, False]
 
 
-def test_gradients_of_repeated_ids_are_summed_before_they_are_let_in() -> None:
+def test_gradients_of_repeated_ids_are_summed_before_admission() -> None:
     table = table_with(CountFilterEntry(1))
     table.pull(ids_of(1), insert=True)
     before = read(table, ids_of(1))
@@ -54,7 +54,7 @@ def test_gradients_of_repeated_ids_are_summed_before_they_are_let_in() -> None:
     np.testing.assert_allclose(read(table, ids_of(1)), before - 2, rtol=1e-6)
 
 
-def test_geo_drops_what_was_not_let_in() -> None:
+def test_geo_drops_differences_of_ids_not_admitted() -> None:
     table = table_with(CountFilterEntry(2), geo=True)
     table.pull(ids_of(1, 2), insert=True)
     table.pull(ids_of(1), insert=True)
@@ -64,7 +64,7 @@ def test_geo_drops_what_was_not_let_in() -> None:
     assert np.array_equal(rows - before, [[1.0] * 3, [0.0] * 3])
 
 
-def test_being_let_in_is_for_good(tmp_path: Path) -> None:
+def test_admission_is_permanent(tmp_path: Path) -> None:
     table = table_with(CountFilterEntry(2))
     for _ in range(2):
         table.pull(ids_of(1), insert=True)
@@ -76,7 +76,7 @@ def test_being_let_in_is_for_good(tmp_path: Path) -> None:
         assert learns(one, ids_of(1)) == [True]
 
 
-def test_an_unknown_id_is_let_in_by_chance() -> None:
+def test_probability_entry_admits_ids_at_random() -> None:
     table, ids = table_with(ProbabilityEntry(0.25)), some_ids(4000)
     first = read(table, ids)
     assert np.array_equal(table.pull(ids, insert=True, step=0), first)
@@ -89,7 +89,7 @@ def test_an_unknown_id_is_let_in_by_chance() -> None:
     assert len(table) == pytest.approx(1750, rel=0.1)
 
 
-def test_chance_is_the_same_everywhere() -> None:
+def test_random_admission_is_the_same_on_every_server() -> None:
     ids = some_ids(500)
     whole, half = table_with(ProbabilityEntry(0.5)), table_with(ProbabilityEntry(0.5))
     whole.pull(ids, insert=True, step=3)
@@ -113,7 +113,7 @@ def test_shows_and_clicks_are_summed(tmp_path: Path) -> None:
     assert meta == {1: [3.0, 2.0, 1.0, 0.0], 2: [2.0, 1.5, 0.0, 0.0]}
 
 
-def test_rows_worth_little_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_a_low_score_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "CHUNK_BYTES", 64)
     table = table_with(ShowClickEntry())
     ids = np.arange(20, dtype=np.int64)
@@ -127,7 +127,7 @@ def test_rows_worth_little_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert table.shrink(0, 2.0, decay=0.5) == (10, 0)
 
 
-def test_rows_unseen_for_long_are_forgotten() -> None:
+def test_rows_unseen_for_long_are_removed() -> None:
     for entry in (CountFilterEntry(1), ProbabilityEntry(1.0), ShowClickEntry()):
         table = table_with(entry)
         table.pull(ids_of(1, 2, 3), insert=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stepping on servers equals stepping where the model is."""
+"""DenseBlocks: steps on servers equal steps in the process of the model."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_every_class_equals_plain_torch(name: str) -> None:
     assert_same(ours, trained_plainly(OTHERS[name], 4))
 
 
-def test_only_elementwise_rules_are_cut() -> None:
+def test_only_elementwise_rules_split_parameters() -> None:
     for name, cut in (("SGD", True), ("Adafactor", False), ("Lars", False)):
         params = parameters()
         assert params[1].numel() > CUT_ABOVE
@@ -145,7 +145,7 @@ def test_only_elementwise_rules_are_cut() -> None:
         assert len(holders) == (2 if cut else 1)
 
 
-def test_optimizers_step_by_themselves() -> None:
+def test_optimizers_step_independently() -> None:
     params = parameters()
     both = [torch.optim.SGD(params[:2], 1.0), torch.optim.SGD(params[2:], 1.0)]
     dense = DenseServers(params, both, 2)
@@ -170,7 +170,7 @@ def test_bfloat16_keeps_its_bits() -> None:
     assert_same(ours, plain)
 
 
-def test_what_is_tied_to_the_users_object_stays_there() -> None:
+def test_hooks_of_the_users_optimizer_stay_with_it() -> None:
     params = parameters()
     optimizer = torch.optim.SGD(params, 1.0)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -184,7 +184,7 @@ def test_what_is_tied_to_the_users_object_stays_there() -> None:
     assert_same(params, before)
 
 
-def test_values_do_not_change_under_who_sends_them() -> None:
+def test_sent_values_do_not_change_later() -> None:
     params = parameters()
     dense = DenseServers(params, [torch.optim.SGD(params, 1.0)], 1)
     (server,) = dense.servers
@@ -199,7 +199,7 @@ def test_values_do_not_change_under_who_sends_them() -> None:
         sent[0] = 1
 
 
-def test_what_arrives_is_not_changed() -> None:
+def test_received_gradients_are_not_modified() -> None:
     """Nor may torch complain of memory that nobody may write to."""
     params = parameters()
     dense = DenseServers(params, [torch.optim.SGD(params, 1.0)], 1)
@@ -218,7 +218,7 @@ def test_what_arrives_is_not_changed() -> None:
     assert np.array_equal(server.values()[0], before - 0.5)
 
 
-def test_going_back_forgets_what_came_after() -> None:
+def test_restoring_discards_later_state() -> None:
     params = parameters()
     dense = DenseServers(params, [torch.optim.Adam(params, 0.1)], 1)
     (server,) = dense.servers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense state leaves some servers and goes on in others, to the last bit."""
+"""Dense state moves between servers without a changed bit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(dense: DenseServers, steps: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW", *OTHERS])
-def test_training_goes_on_with_another_number_of_servers(name: str) -> None:
+def test_training_continues_with_another_number_of_servers(name: str) -> None:
     make = {"AdamW": two_groups, **OTHERS}[name]
     params = parameters()
     first = DenseServers(params, [make(params)], 2)
@@ -65,7 +65,7 @@ def test_training_goes_on_with_another_number_of_servers(name: str) -> None:
         assert torch.equal(ours, plain)
 
 
-def test_the_whole_is_by_parameter() -> None:
+def test_the_full_state_is_by_parameter() -> None:
     params = parameters()
     dense = DenseServers(params, [torch.optim.Adam(params, 0.1)], 3)
     set_gradients(params, 1)  # none for the first one
@@ -84,7 +84,7 @@ def test_the_whole_is_by_parameter() -> None:
     assert (kind, step.shape, float(step)) == (ODD, (), 1.0)
 
 
-def test_what_was_trained_by_geo_goes_on_in_other_modes() -> None:
+def test_state_of_geo_continues_in_other_modes() -> None:
     """There is no state of optimizers then: what they begin with stays."""
     params = parameters()
     geo = DenseServers(params, [OTHERS["Adagrad"](params)], 2, GEO)
@@ -128,7 +128,7 @@ def test_state_is_a_copy() -> None:
         assert np.array_equal(array, copy)
 
 
-def test_state_that_cannot_travel_is_named() -> None:
+def test_state_that_cannot_be_sent_is_named() -> None:
     class Listing(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for p in self.param_groups[0]["params"]:
@@ -148,7 +148,7 @@ def test_entries_without_a_piece_are_refused() -> None:
         state.pieces()
 
 
-def test_state_that_does_not_fit_is_refused_before_anything_is_taken() -> None:
+def test_mismatched_state_is_refused_before_any_is_loaded() -> None:
     servers = DenseServers(params := parameters(), [two_groups(params)], 1)
     train(servers, range(1))
     whole_state = servers.servers[0].state()

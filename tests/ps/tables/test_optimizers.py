@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What servers do is read off the user's optimizers; what they cannot do is an error."""
+"""The servers' plans are derived from the user's optimizers; unsupported ones are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def rule(kind: Any, **options: Any) -> RulePlan:
         (torch.optim.SparseAdam, {}, RulePlan("adam", {})),
     ],
 )
-def test_rule_of_a_table(kind: Any, options: dict[str, Any], expected: RulePlan) -> None:
+def test_a_table_gets_the_rule_of_its_optimizer(
+    kind: Any, options: dict[str, Any], expected: RulePlan
+) -> None:
     assert rule(kind, **options) == expected
 
 
@@ -62,7 +64,7 @@ class Mine(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop, Mine])
-def test_other_classes_are_refused_with_what_works(kind: Any) -> None:
+def test_other_classes_are_refused_with_the_supported_ones(kind: Any) -> None:
     with pytest.raises(
         PlanError, match=rf"table 'emb' is in .*{kind.__name__}; a table works with"
     ):
@@ -97,14 +99,14 @@ def test_a_layers_own_rule_takes_only_the_learning_rate_of_its_group() -> None:
         own_rule("adagard", "emb")
 
 
-def test_a_group_without_learning_rate_is_told() -> None:
+def test_a_group_without_a_learning_rate_is_refused() -> None:
     with pytest.raises(
         PlanError, match=r"'adagrad' has no learning rate: .* has rho, expected 'lr'"
     ):
         rule_options(own_rule("adagrad", "emb"), {"rho": 0.1})
 
 
-def test_options_travel_as_plain_values() -> None:
+def test_options_are_sent_as_plain_values() -> None:
     optimizer = torch.optim.AdamW(
         [{"params": weights(), "odd": object()}], lr=torch.tensor(0.25), betas=(0.5, 0.75)
     )
@@ -115,7 +117,7 @@ def test_options_travel_as_plain_values() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(options)) == options
 
 
-def test_what_a_scheduler_changes_is_looked_at_again() -> None:
+def test_options_changed_by_a_scheduler_are_read_again() -> None:
     optimizer = torch.optim.SGD(weights(), lr=0.1)
     plan = rule_of(optimizer, optimizer.param_groups[0], "emb")
     group = push_options({**optimizer.param_groups[0], "lr": 0.5})
@@ -131,7 +133,7 @@ ELEMENTWISE = ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "R
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_torchs_elementwise_classes(name: str) -> None:
+def test_elementwise_torch_classes_are_known(name: str) -> None:
     kind = getattr(torch.optim, name)
     groups = [{"params": [weight]} for weight in weights()]
     plan = optimizer_plan(kind(groups, lr=0.1))
@@ -139,7 +141,7 @@ def test_torchs_elementwise_classes(name: str) -> None:
     assert plan.class_name == f"{kind.__module__}.{name}"
 
 
-def test_others_are_kept_whole() -> None:
+def test_other_classes_get_whole_parameters() -> None:
     assert not optimizer_plan(torch.optim.Adafactor(weights())).elementwise
     mine = optimizer_plan(Mine(weights()))
     assert not mine.elementwise
@@ -166,19 +168,19 @@ class Hoarder(torch.optim.SGD):
         (Hoarder, "it holds parameters in 'slow'"),
     ],
 )
-def test_classes_that_cannot_step_away_from_the_model(kind: Any, why: str) -> None:
+def test_classes_tied_to_the_model_are_refused(kind: Any, why: str) -> None:
     with pytest.raises(PlanError, match=rf"{kind.__name__} cannot step on .*: {why}"):
         optimizer_plan(kind(weights()))
 
 
-def test_our_own_derived_class_counts_as_the_users() -> None:
+def test_a_derived_class_of_fleetlight_counts_as_the_users() -> None:
     optimizer = torch.optim.SGD(weights(), lr=0.1)
     optimizer.__class__ = type("Ours", (torch.optim.SGD,), {"__module__": "fleetlight.fleet.x"})
     assert optimizer_plan(optimizer).elementwise
     assert rule_of(optimizer, optimizer.param_groups[0], "emb").name == "sgd"
 
 
-def test_options_are_made_anew_when_something_has_changed() -> None:
+def test_options_are_rebuilt_after_a_change() -> None:
     group: dict[str, Any] = {"params": [1], "lr": 0.1, "betas": (0.9, 0.99), "foreach": None}
     made = PushOptions()
     first = made.of(group)
@@ -192,7 +194,7 @@ def test_options_are_made_anew_when_something_has_changed() -> None:
     assert made.of(group) == push_options(group)
 
 
-def test_options_that_change_where_they_are_are_looked_at_each_time() -> None:
+def test_mutable_options_are_read_each_time() -> None:
     for changes in ({"lr": torch.tensor(0.5)}, {"lr": 0.5, "betas": (torch.tensor(0.5), 0.99)}):
         group: dict[str, Any] = changes
         made = PushOptions()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot, and a sweep, stays what it was, whatever happens to the table."""
+"""Snapshots stay consistent while their table changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cramped(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class Meanwhile:
-    """A lock that lets something happen before it is taken."""
+    """A lock that runs a callback before it is acquired."""
 
     def __init__(self, happens: Callable[[], None]) -> None:
         self._happens = happens
@@ -52,7 +52,7 @@ class Meanwhile:
 
 
 class Training:
-    """Goes on with a table, and tells its snapshot first, as `Table` does."""
+    """Trains a table and notifies its snapshot first, as `Table` does."""
 
     def __init__(self, table: RowTable, changes: list[tuple[str, list[int]]]) -> None:
         self._table = table
@@ -77,13 +77,13 @@ class Training:
 @pytest.mark.usefixtures("cramped")
 @settings(deadline=None)
 @given(before=changes, after=changes, size=st.integers(1, 9), kind=kinds)
-def test_is_what_was_there(
+def test_a_snapshot_holds_the_rows_at_its_cut(
     before: list[tuple[str, list[int]]],
     after: list[tuple[str, list[int]]],
     size: int,
     kind: type[OrderedSnapshot | UnorderedSnapshot],
 ) -> None:
-    """Rows change, come, go and come again under other ids, before and between all pieces."""
+    """Rows are changed, created, removed and reused between all chunks."""
     table = RowTable(2, "momentum", seed=1)
     earlier = Training(table, before)
     for _ in before:
@@ -110,7 +110,7 @@ def test_is_what_was_there(
         assert np.array_equal(got, ids[np.argsort(buckets(ids), kind="stable")])
 
 
-def test_rows_that_were_free_at_the_cut_stay_out() -> None:
+def test_rows_free_at_the_cut_are_not_included() -> None:
     """Ids that come later take their numbers, and others become free in their place."""
     table = RowTable(2, "sgd")
     table.remove(table.insert(range(10))[:3])
@@ -122,7 +122,7 @@ def test_rows_that_were_free_at_the_cut_stay_out() -> None:
     assert sorted(snapshot.ids) == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_is_in_bucket_order_with_an_index() -> None:
+def test_rows_are_in_bucket_order_with_an_index() -> None:
     table = RowTable(2, "sgd")
     ids = some_ids(2000)
     table.insert(ids)
@@ -162,7 +162,7 @@ def test_the_lock_is_held_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPat
     assert len(taken) == 5 + 20 + 1
 
 
-def test_room_is_made_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_allocated_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(memory, "populate", lambda array: made.append(array.nbytes))
     monkeypatch.setattr(snapshot_module, "_ROOM_BYTES", 100 * 8 * 4)
@@ -180,7 +180,7 @@ def test_room_is_made_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> No
     assert made == [100 * row, 100 * number, 30 * row, 30 * number, rest * row, rest * number]
 
 
-def test_only_rows_that_change_are_copied() -> None:
+def test_only_changed_rows_are_copied() -> None:
     table = RowTable(8, "sgd")
     ids = np.arange(100_000, dtype=np.int64)
     table.insert(ids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's table learns as torch's embeddings do, and is saved while it goes on learning."""
+"""Table: learns as torch embeddings do, and is saved during training."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_learns_as_torchs_embedding_does(name: str) -> None:
+def test_a_table_learns_like_a_torch_embedding(name: str) -> None:
     """Momentum touches every row at each step, since torch's moves all of them."""
     embedding = nn.Embedding(5, 3, sparse=name != "momentum")
     optimizer = OPTIMIZERS[name](embedding.parameters())
@@ -77,7 +77,7 @@ def test_learns_as_torchs_embedding_does(name: str) -> None:
     np.testing.assert_allclose(read(table, everything), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_a_first_value_depends_on_seed_and_name_only() -> None:
+def test_initial_values_depend_only_on_seed_and_name() -> None:
     ids = some_ids(50)
     seed = table_seed(7, "emb")
     expected = first_values(ids, 3, seed, Initializer("uniform", -1.0, 1.0))
@@ -116,7 +116,7 @@ def test_geo_adds_and_keeps_nothing_else() -> None:
     assert np.array_equal(read(table, ids), before + 0.5)
 
 
-def test_an_exchange_is_answered_in_the_memory_it_came_in() -> None:
+def test_an_exchange_replies_in_the_memory_of_the_request() -> None:
     table = make("adagrad", geo=True)
     ids, came = ids_of(3, -4), ones(2, value=0.25)
     assert table.exchange(ids, came, wants=True) is came
@@ -127,7 +127,7 @@ def test_an_exchange_is_answered_in_the_memory_it_came_in() -> None:
     assert np.array_equal(read_only, ones(2, value=0.25))
 
 
-def test_first_values_of_a_worker_take_the_place_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_values_of_a_worker_replace_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "CHUNK_BYTES", 64)
     table = make("adagrad")
     ids = some_ids(40)
@@ -188,7 +188,7 @@ def test_the_file_lists_everything_by_bucket_and_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"])
 @pytest.mark.parametrize("servers", [1, 3])
-def test_loads_into_any_number_of_servers(rule: str, servers: int, tmp_path: Path) -> None:
+def test_a_table_loads_into_any_number_of_servers(rule: str, servers: int, tmp_path: Path) -> None:
     entry = EntryPlan("count", 1.0)
     table, ids = trained(rule, entry=entry)
     whole = saved(table, tmp_path)
@@ -209,7 +209,7 @@ def test_loads_into_any_number_of_servers(rule: str, servers: int, tmp_path: Pat
     assert by_id([saved(merged, tmp_path / "merged")]) == by_id([whole])
 
 
-def test_loading_replaces_what_was_there(tmp_path: Path) -> None:
+def test_loading_replaces_all_rows(tmp_path: Path) -> None:
     table, ids = trained("sgd", 20)
     before = read(table, ids)
     saved(table, tmp_path)
@@ -222,7 +222,7 @@ def test_loading_replaces_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_saving_beside_training(
+def test_saving_between_steps_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
     """Between any two pieces rows are changed, born and forgotten; the file knows nothing of it."""
@@ -305,7 +305,7 @@ def test_saving_while_another_thread_trains(
     assert not np.array_equal(read(table, ids), before)
 
 
-def test_training_goes_on_while_rows_are_sorted(
+def test_training_continues_while_rows_are_sorted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, ids = trained("sgd", 20)
@@ -341,7 +341,7 @@ def test_a_table_is_never_held_twice(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_old_rows_are_let_go_before_new_ones_come(
+def test_old_rows_are_freed_before_new_ones_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, _ids = trained()
@@ -359,7 +359,7 @@ def test_old_rows_are_let_go_before_new_ones_come(
     assert left == [None]
 
 
-def test_a_cut_is_let_go_when_it_is_saved(tmp_path: Path) -> None:
+def test_a_cut_is_freed_once_saved(tmp_path: Path) -> None:
     table, _ids = trained()
     size = table.nbytes
     snapshot = table.cut()
@@ -417,7 +417,7 @@ def test_geo_and_other_modes_read_each_others_files(tmp_path: Path) -> None:
     assert (saved(back, tmp_path, "back")["state.sum"] == 3.0).all()
 
 
-def test_rows_of_a_table_without_entry_are_let_in(tmp_path: Path) -> None:
+def test_rows_of_a_table_without_an_entry_are_admitted(tmp_path: Path) -> None:
     table, ids = trained("sgd")
     saved(table, tmp_path)
     strict = make("sgd", entry=EntryPlan("count", 100.0))
@@ -441,7 +441,7 @@ def test_files_of_other_tables_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [("adam", "adagrad"), ("rowwise_adagrad", "adagrad")])
-def test_another_rule_takes_the_weights_and_begins_its_state_anew(
+def test_another_rule_loads_the_weights_and_resets_its_state(
     before: str, after: str, tmp_path: Path
 ) -> None:
     table, ids = trained(before)
@@ -452,7 +452,7 @@ def test_another_rule_takes_the_weights_and_begins_its_state_anew(
     assert (saved(other, tmp_path / "other")["state.sum"] == 0).all()
 
 
-def test_a_cut_that_is_dropped_holds_on_to_nothing(tmp_path: Path) -> None:
+def test_a_dropped_cut_keeps_no_memory(tmp_path: Path) -> None:
     table, _ids = trained()
     before = table.nbytes
     snapshot = table.cut()
@@ -463,7 +463,7 @@ def test_a_cut_that_is_dropped_holds_on_to_nothing(tmp_path: Path) -> None:
         table.save(snapshot, 0, tmp_path, "t.safetensors")
 
 
-def test_ids_that_come_twice_are_refused(tmp_path: Path) -> None:
+def test_repeated_ids_are_refused(tmp_path: Path) -> None:
     table, ids = trained()
     saved(table, tmp_path)
     with pytest.raises(CorruptCheckpointError, match=f"{len(ids)} ids are in the files twice"):

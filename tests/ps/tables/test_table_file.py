@@ -30,7 +30,7 @@ def test_columns_cover_a_row(rule: str, meta: int) -> None:
     assert len({c.name for c in columns}) == len(columns)
 
 
-def test_the_file_says_what_it_is(tmp_path: Path) -> None:
+def test_the_file_describes_itself(tmp_path: Path) -> None:
     table = make("rowwise_adagrad")
     table.push(some_ids(9), ones(9), LR, 0)
     tensors = saved(table, tmp_path)
@@ -41,7 +41,7 @@ def test_the_file_says_what_it_is(tmp_path: Path) -> None:
     assert TableReader(tmp_path / "t.safetensors").about == expected
 
 
-def test_the_file_is_on_disk_before_it_is_told(
+def test_the_file_is_on_disk_before_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed = []
@@ -50,7 +50,7 @@ def test_the_file_is_on_disk_before_it_is_told(
     assert flushed == [(tmp_path / "t.safetensors").stat().st_size]
 
 
-def test_pieces_of_some_buckets(tmp_path: Path) -> None:
+def test_a_range_of_buckets_is_read_in_chunks(tmp_path: Path) -> None:
     table = make("momentum")
     table.push(some_ids(500), ones(500), LR, 0)
     tensors = saved(table, tmp_path)
@@ -68,7 +68,7 @@ def test_pieces_of_some_buckets(tmp_path: Path) -> None:
     assert (rows[:, 6] == 6).all()  # the file has no meta
 
 
-def test_a_file_of_too_few_rows_is_given_up(tmp_path: Path) -> None:
+def test_a_file_with_too_few_rows_is_discarded(tmp_path: Path) -> None:
     path, ids = tmp_path / "t.safetensors", np.arange(3, dtype=np.int64)
     columns = columns_of(2, RULES["sgd"], 0)
     with pytest.raises(CheckpointError, match=r"t\.safetensors: got 3 rows, expected 4"):
@@ -76,7 +76,7 @@ def test_a_file_of_too_few_rows_is_given_up(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_without_an_index_it_is_read_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_without_an_index_is_read_whole(tmp_path: Path) -> None:
     table = make("momentum")
     table.push(some_ids(500), ones(500), LR, 0)
     indexed = by_id([saved(table, tmp_path)])
@@ -93,7 +93,7 @@ def test_without_an_index_it_is_read_as_a_whole(tmp_path: Path) -> None:
 
 
 def edited(data: bytes, edit: Callable[[dict[str, dict[str, object]]], object]) -> bytes:
-    """The file with a header that was changed and has the same length."""
+    """The file with a changed header of the same length."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     edit(header)
@@ -102,7 +102,7 @@ def edited(data: bytes, edit: Callable[[dict[str, dict[str, object]]], object]) 
 
 
 def with_index(data: bytes, bucket: int, start: int) -> bytes:
-    """The file with another start of one bucket."""
+    """The file with a changed start of one bucket."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     at = 8 + length + header["buckets"]["data_offsets"][0] + 8 * bucket

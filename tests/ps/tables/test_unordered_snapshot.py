@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep costs beside a table. That it stays what it was is tested with snapshots."""
+"""UnorderedSnapshot: its memory cost; its consistency is tested in test_ordered_snapshot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def made(rows: int) -> tuple[RowTable, UnorderedSnapshot]:
     return table, UnorderedSnapshot(table, SIZE)
 
 
-def test_only_rows_that_change_are_copied_and_each_once() -> None:
+def test_only_changed_rows_are_copied_and_each_once() -> None:
     table, sweep = made(1000)
     before = sweep.nbytes
     for _ in range(50):
@@ -30,7 +30,7 @@ def test_only_rows_that_change_are_copied_and_each_once() -> None:
     assert [len(ids) for ids, _ in sweep.pieces(contextlib.nullcontext())][:2] == [SIZE, SIZE]
 
 
-def test_rows_that_were_taken_are_written_first_and_their_memory_used_again() -> None:
+def test_copied_rows_are_written_first_and_their_memory_reused() -> None:
     table, sweep = made(1000)
     sweep.make_room()
     held, first = sweep.nbytes, []
@@ -41,13 +41,13 @@ def test_rows_that_were_taken_are_written_first_and_their_memory_used_again() ->
         first += [set(next(pieces)[0])]
     assert first == [set(range(at, at + SIZE)) for at in range(0, 1000, 2 * SIZE)]
     assert sum(len(ids) for ids, _ in pieces) == 500
-    # all were read: who changes them has nothing to keep
+    # all rows are written, so changes need no more copies
     before = sweep.nbytes
     sweep.keep(table.find(range(1000)))
     assert sweep.nbytes == before
 
 
-def test_a_row_that_finds_no_memory_is_kept_by_the_next_call(
+def test_a_row_without_memory_is_copied_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table, sweep = made(3 * SIZE)
@@ -65,19 +65,19 @@ def test_a_row_that_finds_no_memory_is_kept_by_the_next_call(
     assert sorted(found) == list(range(3 * SIZE))
 
 
-def test_a_small_table_takes_little() -> None:
+def test_a_small_table_needs_little_memory() -> None:
     _, sweep = made(3)
     sweep.make_room()
     assert sweep.nbytes < 1000
 
 
-def test_an_empty_table() -> None:
+def test_an_empty_table_has_a_snapshot() -> None:
     _, sweep = made(0)
     assert [len(ids) for ids, _ in sweep.pieces(contextlib.nullcontext())] == [0]
     assert len(sweep) == 0
 
 
-def test_rows_that_come_later_are_not_in_it() -> None:
+def test_rows_created_later_are_not_included() -> None:
     table, sweep = made(33)
     table.insert(range(100, 140))
     sweep.keep(table.find(range(100, 140)), np.arange(100, 140))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates for the tests of a session: made once, they take longest."""
+"""Certificates, made once per test session because they are slow to make."""
 
 from __future__ import annotations
 

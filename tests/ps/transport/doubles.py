@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A handler that remembers, servers that misbehave, and strangers."""
+"""A handler that records its requests, misbehaving servers, and raw clients."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from fleetlight.roles.role import Endpoint
 from fleetlight.roles.secret import Secret
 from fleetlight.wire.plain import Wire
 
-#: far more than anything here takes
+#: far longer than any operation here takes
 LIMIT_S = 20.0
 PULL = Pull([], dense=False)
 
 
-class Desk:
-    """Answers a pull with the arrays it got, anything else with Done, and keeps a diary."""
+class RecordingHandler:
+    """Replies to a pull with its arrays, to other requests with Done, and records all."""
 
     def __init__(self) -> None:
         self.seen: list[Message] = []
         self.connections: list[Connection] = []
         self.ends: list[PeerError | None] = []
         self.ended = threading.Event()
-        #: called for an Ask
+        #: called for a FiguresRequest
         self.on_ask: Callable[[Connection], None] = lambda connection: None
-        #: raised for a Beat
+        #: raised for a Heartbeat
         self.error: Exception | None = None
 
     def __call__(self, connection: Connection, message: Message, arrays: Sequence[Array]) -> Reply:
@@ -95,12 +95,12 @@ def connected(address: Endpoint, **options: Any) -> Iterator[SocketChannel]:
 
 
 def raw_client(address: Endpoint) -> socket.socket:
-    """A plain socket that is connected to a server."""
+    """A plain socket connected to a server."""
     return socket.create_connection(address, timeout=LIMIT_S)
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """All that comes until the other side hangs up."""
+    """Read all bytes until the other side closes the connection."""
     parts = []
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 16):
@@ -108,8 +108,8 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def told(raw: socket.socket) -> Message:
-    """The message that a plain socket gets."""
+def receive_message(raw: socket.socket) -> Message:
+    """Receive one message over a plain socket."""
     frame = Frames(Wire(raw, "the server"), LIMIT_S).receive("a test")
     assert frame is not None
     return frame.message
@@ -117,20 +117,20 @@ def told(raw: socket.socket) -> Message:
 
 @contextlib.contextmanager
 def scripted(*acts: Callable[[socket.socket, Frames], object]) -> Iterator[Endpoint]:
-    """A server that plays one act for each connection, one after another, and hangs up."""
-    door = socket.create_server(("127.0.0.1", 0))
-    door.settimeout(LIMIT_S)
+    """A server that plays one act per connection, in order, and closes it."""
+    listening_socket = socket.create_server(("127.0.0.1", 0))
+    listening_socket.settimeout(LIMIT_S)
 
     def play() -> None:
         for act in acts:
-            raw, _ = door.accept()
+            raw, _ = listening_socket.accept()
             with raw:
                 act(raw, Frames(Wire(raw, "the client"), LIMIT_S))
 
     thread = threading.Thread(target=play)
     thread.start()
     try:
-        yield door.getsockname()
+        yield listening_socket.getsockname()
     finally:
         thread.join(LIMIT_S)
-        door.close()
+        listening_socket.close()

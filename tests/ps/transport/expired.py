@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates of which one side's has expired; those who made them still trust the CA."""
+"""A folder with an expired certificate for one side, signed by a CA that is trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AGO_DAYS = -0.01
 
 
 def made(folder: Path, expired: str) -> Path:
-    """A folder in which the certificate of that side has expired."""
+    """Make a folder in which the certificate of the `expired` side has expired."""
     folder.mkdir()
     ca_key = ec.generate_private_key(ec.SECP256R1())
     pem = serialization.Encoding.PEM
@@ -35,11 +35,11 @@ def made(folder: Path, expired: str) -> Path:
 
 
 def context(folder: Path, side: str) -> ssl.SSLContext:
-    """As ours, for a side that does not look at its own certificate."""
+    """A context like Fleetlight's, but without a check of the own certificate."""
     server = side == "server"
-    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    found.minimum_version = ssl.TLSVersion.TLSv1_3
-    found.verify_mode = ssl.CERT_REQUIRED
-    found.load_verify_locations(folder / "ca.pem")
-    found.load_cert_chain(folder / f"{side}.pem", folder / f"{side}.key")
-    return found
+    context_ = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context_.minimum_version = ssl.TLSVersion.TLSv1_3
+    context_.verify_mode = ssl.CERT_REQUIRED
+    context_.load_verify_locations(folder / "ca.pem")
+    context_.load_cert_chain(folder / f"{side}.pem", folder / f"{side}.key")
+    return context_

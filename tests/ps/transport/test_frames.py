@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames come whole, however their bytes come; their memory is used again, but not while in use."""
+"""Frames: received whole from any pieces; receive memory is reused only when free."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def address(array: np.ndarray) -> int:  # type: ignore[type-arg]
     return int(array.__array_interface__["data"][0])
 
 
-def test_free_memory_is_used_again() -> None:
+def test_free_memory_is_reused() -> None:
     memory = _Memory()
     first = address(memory.take(SIZE))
     assert address(memory.take(SIZE // 2)) == first
 
 
-def test_memory_in_use_is_left_alone() -> None:
+def test_memory_in_use_is_not_reused() -> None:
     memory = _Memory()
     view = memory.take(SIZE)[8:].view(np.float64)[:3]
     tensor = torch.from_numpy(memory.take(SIZE)[:16])
@@ -41,14 +41,14 @@ def test_memory_in_use_is_left_alone() -> None:
     assert tensor.data_ptr() not in places
 
 
-def test_what_is_too_small_does_not_stay_beside_larger_memory() -> None:
+def test_larger_memory_replaces_smaller_memory() -> None:
     memory = _Memory()
     for size in (SIZE, 2 * SIZE, 4 * SIZE):
         memory.take(size)
     assert [held.size for held in memory._held] == [4 * SIZE]
 
 
-def test_a_caller_that_holds_the_last_answer_alternates_between_two() -> None:
+def test_a_caller_that_holds_a_reply_alternates_between_two_buffers() -> None:
     memory = _Memory()
     places = set()
     held = memory.take(SIZE)
@@ -58,7 +58,7 @@ def test_a_caller_that_holds_the_last_answer_alternates_between_two() -> None:
     assert len(places) == 2
 
 
-def test_neither_too_much_nor_too_little_is_kept() -> None:
+def test_very_large_and_very_small_memory_is_not_kept() -> None:
     memory = _Memory()
     for size in (_WORTH_BYTES - 1, _KEEP_BYTES + 1):
         memory.take(size)
@@ -68,8 +68,8 @@ def test_neither_too_much_nor_too_little_is_kept() -> None:
     assert small.base is None or len(small.base) < SIZE
 
 
-#: shorter than what is read at once, longer in its arrays, longer in its header
-WORDS: list[tuple[m.Message, int]] = [
+#: shorter than one early read; with longer arrays; with a longer header
+MESSAGES: list[tuple[m.Message, int]] = [
     (m.Heartbeat(7), 0),
     (m.Pull([m.TablePull(0, True)], dense=False), 3 * _EARLY_BYTES),
     (m.Leave("x" * 2 * _EARLY_BYTES), 5),
@@ -77,11 +77,11 @@ WORDS: list[tuple[m.Message, int]] = [
 ]
 
 
-def written() -> bytes:
+def encoded() -> bytes:
     codec: MessageCodec[m.Message] = MessageCodec(m.Message)
     frames = [
         codec.encode(number, message, [np.arange(size, dtype=np.int64)] if size else [])
-        for number, (message, size) in enumerate(WORDS)
+        for number, (message, size) in enumerate(MESSAGES)
     ]
     return b"".join(bytes(buffer) for frame in frames for buffer in frame)
 
@@ -94,49 +94,49 @@ def connected(kind: type[Wire] = Wire) -> Iterator[tuple[socket.socket, Frames]]
 
 
 def read_all(frames: Frames) -> None:
-    for number, (message, size) in enumerate(WORDS):
+    for number, (message, size) in enumerate(MESSAGES):
         frame = frames.receive("a test", start_s=20.0)
         assert frame is not None
         assert (frame.request, frame.message) == (number, message)
         assert [array.tolist() for array in frame.arrays] == ([list(range(size))] if size else [])
 
 
-def test_frames_that_come_at_once_are_read_one_by_one() -> None:
+def test_frames_that_arrive_together_are_read_one_by_one() -> None:
     with connected() as (peer, frames):
-        peer.sendall(written())
+        peer.sendall(encoded())
         read_all(frames)
         peer.close()
         assert frames.receive("a test", start_s=20.0) is None
 
 
-#: around what is read at once, and around a prefix
-DRIBS = (1, PREFIX_BYTES - 1, PREFIX_BYTES, PREFIX_BYTES + 1, _EARLY_BYTES - 1, _EARLY_BYTES + 1)
+#: around the size of an early read, and around a prefix
+SIZES = (1, PREFIX_BYTES - 1, PREFIX_BYTES, PREFIX_BYTES + 1, _EARLY_BYTES - 1, _EARLY_BYTES + 1)
 
 
-@pytest.mark.parametrize("size", DRIBS)
-def test_frames_of_which_little_is_read_at_once_are_whole(size: int) -> None:
-    class Thirsty(Wire):
+@pytest.mark.parametrize("size", SIZES)
+def test_frames_read_in_small_pieces_are_whole(size: int) -> None:
+    class SlowWire(Wire):
         def _receive_some(self, into: memoryview) -> int:
             return super()._receive_some(into[:size])
 
         def _receive_all(self, into: memoryview) -> int:
             return super()._receive_all(into[:size])
 
-    with connected(Thirsty) as (peer, frames):
-        peer.sendall(written() * 2)
+    with connected(SlowWire) as (peer, frames):
+        peer.sendall(encoded() * 2)
         read_all(frames)
         read_all(frames)
 
 
-def test_frames_that_are_sent_in_dribbles_are_whole() -> None:
-    def dribble(peer: socket.socket) -> None:
-        data, sizes = written() * 3, itertools.cycle(DRIBS)
+def test_frames_sent_in_small_pieces_are_whole() -> None:
+    def send_in_pieces(peer: socket.socket) -> None:
+        data, sizes = encoded() * 3, itertools.cycle(SIZES)
         while data:
             count = peer.send(data[: next(sizes)])
             data = data[count:]
 
     with connected() as (peer, frames):
-        sender = threading.Thread(target=dribble, args=(peer,))
+        sender = threading.Thread(target=send_in_pieces, args=(peer,))
         sender.start()
         for _ in range(3):
             read_all(frames)
@@ -144,9 +144,9 @@ def test_frames_that_are_sent_in_dribbles_are_whole() -> None:
         assert not sender.is_alive()
 
 
-def test_what_comes_with_a_frame_and_is_none_is_told() -> None:
+def test_a_partial_frame_at_the_end_is_an_error() -> None:
     with connected() as (peer, frames):
-        peer.sendall(written() + written()[:10])
+        peer.sendall(encoded() + encoded()[:10])
         peer.close()
         read_all(frames)
         with pytest.raises(PeerLostError, match="in the middle of a frame"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's door: strangers are turned away, and nobody else notices."""
+"""Listener: bad connections are refused without an effect on other peers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 from tests.ps.transport.doubles import (
     LIMIT_S,
     PULL,
-    Desk,
+    RecordingHandler,
     connected,
     listening,
     raw_client,
     read_all,
-    told,
+    receive_message,
 )
 from tests.workers import run_processes
 
@@ -46,7 +46,7 @@ from fleetlight.wire.descriptors import open_sockets
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     class Lines(list[str]):
         def __iter__(self) -> Iterator[str]:
             return iter(record.getMessage() for record in caplog.records)
@@ -72,64 +72,62 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_ends_its_connection_with_one_line_and_hurts_nobody(
-    kind: str, lines: list[str]
-) -> None:
+def test_garbage_closes_its_connection_with_one_log_line(kind: str, log_lines: list[str]) -> None:
     data, name = GARBAGE[kind]
-    desk = Desk()
-    with listening(desk) as server, connected(server.address) as channel:
+    handler = RecordingHandler()
+    with listening(handler) as server, connected(server.address) as channel:
         channel.call(PULL)
         with raw_client(server.address) as raw:
             raw.sendall(data)
-            answer = told(raw)
-            assert isinstance(answer, Failure)
-            assert name in answer.text
+            reply = receive_message(raw)
+            assert isinstance(reply, Failure)
+            assert name in reply.text
             read_all(raw)
         assert channel.call(PULL).message == Pulled(1, 1)
-    (line,) = lines
+    (line,) = log_lines
     assert line.startswith("closed a connection: 127.0.0.1:")
     assert name in line
-    # strangers never reach the handler
-    assert desk.seen == [PULL, PULL]
-    assert desk.ends == [None]
+    # clients without a greeting never reach the handler
+    assert handler.seen == [PULL, PULL]
+    assert handler.ends == [None]
 
 
-def test_garbage_of_a_known_peer_ends_only_its_connection() -> None:
-    desk = Desk()
-    with listening(desk) as server, connected(server.address) as channel:
+def test_garbage_from_a_known_peer_closes_only_its_connection() -> None:
+    handler = RecordingHandler()
+    with listening(handler) as server, connected(server.address) as channel:
         channel.call(PULL)
         assert channel._frames is not None
         channel._frames.wire._socket.sendall(b"rubbish that is longer than a prefix")
-        assert desk.ended.wait(LIMIT_S)
-        assert "expected a Fleetlight frame" in str(desk.ends[0])
+        assert handler.ended.wait(LIMIT_S)
+        assert "expected a Fleetlight frame" in str(handler.ends[0])
         with pytest.raises(ProtocolError, match=r"server 0 .* expected a Fleetlight frame"):
             channel.call(PULL)
         assert channel.call(PULL).message == Pulled(1, 1), "over a new connection"
 
 
 @pytest.mark.parametrize("start", [b"", MAGIC[:2], Prefix(100, 0).pack()])
-def test_who_says_nothing_or_half_is_dropped(start: bytes, lines: list[str]) -> None:
-    with listening(Desk(), first_s=0.2) as server, raw_client(server.address) as raw:
+def test_a_silent_or_partial_start_is_dropped(start: bytes, log_lines: list[str]) -> None:
+    with listening(RecordingHandler(), first_s=0.2) as server, raw_client(server.address) as raw:
         raw.sendall(start)
         assert read_all(raw) == b""
-    (line,) = lines
+    (line,) = log_lines
     assert "was silent for 0." in line
 
 
-def test_who_dribbles_is_dropped_too(lines: list[str]) -> None:
-    """A byte now and then does not buy a stranger more time."""
-    with listening(Desk(), first_s=0.3) as server, raw_client(server.address) as raw:
+def test_a_very_slow_start_is_dropped(log_lines: list[str]) -> None:
+    """Single bytes do not extend the time for the first frame."""
+    with listening(RecordingHandler(), first_s=0.3) as server, raw_client(server.address) as raw:
         raw.settimeout(0.05)
         data, sent = Prefix(1 << 20, 0).pack() + bytes(1 << 20), 0
         while sent < 1000 and still_open(raw):
             raw.send(data[sent : sent + 1])
             sent += 1
         assert sent < 1000
-    assert "was silent" in next(iter(lines))
+    assert "was silent" in next(iter(log_lines))
 
 
 def still_open(raw: socket.socket) -> bool:
-    """Wait a moment for the other side to hang up."""
+    """Wait briefly for the other side to close the connection."""
     try:
         return raw.recv(1) != b""
     except TimeoutError:
@@ -139,83 +137,83 @@ def still_open(raw: socket.socket) -> bool:
 
 
 def test_a_worker_that_computes_for_long_is_not_dropped() -> None:
-    """The limits are for strangers and for halves of frames, not for the time between two."""
+    """The limits apply to first frames and partial frames, not to pauses between frames."""
     with (
-        listening(Desk(), first_s=0.1, silence_s=0.1) as server,
+        listening(RecordingHandler(), first_s=0.1, silence_s=0.1) as server,
         connected(server.address) as channel,
     ):
         channel.call(PULL)
         with raw_client(server.address) as raw:
-            read_all(raw)  # which takes longer than both limits
+            read_all(raw)  # takes longer than both limits
         assert channel.call(PULL).message == Pulled(1, 1)
 
 
 def test_a_peer_that_stops_in_the_middle_of_a_frame_is_dropped() -> None:
-    desk = Desk()
-    with listening(desk, silence_s=0.2) as server, connected(server.address) as channel:
+    handler = RecordingHandler()
+    with listening(handler, silence_s=0.2) as server, connected(server.address) as channel:
         channel.call(PULL)
         assert channel._frames is not None
         channel._frames.wire._socket.sendall(Prefix(100, 0).pack() + b"x")
-        assert desk.ended.wait(LIMIT_S)
-        assert isinstance(desk.ends[0], DeadlineError)
+        assert handler.ended.wait(LIMIT_S)
+        assert isinstance(handler.ends[0], DeadlineError)
 
 
-def test_the_end_is_told_with_its_kind() -> None:
-    desk = Desk()
-    with listening(desk) as server:
+def test_the_handler_learns_how_a_connection_ended() -> None:
+    handler = RecordingHandler()
+    with listening(handler) as server:
         with connected(server.address) as channel:
             channel.call(Leave())
-        assert desk.ended.wait(LIMIT_S)
-        desk.ended.clear()
+        assert handler.ended.wait(LIMIT_S)
+        handler.ended.clear()
         with connected(server.address) as channel:
             channel.call(PULL)
             assert channel._frames is not None
             channel._frames.wire._socket.sendall(MAGIC)
-        assert desk.ended.wait(LIMIT_S)
-    assert desk.ends[0] is None
-    assert isinstance(desk.ends[1], PeerLostError)
+        assert handler.ended.wait(LIMIT_S)
+    assert handler.ends[0] is None
+    assert isinstance(handler.ends[1], PeerLostError)
 
 
-def test_the_handler_can_hang_up_and_remember() -> None:
-    desk = Desk()
+def test_the_handler_can_close_and_annotate_a_connection() -> None:
+    handler = RecordingHandler()
 
-    def hang_up(connection: Connection) -> None:
+    def annotate_and_close(connection: Connection) -> None:
         connection.note = "worker 3"
         connection.close()
 
-    desk.on_ask = hang_up
-    with listening(desk) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
+    handler.on_ask = annotate_and_close
+    with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         with pytest.raises(PeerLostError):
             channel.call(FiguresRequest())
-        assert desk.ended.wait(LIMIT_S)
-    assert desk.connections[0].note == "worker 3"
+        assert handler.ended.wait(LIMIT_S)
+    assert handler.connections[0].note == "worker 3"
 
 
-def test_what_a_handler_raises_reaches_the_client_and_the_log(lines: list[str]) -> None:
-    desk = Desk()
-    with listening(desk) as server, connected(server.address) as channel:
-        desk.error = ZeroDivisionError("in the table")
+def test_errors_of_a_handler_reach_the_client_and_the_log(log_lines: list[str]) -> None:
+    handler = RecordingHandler()
+    with listening(handler) as server, connected(server.address) as channel:
+        handler.error = ZeroDivisionError("in the table")
         with pytest.raises(Exception, match="ZeroDivisionError: in the table") as caught:
             channel.call(Heartbeat(1))
         assert type(caught.value).__name__ == "PeerError"
         with pytest.raises(PlanError, match="complex64"):
             channel.call(FetchDense())
         assert channel.call(PULL).message == Pulled(1, 1)
-    (line,) = lines
+    (line,) = log_lines
     assert line.startswith("heartbeat of 127.0.0.1:")
 
 
-def test_the_number_of_connections_is_bounded(lines: list[str]) -> None:
+def test_the_number_of_connections_is_bounded(log_lines: list[str]) -> None:
     with (
-        listening(Desk(), connections=2) as server,
-        connected(server.address) as one,
-        connected(server.address) as two,
+        listening(RecordingHandler(), connections=2) as server,
+        connected(server.address) as first,
+        connected(server.address) as second,
     ):
-        assert one.call(PULL).message == two.call(PULL).message
+        assert first.call(PULL).message == second.call(PULL).message
         with raw_client(server.address) as raw:
-            assert told(raw) == turned_away("there are 2 connections already")
-        assert one.call(PULL).message == Pulled(1, 1)
-    (line,) = lines
+            assert receive_message(raw) == turned_away("there are 2 connections already")
+        assert first.call(PULL).message == Pulled(1, 1)
+    (line,) = log_lines
     assert "was turned away: there are 2 connections already" in line
 
 
@@ -223,22 +221,22 @@ def turned_away(why: str) -> Failure:
     return Failure("PeerLostError", f"turned away: {why}")
 
 
-def test_strangers_have_a_few_places_of_their_own(lines: list[str]) -> None:
-    with listening(Desk(), strangers=2) as server, contextlib.ExitStack() as held:
+def test_unauthenticated_connections_have_their_own_limit(log_lines: list[str]) -> None:
+    with listening(RecordingHandler(), strangers=2) as server, contextlib.ExitStack() as held:
         known = [held.enter_context(connected(server.address)) for _ in range(3)]
         for channel in known:
             channel.call(PULL)
         for _ in range(2):
             held.enter_context(raw_client(server.address))
         with raw_client(server.address) as raw:
-            assert told(raw) == turned_away("2 other clients have not authenticated yet")
+            assert receive_message(raw) == turned_away("2 other clients have not authenticated yet")
         assert known[0].call(PULL).message == Pulled(1, 1)
-    assert "was turned away: 2 other clients have not authenticated yet" in next(iter(lines))
+    assert "was turned away: 2 other clients have not authenticated yet" in next(iter(log_lines))
 
 
-def test_a_stranger_that_says_nothing_makes_room_for_the_next_one() -> None:
+def test_a_silent_client_is_replaced_by_the_next_one() -> None:
     with (
-        listening(Desk(), strangers=1, stranger_s=0.0) as server,
+        listening(RecordingHandler(), strangers=1, stranger_s=0.0) as server,
         raw_client(server.address) as silent,
         connected(server.address) as channel,
     ):
@@ -246,25 +244,28 @@ def test_a_stranger_that_says_nothing_makes_room_for_the_next_one() -> None:
         assert read_all(silent) == b""
 
 
-def test_who_is_turned_away_is_let_in_when_there_is_room() -> None:
-    """A worker tries again; it is told why only if that goes on until its deadline."""
-    with listening(Desk(), connections=1) as server, connected(server.address) as one:
-        one.call(PULL)
+def test_a_refused_client_connects_when_a_place_is_free() -> None:
+    """A worker retries, and raises the reason only at its deadline."""
+    with (
+        listening(RecordingHandler(), connections=1) as server,
+        connected(server.address) as first,
+    ):
+        first.call(PULL)
         late = SocketChannel(server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: PULL)
         with pytest.raises(DeadlineError, match="turned away: there are 1 connections already"):
             connect_all([late], 0.3)
-        one.close()
+        first.close()
         connect_all([late], LIMIT_S)
         assert late.call(PULL).message == Pulled(1, 1)
         late.close()
 
 
-def test_a_body_for_which_there_is_no_memory_is_refused_and_nobody_else_notices(
+def test_a_body_larger_than_free_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener, "free_memory", lambda: 3 << 20)
     with (
-        listening(Desk()) as server,
+        listening(RecordingHandler()) as server,
         connected(server.address) as greedy,
         connected(server.address) as other,
     ):
@@ -275,12 +276,12 @@ def test_a_body_for_which_there_is_no_memory_is_refused_and_nobody_else_notices(
         assert len(other.call(PULL, [np.zeros(2 << 20, np.uint8)]).arrays[0]) == 2 << 20
 
 
-def test_many_connections_at_once() -> None:
+def test_many_connections_work_at_once() -> None:
     def work(number: int, channel: SocketChannel) -> bool:
         arrays = [np.full(1000, number)]
         return all((channel.call(PULL, arrays).arrays[0] == number).all() for _ in range(20))
 
-    with listening(Desk()) as server, ThreadPoolExecutor(40) as pool:
+    with listening(RecordingHandler()) as server, ThreadPoolExecutor(40) as pool:
         channels = [
             SocketChannel.connect(server.address, "server 0", deadline_s=LIMIT_S) for _ in range(40)
         ]
@@ -289,17 +290,17 @@ def test_many_connections_at_once() -> None:
             channel.close()
 
 
-def test_stop_ends_everything_and_can_be_called_twice() -> None:
+def test_stop_closes_everything_and_can_be_repeated() -> None:
     started = threading.Event()
     release = threading.Event()
-    desk = Desk()
+    handler = RecordingHandler()
 
     def busy(connection: Connection) -> None:
         started.set()
         release.wait(LIMIT_S)
 
-    desk.on_ask = busy
-    with listening(desk) as server:
+    handler.on_ask = busy
+    with listening(handler) as server:
         idle, asking = (
             SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, retry=RetryPolicy(0))
             for _ in range(2)
@@ -310,7 +311,7 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
         release.set()
         server.stop()
         server.stop()
-        # answered or not: the handler may have been quicker
+        # the handler may or may not have replied before the stop
         with contextlib.suppress(PeerLostError):
             asking.receive()
         asking.close()
@@ -321,50 +322,50 @@ def test_stop_ends_everything_and_can_be_called_twice() -> None:
 
 
 def test_a_handler_may_stop_its_own_server() -> None:
-    desk = Desk()
-    with listening(desk) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
-        desk.on_ask = lambda connection: server.stop()
+    handler = RecordingHandler()
+    with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
+        handler.on_ask = lambda connection: server.stop()
         with pytest.raises(PeerLostError):
             channel.call(FiguresRequest())
 
 
-def test_an_answer_under_way_still_goes_out_when_it_stops() -> None:
-    desk = Desk()
-    with listening(desk) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
+def test_stop_still_sends_a_reply_in_progress() -> None:
+    handler = RecordingHandler()
+    with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         stopping = threading.Thread(target=server.stop)
 
         def stop_meanwhile(connection: Connection) -> None:
             (session,) = server._sessions
             stopping.start()
-            # the end of what comes in, and not before
+            # the incoming side is shut down first
             assert session._accepted.recv(1, socket.MSG_PEEK) == b""
 
-        desk.on_ask = stop_meanwhile
+        handler.on_ask = stop_meanwhile
         assert channel.call(FiguresRequest()).message == Done()
         stopping.join(LIMIT_S)
 
 
-def test_stop_does_not_wait_for_ever_for_a_handler(lines: list[str]) -> None:
+def test_stop_waits_for_a_handler_only_so_long(log_lines: list[str]) -> None:
     release, started = threading.Event(), threading.Event()
-    desk = Desk()
+    handler = RecordingHandler()
 
     def busy(connection: Connection) -> None:
         started.set()
         release.wait(LIMIT_S)
 
-    desk.on_ask = busy
-    with listening(desk) as server, connected(server.address) as channel:
+    handler.on_ask = busy
+    with listening(handler) as server, connected(server.address) as channel:
         channel.send(FiguresRequest())
         assert started.wait(LIMIT_S)
         server.stop(within_s=0.1)
-        assert "is still busy after 0.1 s" in next(iter(lines))
+        assert "is still busy after 0.1 s" in next(iter(log_lines))
         release.set()
-        assert desk.ended.wait(LIMIT_S)
+        assert handler.ended.wait(LIMIT_S)
 
 
-def test_it_takes_the_port_that_the_launcher_holds() -> None:
+def test_a_server_takes_over_the_port_reserved_by_the_launcher() -> None:
     held = Reservation("127.0.0.1")
-    server = Listener(("127.0.0.1", held.port), Desk())
+    server = Listener(("127.0.0.1", held.port), RecordingHandler())
     try:
         assert server.address == ("127.0.0.1", held.port)
         with connected(server.address) as channel:
@@ -374,12 +375,12 @@ def test_it_takes_the_port_that_the_launcher_holds() -> None:
         held.close()
 
 
-def test_its_port_can_be_known_before_it_listens() -> None:
+def test_the_port_is_known_before_the_server_listens() -> None:
     held = hold(("127.0.0.1", 0))
     endpoint = held.getsockname()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(endpoint, timeout=LIMIT_S)
-    server = Listener(endpoint, Desk(), held=held)
+    server = Listener(endpoint, RecordingHandler(), held=held)
     try:
         assert server.address == endpoint
         with connected(server.address) as channel:
@@ -388,60 +389,62 @@ def test_its_port_can_be_known_before_it_listens() -> None:
         server.stop()
 
 
-def test_it_listens_at_the_chosen_address_only() -> None:
-    with listening(Desk()) as server, pytest.raises(ConnectionRefusedError):
+def test_a_server_listens_only_at_its_address() -> None:
+    with listening(RecordingHandler()) as server, pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", server.address[1]), timeout=LIMIT_S)
 
 
-def test_an_address_that_is_not_ours_or_taken_is_named() -> None:
+def test_an_unusable_address_is_named() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen at 203.0.113.7:1: .*one of this machine"):
-        Listener(("203.0.113.7", 1), Desk())
-    with listening(Desk()) as server, pytest.raises(ConfigError, match="port free"):
-        Listener(server.address, Desk())
+        Listener(("203.0.113.7", 1), RecordingHandler())
+    with listening(RecordingHandler()) as server, pytest.raises(ConfigError, match="port free"):
+        Listener(server.address, RecordingHandler())
 
 
-def test_no_thread_to_be_had_hurts_only_the_caller(
-    lines: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_failed_thread_start_affects_only_its_client(
+    log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(session: Session) -> None:
         raise RuntimeError("can't start new thread")
 
-    with listening(Desk()) as server, connected(server.address) as channel:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
         channel.call(PULL)
         with monkeypatch.context() as patched:
             patched.setattr(Session, "start", fail)
             with raw_client(server.address) as raw:
-                assert told(raw) == turned_away("the system cannot start another thread")
+                assert receive_message(raw) == turned_away("the system cannot start another thread")
         assert channel.call(PULL).message == Pulled(1, 1)
         with connected(server.address) as another:
             assert another.call(PULL).message == Pulled(1, 1)
-    assert "was turned away: the system cannot start another thread" in next(iter(lines))
+    assert "was turned away: the system cannot start another thread" in next(iter(log_lines))
 
 
-def inherited() -> tuple[int, list[int]]:
-    """TCP sockets of a process with a server and a client, and of children it forks."""
+def count_inherited() -> tuple[int, list[int]]:
+    """The TCP sockets of a process with a server and a client, and of its forked children."""
     from torch.utils.data import DataLoader
 
-    with listening(Desk()) as server, connected(server.address) as channel:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
         channel.call(PULL)
-        own = connections()
-        loader = DataLoader(Spy(), num_workers=2, multiprocessing_context="fork", batch_size=None)
-        theirs = [int(count) for count in loader]
+        own = open_connections()
+        loader = DataLoader(
+            ConnectionCounts(), num_workers=2, multiprocessing_context="fork", batch_size=None
+        )
+        in_children = [int(count) for count in loader]
         channel.call(PULL)
-    return own, theirs
+    return own, in_children
 
 
-class Spy:
-    """Records that tell how many connections the loading process has."""
+class ConnectionCounts:
+    """A data set whose records are the number of connections of the loading process."""
 
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> int:
-        return connections()
+        return open_connections()
 
 
-def connections() -> int:
+def open_connections() -> int:
     count = 0
     for fd in open_sockets():
         with socket.socket(fileno=os.dup(fd)) as copy:
@@ -450,8 +453,8 @@ def connections() -> int:
 
 
 @pytest.mark.multiprocess
-def test_loading_processes_inherit_no_connection() -> None:
-    results: list[Any] = run_processes(inherited, [()])
-    ((own, theirs),) = results
-    assert own == 3, "the door and both ends of the connection"
-    assert theirs == [0, 0]
+def test_data_loader_processes_inherit_no_connection() -> None:
+    results: list[Any] = run_processes(count_inherited, [()])
+    ((own, in_children),) = results
+    assert own == 3, "the listening socket and both ends of the connection"
+    assert in_children == [0, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames: whatever the bytes are, they are a frame or a ProtocolError."""
+"""Protocol: any bytes are a frame or raise a ProtocolError."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CODEC: MessageCodec[Message] = MessageCodec(Message)
 PULL = Pull([TablePull(0, True), TablePull(3, False)], dense=True, at_least=5)
 
 
-def on_the_wire(message: Message, arrays: list[Array], request: int = 1) -> bytes:
+def encoded(message: Message, arrays: list[Array], request: int = 1) -> bytes:
     return b"".join(CODEC.encode(request, message, arrays))
 
 
@@ -60,31 +60,31 @@ def raw(*fields: Any) -> bytes:
 
 def some_arrays() -> st.SearchStrategy[list[Array]]:
     shapes = arrays_of.array_shapes(min_dims=0, min_side=0, max_side=5)
-    one = st.sampled_from(list(DTYPES.values())).flatmap(
+    array = st.sampled_from(list(DTYPES.values())).flatmap(
         lambda dtype: arrays_of.arrays(dtype, shapes)
     )
-    return st.lists(one, max_size=5)
+    return st.lists(array, max_size=5)
 
 
 @given(some_arrays(), st.integers(0, 2**63))
-def test_a_frame_comes_back(arrays: list[Array], request: int) -> None:
-    back_request, message, back = decoded(on_the_wire(PULL, arrays, request))
-    assert (back_request, message) == (request, PULL)
-    for sent, got in zip(arrays, back, strict=True):
+def test_a_frame_round_trips(arrays: list[Array], request: int) -> None:
+    got_request, message, got_arrays = decoded(encoded(PULL, arrays, request))
+    assert (got_request, message) == (request, PULL)
+    for sent, got in zip(arrays, got_arrays, strict=True):
         assert (sent.dtype, sent.shape, sent.tobytes()) == (got.dtype, got.shape, got.tobytes())
 
 
-def test_bfloat16_travels_as_its_bits() -> None:
+def test_bfloat16_is_sent_as_its_bits() -> None:
     bits = np.array([[1, 2], [3, 4]], np.uint16)
-    _, _, (got,) = decoded(on_the_wire(FiguresRequest(), [bits]))
+    _, _, (got,) = decoded(encoded(FiguresRequest(), [bits]))
     assert got.dtype == DTYPES["bfloat16"] == np.uint16
     np.testing.assert_array_equal(got, bits)
 
 
-def test_an_array_out_of_order_in_memory_arrives_in_order() -> None:
-    turned = np.arange(6.0).reshape(2, 3).T
-    _, _, (got,) = decoded(on_the_wire(FiguresRequest(), [turned]))
-    np.testing.assert_array_equal(got, turned)
+def test_a_noncontiguous_array_arrives_contiguous() -> None:
+    transposed = np.arange(6.0).reshape(2, 3).T
+    _, _, (got,) = decoded(encoded(FiguresRequest(), [transposed]))
+    np.testing.assert_array_equal(got, transposed)
 
 
 def test_arrays_are_not_copied_and_stay_aligned() -> None:
@@ -99,13 +99,13 @@ def test_arrays_are_not_copied_and_stay_aligned() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decoded(data)
 
 
 @given(st.binary(max_size=200), st.integers(0, 100))
-def test_any_header_is_a_frame_or_refused(header: bytes, body: int) -> None:
+def test_a_random_header_is_a_frame_or_refused(header: bytes, body: int) -> None:
     prefix = Prefix.parse(with_header(header, body)[:PREFIX_BYTES])
     with contextlib.suppress(ProtocolError):
         CODEC.decode_header(prefix, header)
@@ -113,20 +113,20 @@ def test_any_header_is_a_frame_or_refused(header: bytes, body: int) -> None:
 
 @given(some_arrays(), st.data())
 def test_a_damaged_frame_is_a_frame_or_refused(arrays: list[Array], data: st.DataObject) -> None:
-    whole = bytearray(on_the_wire(PULL, arrays))
+    whole = bytearray(encoded(PULL, arrays))
     prefix = Prefix.parse(bytes(whole[:PREFIX_BYTES]))
     for _ in range(data.draw(st.integers(1, 3))):
         where = data.draw(st.integers(0, PREFIX_BYTES + prefix.header - 1))
         whole[where] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ProtocolError):
-        again = Prefix.parse(bytes(whole[:PREFIX_BYTES]))
-        split = PREFIX_BYTES + again.header
-        CODEC.decode_header(again, bytes(whole[PREFIX_BYTES:split]))
+        changed = Prefix.parse(bytes(whole[:PREFIX_BYTES]))
+        split = PREFIX_BYTES + changed.header
+        CODEC.decode_header(changed, bytes(whole[PREFIX_BYTES:split]))
 
 
 @given(st.integers(0, PREFIX_BYTES + 40))
 def test_a_frame_cut_short_is_refused(length: int) -> None:
-    whole = on_the_wire(FiguresRequest(), [])
+    whole = encoded(FiguresRequest(), [])
     if length < len(whole):
         with pytest.raises(ProtocolError):
             decoded(whole[:length])
@@ -143,32 +143,32 @@ def test_a_frame_cut_short_is_refused(length: int) -> None:
         (b"\x00\x01\x02", "bytes that start with b'\\\\x00"),
     ],
 )
-def test_strangers_are_recognised_by_their_first_bytes(start: bytes, name: str) -> None:
+def test_other_protocols_are_recognised_by_their_first_bytes(start: bytes, name: str) -> None:
     with pytest.raises(ProtocolError, match=name):
         check_start(start)
 
 
-def test_what_may_still_become_a_frame_is_waited_for() -> None:
-    whole = on_the_wire(FiguresRequest(), [])
+def test_the_start_of_a_frame_is_accepted() -> None:
+    whole = encoded(FiguresRequest(), [])
     for length in range(PREFIX_BYTES):
         check_start(whole[:length])
 
 
-def test_another_version_is_named_with_ours() -> None:
-    data = bytearray(on_the_wire(FiguresRequest(), []))
+def test_an_unknown_version_is_named_with_the_own_one() -> None:
+    data = bytearray(encoded(FiguresRequest(), []))
     data[len(MAGIC)] = 7
     with pytest.raises(ProtocolError, match=f"speaks version 7 .* this one speaks {VERSION}"):
         decoded(bytes(data))
 
 
-def test_a_damaged_prefix_does_not_fit_its_checksum() -> None:
-    data = bytearray(on_the_wire(FiguresRequest(), []))
+def test_a_damaged_prefix_fails_its_checksum() -> None:
+    data = bytearray(encoded(FiguresRequest(), []))
     data[10] ^= 1
     with pytest.raises(ProtocolError, match="checksum"):
         decoded(bytes(data))
 
 
-def test_announced_sizes_are_limited_before_memory_is_taken() -> None:
+def test_sizes_are_limited_before_memory_is_allocated() -> None:
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="body of 4398046511104 bytes; at most 1000"):
         Prefix.parse(Prefix(10, 1 << 42).pack(), body_limit=1000)
@@ -208,12 +208,12 @@ ASK = {"type": "Ask"}
         (1, ASK, [("float32", [2])]),
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused(fields: tuple[Any, ...]) -> None:
+def test_a_malformed_header_is_refused(fields: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError):
         decoded(raw(*fields))
 
 
-def test_the_body_must_be_as_long_as_its_arrays() -> None:
+def test_the_body_length_must_match_its_arrays() -> None:
     header = msgspec.msgpack.encode((1, ASK, [("float64", [4])]))
     assert CODEC.decode_header(Prefix(len(header), 32), header).places[0].nbytes == 32
     with pytest.raises(ProtocolError, match="body of 31 bytes, but its arrays need 32"):
@@ -225,7 +225,7 @@ def test_deep_nesting_is_refused() -> None:
         decoded(with_header(b"\x91" * 100_000))
 
 
-def test_what_cannot_travel_is_said_where_it_is_sent() -> None:
+def test_unsupported_arrays_are_refused_by_the_sender() -> None:
     with pytest.raises(PlanError, match="array 1 of a message is 1-dimensional complex64"):
         CODEC.encode(1, FiguresRequest(), [np.zeros(1), np.zeros(1, np.complex64)])
     with pytest.raises(PlanError, match="1-dimensional >f4"):
@@ -237,13 +237,13 @@ def test_what_cannot_travel_is_said_where_it_is_sent() -> None:
         CODEC.encode(1, Failure("PeerError", "x" * (HEADER_LIMIT + 1)))
 
 
-def test_a_protocol_error_is_a_peers_fault() -> None:
+def test_a_protocol_error_is_a_peer_error() -> None:
     assert issubclass(ProtocolError, PeerError)
 
 
-def test_the_layout_is_the_one_of_version_1() -> None:
-    """Peers of this version must understand it for ever: a change needs a new version."""
-    data = on_the_wire(FiguresRequest(), [np.array([1], np.int64)], request=2)
+def test_the_byte_layout_is_that_of_version_1() -> None:
+    """Peers of this version must always understand it; a change needs a new version."""
+    data = encoded(FiguresRequest(), [np.array([1], np.int64)], request=2)
     header = b"\x93\x02\x81\xa4type\xa3Ask\x91\x92\xa5int64\x91\x01"
     lengths = b"\xf1EET\x01\x00\x00\x00\x16\x00\x00\x00\x08" + bytes(7)
     assert data[: PREFIX_BYTES - 4] == lengths
@@ -252,6 +252,6 @@ def test_the_layout_is_the_one_of_version_1() -> None:
 
 
 @pytest.mark.parametrize("sent", range(8))
-def test_what_is_left_to_send(sent: int) -> None:
+def test_unsent_returns_the_remaining_bytes(sent: int) -> None:
     buffers = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
     assert b"".join(unsent(buffers, sent)) == b"abcdefg"[sent:]

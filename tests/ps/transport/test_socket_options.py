@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the sockets of a job are set up."""
+"""Socket options of a job's connections."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 import sys
 
 import pytest
-from tests.ps.transport.doubles import PULL, Desk, connected, listening
+from tests.ps.transport.doubles import PULL, RecordingHandler, connected, listening
 
 from fleetlight.ps.transport.socket_options import family, is_itself
 
 
-def test_both_ends_send_at_once_and_notice_a_vanished_peer() -> None:
-    with listening(Desk()) as server, connected(server.address) as channel:
+def test_both_ends_use_nodelay_and_keepalive() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
         channel.call(PULL)
         assert channel._frames is not None
         (session,) = server._sessions
@@ -23,8 +23,8 @@ def test_both_ends_send_at_once_and_notice_a_vanished_peer() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let us choose")
-def test_the_loopback_gets_a_congestion_control_for_short_roads() -> None:
-    with listening(Desk()) as server, connected(server.address) as channel:
+def test_the_loopback_uses_reno() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
         channel.call(PULL)
         assert channel._frames is not None
         (session,) = server._sessions
@@ -33,17 +33,17 @@ def test_the_loopback_gets_a_congestion_control_for_short_roads() -> None:
             assert name.rstrip(b"\0") == b"reno"
 
 
-def test_a_socket_that_reached_only_itself_is_recognised() -> None:
+def test_a_self_connected_socket_is_detected() -> None:
     with socket.socket() as alone:
         alone.bind(("127.0.0.1", 0))
         alone.connect(alone.getsockname())
         assert is_itself(alone)
-    with listening(Desk()) as server, socket.create_connection(server.address) as pair:
+    with listening(RecordingHandler()) as server, socket.create_connection(server.address) as pair:
         assert not is_itself(pair)
 
 
 @pytest.mark.parametrize(
     ("host", "expected"), [("10.0.0.1", socket.AF_INET), ("fd00::1", socket.AF_INET6)]
 )
-def test_families(host: str, expected: socket.AddressFamily) -> None:
+def test_an_address_has_its_family(host: str, expected: socket.AddressFamily) -> None:
     assert family(host) is expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS: who belongs to the job gets in, anybody else is told why not, on both sides."""
+"""TLS: only peers of the job connect; both sides learn why others are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ps.transport import expired
 from tests.ps.transport.doubles import (
     LIMIT_S,
     PULL,
-    Desk,
+    RecordingHandler,
     connected,
     listening,
     raw_client,
@@ -41,12 +41,12 @@ SIZES = [0, 1, 16383, 16384, 16385, 300_000, 5 << 20]
 
 @pytest.fixture
 def server(certificates: Path) -> Iterator[Listener]:
-    with listening(Desk(), server_context(certificates), first_s=5.0) as listener:
+    with listening(RecordingHandler(), server_context(certificates), first_s=5.0) as listener:
         yield listener
 
 
 def refusal(listener: Listener, tls: ssl.SSLContext | None) -> str:
-    """What a client is told that is not let in."""
+    """The error of a client that the server refuses."""
     with pytest.raises(MembershipError) as caught:
         SocketChannel.connect(
             listener.address, "server 0", deadline_s=5.0, tls=tls, greeting=lambda: Heartbeat(0)
@@ -65,28 +65,28 @@ def bare_client(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_arrays_of_any_size_there_and_back(server: Listener, certificates: Path, size: int) -> None:
+def test_arrays_of_any_size_round_trip(server: Listener, certificates: Path, size: int) -> None:
     with connected(server.address, tls=client_context(certificates)) as channel:
         channel.call(Leave())
         sent = [np.arange(size) % 251, np.arange(size // 3).astype(np.uint8)]
         for _ in range(2):
-            answer = channel.call(PULL, sent)
-            assert answer.message == Pulled(1, 1)
-            for mine, back in zip(sent, answer.arrays, strict=True):
-                np.testing.assert_array_equal(mine, back)
+            reply = channel.call(PULL, sent)
+            assert reply.message == Pulled(1, 1)
+            for sent_array, got in zip(sent, reply.arrays, strict=True):
+                np.testing.assert_array_equal(sent_array, got)
 
 
-def test_large_arrays_neither_stall_nor_fill_the_memory(
+def test_large_arrays_neither_stall_nor_fill_memory(
     server: Listener, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel is told to wait only for what is sure to come, or it would wait in vain."""
-    fetched, batches = [], []
+    """The kernel may wait only for bytes that are sure to arrive, or it would stall."""
+    waits_for_sure_bytes, batches = [], []
     fetch, encrypt = TlsWire._fetch, TlsWire._encrypt
 
     def watched_fetch(wire: TlsWire, wanted: int) -> int:
         count = fetch(wire, wanted)
         sure = min(_BATCH_BYTES, wanted - _RECORD_BYTES)
-        fetched.append(sure <= 0 or count == sure)
+        waits_for_sure_bytes.append(sure <= 0 or count == sure)
         return count
 
     def watched_encrypt(wire: TlsWire, buffers: Sequence[memoryview]) -> int:
@@ -98,12 +98,12 @@ def test_large_arrays_neither_stall_nor_fill_the_memory(
     with connected(server.address, tls=client_context(certificates)) as channel:
         channel.call(Leave())
         channel.call(PULL, [np.zeros(1 << 20, np.uint8), np.zeros(333_333, np.uint8)])
-    assert all(fetched)
+    assert all(waits_for_sure_bytes)
     assert len(batches) > 10
     assert max(batches) < _BATCH_BYTES + _RECORD_BYTES
 
 
-def test_what_is_on_the_wire_is_not_readable(certificates: Path) -> None:
+def test_bytes_on_the_wire_are_encrypted(certificates: Path) -> None:
     seen = b""
 
     def record(raw: Any, frames: object) -> None:
@@ -117,11 +117,11 @@ def test_what_is_on_the_wire_is_not_readable(certificates: Path) -> None:
     assert seen.startswith(b"\x16\x03")
 
 
-def test_ends_are_those_of_a_plain_connection(certificates: Path) -> None:
-    desk = Desk()
-    desk.on_ask = lambda connection: connection.close()
+def test_a_connection_ends_like_a_plain_one(certificates: Path) -> None:
+    handler = RecordingHandler()
+    handler.on_ask = lambda connection: connection.close()
     tls = client_context(certificates)
-    with listening(desk, server_context(certificates)) as server:
+    with listening(handler, server_context(certificates)) as server:
         text = r"lost server 0 .* during figures"
         with (
             connected(server.address, tls=tls, retry=RetryPolicy(0)) as channel,
@@ -130,33 +130,33 @@ def test_ends_are_those_of_a_plain_connection(certificates: Path) -> None:
             channel.call(FiguresRequest())
         with connected(server.address, tls=tls) as channel:
             assert channel.call(Heartbeat(0)).message == Done()
-    assert isinstance(desk.ends[0], PeerLostError)
-    assert desk.ends[1] is None
+    assert isinstance(handler.ends[0], PeerLostError)
+    assert handler.ends[1] is None
 
 
-def test_a_deadline_is_that_of_a_plain_connection(certificates: Path) -> None:
+def test_a_deadline_works_like_that_of_a_plain_connection(certificates: Path) -> None:
     release = threading.Event()
-    desk = Desk()
-    desk.on_ask = lambda connection: release.wait(LIMIT_S) and None
+    handler = RecordingHandler()
+    handler.on_ask = lambda connection: release.wait(LIMIT_S) and None
     with (
-        listening(desk, server_context(certificates)) as server,
+        listening(handler, server_context(certificates)) as server,
         connected(server.address, tls=client_context(certificates)) as channel,
     ):
         with pytest.raises(DeadlineError, match=r"was silent for 0\.\d s during figures"):
             channel.call(FiguresRequest(), deadline_s=0.1)
         release.set()
-        # over a new connection: the late answer is not taken for this one's
+        # over a new connection: the late reply is not taken for this one's
         assert channel.call(PULL, [np.ones(2)]).arrays[0].tolist() == [1.0, 1.0]
 
 
 SILENT = r"not ready .* silent .* during the TLS handshake; does it listen without TLS\?"
 
 
-def test_a_silent_server_is_named_during_the_handshake(certificates: Path) -> None:
-    def say_nothing(raw: Any, frames: object) -> None:
+def test_a_server_silent_in_the_handshake_is_named(certificates: Path) -> None:
+    def stay_silent(raw: Any, frames: object) -> None:
         read_all(raw)
 
-    with scripted(say_nothing) as address:
+    with scripted(stay_silent) as address:
         channel = SocketChannel(
             address, "server 0", deadline_s=1.0, tls=client_context(certificates)
         )
@@ -204,7 +204,7 @@ REFUSED: dict[Callable[[Path, Path], ssl.SSLContext | None], tuple[str, str]] = 
 
 
 @pytest.mark.parametrize("client", REFUSED, ids=lambda client: client.__name__)
-def test_who_does_not_belong_is_refused_and_both_are_told(
+def test_wrong_credentials_are_refused_with_the_reason_on_both_sides(
     client: Callable[[Path, Path], ssl.SSLContext | None],
     server: Listener,
     certificates: Path,
@@ -236,7 +236,7 @@ def test_an_expired_certificate_is_refused_by_the_other_side(
     tls = expired.context(folder, "server")
     with (
         caplog.at_level(logging.WARNING, "fleetlight"),
-        listening(Desk(), tls, first_s=5.0) as listener,
+        listening(RecordingHandler(), tls, first_s=5.0) as listener,
     ):
         text = refusal(listener, expired.context(folder, "client"))
     assert for_client in text
@@ -244,18 +244,18 @@ def test_an_expired_certificate_is_refused_by_the_other_side(
     assert for_server in line
 
 
-def test_a_tls_client_of_a_plain_server_is_told(
+def test_a_tls_client_of_a_plain_server_is_refused(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "fleetlight"), listening(Desk()) as plain:
+    with caplog.at_level(logging.WARNING, "fleetlight"), listening(RecordingHandler()) as plain:
         text = refusal(plain, client_context(certificates))
     assert "the other side does not use TLS; give --ssl DIR" in text
     (line,) = (record.getMessage() for record in caplog.records)
     assert "a TLS hello; one side uses ssl and the other does not" in line
 
 
-def test_a_server_at_an_address_it_is_not_certified_for(certificates: Path) -> None:
-    server = Listener(("127.0.0.2", 0), Desk(), tls=server_context(certificates))
+def test_a_server_at_an_uncertified_address_is_refused(certificates: Path) -> None:
+    server = Listener(("127.0.0.2", 0), RecordingHandler(), tls=server_context(certificates))
     try:
         text = refusal(server, client_context(certificates))
     finally:
@@ -264,7 +264,7 @@ def test_a_server_at_an_address_it_is_not_certified_for(certificates: Path) -> N
     assert "fleetlight cert DIR --host NAME" in text
 
 
-def test_strangers_and_silence_at_a_tls_port(
+def test_a_plain_request_to_a_tls_port_is_logged(
     server: Listener, certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fleetlight"):
@@ -277,12 +277,12 @@ def test_strangers_and_silence_at_a_tls_port(
     assert "does not use TLS" in line
 
 
-def test_who_says_nothing_at_a_tls_port_is_dropped(
+def test_a_silent_client_of_a_tls_port_is_dropped(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, "fleetlight"),
-        listening(Desk(), server_context(certificates), first_s=0.2) as server,
+        listening(RecordingHandler(), server_context(certificates), first_s=0.2) as server,
     ):
         for start in (b"", b"\x16\x03\x01\x02\x00"):
             with raw_client(server.address) as raw:
@@ -293,8 +293,8 @@ def test_who_says_nothing_at_a_tls_port_is_dropped(
     assert "silent for 0." in second
 
 
-class Watched(socket.socket):
-    """A socket that keeps how long it was to wait."""
+class LoggingSocket(socket.socket):
+    """A socket that records its timeouts."""
 
     limits: list[float | None]
 
@@ -303,10 +303,10 @@ class Watched(socket.socket):
         super().settimeout(limit_s)
 
 
-def test_a_stranger_has_one_time_for_all_that_makes_it_known(
+def test_first_byte_and_handshake_share_one_time_limit(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it takes for its first byte it does not have again for its handshake."""
+    """Time spent on the first byte is not available for the handshake."""
     handshakes: list[float] = []
 
     def refuse(wire: TlsWire, tls: ssl.SSLContext, limit_s: float) -> None:
@@ -316,10 +316,13 @@ def test_a_stranger_has_one_time_for_all_that_makes_it_known(
     monkeypatch.setattr(TlsWire, "handshake", refuse)
     clock = itertools.count(100.0, 5.0)
     monkeypatch.setattr(session, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    with socket.create_server(("127.0.0.1", 0)) as door, raw_client(door.getsockname()) as raw:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening_socket,
+        raw_client(listening_socket.getsockname()) as raw,
+    ):
         raw.sendall(b"\x16")
         raw.shutdown(socket.SHUT_WR)
-        accepted = Watched(fileno=door.accept()[0].detach())
+        accepted = LoggingSocket(fileno=listening_socket.accept()[0].detach())
         accepted.limits = []
         tls, limits, ended = (
             server_context(certificates),
@@ -329,13 +332,13 @@ def test_a_stranger_has_one_time_for_all_that_makes_it_known(
         Session(
             accepted,
             "a stranger",
-            Desk(),
+            RecordingHandler(),
             tls=tls,
             token=None,
             limits=limits,
             room=UNLIMITED,
             ended=lambda _: ended.set(),
         ).run()
-    # each look at the clock takes five seconds
+    # each reading of the clock takes five seconds
     assert (accepted.limits[0], handshakes) == (15.0, [10.0])
     assert ended.is_set()
