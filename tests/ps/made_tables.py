@@ -57,7 +57,7 @@ def read(table: Table, ids: Ids) -> Floats:
 
 
 def saved(table: Table, folder: Path, name: str = "t.safetensors") -> dict[str, Any]:
-    """Cut and save a table; answers the tensors of its file."""
+    """Cut and save a table; return the tensors of its file."""
     folder.mkdir(exist_ok=True)
     entry = table.save(table.cut(), 4, folder, name)
     path = folder / name

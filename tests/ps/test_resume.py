@@ -85,7 +85,7 @@ def test_it_resumes_where_each_worker_was_if_everything_is_there(
 
 def test_the_newest_of_log_and_checkpoint_counts() -> None:
     both = [KEPT], [STEPPED]
-    # a checkpoint that was saved behind the last step has counted it
+    # a checkpoint that was saved after the last step has counted it
     assert decided(*both, step=10, checkpoint=11).kind == POSITIONS
     found = decided(*both, step=10, checkpoint=12)
     assert (found.kind, found.why) == (
@@ -106,7 +106,7 @@ def test_what_is_refused_says_what_is_missing() -> None:
 def test_folders_of_other_jobs_and_earlier_starts_hold_nothing() -> None:
     old = left(STEPPED, "old")
     assert decided([KEPT], [STEPPED, old]).kind == REFUSED
-    # all were about to begin anew
+    # all were about to restart
     begun = decided([left(KEPT, start=1), left(KEPT)], [left(STEPPED), left(STARTED, start=1)])
     assert (begun.kind, begun.job, begun.start) == (BEGINNING, "j", 1)
     # where another job has ended before

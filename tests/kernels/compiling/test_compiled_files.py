@@ -76,7 +76,7 @@ def run(package: Path, before: str = "", **environment: str) -> tuple[str, int]:
 
 @pytest.fixture
 def unwritable(package: Path) -> Path:
-    """The package where nobody, not even root, can make a folder of compiled code."""
+    """The package where no user, not even root, can make a folder of compiled code."""
     (package / "fleetlight" / "kernels" / "__pycache__").write_text("in the way")
     return package
 

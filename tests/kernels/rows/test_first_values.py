@@ -29,7 +29,7 @@ def test_bits_equal_the_twin(
 
 
 def test_the_first_bits_ever_shipped() -> None:
-    # a job that goes on must begin rows it has not seen as it would have before
+    # a resumed job must give new rows the same first values
     uniform = first_values([7, -7], 2, 42, Initializer("uniform", -0.5, 0.5))
     normal = first_values([7, -7], 2, 42, Initializer("normal", 0.0, 0.01))
     assert [value.hex() for value in uniform.ravel().tolist()] == [

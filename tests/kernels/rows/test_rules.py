@@ -41,7 +41,7 @@ def test_equals_torch_on_sparse_gradients(
     embedding = torch.nn.Embedding(ROWS, DIM, sparse=True)
     torch.nn.init.zeros_(embedding.weight)
     reference = optimizer(embedding.parameters(), **options)
-    # said once, or torch warns that nobody has said it
+    # set once, or torch warns that it is not set
     torch.sparse.check_sparse_tensor_invariants.disable()
     for step, (ids, grads) in enumerate(batches(), 1):
         embedding(torch.from_numpy(ids)).backward(torch.from_numpy(grads))

@@ -76,7 +76,7 @@ def test_adamw_with_groups_and_schedules_equals_plain_torch(servers: int, schedu
 
 
 class Clipped(torch.optim.Optimizer):
-    """A user's own class: by the shape of the parameter, with an argument nobody else has."""
+    """A user's own class: by the shape of the parameter, with an argument of its own."""
 
     def __init__(self, params: Any, limit: float) -> None:
         super().__init__(params, {"lr": 0.1})
@@ -200,7 +200,7 @@ def test_sent_values_do_not_change_later() -> None:
 
 
 def test_received_gradients_are_not_modified() -> None:
-    """Nor may torch complain of memory that nobody may write to."""
+    """Torch must not warn of memory that is read-only."""
     params = parameters()
     dense = DenseServers(params, [torch.optim.SGD(params, 1.0)], 1)
     (server,) = dense.servers

@@ -225,7 +225,7 @@ def test_loading_replaces_all_rows(tmp_path: Path) -> None:
 def test_saving_between_steps_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
-    """Between any two pieces rows are changed, born and forgotten; the file knows nothing of it."""
+    """Rows change, appear and are removed between any two chunks; the file is unaffected."""
     monkeypatch.setattr(table_module, "CHUNK_BYTES", 400)
     monkeypatch.setattr(snapshot_module, "LIST_ROWS", 7)
     table, ids = trained(entry=EntryPlan("count", 1.0))
