@@ -13,7 +13,7 @@ from fleetlight.checkpoint.storage.manifest import HighWaterEntry
 from fleetlight.ps import messages as m
 from fleetlight.ps.changes import Baseline, WorkerJoined, WorkerLeft
 from fleetlight.ps.journal.folder import FolderIdentity
-from fleetlight.ps.worker.replay.commit_log import ResumePoint
+from fleetlight.ps.worker.replay.commit_log import Commit, ResumePoint
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity
 
 
@@ -36,6 +36,11 @@ def test_a_renamed_field_keeps_its_name_outside_the_process(
 ) -> None:
     written = msgspec.json.decode(msgspec.json.encode(value))
     assert {name: written[name] for name in names} == names
+
+
+def test_a_commit_keeps_the_name_of_its_resume_point() -> None:
+    fields = {field.name: field.encode_name for field in msgspec.structs.fields(Commit)}
+    assert fields["resume_point"] == "moment"
 
 
 def test_a_snapshot_keeps_the_name_of_the_workers_that_joined() -> None:

@@ -51,7 +51,7 @@ class Journal(Generic[M]):
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._codec, self._policy, self._say = folder, codec, policy, say
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         #: the number of the next record
         self._next = first
         #: records that no thread writes yet
@@ -73,7 +73,7 @@ class Journal(Generic[M]):
     @property
     def next(self) -> int:
         """The number of the next record."""
-        with self._news:
+        with self._changed:
             return self._next
 
     @property
@@ -87,7 +87,7 @@ class Journal(Generic[M]):
 
     def put(self, record: Framed) -> int:
         """Append a change, to be written by the next commit; return its number."""
-        with self._news:
+        with self._changed:
             self._check()
             number, self._next = self._next, self._next + 1
             self._pending += record.sealed(number)
@@ -110,7 +110,7 @@ class Journal(Generic[M]):
         old = None
         while old is None:
             self.commit(self.next - 1)
-            with self._news:
+            with self._changed:
                 self._check()
                 first = self._next
                 if self._segment.first == first:
@@ -132,13 +132,13 @@ class Journal(Generic[M]):
             self._is_due.set()
             if self._syncing.is_alive():
                 self._syncing.join()
-            with self._news:
+            with self._changed:
                 self._failure = self._failure or JournalError(f"{self._folder}: it is closed")
-                self._news.notify_all()
+                self._changed.notify_all()
             self._segment.close()
 
     def _replaced(self, first: int) -> Segment:
-        """Start a new segment and return the old one; called with `news` held."""
+        """Start a new segment and return the old one; called with `_changed` held."""
         old = self._segment
         self._guarded(old.sync)
         self._segment = self._begun(first)
@@ -159,7 +159,7 @@ class Journal(Generic[M]):
 
     def _turn(self, is_done: Callable[[], bool]) -> tuple[list[Buffer], int] | None:
         """The records to write, once no other thread writes; None when all is done."""
-        with self._news:
+        with self._changed:
             while not is_done():
                 self._check()
                 if not self._is_writing:
@@ -167,7 +167,7 @@ class Journal(Generic[M]):
                     pending, self._pending = self._pending, []
                     return pending, self._next - 1
                 # the writer waits no longer, and raises the reason
-                if not self._news.wait(2 * self._policy.patience_s):
+                if not self._changed.wait(2 * self._policy.patience_s):
                     raise DeadlineError(
                         f"{self._segment.path}: a write has taken more than "
                         f"{2 * self._policy.patience_s:g} s; check the disk"
@@ -180,11 +180,11 @@ class Journal(Generic[M]):
             self._guarded(lambda: self._written(buffers))
             done = last
         finally:
-            with self._news:
+            with self._changed:
                 self._is_writing = False
                 if done is not None:
                     self._done = done
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def _written(self, buffers: list[Buffer]) -> None:
         path, patience_s = self._segment.path, self._policy.patience_s
@@ -207,9 +207,9 @@ class Journal(Generic[M]):
                 f"{self._segment.path} could not be written: {error.strerror or error}; make room "
                 "or repair the disk, and start the job again: all that was acknowledged is in it"
             )
-            with self._news:
+            with self._changed:
                 self._failure = self._failure or failure
-                self._news.notify_all()
+                self._changed.notify_all()
             raise failure from error
 
     def _check(self) -> None:

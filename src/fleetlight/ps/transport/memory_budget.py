@@ -27,7 +27,7 @@ class MemoryBudget:
         """`free` returns the free bytes, None if unknown."""
         self._free = free
         self._claimed = 0
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def claimed(self, size: int, patience_s: float) -> Iterator[None]:
@@ -39,19 +39,19 @@ class MemoryBudget:
             yield
             return
         end = time.monotonic() + patience_s
-        with self._news:
+        with self._changed:
             while (free := self._free()) is not None and self._claimed + size > free:
                 # do not wait for a body that would not fit alone
                 left = end - time.monotonic()
-                if not self._claimed or size > free or not self._news.wait(max(0.0, left)):
+                if not self._claimed or size > free or not self._changed.wait(max(0.0, left)):
                     raise ProtocolError(_refusal(size, free, self._claimed))
             self._claimed += size
         try:
             yield
         finally:
-            with self._news:
+            with self._changed:
                 self._claimed -= size
-                self._news.notify_all()
+                self._changed.notify_all()
 
 
 def _refusal(size: int, free: int, claimed: int) -> str:

@@ -130,9 +130,9 @@ class Client(Connections):
         epochs: dict[int, int] = {}
         while missing := [n for n in range(self.server_num) if n not in epochs]:
             replies = self.ask(CONTROL, dict.fromkeys(missing, (m.Join(plan), ())))
-            told = {n: reply.message for n, reply in replies.items()}
+            messages = {n: reply.message for n, reply in replies.items()}
             # the other servers still read a checkpoint
-            epochs |= {n: w.epoch for n, w in told.items() if isinstance(w, m.Welcome)}
+            epochs |= {n: w.epoch for n, w in messages.items() if isinstance(w, m.Welcome)}
         self.epoch = common_epoch(epochs)
         self._plan, self._placement = plan, Placement(plan)
         self.journal.begin()
@@ -309,9 +309,9 @@ class Client(Connections):
 
     def _receive_signals(self, replies: Iterable[ReceivedReply]) -> None:
         """Record the control signals in replies to steps."""
-        told = [one.message for one in replies]
+        messages = [one.message for one in replies]
         self.signals.of_steps |= combined(
-            o.call for o in told if isinstance(o, (m.Pushed, m.GeoExchangeReply))
+            o.call for o in messages if isinstance(o, (m.Pushed, m.GeoExchangeReply))
         )
 
     def exchange(
@@ -342,10 +342,10 @@ class Client(Connections):
                 ]
         self._commit(origin, requests)
         replies = self._ask_in_turns(PUSH, requests)
-        self._receive_signals(one for heard in replies.values() for one in heard)
-        values = _counted({server: heard[-1] for server, heard in replies.items()})
-        for server, heard in replies.items() if wants else ():
-            for piece, reply in zip(pieces[server], heard, strict=True):
+        self._receive_signals(one for received in replies.values() for one in received)
+        values = _counted({server: received[-1] for server, received in replies.items()})
+        for server, received in replies.items() if wants else ():
+            for piece, reply in zip(pieces[server], received, strict=True):
                 arrived = Unpacking(reply.arrays, f"the reply of server {server}")
                 for number, span in piece.spans.items():
                     rows = arrived.rows(self.plan.tables[number], span.stop - span.start)
@@ -386,13 +386,13 @@ class Client(Connections):
     def repeat(self, last: Committed) -> bool:
         """Repeat a logged step; False when all workers skipped it."""
         self._sequences = list(last.commit.sequences)
-        heard = [
+        received = [
             one for replies in self._ask_in_turns(PUSH, last.requests).values() for one in replies
         ]
         # the previous incarnation may not have acted on earlier control signals
         self.signals.of_steps |= last.commit.called
-        self._receive_signals(heard)
-        return all(getattr(reply.message, "applied", True) for reply in heard)
+        self._receive_signals(received)
+        return all(getattr(reply.message, "applied", True) for reply in received)
 
     def end_phase(self, phase: int) -> None:
         """Tell every server that this worker makes no step before the next barrier."""

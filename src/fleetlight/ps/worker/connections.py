@@ -138,11 +138,11 @@ class Connections:
                 return errors[server]
         first = next(iter(errors.values()))
         if late and isinstance(first, DeadlineError):
-            told = ", ".join(
+            silent = ", ".join(
                 f"{self._lanes[HEARTBEAT][server].peer} (silent for {silent:.0f} s)"
                 for server, silent in late.items()
             )
-            return DeadlineError(f"no heartbeat reply from {told}; meanwhile {first}")
+            return DeadlineError(f"no heartbeat reply from {silent}; meanwhile {first}")
         return first
 
     def _send_and_receive(
@@ -190,28 +190,28 @@ class Connections:
     ) -> dict[int, list[ReceivedReply]]:
         channels = self.open_lane(lane)
         replies: dict[int, list[ReceivedReply]] = {server: [] for server in requests}
-        owing: list[int] = []
+        outstanding: list[int] = []
 
-        def hear() -> None:
-            server = owing.pop(0)
+        def receive_next() -> None:
+            server = outstanding.pop(0)
             replies[server].append(channels[server].receive())
             self._acknowledge(server, requests[server][len(replies[server]) - 1])
 
         try:
             for server, (message, arrays) in _round_robin(requests):
-                if owing and owing != [server]:
-                    channels[owing[0]].expect()
-                elif owing:
-                    hear()
+                if outstanding and outstanding != [server]:
+                    channels[outstanding[0]].expect()
+                elif outstanding:
+                    receive_next()
                 channels[server].send(message, arrays)
-                owing.append(server)
-                if len(owing) > 1:
-                    hear()
-            while owing:
-                hear()
+                outstanding.append(server)
+                if len(outstanding) > 1:
+                    receive_next()
+            while outstanding:
+                receive_next()
         except Exception:
             # a channel with an outstanding reply cannot send again
-            for server in owing:
+            for server in outstanding:
                 with contextlib.suppress(Exception):
                     channels[server].receive()
             raise
@@ -239,9 +239,9 @@ class Connections:
     def report_failure(self, error: str) -> None:
         """Report a failure quickly: the control lane may be broken or busy."""
         try:
-            untold = self._say_goodbye(HEARTBEAT, error, range(self.server_num))
-            if untold:
-                self._say_goodbye(CONTROL, error, untold)
+            unreached = self._say_goodbye(HEARTBEAT, error, range(self.server_num))
+            if unreached:
+                self._say_goodbye(CONTROL, error, unreached)
         finally:
             self.close()
 
@@ -254,12 +254,12 @@ class Connections:
             # the heartbeat lane of a hung server may still owe a reply
             free = self._heartbeats.collect(_LANE_S) if lane == HEARTBEAT else servers
             words = dict.fromkeys([s for s in servers if s in free], (m.Leave(error), ()))
-            heard, _ = self._send_and_receive(lane, words, _LAST_WORDS_S)
+            received, _ = self._send_and_receive(lane, words, _LAST_WORDS_S)
         except PeerError:
             return servers
         finally:
             lock.release()
-        return [server for server in servers if server not in heard]
+        return [server for server in servers if server not in received]
 
     def close(self) -> None:
         """Close all lanes; other threads that use one get an error."""

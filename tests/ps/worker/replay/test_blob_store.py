@@ -26,7 +26,7 @@ def test_only_blobs_of_the_last_two_commits_are_kept(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, 0.0)
     stored: list[str] = []
     for value in (1, 2, 2, 3, 4):
-        number = store.next_moment()
+        number = store.next_point()
         stored.append(store.put(data(value)))
         store.committed(number)
         assert names(tmp_path) == set(stored[-2:])
@@ -36,15 +36,15 @@ def test_only_blobs_of_the_last_two_commits_are_kept(tmp_path: Path) -> None:
 
 def test_keep_retains_a_blob_without_writing_it(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, 0.0)
-    store.next_moment()
+    store.next_point()
     kept = store.put(data(1))
     for _ in range(4):
-        number = store.next_moment()
+        number = store.next_point()
         assert store.keep(kept)
         store.committed(number)
         assert store.get(kept) == data(1).tobytes()
     for _ in range(2):
-        store.committed(store.next_moment())
+        store.committed(store.next_point())
     assert not store.keep(kept)
     assert names(tmp_path) == set()
 
@@ -54,7 +54,7 @@ def test_blobs_of_pending_commits_are_kept(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, 0.0)
     by_number = {}
     for value in range(1, 7):
-        assert store.next_moment() == value
+        assert store.next_point() == value
         by_number[value] = store.put(data(value))
     store.committed(2)
     assert names(tmp_path) == set(by_number.values())
@@ -66,7 +66,7 @@ def test_blobs_of_pending_commits_are_kept(tmp_path: Path) -> None:
 
 def test_a_restart_finds_the_blobs_of_its_commit(tmp_path: Path) -> None:
     first = BlobStore(tmp_path, 0.0)
-    first.next_moment()
+    first.next_point()
     old, needed = first.put(data(1)), first.put(data(2))
     (tmp_path / "kept.new").write_bytes(b"died over it")
     second = BlobStore(tmp_path, 0.0, [needed])
@@ -74,7 +74,7 @@ def test_a_restart_finds_the_blobs_of_its_commit(tmp_path: Path) -> None:
     assert second.get(needed) == data(2).tobytes()
     assert second.put(data(2)) == needed
     for value in (3, 4):
-        number = second.next_moment()
+        number = second.next_point()
         second.put(data(value))
         assert needed in names(tmp_path)
         second.committed(number)

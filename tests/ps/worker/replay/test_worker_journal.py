@@ -63,7 +63,7 @@ def test_a_restart_finds_the_last_push(tmp_path: Path) -> None:
     assert (second.identity.incarnation, second.identity.started_at) == (2, 5)
     last = second.last
     assert last is not None
-    assert (last.commit.sequences, last.commit.moment.script) == ([3, 3], b"s3")
+    assert (last.commit.sequences, last.commit.resume_point.script) == ([3, 3], b"s3")
     for server, ((message, arrays),) in last.requests.items():
         assert message == push(3, 0.0)[0]
         assert arrays[1].tolist() == [[server, server]]
@@ -77,7 +77,7 @@ def test_a_resume_point_may_exceed_the_message_limit(tmp_path: Path) -> None:
     first.close(is_needed=True)
     second = opened(tmp_path, started_at=6)
     assert second.last is not None
-    assert second.last.commit.moment.script == script
+    assert second.last.commit.resume_point.script == script
     second.close(is_needed=True)
 
 
@@ -281,9 +281,9 @@ def test_a_blob_waits_for_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyP
     journal = opened(tmp_path)
     full = FullDisk(monkeypatch, f"kept.{hashlib.sha256(bytes(range(9))).hexdigest()}.new", 4)
     full.only_open = True
-    name = journal.shelf.put(np.arange(9, dtype=np.uint8))
+    name = journal.blobs.put(np.arange(9, dtype=np.uint8))
     assert full.left == 0
-    assert journal.shelf.get(name) == bytes(range(9))
+    assert journal.blobs.get(name) == bytes(range(9))
     journal.close(is_needed=False)
 
 
@@ -389,6 +389,6 @@ def test_with_sync_each_write_is_synced_before_it_counts(
         journal = WorkerJournal(tmp_path / str(sync), identity(), sync=sync)
         commit(journal, 1)
         journal.replies.once("a call", list)
-        journal.shelf.put(np.zeros(3, np.uint8))
+        journal.blobs.put(np.zeros(3, np.uint8))
         journal.close(is_needed=True)
         assert len(synced) == times

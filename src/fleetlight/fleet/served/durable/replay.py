@@ -86,15 +86,19 @@ class WorkerReplay:
         #: by loader: checksum of the records in its last batch since the mark
         self._records: dict[int, int] = {}
         #: by name of a large tensor: its fingerprint, and its key in the blob store
-        self._shelved: dict[str, tuple[object, str]] = {}
+        self._stored: dict[str, tuple[object, str]] = {}
         #: steps of each optimizer since the mark
         self._made: Counter[int] = Counter()
         last = journal.last
-        self._moment = None if last is None else last.commit.moment
-        if self._moment is not None and self._moment.why_not:
-            raise ComebackError(_LOST.format(why=self._moment.why_not))
+        self._resume_point = None if last is None else last.commit.resume_point
+        if self._resume_point is not None and self._resume_point.why_not:
+            raise ComebackError(_LOST.format(why=self._resume_point.why_not))
         #: the state to return to; None in a first incarnation, and after the return
-        self._target = None if self._moment is None else WorkerState.from_bytes(self._moment.script)
+        self._target = (
+            None
+            if self._resume_point is None
+            else WorkerState.from_bytes(self._resume_point.script)
+        )
         #: steps of each optimizer that the servers have applied
         self._skipping = Counter({} if self._target is None else self._target.values["made"])
         #: False when all workers had dropped the last of them for an infinity
@@ -134,15 +138,15 @@ class WorkerReplay:
         """The script begins to iterate a loader."""
         if self._skipping and not self.is_catching_up and self.is_trained_on(loader):
             raise ComebackError(_DIFFERENT.format(step="has ended its loop without it"))
-        if self.is_catching_up and self._target is not None and self._moment is not None:
+        if self.is_catching_up and self._target is not None and self._resume_point is not None:
             if loader != self._target.values["loader"]:
                 self._calls_before.setdefault(loader, self._replies.made)
                 return
             # the earlier incarnation had opened the job before its first step
             self.job.open()
             self.is_catching_up, self._is_stale = False, True
-            self._replies.go_on(self._moment.replies, self._moment.meetings)
-            self._calls_before[loader] = self._moment.prelude
+            self._replies.go_on(self._resume_point.replies, self._resume_point.meetings)
+            self._calls_before[loader] = self._resume_point.prelude
             epoch, consumed = self.job.loaders[loader].epoch, self.job.loaders[loader].consumed
             logger.warning("restarted: resuming in epoch %d after %d samples", epoch, consumed)
         self._calls_before.setdefault(loader, self._replies.made)
@@ -231,7 +235,7 @@ class WorkerReplay:
                 if (kept := values["kept"].get(name)) is None:
                     assign(tensor, target.tensors[name])
                 else:
-                    assign(tensor, _from_bytes(tensor, self._journal.shelf.get(kept)))
+                    assign(tensor, _from_bytes(tensor, self._journal.blobs.get(kept)))
         if target.rng is not None:
             checkpoint.set_rng_state(target.rng)
 
@@ -246,16 +250,16 @@ class WorkerReplay:
         self._is_stale = True
         self._made[optimizer] += 1
         try:
-            found = _no_moment(_NO_BATCH) if mark is None else self._moment_at(mark)
+            found = _unresumable(_NO_BATCH) if mark is None else self._resume_point_at(mark)
         except CheckpointError as error:
             # the state of a scheduler or of param groups may contain objects of the script
             logger.debug("a restart of this worker alone could not resume: %s", error)
-            found = _no_moment(str(error))
+            found = _unresumable(str(error))
         self._report(not found.why_not)
         return found
 
-    def _moment_at(self, mark: _BatchMark) -> ResumePoint:
-        number, own = self._journal.shelf.next_moment(), self._unserved_tensors()
+    def _resume_point_at(self, mark: _BatchMark) -> ResumePoint:
+        number, own = self._journal.blobs.next_point(), self._unserved_tensors()
         kept = {n: self._kept(n, t) for n, t in own.items() if t.nbytes >= _LARGE}
         state = WorkerState(
             rank=self.job.group.index,
@@ -281,10 +285,10 @@ class WorkerReplay:
 
     def _kept(self, name: str, tensor: Tensor) -> str:
         """The key of a large tensor in the blob store."""
-        fingerprint, shelf = _fingerprint(tensor), self._journal.shelf
-        known = self._shelved.get(name)
-        if known is None or known[0] != fingerprint or not shelf.keep(known[1]):
-            known = self._shelved[name] = fingerprint, shelf.put(_bytes(tensor))
+        fingerprint, blobs = _fingerprint(tensor), self._journal.blobs
+        known = self._stored.get(name)
+        if known is None or known[0] != fingerprint or not blobs.keep(known[1]):
+            known = self._stored[name] = fingerprint, blobs.put(_bytes(tensor))
         return known[1]
 
     def begin(self, communicator: Communicator) -> None:
@@ -315,7 +319,7 @@ class WorkerReplay:
             self._on_change(restartable)
 
 
-def _no_moment(why: str) -> ResumePoint:
+def _unresumable(why: str) -> ResumePoint:
     return ResumePoint(0, 0, 0, b"", why_not=why)
 
 

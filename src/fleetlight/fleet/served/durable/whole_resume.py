@@ -91,9 +91,13 @@ def _report(
     if journal is None:
         remains, why, step = Remains(UNABLE), _NOTHING_KEPT, 0
     else:
-        moment = None if journal.last is None else journal.last.commit.moment
-        remains, why = journal.remains, "" if moment is None else moment.why_not
-        step = 0 if moment is None or why else WorkerState.from_bytes(moment.script).values["step"]
+        resume_point = None if journal.last is None else journal.last.commit.resume_point
+        remains, why = journal.remains, "" if resume_point is None else resume_point.why_not
+        step = (
+            0
+            if resume_point is None or why
+            else WorkerState.from_bytes(resume_point.script).values["step"]
+        )
     newest = _checkpoint(strategy) if not role.index else None
     return Report(remains, servers, why, step, newest)
 

@@ -50,53 +50,53 @@ class RequestDedup:
 
         The argument of `repeat_reply` is True for the worker's last push.
         """
-        ticket = _PushRecord(peer.started_at, message.sequence)
+        push = _PushRecord(peer.started_at, message.sequence)
         with self._presence.changed:
             # `is_new` raises for a push of an earlier epoch
             new = self._marks.is_new(peer.worker, peer.started_at, message.epoch, message.sequence)
             before = self._requests.get(peer.worker)
-            if before is not None and _same(before, ticket):
+            if before is not None and _same(before, push):
                 return self._first_reply(before, peer)
-            later = before if before is not None and _number(before) > _number(ticket) else None
+            later = before if before is not None and _number(before) > _number(push) else None
             if new and later is not None:
                 # its record would replace that of the later push
                 raise ProtocolError(
-                    f"push {ticket.sequence} of {peer} came after its push {later.sequence}: "
+                    f"push {push.sequence} of {peer} came after its push {later.sequence}: "
                     "the worker no longer waits for the reply"
                 )
             if later is None:
                 # also if an earlier incarnation of this server applied the push
-                self._requests[peer.worker] = ticket
+                self._requests[peer.worker] = push
         if later is not None:
             return repeat_reply(False)
         try:
-            return self._carry_out(ticket, carry_out if new else lambda: repeat_reply(True))
+            return self._carry_out(push, carry_out if new else lambda: repeat_reply(True))
         finally:
             with self._presence.changed:
-                if not keep and self._requests.get(peer.worker) is ticket:
+                if not keep and self._requests.get(peer.worker) is push:
                     del self._requests[peer.worker]
                 self._presence.changed.notify_all()
 
-    def _carry_out(self, ticket: _PushRecord, carry_out: Callable[[], Reply]) -> Reply:
+    def _carry_out(self, push: _PushRecord, carry_out: Callable[[], Reply]) -> Reply:
         try:
-            ticket.reply = carry_out()
+            push.reply = carry_out()
         except Exception as error:
-            ticket.error = error
+            push.error = error
             raise
-        return ticket.reply
+        return push.reply
 
-    def _first_reply(self, ticket: _PushRecord, peer: Peer) -> Reply:
-        operation = f"push {ticket.sequence} of {peer}, sent again,"
-        self._presence.wait(operation, lambda: ticket.done, list)
-        if ticket.error is not None:
-            raise again(ticket.error)
-        assert ticket.reply is not None
-        return ticket.reply
+    def _first_reply(self, push: _PushRecord, peer: Peer) -> Reply:
+        operation = f"push {push.sequence} of {peer}, sent again,"
+        self._presence.wait(operation, lambda: push.done, list)
+        if push.error is not None:
+            raise again(push.error)
+        assert push.reply is not None
+        return push.reply
 
 
 def _same(one: _PushRecord, other: _PushRecord) -> bool:
     return _number(one) == _number(other)
 
 
-def _number(ticket: _PushRecord) -> tuple[int, int]:
-    return ticket.started_at, ticket.sequence
+def _number(push: _PushRecord) -> tuple[int, int]:
+    return push.started_at, push.sequence

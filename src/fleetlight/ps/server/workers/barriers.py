@@ -43,35 +43,35 @@ class Barriers(Generic[T]):
         #: workers that enter no more barriers
         self._gone: set[int] = set()
 
-    def enter(self, worker: int, meeting: int, operation: str, values: T) -> None:
+    def enter(self, worker: int, number: int, operation: str, values: T) -> None:
         """A worker enters a barrier; entering it again has no effect."""
         self._check_open()
-        if self._last is not None and meeting <= self._last[0]:
-            self._check_last(worker, meeting)
+        if self._last is not None and number <= self._last[0]:
+            self._check_last(worker, number)
             return
-        barrier = self._open.setdefault(meeting, _Barrier(operation))
+        barrier = self._open.setdefault(number, _Barrier(operation))
         if barrier.operation != operation:
-            self.give_up(ProtocolError(self._differ(meeting, barrier, worker, operation)))
+            self.give_up(ProtocolError(self._differ(number, barrier, worker, operation)))
         self._check_open()
         barrier.values[worker] = values
-        self._complete(meeting)
+        self._complete(number)
 
     def leave(self, worker: int) -> None:
         """The worker enters no more barriers; this may complete open ones."""
         self._gone.add(worker)
-        for meeting in sorted(self._open):
-            self._complete(meeting)
+        for number in sorted(self._open):
+            self._complete(number)
 
-    def _complete(self, meeting: int) -> None:
-        if self.missing(meeting):
+    def _complete(self, number: int) -> None:
+        if self.missing(number):
             return
-        barrier = self._open.pop(meeting)
+        barrier = self._open.pop(number)
         everything = [values for _, values in sorted(barrier.values.items(), key=_worker)]
-        self._last = meeting, barrier.operation, everything
+        self._last = number, barrier.operation, everything
 
-    def result(self, meeting: int) -> list[T] | None:
+    def result(self, number: int) -> list[T] | None:
         """The values of all workers, in order; None while a worker is missing."""
-        if self._last is not None and self._last[0] == meeting:
+        if self._last is not None and self._last[0] == number:
             return self._last[2]
         self._check_open()
         return None
@@ -81,13 +81,13 @@ class Barriers(Generic[T]):
         """The last complete barrier: its number, operation and values."""
         return self._last
 
-    def restore(self, meeting: int, operation: str, values: list[T]) -> None:
+    def restore(self, number: int, operation: str, values: list[T]) -> None:
         """Restore a barrier that completed in an earlier incarnation."""
-        self._last = meeting, operation, values
+        self._last = number, operation, values
 
-    def missing(self, meeting: int) -> list[int]:
+    def missing(self, number: int) -> list[int]:
         """Workers that have not entered the barrier."""
-        barrier = self._open.get(meeting)
+        barrier = self._open.get(number)
         entered = barrier.values if barrier is not None else {}
         expected = [w for w in range(self._worker_num) if w not in self._gone]
         return [worker for worker in expected if worker not in entered]
@@ -100,19 +100,18 @@ class Barriers(Generic[T]):
         if self._broken is not None:
             raise type(self._broken)(*self._broken.args)
 
-    def _check_last(self, worker: int, meeting: int) -> None:
+    def _check_last(self, worker: int, number: int) -> None:
         assert self._last is not None
-        if meeting < self._last[0]:
+        if number < self._last[0]:
             raise ProtocolError(
-                f"worker {worker} entered barrier {meeting}, but barrier {self._last[0]} is "
-                "complete"
+                f"worker {worker} entered barrier {number}, but barrier {self._last[0]} is complete"
             )
 
-    def _differ(self, meeting: int, barrier: _Barrier[T], worker: int, operation: str) -> str:
+    def _differ(self, number: int, barrier: _Barrier[T], worker: int, operation: str) -> str:
         first = min(barrier.values)
         return (
             f"worker {first} waits in {barrier.operation!r}, but worker {worker} entered with "
-            f"{operation!r} (barrier {meeting}); every worker must make the same calls in the "
+            f"{operation!r} (barrier {number}); every worker must make the same calls in the "
             "same order"
         )
 

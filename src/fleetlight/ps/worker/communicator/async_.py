@@ -50,7 +50,7 @@ class Async(Communicator):
         self._dense_servers = {s for s in servers if client.placement.blocks_of(s)}
         self._dense = LocalDense(client, live) if serves_dense else None
         self._max_merge = max_merge
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._queue: deque[PushRequest] = deque()
         #: number of pushes in the request being sent
         self._sending = 0
@@ -73,7 +73,7 @@ class Async(Communicator):
 
     def refresh(self) -> None:
         """Take the newest dense values; wait for slow workers if `staleness` requires it."""
-        with self._news:
+        with self._changed:
             self._check()
             behind = self._slowest < self.at_least()
         if behind and self.plan.serves_dense and self.plan.dense:
@@ -82,7 +82,7 @@ class Async(Communicator):
 
     def _put_in_place(self) -> bool:
         """Take the newest values that have arrived, if there are any."""
-        with self._news:
+        with self._changed:
             arrived, self._arrived = self._arrived, None
             if arrived is None:
                 return False
@@ -103,7 +103,7 @@ class Async(Communicator):
             [], dense=True, at_least=self.at_least(), phase=self.phase, step=self.steps
         )
         self._waited_s += time.monotonic() - start
-        with self._news:
+        with self._changed:
             self._slowest = max(self._slowest, values.slowest)
             if self._arrived is None or not _is_as_new(self._arrived, values):
                 self._arrived = values
@@ -116,20 +116,20 @@ class Async(Communicator):
         self.steps += 1
         self.made += 1
         push.origin = self.origin(update)
-        with self._news:
+        with self._changed:
             self._queue.append(push)
             self._longest = max(self._longest, len(self._queue))
-            self._news.notify_all()
+            self._changed.notify_all()
         assert self.ahead is not None
         self.ahead.pushed(update.optimizer)
         return not push.skip
 
     def _wait_for_room(self) -> None:
-        with self._news:
+        with self._changed:
             self._check()
             start = time.monotonic()
             while self._must_wait():
-                self._news.wait()
+                self._changed.wait()
                 self._check()
             self._waited_s += time.monotonic() - start
 
@@ -156,29 +156,29 @@ class Async(Communicator):
                 self.versions[server] = version
 
     def _must_wait(self) -> bool:
-        """True when the next push must wait for earlier ones; call with `_news` held."""
+        """True when the next push must wait for earlier ones; call with `_changed` held."""
         if self._one_at_a_time:
             return bool(self._queue or self._sending)
         return len(self._queue) >= self._queue_size
 
     def flush(self) -> None:
         """Wait until the queue is empty and the last push has its reply."""
-        with self._news:
+        with self._changed:
             while self._queue or self._sending:
                 self._check()
-                self._news.wait()
+                self._changed.wait()
             self._check()
         self._put_in_place()
 
     def resume(self) -> None:
         """Start the next phase; steps count from zero."""
-        with self._news:
+        with self._changed:
             self._slowest = 0
         super().resume()
 
     def reopen(self) -> None:
         """Continue the phase; drop received values, which are older."""
-        with self._news:
+        with self._changed:
             self._arrived, self._answered = None, 0
         super().reopen()
 
@@ -187,9 +187,9 @@ class Async(Communicator):
         try:
             super().stop()
         finally:
-            with self._news:
+            with self._changed:
                 self._stopped = True
-                self._news.notify_all()
+                self._changed.notify_all()
             if self._thread.is_alive():
                 self._thread.join()
 
@@ -210,14 +210,14 @@ class Async(Communicator):
 
     def _send(self) -> None:
         while True:
-            with self._news:
+            with self._changed:
                 while not self._queue and not self._stopped:
-                    self._news.wait()
+                    self._changed.wait()
                 if not self._queue:
                     return
                 pushes = self._next()
                 self._sending = len(pushes)
-                self._news.notify_all()
+                self._changed.notify_all()
             try:
                 values = self.client.push(
                     merged(pushes, self.client.server_num), phase=self.phase, everywhere=True
@@ -225,7 +225,7 @@ class Async(Communicator):
             except BaseException as error:
                 self._fail(error)
                 return
-            with self._news:
+            with self._changed:
                 self._took(values, len(pushes))
 
     def _next(self) -> list[PushRequest]:
@@ -249,14 +249,14 @@ class Async(Communicator):
         self._answered += pushes
         if values.dense:
             self._arrived = values
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        with self._news:
+        with self._changed:
             self._failure = error
             self._sending = 0
             self._queue.clear()
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 def _is_as_new(one: ReplyValues, other: ReplyValues) -> bool:

@@ -45,7 +45,7 @@ class Communicator:
 
     def repeat(self, last: Committed) -> bool:
         """Repeat the last logged step of a restarted worker; False if all workers skipped it."""
-        point = last.commit.moment
+        point = last.commit.resume_point
         self.phase, self.steps, self._before = point.phase, point.steps, point.before
         return self.client.repeat(last)
 

@@ -35,25 +35,25 @@ class BlobStore:
         self._folder, self._patience_s, self._sync = folder, patience_s, sync
         #: by hash: the last resume point that needs it
         self._last = dict.fromkeys(needed, 0)
-        self._moment = 0
+        self._point = 0
         self._committed = 0
         self._changing = threading.Lock()
         for path in folder.glob(f"{_NAME}*"):
             if path.name.removeprefix(_NAME) not in self._last:
                 path.unlink()
 
-    def next_moment(self) -> int:
+    def next_point(self) -> int:
         """Start the next resume point; return its number."""
         with self._changing:
-            self._moment += 1
-            return self._moment
+            self._point += 1
+            return self._point
 
     def put(self, data: NDArray[np.uint8]) -> str:
         """Store a blob, unless it exists; return its name."""
         name = _digest(data.data)
         with self._changing:
             is_there = name in self._last
-            self._last[name] = self._moment
+            self._last[name] = self._point
         if not is_there:
             self._write(name, data)
         return name
@@ -63,7 +63,7 @@ class BlobStore:
         with self._changing:
             is_there = name in self._last
             if is_there:
-                self._last[name] = self._moment
+                self._last[name] = self._point
         return is_there
 
     def get(self, name: str) -> bytes:
@@ -80,14 +80,14 @@ class BlobStore:
             )
         return data
 
-    def committed(self, moment: int) -> None:
+    def committed(self, point: int) -> None:
         """Record a committed resume point; delete blobs that no restart needs."""
         with self._changing:
             dropped = [name for name, last in self._last.items() if last < self._committed]
             for name in dropped:
                 del self._last[name]
                 (self._folder / f"{_NAME}{name}").unlink(missing_ok=True)
-            self._committed = moment
+            self._committed = point
 
     def _write(self, name: str, data: NDArray[np.uint8]) -> None:
         """Its name says that it is whole."""

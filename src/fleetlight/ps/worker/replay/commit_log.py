@@ -63,10 +63,10 @@ class ResumePoint(msgspec.Struct, frozen=True, rename={"replies": "answers"}):
     why_not: str = ""
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True):
+class Commit(msgspec.Struct, frozen=True, tag=True, rename={"resume_point": "moment"}):
     """The head of a logged step; its requests follow, one frame each."""
 
-    moment: ResumePoint
+    resume_point: ResumePoint
     epoch: int
     #: by server: the number of its last request
     sequences: list[int]

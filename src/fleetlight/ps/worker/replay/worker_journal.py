@@ -24,7 +24,7 @@ from fleetlight.ps.journal.locked_dir import lock_folder
 from fleetlight.ps.journal.records import LogRecord, Reader, framed
 from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
 from fleetlight.ps.transport.protocol import MessageCodec
-from fleetlight.ps.worker.replay import blob_store as shelf
+from fleetlight.ps.worker.replay import blob_store
 from fleetlight.ps.worker.replay.blob_store import BlobStore
 from fleetlight.ps.worker.replay.commit_log import (
     Commit,
@@ -120,15 +120,15 @@ class WorkerJournal:
         self._commits = CommitLog(self._path, self._patience_s, sync=self._sync)
         last = self._commits.last
         # the blobs of the last resume point
-        kept = [] if last is None else last.commit.moment.kept
-        self.shelf = BlobStore(self._path, self._patience_s, kept, sync=self._sync)
+        kept = [] if last is None else last.commit.resume_point.kept
+        self.blobs = BlobStore(self._path, self._patience_s, kept, sync=self._sync)
         for record in self._recorded():
             self.replies.remember(record.message, [array.tobytes() for array in record.arrays])
         self._file = opened(self._path / _REPLIES, self._patience_s)
         self._size = os.fstat(self._file).st_size
         if last is not None and self.remains.state == STARTED:
             self.remains = msgspec.structs.replace(
-                self.remains, state=UNABLE if last.commit.moment.why_not else STEPPED
+                self.remains, state=UNABLE if last.commit.resume_point.why_not else STEPPED
             )
 
     def decide(self, decision: Decision) -> None:
@@ -203,21 +203,21 @@ class WorkerJournal:
         if origin is None or origin.resume_point is None:
             return
         assert isinstance(origin.resume_point, ResumePoint), origin
-        moment = msgspec.structs.replace(
+        resume_point = msgspec.structs.replace(
             origin.resume_point, phase=origin.phase, steps=origin.steps, before=origin.before
         )
-        if moment.why_not:
-            self.give_up(moment.why_not)
+        if resume_point.why_not:
+            self.give_up(resume_point.why_not)
             return
         self._has_given_up = False
         servers = [server for server, its in requests.items() for _ in its]
-        commit = Commit(moment, epoch, list(sequences), servers, called, list(acknowledged))
+        commit = Commit(resume_point, epoch, list(sequences), servers, called, list(acknowledged))
         assert self._commits is not None, "a worker commits once it has joined"
         self._commits.write(commit, [one for its in requests.values() for one in its])
-        self.shelf.committed(moment.number)
+        self.blobs.committed(resume_point.number)
         with self._writing:
             if self._size > max(_COMPACT_BYTES, 2 * self._compacted):
-                self._compact(moment)
+                self._compact(resume_point)
 
     def give_up(self, why: str) -> None:
         """Log why a restarted worker cannot resume, so that it fails with this reason."""
@@ -275,11 +275,11 @@ class WorkerJournal:
             os.truncate(path, at)
         return records
 
-    def _compact(self, moment: ResumePoint) -> None:
+    def _compact(self, resume_point: ResumePoint) -> None:
         parts = [
             part
             for record in self._recorded()
-            if may_be_made_again(record.message.number, moment.prelude, moment.replies)
+            if may_be_made_again(record.message.number, resume_point.prelude, resume_point.replies)
             for part in framed(_CODEC, record.message, record.arrays).sealed(1)
         ]
         path = self._path / _REPLIES
@@ -321,4 +321,4 @@ def _clear(path: Path, *, identity: bool = True) -> None:
     mine = [_IDENTITY] if identity else []
     for name in (*mine, _REPLIES, f"{_REPLIES}.new", "push.0", "push.1"):
         (path / name).unlink(missing_ok=True)
-    shelf.clear(path)
+    blob_store.clear(path)
