@@ -52,13 +52,13 @@ class Training:
 
 def some_steps(worker: Any) -> Any:
     training = Training(worker)
-    met = [(training.step(number), training.weight) for number in range(4)]
-    return met, worker.means
+    averaged = [(training.step(number), training.weight) for number in range(4)]
+    return averaged, worker.means
 
 
 def test_workers_send_only_at_averaging_and_are_equal_after_it() -> None:
     (one, means), (two, _) = together(some_steps)
-    assert [met for met, _ in one] == [False, True, False, True]
+    assert [averaged for averaged, _ in one] == [False, True, False, True]
     assert [torch.equal(a, b) for (_, a), (_, b) in zip(one, two, strict=True)] == [
         *(False, True),
         *(False, True),
@@ -103,12 +103,12 @@ def test_optimizer_state_is_kept_averaged_or_reset() -> None:
 def early_and_settled(worker: Any) -> Any:
     training = Training(worker, schedule=FixedInterval(5, 0))
     training.step(0)
-    first = training.engine.meet_early(training.members), training.weight
+    first = training.engine.average_early(training.members), training.weight
     momentum_before = training.momentum()
     training.engine.settle(training.members)
     sent = len(worker.means)
     # nothing remains to be averaged
-    again = training.engine.meet_early(training.members)
+    again = training.engine.average_early(training.members)
     training.engine.settle(training.members)
     return first, momentum_before, training.momentum(), again, len(worker.means) - sent
 
@@ -124,10 +124,10 @@ def test_early_averaging_and_settling_of_optimizers() -> None:
 
 def up_to_begin_step(worker: Any) -> Any:
     training = Training(worker, schedule=FixedInterval(2, 3))
-    met = [training.step(number) for number in range(3)]
-    early = training.engine.meet_early(training.members)
+    averaged = [training.step(number) for number in range(3)]
+    early = training.engine.average_early(training.members)
     training.engine.settle(training.members)
-    return met, early, worker.means
+    return averaged, early, worker.means
 
 
 def test_the_engine_is_idle_up_to_begin_step() -> None:
@@ -230,7 +230,7 @@ def resumed(worker: Any) -> Any:
     first = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 1))
     for number in range(5):
         first.step(number)
-    first.engine.meet_early(first.members)
+    first.engine.average_early(first.members)
     first.engine.settle(first.members)
     second = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 1))
     second.model.load_state_dict(first.model.state_dict())
@@ -244,14 +244,14 @@ def resumed(worker: Any) -> Any:
     second.engine.load(state, {p: name for name, p in second.model.named_parameters()})
     ends = []
     for training in (first, second):
-        met = [training.step(number) for number in range(5, 11)]
-        ends.append((met, training.weight))
+        averaged = [training.step(number) for number in range(5, 11)]
+        ends.append((averaged, training.weight))
     return ends
 
 
 def test_a_loaded_state_continues_the_training() -> None:
-    for (met, weight), (other, other_weight) in together(resumed):
-        assert met == other == [False, False, True, False, False, True]
+    for (averaged, weight), (other, other_weight) in together(resumed):
+        assert averaged == other == [False, False, True, False, False, True]
         assert torch.equal(weight, other_weight)
 
 

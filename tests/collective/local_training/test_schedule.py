@@ -20,7 +20,7 @@ def averaging_steps(schedule: FixedInterval, steps: int) -> list[int]:
     averaged = []
     for _ in range(steps):
         if schedule.step_made():
-            schedule.met()
+            schedule.averaged()
             averaged.append(schedule.step)
     return averaged
 
@@ -41,13 +41,13 @@ def test_workers_train_alone_after_begin_step(k: int, begin: int, steps: int) ->
         # up to begin_step the workers are always equal
         assert not (schedule.apart and schedule.step <= begin)
         if will_meet:
-            schedule.met()
+            schedule.averaged()
 
 
 def test_an_early_averaging_starts_a_new_window() -> None:
     schedule = FixedInterval(4, 0)
     assert averaging_steps(schedule, 2) == []
-    schedule.met()
+    schedule.averaged()
     assert averaging_steps(schedule, 9) == [6, 10]
 
 
@@ -125,7 +125,7 @@ def adaptive(schedule: AdaptiveInterval, step_losses: list[float]) -> list[int]:
             schedule.first(loss, 0.1)
         if meets:
             schedule.adapt(loss, 0.1)
-            schedule.met()
+            schedule.averaged()
         ks.append(schedule.k)
     return ks
 

@@ -94,8 +94,8 @@ def test_job_equals_the_simulation(name: str) -> None:
         torch.testing.assert_close(result, mine, rtol=0, atol=1e-12)
         # a gradient is reduced before its step counts, an average comes after it
         together = range(case.begin_step)
-        meetings = range(case.begin_step + case.k, case.steps + 1, case.k)
-        assert reduced == sorted({*together, *meetings})
+        averagings = range(case.begin_step + case.k, case.steps + 1, case.k)
+        assert reduced == sorted({*together, *averagings})
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ def expected_ks(losses: list[float]) -> list[tuple[bool, int]]:
     ks, k, last = [], 3, 1
     for number, loss in enumerate(losses, 1):
         lr = 0.1 if number <= 7 else 0.03
-        met = number == 1 or number - last == k
-        if met and number > 1:
+        averaged = number == 1 or number - last == k
+        if averaged and number > 1:
             k = min(6, max(1, math.ceil(3 * math.sqrt(0.1 * loss / (lr * losses[0])))))
-        last = number if met else last
-        ks.append((met, k))
+        last = number if averaged else last
+        ks.append((averaged, k))
     return ks
 
 
@@ -389,7 +389,7 @@ def frozen_between_averages() -> Any:
         differ.append(apart(first))
     alone = current().optimizers[0].local_steps
     assert alone is not None
-    return differ, apart(model), alone.engine.meetings
+    return differ, apart(model), alone.engine.averagings
 
 
 def test_parameters_frozen_between_averages_are_averaged_once_more() -> None:

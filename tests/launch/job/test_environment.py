@@ -11,7 +11,7 @@ import pytest
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, Node
-from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources, RoleSpec
+from fleetlight.launch.job.spec import JobSpec, MachineSpec, RendezvousSpec, Resources, RoleSpec
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.strategy.features.ssl import Encryption
@@ -131,8 +131,8 @@ def test_user_variables_override_defaults() -> None:
 
 
 def test_several_machines_get_the_network_interface() -> None:
-    meeting = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2)
-    machine = dataclasses.replace(JOB.machine, meeting=meeting)
+    spec = RendezvousSpec(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2)
+    machine = dataclasses.replace(JOB.machine, rendezvous=spec)
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, machine=machine))
     found = environment.of_member(run, WORKER_0, {"NCCL_SOCKET_IFNAME": "ib0"})
     assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")

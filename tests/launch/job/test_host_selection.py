@@ -26,7 +26,7 @@ def place(notes: list[str] | None = None, **flags: Any) -> HostSelection:
 
 
 def test_single_machine_needs_no_rendezvous() -> None:
-    assert place() == HostSelection(host="127.0.0.1", meeting=None)
+    assert place() == HostSelection(host="127.0.0.1", rendezvous=None)
 
 
 def test_single_machine_may_use_an_external_address() -> None:
@@ -36,7 +36,7 @@ def test_single_machine_may_use_an_external_address() -> None:
 
 def test_master_without_effect_is_reported() -> None:
     notes: list[str] = []
-    assert place(notes, nnodes=(1, 1), master=("first", 1)).meeting is None
+    assert place(notes, nnodes=(1, 1), master=("first", 1)).rendezvous is None
     assert "--master has no effect" in notes[0]
 
 
@@ -44,46 +44,46 @@ def test_own_position_in_a_list() -> None:
     notes: list[str] = []
     found = place(notes, ips=("10.0.0.1", "10.0.0.2"))
     assert found.host == "10.0.0.2"
-    assert found.meeting is not None
-    assert found.meeting.master == ("10.0.0.1", 6170)
-    assert (found.meeting.rank, found.meeting.is_master) == (1, False)
+    assert found.rendezvous is not None
+    assert found.rendezvous.master == ("10.0.0.1", 6170)
+    assert (found.rendezvous.rank, found.rendezvous.is_master) == (1, False)
     assert "this machine's address: 10.0.0.2" in notes[0]
 
 
 def test_first_of_a_list_is_the_master() -> None:
-    meeting = place(ips=("second", "first"), start_port=7000).meeting
-    assert meeting is not None
-    assert meeting.is_master
-    assert meeting.master == ("10.0.0.2", 7000)
-    assert meeting.hosts == ("10.0.0.2", "10.0.0.1")
+    spec = place(ips=("second", "first"), start_port=7000).rendezvous
+    assert spec is not None
+    assert spec.is_master
+    assert spec.master == ("10.0.0.2", 7000)
+    assert spec.hosts == ("10.0.0.2", "10.0.0.1")
 
 
 def test_own_address_is_that_of_the_route() -> None:
     notes: list[str] = []
     found = place(notes, nnodes=(2, 3), master=("first", 6170))
     assert found.host == "10.0.0.2"
-    assert found.meeting is not None
-    assert not found.meeting.is_master
-    assert (found.meeting.min_nodes, found.meeting.max_nodes) == (2, 3)
+    assert found.rendezvous is not None
+    assert not found.rendezvous.is_master
+    assert (found.rendezvous.min_nodes, found.rendezvous.max_nodes) == (2, 3)
     assert "from the route to the master" in notes[0]
 
 
 def test_machine_with_the_master_address_serves_it() -> None:
-    meeting = place(nnodes=(2, 2), master=("second", 6170)).meeting
-    assert meeting is not None
-    assert meeting.is_master
-    meeting = place(nnodes=(2, 2), master=("second", 6170), rank=1).meeting
-    assert meeting is not None
-    assert not meeting.is_master
+    spec = place(nnodes=(2, 2), master=("second", 6170)).rendezvous
+    assert spec is not None
+    assert spec.is_master
+    spec = place(nnodes=(2, 2), master=("second", 6170), rank=1).rendezvous
+    assert spec is not None
+    assert not spec.is_master
 
 
 def test_only_listed_processes_of_this_machine_start() -> None:
     found = place(servers=("10.0.0.1:5000",), workers=("10.0.0.1:5001", "10.0.0.2:5001"))
     assert found.servers == ()
     assert found.workers == (("10.0.0.2", 5001),)
-    assert found.meeting is not None
+    assert found.rendezvous is not None
     # a port of the first machine that no process uses
-    assert found.meeting.master == ("10.0.0.1", 5002)
+    assert found.rendezvous.master == ("10.0.0.1", 5002)
 
 
 def test_addresses_are_compared_as_a_whole() -> None:
@@ -94,7 +94,7 @@ def test_addresses_are_compared_as_a_whole() -> None:
 
 def test_lists_that_name_only_this_machine() -> None:
     found = place(servers=("127.0.0.1:1",), workers=("127.0.0.1:2", "127.0.0.1:3"))
-    assert found.meeting is None
+    assert found.rendezvous is None
     assert len(found.workers) == 2
 
 

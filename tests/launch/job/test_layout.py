@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from fleetlight.errors import MembershipError
 from fleetlight.launch.job.layout import JobLayout, Node, check, ordered
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.roles.role import Kind
 
 A = Node(host="10.0.0.1", workers=(("10.0.0.1", 1), ("10.0.0.1", 2)), master_port=9)
 B = Node(host="10.0.0.2", workers=(("10.0.0.2", 1),), servers=(("10.0.0.2", 3),), master_port=8)
 C = Node(host="10.0.0.10", servers=(("10.0.0.10", 3),), master_port=7)
-MEETING = Meeting(master=("10.0.0.2", 6170), min_nodes=3, max_nodes=3)
+MEETING = RendezvousSpec(master=("10.0.0.2", 6170), min_nodes=3, max_nodes=3)
 
 
 def hosts(nodes: tuple[Node, ...]) -> list[str]:

@@ -116,8 +116,8 @@ def test_launchers_of_several_machines_use_certificates(
     several: dict[str, Any] = {"ips": ("10.0.0.1", "10.0.0.2"), **servers}
     encrypted = job(**several, ssl=str(folder))
     assert encrypted.ssl == Encryption(str(folder))
-    assert encrypted.machine.meeting is not None
-    assert encrypted.machine.meeting.ssl == encrypted.ssl
+    assert encrypted.machine.rendezvous is not None
+    assert encrypted.machine.rendezvous.ssl == encrypted.ssl
     assert not any("can join" in note for note in encrypted.notes)
     assert any("can join" in note for note in job(**several).notes)
 

@@ -11,7 +11,7 @@ import pytest
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.inventory import version_of
-from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, RoleSpec
+from fleetlight.launch.job.spec import JobSpec, MachineSpec, RendezvousSpec, RoleSpec
 from fleetlight.launch.machines.own_node import reserve_node, script_hash, with_shared_facts
 from fleetlight.roles.role import Kind
 
@@ -68,9 +68,9 @@ def test_script_is_identified_by_its_bytes(tmp_path: pathlib.Path) -> None:
 
 
 def test_facts_that_launchers_compare() -> None:
-    meeting = Meeting(master=("h", 1), min_nodes=2, max_nodes=3, rank=1)
+    spec = RendezvousSpec(master=("h", 1), min_nodes=2, max_nodes=3, rank=1)
     with contextlib.ExitStack() as held:
-        node = with_shared_facts(reserve_node(job(), held)[0], job(max_restarts=4), meeting)
+        node = with_shared_facts(reserve_node(job(), held)[0], job(max_restarts=4), spec)
     agreed = dict(node.agreed)
     assert agreed["the number of machines"] == "2:3"
     assert agreed["--max_restarts"] == "4"

@@ -10,24 +10,24 @@ from tests.launch.machines.doubles import RecordingScreen, Store
 
 from fleetlight.errors import LaunchError, MembershipError
 from fleetlight.launch.job.layout import Node
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines.heartbeats import Heartbeats
 from fleetlight.launch.machines.rendezvous import RendezvousThread, exchange, reach
 from fleetlight.launch.machines.start_deadline import StartDeadline
 from fleetlight.launch.processes.interrupts import Interrupts
 
-LISTED = Meeting(
+LISTED = RendezvousSpec(
     master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2, hosts=("10.0.0.1", "10.0.0.2")
 )
 
 
 def test_rendezvous_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        meeting = Meeting(
+        spec = RendezvousSpec(
             master=taken.getsockname(), min_nodes=2, max_nodes=2, rank=0, is_master=True
         )
         with pytest.raises(LaunchError, match="at which the machines meet, is taken by process"):
-            reach(meeting, StartDeadline(RecordingScreen(), Interrupts(), deadline_s=60))
+            reach(spec, StartDeadline(RecordingScreen(), Interrupts(), deadline_s=60))
 
 
 class FixedRendezvous:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlight.errors import MembershipError
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.rendezvous_state import JsonBackend, from_json, to_json
 from fleetlight.launch.machines.store import Rendezvous, Store
@@ -115,20 +115,20 @@ def test_other_values_are_refused(data: bytes) -> None:
         JsonBackend(Memory(data), dynamic).get_state()
 
 
-def met() -> tuple[Store, Meeting]:
+def met() -> tuple[Store, RendezvousSpec]:
     with contextlib.closing(Reservation("127.0.0.1")) as held:
-        meeting = Meeting(master=("127.0.0.1", held.port), min_nodes=2, max_nodes=2)
-    served = store.serve(meeting)
+        spec = RendezvousSpec(master=("127.0.0.1", held.port), min_nodes=2, max_nodes=2)
+    served = store.serve(spec)
     assert served is not None
-    return served, meeting
+    return served, spec
 
 
 def test_pickle_in_the_store_is_not_loaded(tmp_path: Path) -> None:
     """With torch's own backend this pickle would run code in a launcher."""
     mark = tmp_path / "opened"
-    served, meeting = met()
+    served, spec = met()
     served.set(KEY, base64.b64encode(pickle.dumps(Trap(mark))).decode())
-    rendezvous = Rendezvous(store.connect(meeting), meeting, "127.0.0.1", 10.0)
+    rendezvous = Rendezvous(store.connect(spec), spec, "127.0.0.1", 10.0)
     with pytest.raises(MembershipError, match="in place of a rendezvous state"):
         rendezvous.next_round()
     with pytest.raises(RuntimeError):
@@ -140,12 +140,12 @@ def test_pickle_in_the_store_is_not_loaded(tmp_path: Path) -> None:
 
 def test_two_launchers_meet_over_a_json_store() -> None:
     store.quiet_torch()
-    served, meeting = met()
+    served, spec = met()
     ranks: list[int] = []
     all_met = threading.Barrier(2, timeout=60)
 
     def meet() -> None:
-        rendezvous = Rendezvous(store.connect(meeting), meeting, "127.0.0.1", 60.0)
+        rendezvous = Rendezvous(store.connect(spec), spec, "127.0.0.1", 60.0)
         ranks.append(rendezvous.next_round()[1])
         all_met.wait()
         rendezvous.close()

@@ -10,15 +10,15 @@ import pytest
 from tests.launch.machines.doubles import RecordingScreen
 
 from fleetlight.errors import MembershipError
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines import start_deadline
 from fleetlight.launch.machines.start_deadline import StartDeadline, describe_missing
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 
-LISTED = Meeting(
+LISTED = RendezvousSpec(
     master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2, hosts=("10.0.0.1", "10.0.0.2")
 )
-ELASTIC = Meeting(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=3)
+ELASTIC = RendezvousSpec(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=3)
 
 
 def test_missing_listed_machines_are_named_by_address() -> None:

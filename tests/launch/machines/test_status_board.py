@@ -9,7 +9,7 @@ import pytest
 from tests.launch.machines.doubles import Store
 
 from fleetlight.launch.job.layout import JobLayout, Node
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
 from fleetlight.launch.machines.peers import NextAction
 from fleetlight.launch.machines.status_board import StatusBoard, agree
@@ -17,8 +17,8 @@ from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.watch import RemoteState
 
 NODES = (Node(host="a"), Node(host="b"))
-FIXED = Meeting(master=("a", 1), min_nodes=2, max_nodes=2)
-ELASTIC = Meeting(master=("a", 1), min_nodes=1, max_nodes=2)
+FIXED = RendezvousSpec(master=("a", 1), min_nodes=2, max_nodes=2)
+ELASTIC = RendezvousSpec(master=("a", 1), min_nodes=1, max_nodes=2)
 CAUSE = JobFailure(what="worker 0 exited with code 3", code=3)
 EFFECT = JobFailure(what="worker 1 exited with code 1", code=1, consequence=True)
 

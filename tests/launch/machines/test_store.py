@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.store import Store
 from fleetlight.launch.machines.store_connection import (
@@ -32,19 +32,19 @@ from fleetlight.strategy.features.ssl import Encryption
 HOST = "127.0.0.1"
 
 
-def free_endpoint() -> Meeting:
+def free_endpoint() -> RendezvousSpec:
     with contextlib.closing(Reservation(HOST)) as held:
-        return Meeting(master=(HOST, held.port), min_nodes=2, max_nodes=2)
+        return RendezvousSpec(master=(HOST, held.port), min_nodes=2, max_nodes=2)
 
 
 def test_store_is_served_and_reached_by_clients() -> None:
-    meeting = free_endpoint()
-    assert not store.is_served(meeting)
-    served = store.serve(meeting)
+    spec = free_endpoint()
+    assert not store.is_served(spec)
+    served = store.serve(spec)
     assert served is not None
-    assert store.is_served(meeting)
-    assert store.serve(meeting) is None  # the port is taken now
-    found: Store = store.connect(meeting)
+    assert store.is_served(spec)
+    assert store.serve(spec) is None  # the port is taken now
+    found: Store = store.connect(spec)
     served.set("key", "value")
     assert not found.check(["key", "other"])
     assert found.get("key") == b"value"
@@ -79,13 +79,13 @@ class RetryForever:
 
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_broken_connection_is_replaced(tmp_path: Path, is_inside: bool) -> None:
-    meeting = free_endpoint()
+    spec = free_endpoint()
     if is_inside:
         make(tmp_path)
-        meeting = dataclasses.replace(meeting, ssl=Encryption(str(tmp_path)))
-    served, retry = store.serve(meeting), RetryForever()
+        spec = dataclasses.replace(spec, ssl=Encryption(str(tmp_path)))
+    served, retry = store.serve(spec), RetryForever()
     assert served is not None
-    found = store.connect(meeting, retry=retry)
+    found = store.connect(spec, retry=retry)
     assert found.add("count", 1) == 1
 
     def fail(*arguments: object) -> None:
@@ -100,10 +100,10 @@ def test_broken_connection_is_replaced(tmp_path: Path, is_inside: bool) -> None:
 
 
 def test_closed_store_is_not_retried() -> None:
-    meeting = free_endpoint()
-    served = store.serve(meeting)
+    spec = free_endpoint()
+    served = store.serve(spec)
     assert served is not None
-    found = store.connect(meeting, retry=RetryForever())
+    found = store.connect(spec, retry=RetryForever())
     found._link._raw = None
     served.set("store", "of another job")
     with pytest.raises(StoreGoneError, match="another store has taken its place"):
@@ -117,15 +117,15 @@ def test_closed_store_is_not_retried() -> None:
 def test_store_over_tls(tmp_path: Path) -> None:
     make(tmp_path / "ours")
     make(tmp_path / "theirs")
-    meeting = dataclasses.replace(free_endpoint(), ssl=Encryption(str(tmp_path / "ours")))
-    served = store.serve(meeting)
+    spec = dataclasses.replace(free_endpoint(), ssl=Encryption(str(tmp_path / "ours")))
+    served = store.serve(spec)
     assert served is not None
-    found = store.connect(meeting)
+    found = store.connect(spec)
     served.set("key", "value")
     assert found.get("key") == b"value"
     for other in (None, Encryption(str(tmp_path / "theirs"))):
         with pytest.raises((LaunchError, StoreLostError)):
-            store.connect(dataclasses.replace(meeting, ssl=other), left_s=1.0)
+            store.connect(dataclasses.replace(spec, ssl=other), left_s=1.0)
 
 
 @pytest.fixture
@@ -141,16 +141,16 @@ def _silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_silent")
 def test_another_program_at_the_port_is_named_by_the_deadline() -> None:
     with socket.create_server((HOST, 0)) as other:
-        meeting = Meeting(master=other.getsockname(), min_nodes=2, max_nodes=2)
+        spec = RendezvousSpec(master=other.getsockname(), min_nodes=2, max_nodes=2)
         who = f" but process {os.getpid()} " if sys.platform == "linux" else ""
         with pytest.raises(LaunchError, match=rf"is not a fleetrun{who}.* not reply within 0.02 s"):
-            store.connect(meeting, left_s=0.02)
+            store.connect(spec, left_s=0.02)
 
 
 @pytest.mark.usefixtures("_silent")
 def test_owner_of_a_remote_port_is_not_looked_up_locally() -> None:
     with socket.create_server((HOST, 0)) as other:
         away = ("203.0.113.1", other.getsockname()[1])
-        meeting = Meeting(master=away, min_nodes=2, max_nodes=2)
+        spec = RendezvousSpec(master=away, min_nodes=2, max_nodes=2)
         with pytest.raises(LaunchError, match=r"is not a fleetrun: the store did not reply"):
-            store.connect(meeting, left_s=0)
+            store.connect(spec, left_s=0)

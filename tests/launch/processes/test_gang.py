@@ -167,7 +167,7 @@ import os, pathlib, signal
 mark = pathlib.Path(os.environ["FLEET_ERROR_FILE"] + ".mark")
 restart = int(mark.exists())
 mark.touch()
-print("restart", restart, flush=True)
+print("attempt", restart, flush=True)
 if os.environ["FLEET_ROLE"] == "worker" and os.environ["FLEET_INDEX"] == "0" and not restart:
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -207,7 +207,7 @@ def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, si
         finally:
             made.close()
     assert {seen.status for seen in made.exits()} == {0}
-    assert screen.shown.count(b"restart 1") == 1
+    assert screen.shown.count(b"attempt 1") == 1
     assert "restarting it (restart 1, 2 left)" in "".join(screen.lines)
 
 

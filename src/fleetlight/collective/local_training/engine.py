@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LocalTrainingEngine`: local training of one optimizer, and the meetings of its schedule.
+"""`LocalTrainingEngine`: local training of one optimizer, and the averagings of its schedule.
 
-At a meeting, the outer step moves the last common values by the mean movement of the workers. The
-result is the next common values.
+When workers average, the outer step moves the last common values by the mean movement of the
+workers. The result is the next common values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LocalTrainingEngine:
         optimizer_state: str = "keep",
         buffers: str = "average",
     ) -> None:
-        """`optimizer_state` at a meeting: keep, average or reset. `buffers`: average or rank0."""
+        """`optimizer_state`: keep, average or reset. `buffers`: average or rank0."""
         self._optimizer, self._group = optimizer, group
         self.schedule = schedule
         self._outer = outer
@@ -45,15 +45,15 @@ class LocalTrainingEngine:
         self._trained: list[Tensor] = []
         #: the last common values of all workers
         self._start: dict[Tensor, Tensor] = {}
-        #: parameters that were added between meetings, with values that may differ
+        #: parameters that were added between averagings, with values that may differ
         self._unagreed: set[Tensor] = set()
         self._is_started = False
         #: True when the optimizer states of the workers may differ
         self._state_differs = False
         #: True where other code holds references to the tensors of the optimizer's state
         self.in_place = False
-        #: the number of meetings so far
-        self.meetings = 0
+        #: the number of averagings so far
+        self.averagings = 0
 
     @property
     def alone(self) -> bool:
@@ -96,7 +96,7 @@ class LocalTrainingEngine:
                 self._start[parameter] = parameter.detach().clone()
 
     def step_made(self, members: Sequence[Member], loss: Tensor | None = None) -> bool:
-        """Called after each step; returns True after a meeting.
+        """Called after each step; returns True after an averaging.
 
         `members` are needed where `meets_next` was true before the step, `loss` where `wants_loss`
         was.
@@ -106,17 +106,17 @@ class LocalTrainingEngine:
         if isinstance(self.schedule, AdaptiveInterval) and self.wants_first_loss:
             self.schedule.first(self._mean_loss(members, loss), self._rate())
         if meets:
-            self._meet(members, loss)
+            self._average_all(members, loss)
         return meets
 
-    def meet_early(self, members: Sequence[Member]) -> bool:
+    def average_early(self, members: Sequence[Member]) -> bool:
         """Meet now where the workers differ; the next window of k steps begins here.
 
-        Returns True after a meeting.
+        Returns True after an averaging.
         """
         if not self.schedule.apart:
             return False
-        self._meet(members, None)
+        self._average_all(members, None)
         return True
 
     def settle(self, members: Sequence[Member]) -> None:
@@ -126,14 +126,14 @@ class LocalTrainingEngine:
         self._state_differs = False
 
     @torch.no_grad()
-    def _meet(self, members: Sequence[Member], loss: Tensor | None) -> None:
+    def _average_all(self, members: Sequence[Member], loss: Tensor | None) -> None:
         for member in members:
             self._average(member)
         if isinstance(self.schedule, AdaptiveInterval) and loss is not None:
             self.schedule.adapt(self._mean_loss(members, loss), self._rate())
         self._treat_optimizer_state(members)
-        self.schedule.met()
-        self.meetings += 1
+        self.schedule.averaged()
+        self.averagings += 1
         self._start = {p: self._start[p] for p in self._trained if p in self._start}
         self._unagreed.clear()
 

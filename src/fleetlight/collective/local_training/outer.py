@@ -24,7 +24,7 @@ class Means(Protocol):
 
 
 class Member(NamedTuple):
-    """A model of a meeting, and the `Means` that averages its tensors."""
+    """A model that is averaged, and the `Means` that averages its tensors."""
 
     means: Means
     parameters: Mapping[str, Tensor]
@@ -32,7 +32,7 @@ class Member(NamedTuple):
 
 
 class OuterOptimizer(Protocol):
-    """The step of a meeting. Movements are start minus end, like gradients."""
+    """The step of an averaging. Movements are start minus end, like gradients."""
 
     def step(self, parameters: list[Tensor], start: list[Tensor], moved: list[Tensor]) -> None:
         """Change `start` by the mean movements `moved`; may overwrite them."""

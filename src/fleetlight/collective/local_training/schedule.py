@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When workers that train alone meet. Pure: no clock, no tensors.
+"""When workers that train alone average their parameters. Pure: no clock, no tensors.
 
 Steps count from 1. Workers make steps up to `begin_step` together, and later ones alone.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 class FixedInterval:
-    """A meeting after every k local steps."""
+    """Averaging after every k local steps."""
 
     def __init__(self, k: int, begin_step: int) -> None:
         self.k = k
@@ -33,19 +33,19 @@ class FixedInterval:
 
     @property
     def meets_next(self) -> bool:
-        """True when the workers meet after the next step."""
-        # k may have become smaller since the last meeting
+        """True when the workers average after the next step."""
+        # k may have become smaller since the last averaging
         return self.alone and self.step + 1 - self.last >= self.k
 
     def step_made(self) -> bool:
-        """Count a step; returns True when the workers meet after it."""
+        """Count a step; returns True when the workers average after it."""
         was_alone, meets = self.alone, self.meets_next
         self.step += 1
         if not was_alone:
             self.last = self.step
         return meets
 
-    def met(self) -> None:
+    def averaged(self) -> None:
         """The workers are equal."""
         self.last = self.step
 
@@ -64,10 +64,10 @@ class FixedInterval:
 
 
 class AdaptiveInterval(FixedInterval):
-    """Workers meet more often as their loss falls, and less often as the learning rate falls.
+    """Workers average more often as their loss falls, and less often as the learning rate falls.
 
-    At a meeting, k = ceil(init_k * sqrt(lr_0 / lr * loss / loss_0)), from 1 to max_k, where loss_0
-    and lr_0 are those of the first step (AdaComm, with meetings counted in steps, not seconds).
+    When workers average, k = ceil(init_k * sqrt(lr_0 / lr * loss / loss_0)), from 1 to max_k, where
+    loss_0 and lr_0 are those of the first step (AdaComm, with time counted in steps).
     """
 
     def __init__(self, init_k: int, max_k: int, begin_step: int) -> None:
@@ -88,7 +88,7 @@ class AdaptiveInterval(FixedInterval):
             self.loss_0, self.lr_0 = loss, lr
 
     def adapt(self, loss: float, lr: float) -> None:
-        """Choose the next k by the mean loss of all workers at a meeting."""
+        """Choose the next k by the mean loss of all workers when they average."""
         if self.loss_0 is None or self.lr_0 is None or math.isnan(loss):
             return
         below = lr * self.loss_0

@@ -186,9 +186,9 @@ class ReducedSteps:
             for model in self.models:
                 model.rebuild_replica()
 
-    def meet_early(self) -> None:
+    def average_early(self) -> None:
         """Average the parameters of local training now; every worker calls it."""
-        if self.local_steps is not None and self.local_steps.meet_early():
+        if self.local_steps is not None and self.local_steps.average_early():
             self._rebuild_replicas()
 
     def _with_common_loss(self, args: Any, kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ class LocalStepper(Protocol):
     def steps_some_of(self, model: RegisteredModel) -> bool:
         """True when it steps a parameter of the model."""
 
-    def meet_early(self) -> None:
+    def average_early(self) -> None:
         """Average the parameters of the workers now."""
 
 
@@ -101,22 +101,22 @@ class LocalTraining:
             )
         members = self._members() if self.engine.meets_next else []
         k = schedule.k
-        met = self.engine.step_made(members, seen.value if seen and new else None)
+        averaged = self.engine.step_made(members, seen.value if seen and new else None)
         if schedule.k != k and self.steps.job.group.index == 0:
             logger.info("%s: the workers average every %d steps now", self._mode, schedule.k)
-        if met and seen is not None:
+        if averaged and seen is not None:
             self._seen = seen.number
-        return met
+        return averaged
 
     def steps_some_of(self, model: RegisteredModel) -> bool:
         return self.steps.steps_some_of(model)
 
     def average(self) -> None:
-        self.steps.meet_early()
+        self.steps.average_early()
 
-    def meet_early(self) -> bool:
+    def average_early(self) -> bool:
         """Average the parameters now; returns False where they are equal already."""
-        return self.engine.meet_early(self._members())
+        return self.engine.average_early(self._members())
 
     def average_with_states(self) -> None:
         """Average the states of the optimizers, too."""

@@ -40,4 +40,4 @@ def named(name: str) -> Backend:
 
 def default_for(job: JobSpec) -> Backend:
     """`hosts` if the flags name several machines, else `processes`."""
-    return named("processes" if job.machine.meeting is None else "hosts")
+    return named("processes" if job.machine.rendezvous is None else "hosts")

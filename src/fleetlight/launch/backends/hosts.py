@@ -14,15 +14,15 @@ from fleetlight.launch.screen import Screen
 
 
 def _run(job: JobSpec, screen: Screen) -> int:
-    meeting = job.machine.meeting
-    if meeting is None:
+    spec = job.machine.rendezvous
+    if spec is None:
         raise ConfigError(
             "--on hosts needs the hosts: pass --ips A,B or --nnodes N --master host:port, or omit "
             "--on"
         )
 
     def connect(interrupts: Interrupts) -> OtherMachines:
-        return ConnectedMachines(job, meeting, screen, interrupts)
+        return ConnectedMachines(job, spec, screen, interrupts)
 
     return session.run(job, screen, connect)
 

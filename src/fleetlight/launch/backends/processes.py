@@ -16,7 +16,7 @@ from fleetlight.roles.secret import Secret
 
 
 def _run(job: JobSpec, screen: Screen) -> int:
-    if job.machine.meeting is not None:
+    if job.machine.rendezvous is not None:
         raise ConfigError(
             "--on processes runs the job on this machine only, but other flags name several "
             "machines; use --on hosts, or omit --on"

@@ -62,7 +62,7 @@ def examine(
     selection = select_hosts(flags, machine, notes)
     for note in notes:
         say(note)
-    hosts = selection.meeting.hosts if selection.meeting else (selection.host,)
+    hosts = selection.rendezvous.hosts if selection.rendezvous else (selection.host,)
     exam_options = ExamOptions(
         names=options.ips, hosts=hosts, port=options.port, workers=workers, seconds=options.seconds
     )

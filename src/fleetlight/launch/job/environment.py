@@ -147,7 +147,7 @@ def _defaults(job: JobSpec, member: JobProcess, kept: Mapping[str, str]) -> dict
 
 def _interface_of_others(job: JobSpec) -> str | None:
     """The interface that leads to the other machines of the job, if any."""
-    return job.machine.interface if job.machine.meeting else None
+    return job.machine.interface if job.machine.rendezvous else None
 
 
 def remarks(job: JobSpec, outside: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.options import LaunchOptions
-from fleetlight.launch.job.spec import DEFAULT_PORT, Meeting
+from fleetlight.launch.job.spec import DEFAULT_PORT, RendezvousSpec
 from fleetlight.roles.role import Endpoint, parse_endpoint
 
 LOOPBACK = "127.0.0.1"
@@ -17,10 +17,10 @@ LOOPBACK = "127.0.0.1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostSelection:
-    """This machine's address, its meeting with other machines, and its listed endpoints."""
+    """This machine's address, the rendezvous with other machines, and its listed endpoints."""
 
     host: str = LOOPBACK
-    meeting: Meeting | None = None
+    rendezvous: RendezvousSpec | None = None
     servers: tuple[Endpoint, ...] = ()
     workers: tuple[Endpoint, ...] = ()
 
@@ -99,12 +99,12 @@ def _by_list(options: LaunchOptions, machine: Machine, notes: list[str]) -> Host
             f"{', '.join(hosts)}; omit --rank"
         )
     return HostSelection(
-        host=host, meeting=_listed_meeting(hosts, host, options.start_port or DEFAULT_PORT)
+        host=host, rendezvous=_listed_machines(hosts, host, options.start_port or DEFAULT_PORT)
     )
 
 
-def _listed_meeting(hosts: tuple[str, ...], host: str, port: int) -> Meeting:
-    return Meeting(
+def _listed_machines(hosts: tuple[str, ...], host: str, port: int) -> RendezvousSpec:
+    return RendezvousSpec(
         master=(hosts[0], port),
         min_nodes=len(hosts),
         max_nodes=len(hosts),
@@ -153,7 +153,7 @@ def _by_master(options: LaunchOptions, machine: Machine, notes: list[str]) -> Ho
     is_master = options.rank == 0 or (options.rank is None and machine.owns(address))
     return HostSelection(
         host=_own_by_route(options, machine, address, notes),
-        meeting=Meeting(
+        rendezvous=RendezvousSpec(
             master=(address, port),
             min_nodes=least,
             max_nodes=most,
@@ -187,7 +187,7 @@ def _by_endpoints(options: LaunchOptions, machine: Machine, notes: list[str]) ->
     used = [port for owner, port in (*servers, *workers) if owner == hosts[0]]
     return HostSelection(
         host=host,
-        meeting=_listed_meeting(hosts, host, options.start_port or max(used) + 1),
+        rendezvous=_listed_machines(hosts, host, options.start_port or max(used) + 1),
         servers=tuple(endpoint for endpoint in servers if endpoint[0] == host),
         workers=tuple(endpoint for endpoint in workers if endpoint[0] == host),
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetlight.errors import MembershipError
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.roles.role import Endpoint, Kind
 
 
@@ -177,21 +177,21 @@ def _differences(nodes: Sequence[Node]) -> list[str]:
     return warnings
 
 
-def ordered(nodes: Sequence[Node], meeting: Meeting) -> tuple[Node, ...]:
+def ordered(nodes: Sequence[Node], spec: RendezvousSpec) -> tuple[Node, ...]:
     """The nodes as the user listed them, else by requested rank, master first, and address."""
-    if meeting.hosts:
+    if spec.hosts:
         hosts = [node.host for node in nodes]
-        if sorted(hosts) != sorted(meeting.hosts):
+        if sorted(hosts) != sorted(spec.hosts):
             raise MembershipError(
-                f"got the machines {', '.join(hosts)}, expected {', '.join(meeting.hosts)}; start "
+                f"got the machines {', '.join(hosts)}, expected {', '.join(spec.hosts)}; start "
                 "fleetrun once on each"
             )
-        return tuple(sorted(nodes, key=lambda node: meeting.hosts.index(node.host)))
+        return tuple(sorted(nodes, key=lambda node: spec.hosts.index(node.host)))
     asked = [node.rank for node in nodes if node.rank is not None]
     twice = sorted({rank for rank in asked if asked.count(rank) > 1})
     if twice:
         raise MembershipError(f"two machines have --rank {twice[0]}; give each its own")
-    return tuple(sorted(nodes, key=lambda node: _sort_key(node, meeting.master[0], len(nodes))))
+    return tuple(sorted(nodes, key=lambda node: _sort_key(node, spec.master[0], len(nodes))))
 
 
 def _sort_key(node: Node, master: str, last: int) -> tuple[int, bool, bytes, int]:

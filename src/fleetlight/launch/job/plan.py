@@ -12,7 +12,7 @@ from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import read_encryption
 from fleetlight.launch.job.host_selection import HostSelection, select_hosts
 from fleetlight.launch.job.options import LaunchOptions
-from fleetlight.launch.job.spec import JobSpec, MachineSpec, Meeting, Resources, RoleSpec
+from fleetlight.launch.job.spec import JobSpec, MachineSpec, RendezvousSpec, Resources, RoleSpec
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
@@ -54,7 +54,7 @@ def plan(
         machine=MachineSpec(
             host=hosts.host,
             interface=machine.interface(hosts.host),
-            meeting=_encrypted(hosts.meeting, encryption),
+            rendezvous=_encrypted(hosts.rendezvous, encryption),
             start_port=_first_port(options, hosts),
             devices=devices,
             workers=hosts.workers,
@@ -80,8 +80,8 @@ def asks_for_servers(options: LaunchOptions) -> bool:
     return any(count is not None for count in counts) or bool(options.servers or options.workers)
 
 
-def _encrypted(meeting: Meeting | None, encryption: Encryption | None) -> Meeting | None:
-    return None if meeting is None else dataclasses.replace(meeting, ssl=encryption)
+def _encrypted(spec: RendezvousSpec | None, encryption: Encryption | None) -> RendezvousSpec | None:
+    return None if spec is None else dataclasses.replace(spec, ssl=encryption)
 
 
 def _folder(options: LaunchOptions) -> str | None:
@@ -104,7 +104,7 @@ def _token(
 
 
 def _has_several(hosts: HostSelection) -> bool:
-    return hosts.meeting is not None and hosts.meeting.max_nodes > 1
+    return hosts.rendezvous is not None and hosts.rendezvous.max_nodes > 1
 
 
 def _refuse_machines(options: LaunchOptions) -> None:
@@ -132,7 +132,7 @@ def _first_port(options: LaunchOptions, hosts: HostSelection) -> int | None:
     if options.start_port is None or hosts.workers:
         return None
     # The launchers of listed machines meet at --start_port of the first one.
-    return options.start_port + (hosts.meeting is not None and bool(hosts.meeting.hosts))
+    return options.start_port + (hosts.rendezvous is not None and bool(hosts.rendezvous.hosts))
 
 
 def _collective(
@@ -192,7 +192,7 @@ def _with_servers(
     if options.servers or options.workers:
         servers, workers = len(hosts.servers), len(hosts.workers)
     else:
-        servers, workers = _counts(options, alone=hosts.meeting is None)
+        servers, workers = _counts(options, alone=hosts.rendezvous is None)
     devices = _server_job_devices(options, machine, workers, notes)
     return (
         RoleSpec(kind=Kind.WORKER, count=workers),

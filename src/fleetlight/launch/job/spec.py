@@ -33,7 +33,7 @@ class RoleSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Meeting:
+class RendezvousSpec:
     """How the launchers of several machines find each other."""
 
     #: the address of the launchers' store, on node 0
@@ -63,7 +63,7 @@ class MachineSpec:
     host: str = "127.0.0.1"
     interface: str | None = None
     #: None when the job has one machine
-    meeting: Meeting | None = None
+    rendezvous: RendezvousSpec | None = None
     start_port: int | None = None
     #: GPU index of each worker; empty on CPUs
     devices: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from fleetlight.errors import FleetError, MembershipError
 from fleetlight.launch.job.layout import JobLayout, Node
-from fleetlight.launch.job.spec import JobSpec, Meeting
+from fleetlight.launch.job.spec import JobSpec, RendezvousSpec
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Heartbeats
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
@@ -39,16 +39,16 @@ class ConnectedMachines:
     """The other machines, connected by torch's store and rendezvous."""
 
     def __init__(
-        self, job: JobSpec, meeting: Meeting, screen: Screen, interrupts: Interrupts
+        self, job: JobSpec, spec: RendezvousSpec, screen: Screen, interrupts: Interrupts
     ) -> None:
-        self._job, self._meeting = job, meeting
+        self._job, self._spec = job, spec
         self._screen, self._interrupts = screen, interrupts
         store.quiet_torch()
         self._outage = Outage(self._master(), job.deadline_s, screen, interrupts)
-        self._store, self._serves = reach(meeting, self._deadline(), self._outage)
+        self._store, self._serves = reach(spec, self._deadline(), self._outage)
         # the rendezvous blocks on its connection, so it has one of its own
-        own = store.connect(meeting)
-        self._rendezvous = store.Rendezvous(own, meeting, job.machine.host, job.deadline_s)
+        own = store.connect(spec)
+        self._rendezvous = store.Rendezvous(own, spec, job.machine.host, job.deadline_s)
         now = time.monotonic()
         self._heartbeats = Heartbeats(self._store, job.machine.host, now, job.deadline_s)
         self._status_board: StatusBoard | None = None
@@ -77,11 +77,11 @@ class ConnectedMachines:
 
         with self._store_errors():
             deadline.wait(are_here, self._absent)
-            own = with_shared_facts(node, self._job, self._meeting)
+            own = with_shared_facts(node, self._job, self._spec)
             name, number, count = meet.found
             shared = self._store.prefixed(name)
             layout, launchers, warnings = exchange(
-                own, (shared, number, count), self._heartbeats, self._meeting, deadline
+                own, (shared, number, count), self._heartbeats, self._spec, deadline
             )
         self._status_board = StatusBoard(shared, self._heartbeats, layout, launchers)
         for line in (*warnings, _order(layout)):
@@ -89,7 +89,7 @@ class ConnectedMachines:
         return layout
 
     def _absent(self) -> str:
-        return describe_missing(self._meeting, self._heartbeats.reachable_hosts(time.monotonic()))
+        return describe_missing(self._spec, self._heartbeats.reachable_hosts(time.monotonic()))
 
     def share(self, job_id: str | None) -> str:
         """Publish the job's id on node 0; on the others (`job_id` None) wait for it."""
@@ -111,7 +111,7 @@ class ConnectedMachines:
             raise MembershipError(self._master_gone()) from error
 
     def _master(self) -> str:
-        host, port = self._meeting.master
+        host, port = self._spec.master
         return f"node 0, which serves {host}:{port},"
 
     def _master_gone(self) -> str:
@@ -138,7 +138,7 @@ class ConnectedMachines:
     def _admit(self, now: float) -> None:
         """On node 0: stop the job for another rendezvous if a machine waits to join."""
         layout = self._board.layout
-        has_room = len(layout.nodes) < self._meeting.max_nodes
+        has_room = len(layout.nodes) < self._spec.max_nodes
         if has_room and layout.own == 0 and now >= self._next_admission:
             self._next_admission = now + _ADMIT_S
             if self._rendezvous.waiting():
@@ -165,7 +165,7 @@ class ConnectedMachines:
             try:
                 self._board.report_end(failure)
                 silent = self._board.wait_for_ends(self._longest_end_s, is_enough)
-                agreed = agree(self._board, silent, self._meeting, restarts_left)
+                agreed = agree(self._board, silent, self._spec, restarts_left)
             except RuntimeError:
                 self._is_gone = True
         self._is_finished = agreed.next is NextAction.FINISH

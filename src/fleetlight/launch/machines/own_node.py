@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fleetlight.launch.inventory import version_of
 from fleetlight.launch.job.layout import Node
-from fleetlight.launch.job.spec import JobSpec, Meeting, RoleSpec
+from fleetlight.launch.job.spec import JobSpec, RendezvousSpec, RoleSpec
 from fleetlight.launch.processes.ports import Reservation, reserve
 from fleetlight.roles.role import Endpoint
 
@@ -48,14 +48,14 @@ def _endpoints(role: RoleSpec, host: str, ports: Iterator[int]) -> tuple[Endpoin
     return tuple((host, next(ports)) for _ in range(role.count))
 
 
-def with_shared_facts(node: Node, job: JobSpec, meeting: Meeting) -> Node:
+def with_shared_facts(node: Node, job: JobSpec, spec: RendezvousSpec) -> Node:
     """The node with the facts that launchers compare when they meet."""
     return dataclasses.replace(
         node,
-        rank=meeting.rank,
+        rank=spec.rank,
         agreed=(
-            ("the number of machines", f"{meeting.min_nodes}:{meeting.max_nodes}"),
-            ("--ips", ",".join(meeting.hosts)),
+            ("the number of machines", f"{spec.min_nodes}:{spec.max_nodes}"),
+            ("--ips", ",".join(spec.hosts)),
             ("--max_restarts", str(job.max_restarts)),
             ("the kind of job", "collective" if job.collective else "parameter server"),
             *((f"the {name} version", version_of(name)) for name in ("fleetlight", "torch")),

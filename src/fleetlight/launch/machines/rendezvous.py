@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.layout import JobLayout, Node, check, ordered
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
 from fleetlight.launch.machines.start_deadline import StartDeadline
@@ -25,26 +25,26 @@ _LOOK_S = 0.05
 
 
 def reach(
-    meeting: Meeting, deadline: StartDeadline, retry: Retry | None = None
+    spec: RendezvousSpec, deadline: StartDeadline, retry: Retry | None = None
 ) -> tuple[store.Store, bool]:
     """Serve or connect to the launchers' store; return it, and True if it is served here."""
-    if meeting.is_master:
-        served = store.serve(meeting)
+    if spec.is_master:
+        served = store.serve(spec)
         if served is not None:
             return served, True
-        _check_may_be_served_by_another(meeting)
+        _check_may_be_served_by_another(spec)
     deadline.wait(
-        lambda: store.is_served(meeting),
-        lambda: f"not ready endpoints: ['{endpoint_text(meeting.master)}']",
+        lambda: store.is_served(spec),
+        lambda: f"not ready endpoints: ['{endpoint_text(spec.master)}']",
     )
-    return store.connect(meeting, deadline.left_s, retry), False
+    return store.connect(spec, deadline.left_s, retry), False
 
 
-def _check_may_be_served_by_another(meeting: Meeting) -> None:
+def _check_may_be_served_by_another(spec: RendezvousSpec) -> None:
     # of two launchers on one machine without --rank, the first serves; else the port is taken
-    if meeting.hosts or meeting.rank == 0:
-        host, port = meeting.master
-        flag = "--start_port" if meeting.hosts else "--master"
+    if spec.hosts or spec.rank == 0:
+        host, port = spec.master
+        flag = "--start_port" if spec.hosts else "--master"
         raise LaunchError(
             f"port {port} on {host}, at which the machines meet, is taken{ports.owner(port)}; end "
             f"that process or choose another {flag} on all machines"
@@ -86,7 +86,7 @@ def exchange(
     node: Node,
     joined: tuple[Counters, int, int],
     heartbeats: Heartbeats,
-    meeting: Meeting,
+    spec: RendezvousSpec,
     deadline: StartDeadline,
 ) -> tuple[JobLayout, tuple[int, ...], list[str]]:
     """Exchange nodes; return the layout, the launchers' numbers in its order, and warnings."""
@@ -101,14 +101,14 @@ def exchange(
     deadline.wait(all_there, lambda: "a machine joined but did not send its description")
     descriptions = [json.loads(shared.get(key)) for key in keys]
     pairs = [(Node.from_dict(data), launcher) for data, launcher in descriptions]
-    return _layout_of([n for n, _ in pairs], [launcher for _, launcher in pairs], number, meeting)
+    return _layout_of([n for n, _ in pairs], [launcher for _, launcher in pairs], number, spec)
 
 
 def _layout_of(
-    nodes: list[Node], launchers: list[int], number: int, meeting: Meeting
+    nodes: list[Node], launchers: list[int], number: int, spec: RendezvousSpec
 ) -> tuple[JobLayout, tuple[int, ...], list[str]]:
     warnings = check(nodes)
-    in_order = ordered(nodes, meeting)
+    in_order = ordered(nodes, spec)
     places = [next(n for n, one in enumerate(nodes) if one is node) for node in in_order]
     layout = JobLayout(nodes=in_order, own=places.index(number))
     return layout, tuple(launchers[place] for place in places), warnings

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fleetlight.errors import MembershipError
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.screen import Screen
 from fleetlight.roles.role import endpoint_text
@@ -47,13 +47,13 @@ class StartDeadline:
             time.sleep(_LOOK_S)
 
 
-def describe_missing(meeting: Meeting, here: Sequence[str]) -> str:
+def describe_missing(spec: RendezvousSpec, here: Sequence[str]) -> str:
     """A sentence about the machines that have not joined yet."""
-    least, most = meeting.min_nodes, meeting.max_nodes
-    missing = [host for host in meeting.hosts if host not in here]
+    least, most = spec.min_nodes, spec.max_nodes
+    missing = [host for host in spec.hosts if host not in here]
     names = ", ".join(sorted(here))
     if missing:
-        port = meeting.master[1]
+        port = spec.master[1]
         return f"not ready endpoints: {[endpoint_text((host, port)) for host in missing]}"
     if len(here) >= most:
         return f"all machines are connected ({names}), but not all are ready to start"

@@ -11,7 +11,7 @@ from typing import Any
 
 from fleetlight.errors import MembershipError
 from fleetlight.launch.job.layout import JobLayout
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
 from fleetlight.launch.machines.peers import Conclusion, NextAction, conclusion
 from fleetlight.launch.machines.start_deadline import StartDeadline
@@ -148,12 +148,12 @@ class StatusBoard:
 
 
 def agree(
-    board: StatusBoard, silent: Sequence[JobFailure], meeting: Meeting, restarts_left: int
+    board: StatusBoard, silent: Sequence[JobFailure], spec: RendezvousSpec, restarts_left: int
 ) -> Conclusion:
     """The conclusion that each machine draws by itself, equal on all machines."""
     first = first_of_all([*silent, *board.failures()])
     left = len(board.layout.nodes) - len(silent)
-    if first in silent and meeting.is_elastic and left >= meeting.min_nodes:
+    if first in silent and spec.is_elastic and left >= spec.min_nodes:
         return Conclusion(next=NextAction.REGROUP, failure=first)
     if first is None and not board.all_succeeded():
         return Conclusion(next=NextAction.REGROUP)

@@ -14,7 +14,7 @@ import socket
 from typing import Any, cast
 
 from fleetlight.errors import LaunchError, MembershipError
-from fleetlight.launch.job.spec import Meeting
+from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines.rendezvous_state import JsonBackend
 from fleetlight.launch.machines.store_connection import (
     STORE_DEADLINE_S,
@@ -84,19 +84,19 @@ def quiet_torch() -> None:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 
-def serve(meeting: Meeting) -> Store | None:
+def serve(spec: RendezvousSpec) -> Store | None:
     """Serve the store at the master's address only; None if the port is taken."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    host, port = meeting.master
+    host, port = spec.master
     listener = ports.listen(host, port)
     if listener is None:
         return None
-    if meeting.ssl is not None:
+    if spec.ssl is not None:
         outside, listener = listener, socket.create_server((_LOOPBACK, 0))
         host, port = listener.getsockname()
         _NEVER_COLLECTED.append(
-            tunnel.exit_at(outside, (host, port), server_context(meeting.ssl), _warn)
+            tunnel.exit_at(outside, (host, port), server_context(spec.ssl), _warn)
         )
     served = TCPStore(
         host,
@@ -114,17 +114,17 @@ def _warn(text: str) -> None:
     logging.getLogger("fleetlight").warning("%s", text)
 
 
-def is_served(meeting: Meeting) -> bool:
+def is_served(spec: RendezvousSpec) -> bool:
     """True when a process listens at the master's address."""
     try:
-        with socket.create_connection(meeting.master, timeout=1.0):
+        with socket.create_connection(spec.master, timeout=1.0):
             return True
     except OSError:
         return False
 
 
 def connect(
-    meeting: Meeting, left_s: float = STORE_DEADLINE_S, retry: Retry | None = None
+    spec: RendezvousSpec, left_s: float = STORE_DEADLINE_S, retry: Retry | None = None
 ) -> Store:
     """Connect to the store of another machine within `left_s`.
 
@@ -132,34 +132,34 @@ def connect(
     """
     import torch.distributed  # noqa: F401  # the import takes seconds, which must not count
 
-    host, port = _client_endpoint(meeting)
+    host, port = _client_endpoint(spec)
     deadline_s = min(STORE_DEADLINE_S, max(_LEAST_S, left_s))
     try:
         raw, identity = bounded(lambda: _client(host, port, deadline_s), deadline_s)
     except RuntimeError as error:
-        host, port = meeting.master
+        host, port = spec.master
         listener = ports.listener(port) if is_own(host) else ""
         but = f" but {listener}" if listener else ""
         raise LaunchError(
             f"the process at {host}:{port} is not a fleetrun{but}: {error}; end it, or choose "
             "another port for all machines (--master host:port, or --start_port with --ips)"
         ) from None
-    return Store(StoreConnection(raw, lambda: _reconnect(meeting, (host, port), identity), retry))
+    return Store(StoreConnection(raw, lambda: _reconnect(spec, (host, port), identity), retry))
 
 
-def _client_endpoint(meeting: Meeting) -> Endpoint:
+def _client_endpoint(spec: RendezvousSpec) -> Endpoint:
     """The address for torch's client: the master's, or that of a TLS tunnel to it."""
-    if meeting.ssl is None:
-        return meeting.master
-    entrance = tunnel.entrance_to(meeting.master, client_context(meeting.ssl), _warn)
+    if spec.ssl is None:
+        return spec.master
+    entrance = tunnel.entrance_to(spec.master, client_context(spec.ssl), _warn)
     _NEVER_COLLECTED.append(entrance)
     return entrance.address
 
 
-def _reconnect(meeting: Meeting, door: Endpoint, identity: bytes) -> Any:
+def _reconnect(spec: RendezvousSpec, door: Endpoint, identity: bytes) -> Any:
     """A new connection to the same store."""
     try:
-        socket.create_connection(meeting.master, timeout=1.0).close()
+        socket.create_connection(spec.master, timeout=1.0).close()
     except ConnectionRefusedError as error:
         raise StoreGoneError("no process listens at the store's address") from error
     except OSError as error:
@@ -182,7 +182,7 @@ def _client(host: str, port: int, deadline_s: float) -> tuple[Any, bytes]:
 class Rendezvous:
     """torch's dynamic rendezvous: in each round, machines may join or leave."""
 
-    def __init__(self, store: Store, meeting: Meeting, host: str, deadline_s: float) -> None:
+    def __init__(self, store: Store, spec: RendezvousSpec, host: str, deadline_s: float) -> None:
         from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
         from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 
@@ -194,8 +194,8 @@ class Rendezvous:
             run_id=_RUN,
             store=store.raw,
             backend=cast("dynamic.RendezvousBackend", plain),
-            min_nodes=meeting.min_nodes,
-            max_nodes=meeting.max_nodes,
+            min_nodes=spec.min_nodes,
+            max_nodes=spec.max_nodes,
             local_addr=host,
             timeout=dynamic.RendezvousTimeout(
                 join=seconds(seconds=deadline_s), last_call=seconds(seconds=LAST_CALL_S)
