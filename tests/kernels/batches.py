@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids for the tests: few, so that they repeat, and among them the strangest an int64 can hold."""
+"""Batches of ids with repetitions and with the extreme values of int64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ id_batches = st.lists(one_id, max_size=60).map(ids_of)
 
 
 def numbers(seed: int, *shape: int) -> NDArray[np.float32]:
-    """Random float32 numbers that seldom sum to something special."""
+    """Random float32 numbers without special values."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 

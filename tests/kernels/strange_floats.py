@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floats for the tests: many that are equal, and the strangest that a float32 can be."""
+"""Floats with many equal values and with the extreme values of float32."""
 
 from __future__ import annotations
 

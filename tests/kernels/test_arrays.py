@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels take as arrays."""
+"""Conversion of arguments to the arrays that kernels take."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fleetlight.errors import ConfigError
 from fleetlight.kernels.arrays import as_grid, as_ids, room
 
 
-def test_right_arrays_are_not_copied() -> None:
+def test_matching_arrays_are_not_copied() -> None:
     ids, values = np.arange(3), np.ones((2, 3), np.float32)
     assert np.shares_memory(as_ids(ids), ids)
     assert as_grid(values, 3, "rows") is values
     assert room(values, (2, 3)) is values
 
 
-def test_others_are_converted() -> None:
+def test_other_arrays_are_converted() -> None:
     assert as_ids([[1, 2], [3, 4]]).tolist() == [1, 2, 3, 4]
     assert as_ids([]).dtype == np.int64
     assert as_ids(np.arange(6)[::2]).flags.c_contiguous
@@ -25,7 +25,7 @@ def test_others_are_converted() -> None:
     assert as_grid(np.ones((3, 2)).T, 3, "rows").flags.c_contiguous
 
 
-def test_wrong_shapes_are_named() -> None:
+def test_errors_name_the_wrong_shape() -> None:
     with pytest.raises(ConfigError, match=r"rows have the shape \[2\], expected \[any, 2\]"):
         as_grid(np.ones(2), 2, "rows")
     with pytest.raises(ConfigError, match=r"out is float64\[1, 2\], expected .*float32\[1, 2\]"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest values, as a sort finds them; finite values, as NumPy does."""
+"""Selection of the largest values, and the check for finite values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def places_of(values: NDArray[np.float32], count: int) -> NDArray[np.int32]:
 
 @settings(deadline=None, max_examples=100)
 @given(some_values, st.data())
-def test_the_largest_equal_the_twins(values: NDArray[np.float32], data: st.DataObject) -> None:
+def test_largest_equals_the_twin(values: NDArray[np.float32], data: st.DataObject) -> None:
     values.flags.writeable = False
     count = data.draw(st.integers(0, len(values)))
     expected = np.zeros(count, np.int32)
@@ -34,22 +34,22 @@ def test_the_largest_equal_the_twins(values: NDArray[np.float32], data: st.DataO
 
 @pytest.mark.parametrize("count", [1, 2, 999, 4999, 5000])
 @pytest.mark.parametrize("digits", [0, 1, 7])
-def test_of_many_with_and_without_equals(count: int, digits: int) -> None:
+def test_largest_of_many_values_with_and_without_ties(count: int, digits: int) -> None:
     values = numbers(3, 5000).round(digits)
     expected = np.zeros(count, np.int32)
     twin_codecs.largest(values, expected)
     assert same(places_of(values, count), expected)
 
 
-def test_they_differ_in_any_digit() -> None:
-    # from one bit to the next: all three parts of the bits decide
+def test_values_that_differ_in_any_bit() -> None:
+    # one bit per value, so that each of the three radix passes decides
     bits = np.arange(31, dtype=np.int32)
     values = (np.int32(1) << bits).astype(np.int32).view(np.float32)
     for count in range(1, 32):
         assert places_of(values, count).tolist() == list(range(31 - count, 31))
 
 
-def test_nan_is_larger_than_infinity_and_of_equals_the_first_count() -> None:
+def test_nan_exceeds_infinity_and_the_first_tie_wins() -> None:
     values = np.array([2, np.inf, -2, np.nan, -np.inf, 2], np.float32)
     assert places_of(values, 1).tolist() == [3]
     assert places_of(values, 2).tolist() == [1, 3]
@@ -58,7 +58,7 @@ def test_nan_is_larger_than_infinity_and_of_equals_the_first_count() -> None:
 
 @settings(deadline=None)
 @given(some_values.filter(len), st.data())
-def test_taking_out_and_adding_equal_the_twins(
+def test_take_out_and_add_at_equal_the_twins(
     values: NDArray[np.float32], data: st.DataObject
 ) -> None:
     some = st.lists(st.integers(0, len(values) - 1), unique=True)
@@ -79,14 +79,14 @@ def test_taking_out_and_adding_equal_the_twins(
     assert (mine == values)[finite].all()
 
 
-def test_places_may_repeat() -> None:
+def test_add_at_accepts_repeated_places() -> None:
     total = np.ones(3, np.float32)
     add_at(np.array([2, 2, 0], np.int32), np.array([1, 2, 3], np.float32), total)
     assert total.tolist() == [4, 1, 4]
 
 
 @pytest.mark.parametrize("place", [-1, 3, 2**31 - 1])
-def test_a_place_outside_is_refused_and_nothing_is_written_there(place: int) -> None:
+def test_add_at_refuses_a_place_outside_and_does_not_write_it(place: int) -> None:
     room = np.zeros(5, np.float32)
     places, values = np.array([0, place], np.int32), np.array([1, 28], np.float32)
     with pytest.raises(DivergedError, match=f"place {place}, expected places from 0 to 2"):
@@ -102,7 +102,7 @@ values = st.lists(
 
 @settings(deadline=None)
 @given(values)
-def test_finite_as_numpy_says(found: list[float]) -> None:
+def test_all_finite_agrees_with_numpy(found: list[float]) -> None:
     array = np.array(found, np.float32)
     assert all_finite(array) == bool(np.isfinite(array).all())
     wide = np.array([found, found], np.float64)
@@ -110,7 +110,7 @@ def test_finite_as_numpy_says(found: list[float]) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_is_found_anywhere(bad: float) -> None:
+def test_all_finite_finds_a_single_bad_value(bad: float) -> None:
     array = np.full((5, 7), MOST, np.float32)
     assert all_finite(array)
     array[4, 6] = bad

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where compiled code is kept, and that it is found again."""
+"""The folder of compiled kernels: its place, its permissions and its lock."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ dispatcher = hashing._hash._ready
 print(compiled_files.place(), sum(dispatcher.stats.cache_hits.values()))
 """
 
-TELLS_WHEN_IT_WAITS = """
+PRINTS_WHEN_IT_WAITS = """
 wait = compiled_files.Turn.wait
-def telling(turn):
+def printing(turn):
     print("waits", flush=True)
     return wait(turn)
-compiled_files.Turn.wait = telling
+compiled_files.Turn.wait = printing
 """
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy of the package with nothing compiled, in a folder of its own."""
+    """A copy of the package without compiled code."""
     source = Path(fleetlight.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("__init__.py", "errors.py", "version.py"):
@@ -51,15 +51,15 @@ def package(tmp_path: Path) -> Path:
 
 
 def start(package: Path, before: str = "", **environment: str) -> subprocess.Popen[str]:
-    """A process that compiles a kernel, or finds it compiled."""
+    """Start a process that compiles a kernel or loads its code."""
     kept = {key: os.environ[key] for key in ("PATH",)}
     found = {**kept, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", **environment}
     program = [sys.executable, "-c", PROGRAM.format(before)]
     return subprocess.Popen(program, env=found, stdout=subprocess.PIPE, text=True)
 
 
-def told(process: subprocess.Popen[str]) -> tuple[str, int]:
-    """Where it keeps its code, and whether it found the kernel there."""
+def result(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """Return the folder of the process and its cache hits."""
     with process:
         try:
             said, _ = process.communicate(timeout=100)
@@ -71,49 +71,53 @@ def told(process: subprocess.Popen[str]) -> tuple[str, int]:
 
 
 def run(package: Path, before: str = "", **environment: str) -> tuple[str, int]:
-    return told(start(package, before, **environment))
+    return result(start(package, before, **environment))
 
 
 @pytest.fixture
 def unwritable(package: Path) -> Path:
-    """The package where no user, not even root, can make a folder of compiled code."""
+    """The package, whose folder of compiled code not even root can create."""
     (package / "fleetlight" / "kernels" / "__pycache__").write_text("in the way")
     return package
 
 
-def test_beside_the_sources_and_found_again(package: Path) -> None:
+def test_code_is_stored_beside_the_sources_and_reused(package: Path) -> None:
     place, hits = run(package)
     assert place.startswith(str(package / "fleetlight" / "kernels" / "__pycache__" / "kernels-"))
     assert hits == 0
     assert run(package) == (place, 1)
 
 
-def test_at_home_when_the_sources_are_read_only(unwritable: Path, tmp_path: Path) -> None:
+def test_code_is_stored_at_home_if_the_sources_are_read_only(
+    unwritable: Path, tmp_path: Path
+) -> None:
     place, _ = run(unwritable, HOME=str(tmp_path / "home"))
     assert place.startswith(str(tmp_path / "home" / ".cache" / "fleetlight" / "kernels-"))
 
 
-def test_where_the_user_keeps_caches(unwritable: Path, tmp_path: Path) -> None:
+def test_code_is_stored_in_xdg_cache_home(unwritable: Path, tmp_path: Path) -> None:
     place, _ = run(unwritable, HOME=str(tmp_path / "home"), XDG_CACHE_HOME=str(tmp_path / "xdg"))
     assert place.startswith(str(tmp_path / "xdg" / "fleetlight" / "kernels-"))
     assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize("said", ["", "relative/cache"])
-def test_only_a_whole_path_says_where_caches_are(
-    unwritable: Path, tmp_path: Path, said: str
-) -> None:
+def test_relative_xdg_cache_home_is_ignored(unwritable: Path, tmp_path: Path, said: str) -> None:
     place, _ = run(unwritable, HOME=str(tmp_path / "home"), XDG_CACHE_HOME=said)
     assert place.startswith(str(tmp_path / "home" / ".cache" / "fleetlight" / "kernels-"))
 
 
-def test_in_an_own_temporary_folder_without_a_home(unwritable: Path, tmp_path: Path) -> None:
+def test_code_is_stored_in_a_private_temporary_folder_without_home(
+    unwritable: Path, tmp_path: Path
+) -> None:
     place, _ = run(unwritable, HOME="/dev/null", TMPDIR=str(tmp_path))
     assert place.startswith(str(tmp_path / f"fleetlight-{os.getuid()}" / "kernels-"))
     assert (tmp_path / f"fleetlight-{os.getuid()}").stat().st_mode & 0o077 == 0
 
 
-def test_code_of_others_is_not_loaded(unwritable: Path, tmp_path: Path) -> None:
+def test_temporary_folder_that_others_can_write_is_not_used(
+    unwritable: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / f"fleetlight-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o777)
@@ -121,7 +125,7 @@ def test_code_of_others_is_not_loaded(unwritable: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_cache_that_others_can_write_to_is_not_used(
+def test_cache_that_others_can_write_is_not_used(
     unwritable: Path, tmp_path: Path, inner: bool
 ) -> None:
     cache = tmp_path / "cache"
@@ -131,14 +135,12 @@ def test_a_cache_that_others_can_write_to_is_not_used(
     (cache / "fleetlight").chmod(0o755)
     assert run(unwritable, **environment) == (place, 1)
     (Path(place) if inner else cache / "fleetlight").chmod(0o777)
-    refuge, hits = run(unwritable, **environment)
-    assert refuge.startswith(str(tmp_path / f"fleetlight-{os.getuid()}" / "kernels-"))
+    fallback, hits = run(unwritable, **environment)
+    assert fallback.startswith(str(tmp_path / f"fleetlight-{os.getuid()}" / "kernels-"))
     assert hits == 0
 
 
-def test_folders_that_are_made_are_private_whatever_the_umask(
-    unwritable: Path, tmp_path: Path
-) -> None:
+def test_new_folders_are_private_under_any_umask(unwritable: Path, tmp_path: Path) -> None:
     before = os.umask(0o000)
     try:
         place, _ = run(unwritable, HOME=str(tmp_path / "home"))
@@ -148,7 +150,7 @@ def test_folders_that_are_made_are_private_whatever_the_umask(
     assert [p.stat().st_mode & 0o777 for p in (Path(place), Path(place).parent)] == [0o700] * 2
 
 
-def test_other_sources_and_another_numba_have_another_folder(
+def test_folder_depends_on_the_sources_and_the_numba_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(compiled_files, "_SOURCES", tmp_path)
@@ -176,7 +178,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_processes_take_turns(folder: Path) -> None:
+def test_a_turn_holds_the_lock_only_after_it_waits(folder: Path) -> None:
     with Turn() as turn:
         assert not is_held(folder)
         assert turn.wait()
@@ -185,7 +187,7 @@ def test_processes_take_turns(folder: Path) -> None:
     assert not is_held(folder)
 
 
-def test_a_turn_is_over_although_a_child_was_forked_in_it(folder: Path) -> None:
+def test_turn_ends_although_a_forked_child_runs(folder: Path) -> None:
     script = f"""
 import os, pathlib
 from fleetlight.kernels.compiling import compiled_files
@@ -205,7 +207,7 @@ print("over", flush=True)
         process.communicate(b"\n", timeout=60)
 
 
-def test_a_process_that_never_ends_is_waited_for_once(folder: Path) -> None:
+def test_a_lock_that_is_never_released_times_out_only_once(folder: Path) -> None:
     with open(folder / "lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with Turn() as turn:
@@ -214,39 +216,39 @@ def test_a_process_that_never_ends_is_waited_for_once(folder: Path) -> None:
             assert not turn.wait()
         with Turn() as turn:
             assert not turn.wait()
-    # it has ended after all
+    # the lock is released after all
     with Turn() as turn:
         assert turn.wait()
         assert is_held(folder)
 
 
-def test_a_lock_that_cannot_be_opened_is_done_without(folder: Path) -> None:
+def test_turn_works_without_a_lock_that_cannot_be_opened(folder: Path) -> None:
     (folder / "lock").mkdir()
     with Turn() as turn:
         assert not turn.wait()
 
 
-def test_who_comes_second_finds_the_code_of_the_first(package: Path) -> None:
+def test_waiting_process_loads_the_code_of_the_first(package: Path) -> None:
     place = Path(run(package)[0])
     kept = place.rename(place.with_name("kept"))
     place.mkdir()
     with open(place / "lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        second = start(package, TELLS_WHEN_IT_WAITS)
+        second = start(package, PRINTS_WHEN_IT_WAITS)
         assert second.stdout is not None
         assert second.stdout.readline() == "waits\n"
         shutil.copytree(kept, place, dirs_exist_ok=True, ignore=lambda *_: ["lock"])
-    assert told(second) == (str(place), 1)
+    assert result(second) == (str(place), 1)
 
 
-def test_what_is_compiled_is_found_while_another_process_compiles(package: Path) -> None:
+def test_cached_code_is_loaded_while_another_process_compiles(package: Path) -> None:
     place, _ = run(package)
     with open(Path(place, "lock"), "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert run(package, before="compiled_files.LOCK_WAIT_S = 1e9") == (place, 1)
 
 
-def test_without_any_folder_kernels_still_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_and_keep_work_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_files, "place", lambda: None)
     with Turn() as turn:
         compiled_files.keep(None, True, turn)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels are compiled once, when they are called, for their own signature."""
+"""Kernels are compiled on their first call, for one signature."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def twice(number: int) -> int:
 
 @part
 def thrice(number: int) -> int:
-    """Another one that fits in its place."""
+    """A part that can replace `twice`."""
     return 3 * number
 
 
@@ -47,7 +47,7 @@ def test_variants_differ_in_their_parts() -> None:
     assert out.tolist() == [0, 2, 4]
 
 
-def test_read_only_arrays_are_taken_where_nothing_is_written() -> None:
+def test_read_only_arrays_are_accepted_as_inputs_only() -> None:
     received = np.frombuffer(np.arange(3).tobytes(), np.int64)
     assert not received.flags.writeable
     assert grow(received, np.zeros(3, np.int64)) == 3
@@ -55,17 +55,17 @@ def test_read_only_arrays_are_taken_where_nothing_is_written() -> None:
         grow(np.arange(3), received)
 
 
-def test_nothing_else_is_compiled() -> None:
+def test_other_signatures_are_refused() -> None:
     with pytest.raises(TypeError, match="No matching definition"):
         grow(np.arange(3.0), np.zeros(3, np.int64))  # type: ignore[arg-type]
 
 
-def test_other_threads_run_while_a_kernel_does() -> None:
+def test_kernels_release_the_gil() -> None:
     grow(np.arange(3), np.zeros(3, np.int64))
     assert grow._ready.targetoptions["nogil"]  # type: ignore[union-attr]
 
 
-def test_importing_kernels_imports_no_numba() -> None:
+def test_import_of_kernels_does_not_import_numba() -> None:
     program = "import sys, fleetlight.kernels; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     tables = "; from fleetlight.kernels import RowTable; RowTable(2, 'sgd'); "

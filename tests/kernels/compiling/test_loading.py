@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that are kept run without the compiler, unless something is missing."""
+"""Cached kernels load without the compiler, unless a symbol is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(numba.njit(lambda x: 2 * x)(21))
 
 
 def compiled(calls: str) -> bytes:
-    """The object of a function that calls another."""
+    """The object code of a function that calls `calls`."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     text = f"declare void @{calls}()\ndefine void @f() {{ call void @{calls}()\nret void }}"
@@ -35,26 +35,26 @@ def kept(code: bytes, kind: str = "object") -> Any:
     return ("f", kind, (code, b"")), None
 
 
-def test_what_an_object_takes_from_elsewhere() -> None:
-    assert list(loading.undefined(compiled("nobody_has_this"))) == ["nobody_has_this"]
+def test_undefined_lists_external_symbols() -> None:
+    assert list(loading.undefined(compiled("missing_symbol"))) == ["missing_symbol"]
 
 
-def test_ready_when_all_is_there() -> None:
+def test_code_is_ready_if_all_symbols_exist() -> None:
     assert loading.is_ready(kept(compiled("NRT_Free")))
 
 
-def test_not_ready_when_something_is_missing() -> None:
-    assert not loading.is_ready(kept(compiled("nobody_has_this")))
+def test_code_is_not_ready_if_a_symbol_is_missing() -> None:
+    assert not loading.is_ready(kept(compiled("missing_symbol")))
 
 
 @pytest.mark.parametrize("of", [kept(b"", "bitcode"), kept(b"MZ"), kept(b"\x7fELF"), None, ()])
-def test_what_looks_otherwise_is_left_to_numba(of: Any) -> None:
+def test_other_records_are_not_ready(of: Any) -> None:
     assert not loading.is_ready(of)
 
 
 @pytest.mark.slow
-def test_a_kept_kernel_does_not_wake_the_compiler() -> None:
-    expected = hashing.splitmix64([5])[0]  # kept from now on
+def test_cached_kernel_does_not_import_the_compiler() -> None:
+    expected = hashing.splitmix64([5])[0]  # fills the cache
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=100
     )

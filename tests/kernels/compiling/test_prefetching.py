@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefetch instruction, and life without it."""
+"""Kernels with and without the prefetch instruction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.kernels.compiling.prefetching import prefetch
 
 
 def total() -> Kernel[[Ids], int]:
-    """A new kernel that prefetches."""
+    """Return a new kernel that prefetches."""
 
     @kernel
     def add_up(ids: Ids) -> int:
@@ -32,9 +32,9 @@ def total() -> Kernel[[Ids], int]:
 
 @pytest.fixture
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test gives up holds for that test only."""
+    """Restores the state of prefetching after the test."""
     monkeypatch.setattr(prefetching, "_state", dict(prefetching._state))
-    # code that was compiled by an earlier run cannot be looked into
+    # the assembly of cached code cannot be inspected
     monkeypatch.setattr(compiled_files, "keep", lambda *_: None)
 
 
@@ -44,31 +44,31 @@ def code_of(compiled: Kernel[Any, Any]) -> str:
     return str(code)
 
 
-def asks(code: str) -> bool:
-    """Whether there is an instruction of x86 or ARM for it."""
+def prefetches(code: str) -> bool:
+    """Whether the code has a prefetch instruction of x86 or ARM."""
     return re.search(r"\b(prefetcht0|prfm)\b", code) is not None
 
 
 @pytest.mark.usefixtures("restored")
-def test_kernels_ask_for_memory() -> None:
+def test_kernels_contain_the_instruction() -> None:
     adder = total()
     assert adder(np.arange(10)) == 45
     if prefetching.wanted():
-        assert asks(code_of(adder))
+        assert prefetches(code_of(adder))
 
 
 @pytest.mark.usefixtures("restored")
-def test_kernels_without_the_instruction() -> None:
+def test_kernels_omit_the_instruction_after_give_up() -> None:
     prefetching.give_up()
     adder = total()
     assert adder(np.arange(10)) == 45
-    assert not asks(code_of(adder))
+    assert not prefetches(code_of(adder))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("error", [RuntimeError, TypeError, AttributeError])
-def test_an_instruction_that_cannot_be_built_is_done_without(
+def test_kernels_run_if_the_instruction_cannot_be_built(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def broken() -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows laid aside before they change, compared with the same in NumPy."""
+"""Copy-on-write of rows, compared with the twin in NumPy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ batches = st.lists(st.lists(st.integers(-1, COUNT - 1), max_size=12), max_size=4
 
 @settings(deadline=None)
 @given(batches, st.lists(st.integers(0, KNOWN - 1), max_size=3))
-def test_each_row_is_copied_once_as_it_was(changes: list[list[int]], read: list[int]) -> None:
+def test_each_row_is_copied_once_before_it_changes(
+    changes: list[list[int]], read: list[int]
+) -> None:
     rows = random(0, COUNT, DIM)
-    # rows that came later have no place, and some were read already
+    # rows inserted later have no place, and some are already read
     places = np.zeros((2, KNOWN), np.int32)
     places[:, read] = -1
     mine, theirs = np.zeros((2, COUNT, DIM), np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows taken before they change, compared with the same in NumPy."""
+"""Rows that a snapshot still has to read, compared with the twin in NumPy."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from fleetlight.kernels import Batch, PendingRows, copy_rows, twins
 
 DIM, COUNT, KNOWN, ROOM = 3, 80, 70, 9
 lists = st.lists(st.integers(-1, COUNT - 1), max_size=30)
-wishes = st.lists(lists, max_size=4)
+requests = st.lists(lists, max_size=4)
 
 
 @settings(deadline=None)
 @example([[*range(ROOM), 0]], 0, 0)
-@given(wishes, st.integers(0, KNOWN), st.integers(0, KNOWN))
-def test_each_row_is_taken_once_as_it_was(wishes: list[list[int]], a: int, b: int) -> None:
-    rows, untaken, taken = random(0, COUNT, DIM), PendingRows(KNOWN), set[int]()
-    for wish in wishes:
-        numbers, start = np.array(wish, np.int64), 0
+@given(requests, st.integers(0, KNOWN), st.integers(0, KNOWN))
+def test_each_row_is_taken_once_before_it_changes(
+    requests: list[list[int]], a: int, b: int
+) -> None:
+    rows, pending, taken = random(0, COUNT, DIM), PendingRows(KNOWN), set[int]()
+    for request in requests:
+        numbers, start = np.array(request, np.int64), 0
         mine, theirs = (Batch.empty(ROOM, DIM) for _ in range(2))
         while start < len(numbers):
             args = rows, numbers, 7 * numbers, start
             end = twins.take_rows(taken, KNOWN, *args, theirs)
-            assert untaken.take(*args, mine) == end
+            assert pending.take(*args, mine) == end
             assert mine.used == theirs.used
-            for one, other in ((mine.rows, theirs.rows), (mine.numbers, theirs.numbers)):
-                assert same(one[: mine.used], other[: mine.used])
+            for ours, twin in ((mine.rows, theirs.rows), (mine.numbers, theirs.numbers)):
+                assert same(ours[: mine.used], twin[: mine.used])
             assert same(mine.ids[: mine.used], 7 * mine.numbers[: mine.used])
             start = end
             if mine.is_full:
                 mine.used = theirs.used = 0
         rows[numbers[numbers >= 0]] += 1
-        assert untaken.left == KNOWN - len(taken)
+        assert pending.left == KNOWN - len(taken)
     start, stop = sorted((a, b))
     rest = [n for n in range(start, stop) if n not in taken]
-    assert untaken.take_between(start, stop).tolist() == rest
-    assert untaken.take_between(start, stop).tolist() == []
-    assert untaken.left == KNOWN - len(taken) - len(rest)
+    assert pending.take_between(start, stop).tolist() == rest
+    assert pending.take_between(start, stop).tolist() == []
+    assert pending.left == KNOWN - len(taken) - len(rest)
 
 
-def test_copies_of_whole_rows() -> None:
+def test_copy_rows_copies_whole_rows() -> None:
     rows = random(0, COUNT, DIM)
     numbers = np.array([5, 79, 5, 0])
     out = np.empty((4, DIM), np.float32)

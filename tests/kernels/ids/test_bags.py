@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bags of rows, against the twin and against torch's EmbeddingBag."""
+"""Bags of rows, compared with the twin and with torch's EmbeddingBag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MODES = ["sum", "mean", "max"]
 
 @settings(deadline=None, max_examples=50)
 @given(lengths, st.sampled_from(MODES), st.booleans(), st.integers(1, 18), st.integers(0, 99))
-def test_equal_the_twins(sizes: list[int], mode: str, weighted: bool, dim: int, seed: int) -> None:
+def test_bags_equal_the_twin(
+    sizes: list[int], mode: str, weighted: bool, dim: int, seed: int
+) -> None:
     offsets = np.cumsum([0, *sizes])
     count = int(offsets[-1])
     inverse = np.random.default_rng(seed).integers(0, 5, count).astype(np.int32)
@@ -43,7 +45,7 @@ def test_equal_the_twins(sizes: list[int], mode: str, weighted: bool, dim: int, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_equal_torch(mode: str) -> None:
+def test_bags_equal_torch(mode: str) -> None:
     rows = torch.randn(9, 4, requires_grad=True)
     inverse, offsets = torch.randint(0, 9, (20,)), torch.tensor([0, 3, 3, 11])
     weights = torch.rand(20, requires_grad=True) if mode == "sum" else None
@@ -67,12 +69,12 @@ def test_equal_torch(mode: str) -> None:
 
 
 @pytest.mark.parametrize("offsets", [[0], [1, 2], [0, 3], [0, 2, 1, 2], []])
-def test_offsets_must_lead_through_all_positions(offsets: list[int]) -> None:
+def test_offsets_must_rise_from_zero_to_the_number_of_positions(offsets: list[int]) -> None:
     with pytest.raises(ConfigError, match="to rise from 0 to 2, one more than there are bags"):
         gather_bags(np.ones((1, 2)), [0, 0], offsets)
 
 
-def test_what_torch_does_not_take_is_refused() -> None:
+def test_arguments_that_torch_refuses_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected mode='sum' as in torch"):
         gather_bags(np.ones((1, 2)), [0], [0, 1], [1.0], "mean")
     with pytest.raises(ConfigError, match="1 weights for 2 positions"):
@@ -83,13 +85,13 @@ def test_what_torch_does_not_take_is_refused() -> None:
         spread_bags(np.ones((1, 2)), [0], [0, 1], None, "max", 1)
 
 
-def test_the_first_of_equal_values_is_chosen() -> None:
+def test_max_chooses_the_first_of_equal_values() -> None:
     _, chosen = gather_bags(np.ones((3, 1)), [2, 0, 1], [0, 3], mode="max")
     assert chosen is not None
     assert chosen.tolist() == [[2]]
 
 
-def test_not_a_number_is_not_hidden_by_a_maximum() -> None:
+def test_max_propagates_nan() -> None:
     rows = np.array([[1], [np.nan], [2]], np.float32)
     bags, chosen = gather_bags(rows, [0, 1, 2], [0, 3], mode="max")
     assert np.isnan(bags[0, 0])

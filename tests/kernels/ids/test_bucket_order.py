@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of checkpoints, whatever the ids."""
+"""The order of rows in checkpoints: by bucket, then by id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.kernels.ids.bucket_order import _sort_buckets
 
 
 def of_one_bucket(count: int) -> NDArray[np.int64]:
-    """Ids that all have bucket 0."""
+    """Ids that all fall into bucket 0."""
     candidates = np.arange(count * 2**14 * 2)
     return candidates[twins.buckets(candidates) == 0][:count]
 
@@ -37,7 +37,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_sorts_any_bucket(name: str) -> None:
+def test_ids_of_one_bucket_are_sorted(name: str) -> None:
     ids = SHAPES[name].copy()
     rows = np.arange(len(ids), dtype=np.int32)
     _sort_buckets(np.array([0, len(ids)]), rows, ids)
@@ -49,7 +49,7 @@ def test_sorts_any_bucket(name: str) -> None:
 def ordered(
     ids: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Where each bucket begins, the ids in order, and where each of them was."""
+    """Return the starts of the buckets, the sorted ids and their former rows."""
     count = BucketCount()
     for some in np.array_split(ids, 3):
         count.add(some)
@@ -60,7 +60,7 @@ def ordered(
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=200) | st.permutations(range(60)))
-def test_any_ids_are_put_in_order(given_ids: list[int]) -> None:
+def test_any_ids_are_sorted_by_bucket_and_id(given_ids: list[int]) -> None:
     ids = np.array(given_ids, np.int64)
     starts, in_order, rows = ordered(ids)
     of = twins.buckets(ids)
@@ -71,7 +71,7 @@ def test_any_ids_are_put_in_order(given_ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 200])
-def test_all_in_one_bucket(count: int) -> None:
+def test_ids_that_share_one_bucket(count: int) -> None:
     ids = of_one_bucket(count)
     starts, in_order, _ = ordered(np.random.default_rng(0).permutation(ids))
     assert (in_order == ids).all()

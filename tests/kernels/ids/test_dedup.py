@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distinct ids of a batch by server."""
+"""Dedup of the ids of a batch, grouped by server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetlight.kernels import dedup, member, twins
 
 @settings(deadline=None)
 @given(id_batches, st.integers(1, 5))
-def test_equals_the_twin(ids: NDArray[np.int64], servers: int) -> None:
+def test_dedup_equals_the_twin(ids: NDArray[np.int64], servers: int) -> None:
     ours, twin = dedup(ids, servers), twins.dedup(ids, servers)
     assert same(ours.ids, twin.ids)
     assert same(ours.inverse, twin.inverse)
@@ -29,7 +29,7 @@ def test_member_equals_the_twin(ids: NDArray[np.int64], of: NDArray[np.int64]) -
     assert same(member(ids, of), twins.member(ids, of))
 
 
-def test_a_large_batch() -> None:
+def test_dedup_of_a_large_batch() -> None:
     ids = np.random.default_rng(0).zipf(1.2, 50_000)
     deduped = dedup(ids, 3)
     assert (deduped.ids[deduped.inverse] == ids).all()
@@ -39,8 +39,8 @@ def test_a_large_batch() -> None:
     assert sum(map(len, parts)) == len(deduped.ids)
 
 
-def test_ids_with_one_hash_bucket_are_told_apart() -> None:
-    # the low bits of the hash choose the slot of the scratch table: all of these want the same one
+def test_ids_that_collide_in_one_slot_stay_distinct() -> None:
+    # the low bits of the hash choose the slot of the scratch table: here the same for all
     candidates = np.arange(3_000_000)
     ids = candidates[twins.splitmix64(candidates) & np.uint64(0xFFFF) == 0]
     assert len(ids) > 20
@@ -48,12 +48,12 @@ def test_ids_with_one_hash_bucket_are_told_apart() -> None:
     assert same(dedup(twice).inverse, twins.dedup(twice, 1).inverse)
 
 
-def test_read_only_and_narrow_ids_are_taken() -> None:
+def test_read_only_and_int32_ids_are_accepted() -> None:
     received = np.frombuffer(np.arange(4).tobytes(), np.int64)
     assert dedup(received).ids.tolist() == [0, 1, 2, 3]
     assert dedup(np.array([[3, 3], [1, 2]], np.int32)).inverse.tolist() == [0, 0, 1, 2]
 
 
-def test_floats_are_no_ids() -> None:
+def test_float_ids_are_refused() -> None:
     with pytest.raises(ConfigError, match="ids are float32, expected integers"):
         dedup(np.ones(3, np.float32))

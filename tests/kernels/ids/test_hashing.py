@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes, buckets and owners of ids."""
+"""Hashes, buckets and servers of ids."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fleetlight.kernels import BUCKETS, buckets, servers_of, splitmix64, twins
 
 
 def test_hashes_are_part_of_the_format() -> None:
-    # what the published splitmix64 generator gives first from seeds 0, 1 and -1
+    # the first outputs of the published splitmix64 generator for seeds 0, 1 and -1
     expected = [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1, 0xE4D971771B652C20]
     assert splitmix64([0, 1, -1]).tolist() == expected
 
 
 @settings(deadline=None)
 @given(id_batches, st.integers(1, 40))
-def test_places_equal_the_twin(ids: NDArray[np.int64], servers: int) -> None:
+def test_hashes_buckets_and_servers_equal_the_twins(ids: NDArray[np.int64], servers: int) -> None:
     assert same(splitmix64(ids), twins.splitmix64(ids))
     assert same(buckets(ids), twins.buckets(ids))
     assert same(servers_of(ids, servers), twins.servers_of(ids, servers))
 
 
-def test_servers_own_ranges_of_buckets_of_nearly_equal_size() -> None:
+def test_servers_own_bucket_ranges_of_nearly_equal_size() -> None:
     ids = np.arange(100_000)
     order = np.argsort(buckets(ids), kind="stable")
     owners = servers_of(ids, 3)[order]
@@ -37,6 +37,6 @@ def test_servers_own_ranges_of_buckets_of_nearly_equal_size() -> None:
 
 
 @pytest.mark.parametrize("servers", [0, BUCKETS + 1])
-def test_impossible_numbers_of_servers(servers: int) -> None:
+def test_invalid_server_counts_are_refused(servers: int) -> None:
     with pytest.raises(ConfigError, match=f"{servers} servers, expected 1 to 16384"):
         servers_of([1], servers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows trained here and kept elsewhere, compared with the same in NumPy."""
+"""Local copies of the servers' rows, compared with the twin in NumPy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(found: list[int]) -> Ids:
 
 @settings(deadline=None)
 @given(positions, windows, st.integers(1, 3))
-def test_reading_equals_the_twin(found: list[int], last: list[int], oldest: int) -> None:
+def test_read_equals_the_twin(found: list[int], last: list[int], oldest: int) -> None:
     rows = made(last)
     out, expected = np.zeros((2, len(found), DIM), np.float32)
     stale = copies.read(rows, ids(found), oldest, out)
@@ -43,7 +43,7 @@ def test_reading_equals_the_twin(found: list[int], last: list[int], oldest: int)
 
 @settings(deadline=None)
 @given(positions, windows)
-def test_marking_equals_the_twin(found: list[int], last: list[int]) -> None:
+def test_mark_equals_the_twin(found: list[int], last: list[int]) -> None:
     mine, theirs = made(last), made(last)
     known = ids([number for number in found if number >= 0])
     assert same(copies.mark(mine, known, 3), twins.mark_copies(theirs, known, 3))
@@ -53,7 +53,7 @@ def test_marking_equals_the_twin(found: list[int], last: list[int]) -> None:
 
 @settings(deadline=None)
 @given(positions, windows, st.integers(1, 3))
-def test_a_visit_reads_and_marks(found: list[int], last: list[int], oldest: int) -> None:
+def test_visit_reads_and_marks(found: list[int], last: list[int], oldest: int) -> None:
     mine, theirs = made(last), made(last)
     out, expected = np.zeros((2, len(found), DIM), np.float32)
     stale, fresh = copies.visit(mine, ids(found), oldest, 3, out)
@@ -65,7 +65,7 @@ def test_a_visit_reads_and_marks(found: list[int], last: list[int], oldest: int)
 
 @settings(deadline=None)
 @given(positions, windows)
-def test_renewing_equals_the_twin(found: list[int], last: list[int]) -> None:
+def test_renew_equals_the_twin(found: list[int], last: list[int]) -> None:
     mine, theirs = made(last), made(last)
     arrived = random(1, len(found), DIM)
     copies.renew(mine, ids(found), arrived)
@@ -75,21 +75,21 @@ def test_renewing_equals_the_twin(found: list[int], last: list[int]) -> None:
 
 @settings(deadline=None)
 @given(positions, windows, st.integers(1, 3))
-def test_sharing_equals_the_twin(found: list[int], last: list[int], among: int) -> None:
+def test_share_equals_the_twin(found: list[int], last: list[int], among: int) -> None:
     mine, theirs = made(last), made(last)
     known = ids([number for number in found if number >= 0])
-    told = copies.share(mine, known, among, DIM)
-    assert same(told, twins.share_copies(theirs, known, among, DIM))
+    sent = copies.share(mine, known, among, DIM)
+    assert same(sent, twins.share_copies(theirs, known, among, DIM))
     assert same(mine, theirs)
 
 
-def test_what_was_not_told_stays_on_top() -> None:
+def test_renew_keeps_unsent_local_progress() -> None:
     rows = np.zeros((1, DIM + DIM + 1), np.float32)
-    one = ids([0])
-    copies.renew(rows, one, np.full((1, DIM), 5, np.float32))
-    copies.mark(rows, one, 1)
+    row = ids([0])
+    copies.renew(rows, row, np.full((1, DIM), 5, np.float32))
+    copies.mark(rows, row, 1)
     rows[0, :DIM] += 2
-    copies.renew(rows, one, np.full((1, DIM), 9, np.float32))
+    copies.renew(rows, row, np.full((1, DIM), 9, np.float32))
     assert rows[0].tolist() == [11, 11, 11, 9, 9, 9, 1]
-    assert copies.share(rows, one, 2, DIM).tolist() == [[1, 1, 1]]
+    assert copies.share(rows, row, 2, DIM).tolist() == [[1, 1, 1]]
     assert rows[0].tolist() == [11, 11, 11, 10, 10, 10, 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index while it grows: what it holds, and how much each operation does for it."""
+"""The index during growth: its contents, and the share of the work that each operation does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetlight.kernels.rows.index import Index
 
 
 def growing_table(monkeypatch: pytest.MonkeyPatch) -> RowTable:
-    """A table of 700 rows whose index has just begun to grow."""
+    """A table of 800 rows whose index starts to grow."""
     monkeypatch.setattr(index_module, "_MOVES", 0)
     monkeypatch.setattr(index_module, "_LOOKED_FOR", 10**9)
     table = RowTable(1, "sgd")
@@ -22,19 +22,19 @@ def growing_table(monkeypatch: pytest.MonkeyPatch) -> RowTable:
     return table
 
 
-def test_no_operation_moves_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_operation_moves_a_bounded_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     table = growing_table(monkeypatch)
     monkeypatch.setattr(index_module, "_MOVES", 10)
     monkeypatch.setattr(index_module, "_LOOKED_FOR", 4)
-    seen = []
+    moved = []
     while table.growing:
-        seen.append(table._index.moved)
+        moved.append(table._index.moved)
         table.pull(np.arange(20))
-    assert np.diff(seen).tolist() == [8 * (10 + 20 // 4)] * (len(seen) - 1)
+    assert np.diff(moved).tolist() == [8 * (10 + 20 // 4)] * (len(moved) - 1)
     assert (table.find(np.arange(800)) == np.arange(800)).all()
 
 
-def test_growing_is_done_before_the_next_growth() -> None:
+def test_growth_finishes_before_the_next_one_starts() -> None:
     index = Index(50_000)
     index.grow()
     lines = len(index.old) // 8
@@ -46,21 +46,21 @@ def test_growing_is_done_before_the_next_growth() -> None:
     assert lines < index.limit - index.limit // 2
 
 
-def test_removed_while_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_removed_and_inserted_during_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     table = growing_table(monkeypatch)
     table._index._move(100)
     assert table.remove(np.arange(0, 800, 2)) == 400
     assert table.remove(np.arange(0, 800, 2)) == 0
     assert (table.find(np.arange(0, 800, 2)) == -1).all()
-    back = table.insert([0, 2, 4])
-    assert sorted(back) == [794, 796, 798]
+    reused = table.insert([0, 2, 4])
+    assert sorted(reused) == [794, 796, 798]
     table._index._move(10_000)
-    assert (table.find([0, 2, 4]) == back).all()
+    assert (table.find([0, 2, 4]) == reused).all()
     assert (table.find(np.arange(1, 800, 2)) == np.arange(1, 800, 2)).all()
     assert len(table) == 403 == len(table.ids_of(table.numbers))
 
 
-def test_the_next_index_is_ready_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_index_is_allocated_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     index = Index(100_000)
     asked = []
     zeros = index_module.memory.zeros
@@ -83,12 +83,12 @@ def test_the_next_index_is_ready_before_it_is_needed(monkeypatch: pytest.MonkeyP
     assert index.nbytes == 3 * before
 
 
-def test_no_larger_than_asked_for() -> None:
+def test_index_is_sized_by_the_hint() -> None:
     assert Index().limit == 716
     assert 10_000_000 <= Index(10_000_000).limit < 12_000_000
 
 
-def test_a_table_makes_its_next_index_ready() -> None:
+def test_inserts_prepare_the_next_index() -> None:
     table = RowTable(1, "sgd")
     ready = []
     for start in range(0, 714, 7):

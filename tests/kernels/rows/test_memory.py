@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is reserved and not used."""
+"""Reserved memory occupies only the touched pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fleetlight.kernels.rows import memory
 
 
 def resident() -> int:
-    """Bytes of memory this process holds."""
+    """The resident bytes of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def test_reserved_memory_costs_what_is_touched() -> None:
+def test_reserved_memory_occupies_only_touched_pages() -> None:
     before = resident()
     array = memory.reserve(2**34, np.float32)
     assert array is not None
@@ -31,14 +31,14 @@ def test_reserved_memory_costs_what_is_touched() -> None:
     assert resident() - before < 4 * 2**20 + 3 * memory.HUGE_PAGES_FROM + 2**20
 
 
-def test_what_cannot_be_reserved_is_none() -> None:
+def test_reserve_returns_none_if_it_fails() -> None:
     assert memory.reserve(2**60, np.float32) is None
 
 
-def test_memory_that_is_populated_is_there_with_what_is_in_it() -> None:
+def test_populate_makes_pages_resident_and_keeps_their_contents() -> None:
     array = memory.reserve(2**26, np.uint8)
     assert array is not None
-    # not at the edge of a page
+    # not at a page boundary
     array[1000] = 7
     before = resident()
     memory.populate(array[1000 : 2**25])
@@ -47,7 +47,7 @@ def test_memory_that_is_populated_is_there_with_what_is_in_it() -> None:
     assert array[1001 : 2**25].max() == 0
 
 
-def test_zeros_of_any_size() -> None:
+def test_zeros_are_writable_at_any_size() -> None:
     for count in (0, 1, 1000, 2**20):
         array = memory.zeros(count, np.int64)
         assert len(array) == count
@@ -55,7 +55,7 @@ def test_zeros_of_any_size() -> None:
         array[:] = 1
 
 
-def test_a_limit_on_address_space_is_lived_with() -> None:
+def test_tables_work_under_an_address_space_limit() -> None:
     program = """
 import resource
 import numpy as np
@@ -73,7 +73,7 @@ assert table.ids_of(numbers).tolist() == list(range(5000))
 
 
 def flags_at(address: int) -> set[str]:
-    """What the kernel knows of the mapping that holds an address."""
+    """The kernel's flags of the mapping that contains an address."""
     inside = False
     with open("/proc/self/smaps") as file:
         for line in file:
@@ -89,7 +89,7 @@ def flags_at(address: int) -> set[str]:
 @pytest.mark.skipif(
     not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="a kernel without huge pages"
 )
-def test_large_memory_asks_for_huge_pages_and_small_does_not() -> None:
+def test_only_large_memory_requests_huge_pages() -> None:
     count = 8 * memory.HUGE_PAGES_FROM
     reserved = memory.reserve(count, np.uint8)
     assert reserved is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for a table rule: one file, and tables of a job learn by it."""
+"""A table rule needs one file, and then a job trains with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetlight.ps.tables.table_file import columns_of
 
 IDS = torch.tensor([[1, 2, 3]])
 
-#: signSGD, with momentum of the gradients' signs
+#: signSGD with momentum
 TOY = """
 import numpy as np
 
@@ -63,7 +63,7 @@ def _toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", [SYNC, geo(3)], ids=["sync", "geo"])
 @pytest.mark.parametrize("layer", [{"optimizer": "sign"}, {}], ids=["layer", "optimizer"])
-def test_a_job_trains_by_a_toy_rule(layer: dict[str, Any], mode: dict[str, Any]) -> None:
+def test_a_job_trains_with_a_toy_rule(layer: dict[str, Any], mode: dict[str, Any]) -> None:
     def build() -> Any:
         model = Net(**layer)
         kind = torch.optim.SGD if layer else torch.optim.Rprop
@@ -84,7 +84,7 @@ def test_a_job_trains_by_a_toy_rule(layer: dict[str, Any], mode: dict[str, Any])
     np.testing.assert_allclose(moved, -0.125 * np.reshape(gradient, (3, 4)), atol=1e-6)
 
 
-def test_its_kernel_equals_its_twin() -> None:
+def test_kernel_of_the_toy_rule_equals_its_twin() -> None:
     table = RowTable(4, "sign")
     before = np.arange(-12, 12, dtype=np.float32).reshape(3, 8)
     table.load(np.arange(3), before)
@@ -97,12 +97,12 @@ def test_its_kernel_equals_its_twin() -> None:
     np.testing.assert_allclose(table.rows, np.hstack(expected))
 
 
-def test_files_name_its_state() -> None:
+def test_table_files_name_the_state_of_the_toy_rule() -> None:
     names = [column.name for column in columns_of(4, RULES["sign"], 0)]
     assert names == ["weights", "state.votes"]
 
 
-def test_errors_offer_it() -> None:
+def test_errors_suggest_the_toy_rule() -> None:
     with pytest.raises(PlanError, match="'sgn', did you mean 'sign'"):
         own_rule("sgn", "emb")
     assert "Rprop" in what_works()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: those of torch on coalesced gradients, and the twins of the others."""
+"""Rules, compared with torch's optimizers and with the twins."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ CASES: list[tuple[str, type[torch.optim.Optimizer], dict[str, Any]]] = [
 
 
 def batches() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Ids that repeat, and a gradient for each."""
+    """Batches of repeated ids, with a gradient for each id."""
     rng = np.random.default_rng(0)
     return [(rng.integers(0, ROWS, 20), numbers(step, 20, DIM)) for step in range(STEPS)]
 
 
 @pytest.mark.parametrize(("name", "optimizer", "options"), CASES)
-def test_equals_torch_on_sparse_gradients(
+def test_rule_equals_torch_on_sparse_gradients(
     name: str, optimizer: type[torch.optim.Optimizer], options: dict[str, Any]
 ) -> None:
     table = RowTable(DIM, rule_named(name, options))
     embedding = torch.nn.Embedding(ROWS, DIM, sparse=True)
     torch.nn.init.zeros_(embedding.weight)
     reference = optimizer(embedding.parameters(), **options)
-    # set once, or torch warns that it is not set
+    # torch warns if the setting was never made
     torch.sparse.check_sparse_tensor_invariants.disable()
     for step, (ids, grads) in enumerate(batches(), 1):
         embedding(torch.from_numpy(ids)).backward(torch.from_numpy(grads))
@@ -53,7 +53,7 @@ def test_equals_torch_on_sparse_gradients(
 
 
 @pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"weight_decay": 0.1}])
-def test_momentum_equals_torch_where_all_rows_are_touched(options: dict[str, Any]) -> None:
+def test_momentum_equals_torch_if_each_step_uses_all_rows(options: dict[str, Any]) -> None:
     options = {"lr": 0.1, "momentum": 0.9, **options}
     table, weights = RowTable(DIM, "momentum"), torch.zeros(ROWS, DIM, requires_grad=True)
     reference = torch.optim.SGD([weights], **options)
@@ -69,7 +69,7 @@ def test_momentum_equals_torch_where_all_rows_are_touched(options: dict[str, Any
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("dim", [1, 3, 16, 19])
 @pytest.mark.parametrize("decay", [0.0, 0.05])
-def test_equals_the_twin(name: str, dim: int, decay: float) -> None:
+def test_rule_equals_the_twin(name: str, dim: int, decay: float) -> None:
     options = {"lr": 0.1, "weight_decay": decay, "momentum": 0.5, "nesterov": True}
     table = RowTable(dim, name, meta_width=2)
     end = dim + table.state_width
@@ -82,7 +82,7 @@ def test_equals_the_twin(name: str, dim: int, decay: float) -> None:
     np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_untouched_rows_stay() -> None:
+def test_unused_rows_do_not_change() -> None:
     table = RowTable(2, "momentum")
     hyper = table.rule.hyper({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5})
     table.push([1, 2], np.ones((2, 2)), hyper)
@@ -91,13 +91,13 @@ def test_untouched_rows_stay() -> None:
     assert (table.pull([2]) == before).all()
 
 
-def test_state_begins_with_the_accumulator_asked_for() -> None:
+def test_state_starts_with_the_initial_accumulator_value() -> None:
     rule = rule_named("rowwise_adagrad", {"initial_accumulator_value": 0.25})
     table = RowTable(3, rule, meta_width=1)
     table.insert([5])
     assert table.rows.tolist() == [[0, 0, 0, 0.25, 0]]
 
 
-def test_unknown_rule() -> None:
+def test_unknown_rule_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'adagrad'"):
         rule_named("adagard")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in a slab that must be copied to grow."""
+"""Growth of slabs with and without reserved memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unreserved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unreserved")
-def test_growing_keeps_rows_and_homes() -> None:
+def test_growth_keeps_rows_and_homes() -> None:
     rows = Slab(3)
     rows.counters[TOP] = rows.capacity
     rows.rows[:] = 7
@@ -31,13 +31,13 @@ def test_growing_keeps_rows_and_homes() -> None:
 
 
 @pytest.mark.usefixtures("unreserved")
-def test_there_is_a_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_table_refuses_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slab, "MOST_ROWS", 1024)
     with pytest.raises(ConfigError, match="a table of 1024 rows is full: use more servers"):
         Slab(1).grow()
 
 
-def test_a_reserved_slab_has_room_for_all_the_machine_can_hold() -> None:
+def test_reserved_slab_has_capacity_for_the_whole_memory() -> None:
     rows = Slab(32)
     assert rows.capacity * 128 >= memory.worth_reserving() - 128
     assert rows.nbytes == 0

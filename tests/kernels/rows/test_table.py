@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowTable against a dictionary of rows, and the promises a dictionary cannot break."""
+"""RowTable, compared with a twin that keeps rows in a dictionary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Batch = NDArray[np.int64]
 
 
 class Both(RuleBasedStateMachine):
-    """The same calls to the table and to its twin."""
+    """Makes the same calls to the table and to its twin."""
 
     @initialize(
         dim=st.integers(1, 5),
@@ -87,7 +87,7 @@ TestBoth.settings = settings(deadline=None, max_examples=60, stateful_step_count
 
 @pytest.fixture
 def cramped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An index that starts tiny and moves one slot at a time, in a slab that must be copied."""
+    """An index that starts tiny and moves slowly, in a slab that growth copies."""
     monkeypatch.setattr(index_module, "_FIRST_SLOTS", 4)
     monkeypatch.setattr(index_module, "_MOVES", 1)
     monkeypatch.setattr(memory, "reserve", lambda count, dtype: None)
@@ -96,7 +96,7 @@ def cramped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cramped")
-def test_everything_holds_while_growing() -> None:
+def test_table_equals_the_twin_during_growth() -> None:
     rng = np.random.default_rng(5)
     table, twin = RowTable(3, "add", 1, UNIFORM, 1), TwinTable(3, "add", 1, UNIFORM, 1)
     growing = 0
@@ -129,7 +129,7 @@ def _assert_same_content(table: RowTable, twin: TwinTable) -> None:
     assert same(table.rows[inside], twin.rows[inside])
 
 
-def test_many_rows_arrive_in_any_order_with_the_same_values() -> None:
+def test_first_values_do_not_depend_on_insertion_order() -> None:
     ids = np.random.default_rng(0).permutation(200_000) * 7919 - 10**9
     table = RowTable(2, "adagrad", 9, UNIFORM)
     for batch in np.array_split(ids, 31):
@@ -138,21 +138,21 @@ def test_many_rows_arrive_in_any_order_with_the_same_values() -> None:
     assert (table.ids_of(table.find(ids)) == ids).all()
 
 
-def test_a_batch_larger_than_everything_before() -> None:
+def test_a_batch_larger_than_the_table() -> None:
     table = RowTable(1, "sgd", 0, UNIFORM)
     ids = np.arange(100_000)
     table.insert(ids[:10])
     assert same(table.pull(ids), first_values(ids, 1, 0, UNIFORM))
 
 
-def test_a_hint_spares_growing() -> None:
+def test_capacity_hint_avoids_growth() -> None:
     table = RowTable(1, "sgd", capacity_hint=50_000)
     table.insert(np.arange(50_000))
     assert not table.growing
     assert table._index.nbytes == 16 * 131_072
 
 
-def test_rows_do_not_move() -> None:
+def test_growth_does_not_move_rows() -> None:
     table = RowTable(2, "sgd", 0, UNIFORM)
     table.insert([1])
     view = table.rows
@@ -161,20 +161,20 @@ def test_rows_do_not_move() -> None:
     assert table.pull([1])[0, 0] == 5
 
 
-def test_pulling_without_inserting_leaves_no_trace() -> None:
+def test_pull_without_insert_does_not_change_the_table() -> None:
     table = RowTable(4, "adam", 3, UNIFORM)
     assert same(table.pull([1, 2, 1], insert=False), first_values([1, 2, 1], 4, 3, UNIFORM))
     assert len(table) == 0
     assert table.find([1]).tolist() == [-1]
 
 
-def test_a_push_sums_before_it_squares() -> None:
+def test_push_sums_gradients_before_squaring() -> None:
     table = RowTable(1, "adagrad")
     table.push([4, 4], [[1], [2]], table.rule.hyper({"lr": 1.0}))
     assert table.rows.tolist() == [[-1.0, 9.0]]
 
 
-def test_a_push_of_distinct_ids_gives_the_same() -> None:
+def test_push_of_distinct_ids_gives_the_same_rows() -> None:
     tables = [RowTable(3, "adagrad", 0, UNIFORM) for _ in range(2)]
     ids, grads = np.arange(50), numbers(0, 50, 3)
     for table, distinct in zip(tables, (True, False), strict=True):
@@ -182,13 +182,13 @@ def test_a_push_of_distinct_ids_gives_the_same() -> None:
     assert same(tables[0].rows, tables[1].rows)
 
 
-def test_of_rows_loaded_twice_the_last_stays() -> None:
+def test_load_keeps_the_last_of_repeated_rows() -> None:
     table = RowTable(1, "sgd", meta_width=1)
     table.load([3, 3], [[1, 2], [3, 4]])
     assert table.rows.tolist() == [[3, 4]]
 
 
-def test_a_removed_id_begins_anew_in_a_clean_row() -> None:
+def test_removed_id_restarts_in_a_clean_row() -> None:
     table = RowTable(1, "adagrad", 0, UNIFORM, meta_width=1)
     table.push([8], [[5]], table.rule.hyper({"lr": 1.0}))
     table.rows[:, 2] = 7
@@ -198,7 +198,7 @@ def test_a_removed_id_begins_anew_in_a_clean_row() -> None:
     assert table.rows.tolist() == [[first_values([8], 1, 0, UNIFORM).item(), 0, 0]]
 
 
-def test_rows_not_in_use_have_no_id() -> None:
+def test_removed_rows_have_no_id() -> None:
     table = RowTable(1, "sgd")
     table.insert([1, 2])
     table.remove([0])
@@ -206,7 +206,7 @@ def test_rows_not_in_use_have_no_id() -> None:
         table.ids_of([1, 0])
 
 
-def test_wrong_arguments() -> None:
+def test_invalid_arguments_are_refused() -> None:
     table = RowTable(2, "sgd")
     with pytest.raises(ConfigError, match=r"gradients have the shape \[1, 3\], expected \[1, 2\]"):
         table.push([1], np.ones((1, 3)), table.rule.hyper({"lr": 1.0}))
@@ -219,14 +219,14 @@ def test_wrong_arguments() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(id_batches)
-def test_memory_follows_use(ids: Batch) -> None:
+def test_nbytes_counts_used_rows_only(ids: Batch) -> None:
     table = RowTable(16, "adagrad", meta_width=4)
     empty = table.nbytes
     table.insert(ids)
     assert table.nbytes == empty + len(table) * (16 + 16 + 4 + 1) * 4
 
 
-def test_bytes_of_ten_million_ids() -> None:
-    # by calculation: the index holds 0.35 to 0.7 of its slots
+def test_bytes_per_row_at_ten_million_ids() -> None:
+    # calculated: the index fills 0.35 to 0.7 of its slots
     index = index_module.Index(10_000_000)
     assert index.nbytes / 10_000_000 + 4 + 128 < 160
