@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of tables behave like torch's own."""
+"""The layers of tables, compared with torch's `Embedding` and `EmbeddingBag`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetlight.ps.plan import InitializerPlan
 
 
 def compare(ours: nn.Module, kept: Kept, torchs: Any, call: Callable[[Any], Tensor]) -> None:
-    """The same outputs, and the same gradients of rows."""
+    """Check that outputs and gradients of rows are equal."""
     with torch.no_grad():
         torchs.weight.copy_(torch.from_numpy(kept.rows))
     mine, theirs = call(ours), call(torchs)
@@ -37,14 +37,16 @@ SHAPES = [(), (4,), (2, 3), (2, 1, 3), (0,), (3, 0)]
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_of_ids_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_embedding_equals_torch_for_any_shape_of_ids(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     ids = torch.randint(0, ROWS, shape, generator=torch.Generator().manual_seed(2)).to(dtype)
     ours, kept = opened(SparseEmbedding(DIM))
     compare(ours, kept, nn.Embedding(ROWS, DIM), lambda layer: layer(ids))
     assert ours(ids).shape == (*shape, DIM)
 
 
-def test_padding_is_zero_and_never_asked_for() -> None:
+def test_padding_is_zero_and_not_looked_up() -> None:
     ids = torch.tensor([[0, 1, 2], [2, 0, 0]])
     ours, kept = opened(SparseEmbedding(DIM, padding_idx=0))
     kept.rows[0] = 0
@@ -65,7 +67,7 @@ BAGS: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize(("ids", "offsets"), BAGS)
 @pytest.mark.parametrize("padding", [None, 2])
-def test_bags(mode: Any, ids: Any, offsets: Any, padding: int | None) -> None:
+def test_bags_equal_torch(mode: Any, ids: Any, offsets: Any, padding: int | None) -> None:
     given = [torch.tensor(ids, dtype=torch.int64)]
     given += [] if offsets is None else [torch.tensor(offsets)]
     ours, kept = opened(SparseEmbeddingBag(DIM, mode, padding_idx=padding))
@@ -74,7 +76,7 @@ def test_bags(mode: Any, ids: Any, offsets: Any, padding: int | None) -> None:
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_bags_with_weights_that_learn(last: bool) -> None:
+def test_per_sample_weights_receive_gradients(last: bool) -> None:
     ids, offsets = torch.tensor([1, 2, 2, 3, 0]), torch.tensor([0, 2, 5] if last else [0, 2])
     ours, kept = opened(SparseEmbeddingBag(DIM, "sum", include_last_offset=last, padding_idx=3))
     torchs = nn.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=last, padding_idx=3)
@@ -90,12 +92,12 @@ def test_bags_with_weights_that_learn(last: bool) -> None:
     mine, theirs = grads
     assert mine.grad is not None
     assert theirs.grad is not None
-    kept_ids = ids != 3
-    torch.testing.assert_close(mine.grad[kept_ids], theirs.grad[kept_ids])
-    assert float(mine.grad[~kept_ids]) == 0
+    unpadded = ids != 3
+    torch.testing.assert_close(mine.grad[unpadded], theirs.grad[unpadded])
+    assert float(mine.grad[~unpadded]) == 0
 
 
-def test_reading_without_training_inserts_nothing() -> None:
+def test_lookups_without_gradient_do_not_insert_rows() -> None:
     ours, kept = opened(SparseEmbedding(DIM))
     with torch.no_grad():
         ours(torch.tensor([1]))
@@ -105,7 +107,7 @@ def test_reading_without_training_inserts_nothing() -> None:
     assert not ours(torch.tensor([1])).requires_grad
 
 
-def test_shows_and_clicks_are_counted_for_each_id() -> None:
+def test_shows_and_clicks_are_summed_by_id() -> None:
     ids = torch.tensor([[1, 2], [1, 0]])
     for layer in (
         SparseEmbedding(DIM, padding_idx=0),
@@ -116,13 +118,15 @@ def test_shows_and_clicks_are_counted_for_each_id() -> None:
         ours(ids, click=click).sum().backward()
         gradient: Any = ours.weight.grad
         [part] = gradient.parts
-        told = dict(zip(part.ids.tolist(), zip(part.shows, part.clicks, strict=True), strict=True))
-        assert told == {1: (2, 2), 2: (1, 0)}
+        counts = dict(
+            zip(part.ids.tolist(), zip(part.shows, part.clicks, strict=True), strict=True)
+        )
+        assert counts == {1: (2, 2), 2: (1, 0)}
         with pytest.raises(ConfigError, match="show: got 3 numbers for 2 ids"):
             ours(ids[:, :1] + 1, show=torch.ones(3))
 
 
-def test_the_device_and_dtype_of_the_weight_are_those_of_the_rows() -> None:
+def test_rows_have_the_dtype_of_the_weight() -> None:
     ours, kept = opened(SparseEmbedding(DIM).double())
     out = ours(torch.tensor([3]))
     assert out.dtype == torch.float64
@@ -131,7 +135,7 @@ def test_the_device_and_dtype_of_the_weight_are_those_of_the_rows() -> None:
     np.testing.assert_allclose(out.detach().numpy()[0], kept.rows[3])
 
 
-def test_copies_read_the_same_table_and_pickles_none() -> None:
+def test_copied_layers_share_the_table_and_unpickled_ones_have_none() -> None:
     ours, kept = opened(SparseEmbedding(DIM))
     assert copy.deepcopy(ours).handle is ours.handle
     loaded = pickle.loads(pickle.dumps(ours))
@@ -140,7 +144,7 @@ def test_copies_read_the_same_table_and_pickles_none() -> None:
     assert kept.asked == []
 
 
-def test_it_has_a_weight_and_a_name_to_print() -> None:
+def test_layer_has_one_weight_and_a_repr() -> None:
     layer = SparseEmbedding(DIM, padding_idx=3, table="users", entry=CountFilterEntry(5))
     assert [p.shape for p in layer.parameters()] == [(0, DIM)]
     assert "3, padding_idx=3, table='users'" in repr(layer)
@@ -158,7 +162,7 @@ def test_it_has_a_weight_and_a_name_to_print() -> None:
         (lambda: SparseEmbedding(2, initializer=("uniform", 1.0)), "initializer: got"),
     ],
 )
-def test_what_cannot_be_made(make: Callable[[], Any], why: str) -> None:
+def test_invalid_constructor_arguments_are_refused(make: Callable[[], Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         make()
 
@@ -186,23 +190,23 @@ def test_what_cannot_be_made(make: Callable[[], Any], why: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_read(call: Callable[[Any, Any], Any], why: str) -> None:
-    one, other = opened(SparseEmbedding(DIM))[0], opened(SparseEmbeddingBag(DIM, "mean"))[0]
+def test_invalid_lookup_arguments_are_refused(call: Callable[[Any, Any], Any], why: str) -> None:
+    embedding, bag = opened(SparseEmbedding(DIM))[0], opened(SparseEmbeddingBag(DIM, "mean"))[0]
     with pytest.raises(ConfigError, match=why):
-        call(one, other)
+        call(embedding, bag)
 
 
-def test_initializers() -> None:
+def test_initializer_arguments_become_plans() -> None:
     assert initializer_plan("zeros") == InitializerPlan("zeros", 0, 0)
     assert initializer_plan(("constant", 2)) == InitializerPlan("constant", 2, 0)
     assert initializer_plan(("normal", 0, 0.1)) == InitializerPlan("normal", 0, 0.1)
 
 
-def test_a_handle_tells_what_has_reached_it() -> None:
+def test_handle_reports_looked_up_ids_if_a_callback_is_set() -> None:
     kept = Kept()
-    way = handle(kept)
-    way.reached(np.array([1]))
+    table = handle(kept)
+    table.reached(np.array([1]))
     kept.reached = None
-    way.reached(np.array([2]))
+    table.reached(np.array([2]))
     assert [ids.tolist() for ids in kept.noticed] == [[1]]
-    assert way.visit(np.array([5, 5]), True).inverse.tolist() == [0, 0]
+    assert table.visit(np.array([5, 5]), True).inverse.tolist() == [0, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen tables: the bits of the kernels' first values, and the lookups of the layers."""
+"""Frozen tables, compared with the kernels' first values and with the layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEED = 2**62 + 12345
         Initializer("zeros"),
     ],
 )
-def test_first_values_are_those_of_the_kernels_to_the_bit(how: Initializer, seed: int) -> None:
+def test_first_values_equal_the_kernels_bit_for_bit(how: Initializer, seed: int) -> None:
     mine = f.first_values(torch.from_numpy(IDS), 5, seed, how).numpy()
     theirs = kernels.first_values(IDS, 5, seed, how)
     assert np.array_equal(mine.view(np.int32), theirs.view(np.int32))
@@ -44,8 +44,8 @@ KNOWN = np.sort(np.random.default_rng(1).choice(60, 30, replace=False)).astype(n
 ROWS = np.random.default_rng(2).standard_normal((30, 4), np.float32)
 
 
-class Held:
-    """Stands in for the servers."""
+class FakeServers:
+    """Returns constant rows for known ids and first values for others."""
 
     reached = None
 
@@ -60,7 +60,7 @@ class Held:
 
 def opened(layer: Any) -> Any:
     plan = TablePlan("emb", 4, RulePlan("sgd", {}), InitializerPlan("normal", 0.1, 0.3), 0, 0)
-    layer.handle = TableHandle(0, plan, Held())  # type: ignore[arg-type]
+    layer.handle = TableHandle(0, plan, FakeServers())  # type: ignore[arg-type]
     return layer
 
 
@@ -76,7 +76,7 @@ def some(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("padding", [None, 3])
 @pytest.mark.parametrize("ids", [some(7), some(5, 4), some(2, 3, 4), some(5, 4).int(), some(0, 4)])
-def test_an_embedding(ids: Tensor, padding: int | None) -> None:
+def test_frozen_embedding_equals_the_layer(ids: Tensor, padding: int | None) -> None:
     mine, theirs = both(SparseEmbedding(4, padding_idx=padding), ids)
     assert torch.equal(mine, theirs)
 
@@ -84,12 +84,12 @@ def test_an_embedding(ids: Tensor, padding: int | None) -> None:
 @pytest.mark.parametrize("combiner", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 3])
 @pytest.mark.parametrize("form", ["2-D", "offsets", "last offset"])
-def test_a_bag(combiner: Any, padding: int | None, form: str) -> None:
+def test_frozen_bag_equals_the_layer(combiner: Any, padding: int | None, form: str) -> None:
     ids, offsets = some(6, 5), None
-    # one bag is all padding
+    # one bag has padding only
     ids[2] = 3
     if form != "2-D":
-        # one is empty, the first and the last, too
+        # the first and third bags are empty; with offsets, the last one too
         ids, offsets = ids.reshape(-1), torch.tensor([0, 0, 4, 4, 10, 15, 30])
     last = form == "last offset"
     layer = SparseEmbeddingBag(4, combiner, padding_idx=padding, include_last_offset=last)
@@ -98,21 +98,21 @@ def test_a_bag(combiner: Any, padding: int | None, form: str) -> None:
     assert len(mine) == (7 if form == "offsets" else 6)
 
 
-def test_weights_of_samples() -> None:
+def test_frozen_bag_uses_per_sample_weights() -> None:
     ids = some(6, 5)
     weights = torch.from_numpy(np.random.default_rng(4).standard_normal((6, 5), np.float32))
     mine, theirs = both(SparseEmbeddingBag(4, "sum", padding_idx=3), ids, None, weights)
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_a_table_without_rows() -> None:
+def test_frozen_table_without_rows_returns_first_values() -> None:
     rows = f.FrozenRows(torch.empty(0, dtype=torch.int64), torch.empty(0, 4), SEED, HOW)
     ids = some(9)
     expected = kernels.first_values(ids.numpy(), 4, SEED, HOW)
     assert np.array_equal(rows(ids).numpy(), expected)
 
 
-def test_the_dtype_of_the_layer() -> None:
+def test_frozen_layer_keeps_the_dtype() -> None:
     for layer in (SparseEmbedding(4).double(), SparseEmbeddingBag(4).double()):
         mine, theirs = both(layer, some(3, 2))
         assert mine.dtype == theirs.dtype == torch.float64

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""However backward is called, the gradient of a table comes to where torch would bring it."""
+"""The gradient of a table accumulates as torch would, for every use of backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ps.rows import DIM, Kept, dense, handle
 from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
-from fleetlight.ps.layers import grad_accumulation as arrival
+from fleetlight.ps.layers import grad_accumulation
 from fleetlight.ps.layers.lookup import embed
 from fleetlight.ps.layers.table_gradient import TableGradient
 
@@ -32,13 +32,13 @@ def rows(table: nn.Parameter) -> dict[int, float]:
 
 
 @pytest.fixture(params=["laid down", "left to torch"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways are to do the same."""
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs each test with the direct addition and with torch's own accumulation."""
     if request.param == "left to torch":
-        monkeypatch.setattr(arrival, "_would_only_add", lambda *_: False)
+        monkeypatch.setattr(grad_accumulation, "_would_only_add", lambda *_: False)
 
 
-def test_backwards_add_up() -> None:
+def test_gradients_of_several_backwards_add_up() -> None:
     table = weight()
     looked_up(table, 1, 2).backward()
     looked_up(table, 2, 3).backward()
@@ -47,7 +47,7 @@ def test_backwards_add_up() -> None:
     assert rows(table) == {1: 2, 2: 2, 3: 1, 5: 2}
 
 
-def test_a_graph_that_is_kept_can_be_gone_through_again() -> None:
+def test_retained_graph_accumulates_twice() -> None:
     table = weight()
     out = looked_up(table, 1)
     out.backward(retain_graph=True)
@@ -55,12 +55,12 @@ def test_a_graph_that_is_kept_can_be_gone_through_again() -> None:
     assert rows(table) == {1: 2}
 
 
-def test_a_gradient_that_is_asked_for_is_answered_and_not_kept() -> None:
+def test_autograd_grad_returns_the_gradient_without_accumulating() -> None:
     table = weight()
-    [answered] = torch.autograd.grad(looked_up(table, 1, 1), table)
+    [returned] = torch.autograd.grad(looked_up(table, 1, 1), table)
     assert table.grad is None
-    assert isinstance(answered, TableGradient)
-    assert [part.ids.tolist() for part in answered.parts] == [[1]]
+    assert isinstance(returned, TableGradient)
+    assert [part.ids.tolist() for part in returned.parts] == [[1]]
     other = torch.ones((), requires_grad=True)
     (looked_up(table, 1) * other).backward(inputs=[other])
     assert table.grad is None
@@ -69,7 +69,7 @@ def test_a_gradient_that_is_asked_for_is_answered_and_not_kept() -> None:
     assert rows(table) == {1: 1}
 
 
-def test_a_weight_that_was_frozen_behind_the_forward_gets_none() -> None:
+def test_weight_frozen_after_the_forward_gets_no_gradient() -> None:
     table, other = weight(), torch.ones((), requires_grad=True)
     out = looked_up(table, 1) * other
     table.requires_grad_(False)
@@ -78,13 +78,13 @@ def test_a_weight_that_was_frozen_behind_the_forward_gets_none() -> None:
     assert other.grad is not None
 
 
-def test_a_second_derivative_of_a_table_is_refused() -> None:
+def test_second_derivative_of_a_table_is_refused() -> None:
     table, x = weight(), torch.tensor(2.0, requires_grad=True)
     with pytest.raises(PlanError, match="whose rows are on the servers"):
         (looked_up(table, 1) * x * x).backward(create_graph=True)
 
 
-def test_hooks_of_the_weight_are_called() -> None:
+def test_gradient_hooks_of_the_weight_are_called() -> None:
     table, seen = weight(), []
     handles: list[Any] = [
         table.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
@@ -94,27 +94,27 @@ def test_hooks_of_the_weight_are_called() -> None:
     assert isinstance(seen[0], TableGradient)
     assert seen[1] is table
     assert rows(table) == {1: 2}
-    for one in handles:
-        one.remove()
+    for hook in handles:
+        hook.remove()
     looked_up(table, 1).backward()
     assert (len(seen), rows(table)) == (2, {1: 3})
 
 
-def test_a_weight_that_was_made_of_another_passes_it_on() -> None:
+def test_clone_of_a_weight_passes_the_gradient_on() -> None:
     table = weight()
     looked_up(table.clone(), 1).backward()
     assert rows(table) == {1: 1}
 
 
-def test_backwards_in_several_threads_add_up() -> None:
+def test_gradients_of_concurrent_backwards_add_up() -> None:
     table = weight()
-    begin = threading.Barrier(4)
+    barrier = threading.Barrier(4)
 
     def train() -> None:
-        out = [looked_up(table, 1, 2) for _ in range(50)]
-        begin.wait(10)
-        for one in out:
-            one.backward()
+        losses = [looked_up(table, 1, 2) for _ in range(50)]
+        barrier.wait(10)
+        for loss in losses:
+            loss.backward()
 
     threads = [threading.Thread(target=train) for _ in range(4)]
     for thread in threads:

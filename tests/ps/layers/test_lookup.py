@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups as autograd sees them."""
+"""Lookups as autograd functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weight(**facts: Any) -> nn.Parameter:
     return nn.Parameter(torch.empty(0, DIM), **facts)
 
 
-def test_the_gradients_of_one_id_add_up() -> None:
+def test_gradients_of_a_repeated_id_add_up() -> None:
     table = weight()
     out = embed(table, visit(3, 1, 3), None, None)
     out.backward(torch.arange(9.0).view(3, 3))
@@ -33,7 +33,7 @@ def test_the_gradients_of_one_id_add_up() -> None:
     assert table.grad.shape == (0, DIM)
 
 
-def test_rows_that_are_not_trained_have_no_gradient() -> None:
+def test_untrained_rows_have_no_gradient() -> None:
     table, seen = weight(), visit(3, 1, 2, 9)
     embed(table, seen, None, seen.wanted.ids != 1).sum().backward()
     assert sorted(np.flatnonzero(dense(table).any(1))) == [2, 3, 9]
@@ -46,7 +46,7 @@ def test_rows_that_are_not_trained_have_no_gradient() -> None:
         assert part.ids[start:stop].tolist() == [i for i in mine if i != 1]
 
 
-def test_counts_travel_with_the_gradient() -> None:
+def test_gradient_has_the_counts_of_the_lookup() -> None:
     table, seen = weight(), visit(3, 1)
     counts = np.array([2.0, 1.0], np.float32), np.array([1.0, 0.0], np.float32)
     embed_bags(table, None, seen, np.array([0, 2]), "sum", counts).sum().backward()
@@ -55,7 +55,7 @@ def test_counts_travel_with_the_gradient() -> None:
     assert gradient.parts[0].clicks.tolist() == [1, 0]
 
 
-def test_a_frozen_table_asks_for_no_gradient() -> None:
+def test_frozen_table_requires_no_gradient() -> None:
     table = weight(requires_grad=False)
     assert not embed(table, visit(1), None, None).requires_grad
     weights = torch.ones(2, requires_grad=True)
@@ -67,7 +67,7 @@ def test_a_frozen_table_asks_for_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
-def test_rows_come_in_the_dtype_of_the_model(kind: torch.dtype) -> None:
+def test_rows_have_the_dtype_of_the_weight(kind: torch.dtype) -> None:
     table = weight().to(kind)
     table = nn.Parameter(table.detach())
     out = embed(table, visit(1), None, None)

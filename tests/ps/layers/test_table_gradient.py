@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a table is a tensor to torch: what torch does with gradients works."""
+"""The gradient of a table works with torch's operations on gradients."""
 
 from __future__ import annotations
 
@@ -31,68 +31,68 @@ def weight(*parts: TableGradients) -> nn.Parameter:
     return made
 
 
-def told(of: Any) -> dict[int, float]:
+def values_of(of: Any) -> dict[int, float]:
     merged = of.merged(1)
     if merged is None:
         return {}
     return {int(i): float(g[0]) for i, g in zip(merged.ids, merged.gradients, strict=True)}
 
 
-def test_the_parts_become_one() -> None:
+def test_merge_sums_the_rows_of_all_parts() -> None:
     both = gradient(part([1, 2], [1, 2]), part([], []), part([2, 9], [10, 20]))
-    assert told(both) == {1: 1, 2: 12, 9: 20}
+    assert values_of(both) == {1: 1, 2: 12, 9: 20}
     assert gradient().merged(1) is None
     one = part([1], [1])
     assert gradient(one).merged(1) is one
     assert repr(both) == "TableGradient(4 rows)"
 
 
-def test_counts_add_up_where_all_parts_have_them() -> None:
+def test_merge_sums_counts_if_all_parts_have_them() -> None:
     counted = merge([part([1, 2], [1, 1], True), part([2], [1], True)], 1)
     assert counted.shows is not None
     assert dict(zip(counted.ids.tolist(), counted.shows.tolist(), strict=True)) == {1: 1, 2: 2}
     assert merge([part([1], [1], True), part([2], [1])], 1).shows is None
 
 
-def test_ids_are_grouped_by_server() -> None:
+def test_merge_groups_ids_by_server() -> None:
     merged = merge([part([*range(20)], [1.0] * 20), part([3], [1.0])], 3)
     assert merged.starts[-1] == len(merged.ids) == 20
     assert len(merged.starts) == 4
 
 
-def test_backwards_add_up_in_the_layer() -> None:
-    class Reach(torch.autograd.Function):
+def test_autograd_accumulates_table_gradients() -> None:
+    class Lookup(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, weight: Any, one: int) -> Any:
-            ctx.one = one
+        def forward(ctx: Any, weight: Any, number: int) -> Any:
+            ctx.number = number
             return torch.zeros(())
 
         @staticmethod
         def backward(ctx: Any, *_: Any) -> Any:
-            return gradient(part([ctx.one], [1.0])), None
+            return gradient(part([ctx.number], [1.0])), None
 
     made: Any = nn.Parameter(torch.empty(0, 2))
-    for one in (1, 2, 1):
-        Reach.apply(made, one).backward()  # type: ignore[no-untyped-call]
+    for number in (1, 2, 1):
+        Lookup.apply(made, number).backward()  # type: ignore[no-untyped-call]
     # twice in one graph
-    (Reach.apply(made, 5) + Reach.apply(made, 5)).backward()  # type: ignore[no-untyped-call]
-    assert told(made.grad) == {1: 2, 2: 1, 5: 2}
+    (Lookup.apply(made, 5) + Lookup.apply(made, 5)).backward()  # type: ignore[no-untyped-call]
+    assert values_of(made.grad) == {1: 2, 2: 1, 5: 2}
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("foreach", [True, False])
-def test_zero_grad_clears_it(set_to_none: bool, foreach: bool) -> None:
+def test_zero_grad_clears_a_table_gradient(set_to_none: bool, foreach: bool) -> None:
     made = weight(part([1], [1]))
     dense = nn.Parameter(torch.ones(2))
     dense.grad = torch.ones(2)
     torch.optim.SGD([made, dense], 0.1, foreach=foreach).zero_grad(set_to_none)
-    assert made.grad is None or told(made.grad) == {}
+    assert made.grad is None or values_of(made.grad) == {}
     assert dense.grad is None or not dense.grad.any()
 
 
 @pytest.mark.parametrize("foreach", [True, False, None])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
-def test_torch_clips_it_with_the_others(norm_type: float, foreach: bool | None) -> None:
+def test_clip_grad_norm_includes_table_gradients(norm_type: float, foreach: bool | None) -> None:
     made, dense = weight(part([1, 2], [3, -1]), part([1], [1])), nn.Parameter(torch.ones(2))
     dense.grad = torch.tensor([5.0, -2.0])
     values = torch.tensor([4.0, 4.0, -1.0, -1.0, 5.0, -2.0])
@@ -100,38 +100,38 @@ def test_torch_clips_it_with_the_others(norm_type: float, foreach: bool | None) 
     expected = torch.linalg.vector_norm(values, norm_type)
     torch.testing.assert_close(total, expected)
     factor = float(1 / (expected + 1e-6))
-    assert told(made.grad) == pytest.approx({1: 4 * factor, 2: -factor})
+    assert values_of(made.grad) == pytest.approx({1: 4 * factor, 2: -factor})
     torch.testing.assert_close(dense.grad, torch.tensor([5.0, -2.0]) * factor)
 
 
 @pytest.mark.parametrize(("value", "infinite"), [(8.0, False), (float("inf"), True)])
-def test_a_loss_scaler_unscales_it_and_finds_infinities(value: float, infinite: bool) -> None:
+def test_grad_scaler_unscales_and_finds_infinities(value: float, infinite: bool) -> None:
     made, dense = weight(part([1], [value])), nn.Parameter(torch.ones(1))
     dense.grad = torch.ones(1) * 8
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     optimizer = torch.optim.SGD([made, dense], 0.1)
     scaler.scale(torch.zeros(()))
     scaler.unscale_(optimizer)
-    assert told(made.grad) == {1: value / 4}
+    assert values_of(made.grad) == {1: value / 4}
     assert float(dense.grad) == 2
     state: Any = scaler._per_optimizer_states[id(optimizer)]
     assert bool(state["found_inf_per_device"][torch.device("cpu")]) is infinite
 
 
-def test_arithmetic() -> None:
+def test_arithmetic_on_table_gradients() -> None:
     one = gradient(part([1], [2.0]))
     copy = one.clone()
-    assert told(one * 3) == {1: 6}
+    assert values_of(one * 3) == {1: 6}
     one.mul_(2)
     one.div_(4)
-    assert (told(one), told(copy)) == ({1: 1}, {1: 2})
-    assert told(one + copy) == {1: 3}
+    assert (values_of(one), values_of(copy)) == ({1: 1}, {1: 2})
+    assert values_of(one + copy) == {1: 3}
     one.add_(copy)
-    assert told(one) == {1: 3}
-    assert told(one.detach()) == {1: 3}
+    assert values_of(one) == {1: 3}
+    assert values_of(one.detach()) == {1: 3}
     assert gradient(part([1], [float("nan")])).is_finite() is False
 
 
-def test_what_needs_all_rows_is_refused() -> None:
+def test_operations_that_need_all_rows_are_refused() -> None:
     with pytest.raises(PlanError, match="whose rows are on the servers; supported are"):
         gradient(part([1], [1])).sqrt()

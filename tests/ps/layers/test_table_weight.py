@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weight of a table cannot be computed with; what tools need of a Parameter works."""
+"""The weight of a table refuses computation, but works with torch's tools for Parameters."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def net() -> nn.Module:
         lambda w: nn.Parameter(w.detach()).sum(),
     ],
 )
-def test_computing_with_it_names_the_table_and_the_way(use: Callable[[Any], Any]) -> None:
+def test_computation_is_refused_with_the_table_and_advice(use: Callable[[Any], Any]) -> None:
     with pytest.raises(PlanError, match=r"(?s)users: .*weight_decay.*fleet\.rows\(layer, ids\)"):
         use(net().emb.weight)
 
 
-def test_a_parameter_that_comes_to_stand_for_a_table_stays_the_same_object() -> None:
+def test_stand_for_converts_a_parameter_in_place() -> None:
     weight = nn.Parameter(torch.ones(5, 4))
     assert stand_for(weight, "emb") is weight
     assert isinstance(weight, TableWeight)
@@ -63,7 +63,7 @@ def test_a_parameter_that_comes_to_stand_for_a_table_stays_the_same_object() -> 
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
-def test_optimizers_and_modules_do_with_it_what_they_do(kind: Any) -> None:
+def test_optimizers_and_modules_accept_a_table_weight(kind: Any) -> None:
     module = net()
     optimizer = kind(module.parameters(), lr=0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -77,7 +77,7 @@ def test_optimizers_and_modules_do_with_it_what_they_do(kind: Any) -> None:
     assert isinstance(module.emb.weight, TableWeight)
 
 
-def test_copies_and_files_keep_it() -> None:
+def test_deepcopy_and_torch_save_keep_the_class() -> None:
     module, file = net(), io.BytesIO()
     assert isinstance(copy.deepcopy(module).emb.weight, TableWeight)
     torch.save(module, file)
@@ -85,7 +85,7 @@ def test_copies_and_files_keep_it() -> None:
     assert isinstance(torch.load(file, weights_only=False).emb.weight, TableWeight)
 
 
-def test_its_state_is_read_by_plain_torch() -> None:
+def test_state_dict_loads_without_fleetlight_classes() -> None:
     module, file = net(), io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
@@ -109,7 +109,7 @@ def _swapped() -> nn.Module:
 
 
 @pytest.mark.parametrize("made", [lambda: net().to("meta"), _assigned, _swapped])
-def test_what_torch_puts_in_its_place_is_one_as_well(made: Callable[[], Any]) -> None:
+def test_replaced_parameters_are_table_weights_too(made: Callable[[], Any]) -> None:
     for module in (made(), copy.deepcopy(made())):
         weight = module.emb.weight
         assert isinstance(weight, TableWeight)
@@ -120,9 +120,9 @@ def test_what_torch_puts_in_its_place_is_one_as_well(made: Callable[[], Any]) ->
 
 
 def _by_hand(module: Any) -> None:
-    kept = {name: p.detach().clone() for name, p in module.named_parameters()}
+    averages = {name: p.detach().clone() for name, p in module.named_parameters()}
     for name, parameter in module.named_parameters():
-        kept[name].mul_(0.9).add_(parameter.detach(), alpha=0.1)
+        averages[name].mul_(0.9).add_(parameter.detach(), alpha=0.1)
 
 
 def _averaged(**options: Any) -> Callable[[Any], None]:
@@ -138,10 +138,10 @@ def _averaged(**options: Any) -> Callable[[Any], None]:
     "average",
     [_by_hand, _averaged(), _averaged(multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.99))],
 )
-def test_an_average_is_told_to_leave_tables_out(average: Callable[[Any], None]) -> None:
+def test_average_over_a_table_is_refused_with_advice(average: Callable[[Any], None]) -> None:
     with pytest.raises(PlanError, match=r"leave tables out.*p\.numel\(\).*AveragedModel\("):
         average(net())
 
 
-def test_an_average_that_leaves_tables_out_works() -> None:
+def test_average_that_omits_tables_works() -> None:
     _averaged(avg_fn=lambda a, p, n: torch.lerp(a, p, 0.01) if a.numel() else a)(net())
