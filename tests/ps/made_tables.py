@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small tables, and what stands in them."""
+"""Small tables and their contents."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ ALL = range(BUCKETS)
 def table_plan(
     rule: RulePlan | str = "sgd", dim: int = 3, entry: EntryPlan | None = None, name: str = "emb"
 ) -> TablePlan:
-    """A plan of one table, whose rows begin between -1 and 1."""
+    """A plan of one table, whose first values are between -1 and 1."""
     if isinstance(rule, str):
         rule = RulePlan(rule, {})
     return TablePlan(name, dim, rule, InitializerPlan("uniform", -1.0, 1.0), 0, 0, entry)
 
 
 def make(rule: RulePlan | str = "sgd", geo: bool = False, **rest: Any) -> Table:
-    """A table of such a plan."""
+    """A table with the plan of `table_plan`."""
     return Table(table_plan(rule, **rest), seed=7, geo=geo)
 
 
 def ids_of(*ids: int) -> Ids:
-    """Ids as they arrive."""
+    """Ids as an array."""
     return np.array(ids, np.int64)
 
 
 def some_ids(count: int, seed: int = 0) -> Ids:
-    """Ids from the whole range, negative ones among them."""
+    """Distinct ids from the whole range of int64."""
     info = np.iinfo(np.int64)
     random = np.random.default_rng(seed)
     return np.unique(random.integers(info.min, info.max, count, np.int64))
 
 
 def ones(count: int, dim: int = 3, value: float = 1.0) -> Floats:
-    """Gradients that are all alike."""
+    """Gradients whose elements are all equal."""
     return np.full((count, dim), value, np.float32)
 
 
 def read(table: Table, ids: Ids) -> Floats:
-    """The rows as they are, without a trace."""
+    """Read rows without inserting any."""
     return table.pull(ids, insert=False)
 
 
@@ -69,9 +69,9 @@ def saved(table: Table, folder: Path, name: str = "t.safetensors") -> dict[str, 
 
 
 def by_id(tensors: Sequence[dict[str, Any]]) -> dict[int, bytes]:
-    """Everything the files say of each id."""
+    """The bytes of all columns of each id."""
     return {
-        int(one): b"".join(part[name][at].tobytes() for name in sorted(part) if name != "buckets")
+        int(i): b"".join(part[name][at].tobytes() for name in sorted(part) if name != "buckets")
         for part in tensors
-        for at, one in enumerate(part["ids"])
+        for at, i in enumerate(part["ids"])
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose rows are in a dictionary of the test, beside a layer of torch with the same."""
+"""Layers whose rows are in an array of the test instead of on servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, DIM = 10, 3
 
 
 class Kept:
-    """Holds the rows of ids 0 to 9, and remembers who asked for which."""
+    """Stores the rows of ids 0 to 9, and records lookups."""
 
     def __init__(self, rows: int = ROWS, dim: int = DIM) -> None:
         self.rows = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).numpy()
@@ -35,13 +35,13 @@ class Kept:
 
 
 def handle(kept: Kept, rows: int = 0) -> TableHandle:
-    """The way to table 4."""
+    """The handle of table 4."""
     plan = TablePlan("emb", DIM, RulePlan("sgd", {}), InitializerPlan("zeros"), 0, 0, rows=rows)
     return TableHandle(4, plan, kept)
 
 
 def opened(layer: TableLayer) -> tuple[TableLayer, Kept]:
-    """A layer whose table is open."""
+    """Connect a layer to its rows."""
     kept = Kept()
     layer.handle = handle(kept)
     return layer, kept

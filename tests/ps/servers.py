@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dense parameters of a model on some servers, driven by hand."""
+"""The dense parameters of a model on several servers, without workers or a network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plan_of(
 
 
 class DenseServers:
-    """As many servers as a job has, and what a worker would send them."""
+    """The dense blocks of all servers of a job."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class DenseServers:
         ]
 
     def step(self, number: int = 0) -> None:
-        """Send the gradients of the parameters, and what the options are now."""
+        """Send the gradients of the parameters and the current options."""
         options = [push_options(group) for group in self.optimizers[number].param_groups]
         gradients = {n: _flat(p.grad) for n, p in enumerate(self.parameters)}
         absent = {n for n, g in gradients.items() if g is None}
@@ -77,7 +77,7 @@ class DenseServers:
             blocks.step(number, options, absent, [live.pack(b, gradients) for b in mine])
 
     def take(self) -> None:
-        """Put the servers' values into the parameters."""
+        """Copy the servers' values into the parameters."""
         live = LocalParameters(self.parameters)
         for server, blocks in enumerate(self.servers):
             for block, values in zip(

@@ -47,7 +47,7 @@ def plan(mode: str = "sync", workers: int = 2, **facts: Any) -> Plan:
 
 
 def opened(the_plan: Plan, deadline_s: float = 20.0, index: int = 0) -> Server:
-    """A server that is open for this plan."""
+    """A server that is open with this plan."""
     server = closed_server(the_plan.worker_num, deadline_s, index, the_plan.server_num)
     open_up(server, the_plan)
     return server
@@ -66,7 +66,7 @@ def open_up(
 def closed_server(
     workers: int = 2, deadline_s: float = 20.0, index: int = 0, servers: int = 1
 ) -> Server:
-    """A server that does not know the plan yet."""
+    """A server that has no plan yet."""
     return Server(index, servers, workers, version="test", deadline_s=deadline_s)
 
 
@@ -159,7 +159,7 @@ class Worker:
         return self.say(message, *arrays, lane="push")
 
     def _stepped(self, gradients: Any) -> Any:
-        """The dense part of a push: gradients, or the worker's own step where workers step."""
+        """The dense part of a push: gradients, or the worker's own step if workers step."""
         service = self.server._service
         if service is None or not service.plan.workers_step_dense:
             return gradients
@@ -186,7 +186,7 @@ class Worker:
         return self.say(message, np.array([data], np.uint8))[1]
 
     def disconnect(self, *lanes: str) -> None:
-        """Close these lanes; without lanes the process ends, and every connection it ever had."""
+        """Close these lanes, or, without lanes, every connection the worker ever had."""
         for connection in [self.lanes[lane] for lane in lanes] or self.greeted:
             self.server.gone(connection, None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where dense parameters are kept: every element once, and about as much on each server."""
+"""Placement stores every element once and balances the servers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_every_element_has_one_place(servers: int) -> None:
         spans = sorted(found[number])
         assert spans[0][0] == 0
         assert spans[-1][1] == math.prod(shape)
-        assert all(one[1] == two[0] for one, two in itertools.pairwise(spans))
+        assert all(left[1] == right[0] for left, right in itertools.pairwise(spans))
         assert all(start % CUT_UNIT == 0 for start, _ in spans)
 
 
-def test_large_parameters_are_cut_evenly_where_their_rule_allows() -> None:
+def test_large_parameters_are_cut_evenly_if_their_rule_is_elementwise() -> None:
     shapes: list[tuple[int, ...]] = [(1000, 1000), (10,)]
     assert max(loads(Placement(planned(shapes, 4)), 4)) <= 250_100
     whole = [OptimizerPlan("mine.Lars", 1, elementwise=False)]
@@ -56,14 +56,16 @@ def test_large_parameters_are_cut_evenly_where_their_rule_allows() -> None:
     assert sorted(loads(Placement(planned(small, 2)), 2)) == [0, CUT_ABOVE]
 
 
-def test_blocks_are_of_one_optimizer_and_dtype() -> None:
+def test_each_block_has_one_optimizer_and_dtype() -> None:
     dense = [
         DensePlan(f"p{n}", (n + 1,), ("float32", "float64")[n % 2], n // 2, 0) for n in range(4)
     ]
     two = [OptimizerPlan("torch.optim.sgd.SGD", 1, True)] * 2
     placement = Placement(planned([], 1, dense=dense, optimizers=two))
-    told = [(b.optimizer, b.dtype, [p.parameter for p in b.pieces]) for b in placement.blocks_of(0)]
-    assert told == [
+    blocks = [
+        (b.optimizer, b.dtype, [p.parameter for p in b.pieces]) for b in placement.blocks_of(0)
+    ]
+    assert blocks == [
         (0, "float32", [0]),
         (0, "float64", [1]),
         (1, "float32", [2]),
@@ -72,12 +74,12 @@ def test_blocks_are_of_one_optimizer_and_dtype() -> None:
     assert [b.optimizer for b in placement.blocks_of(0, 1)] == [1, 1]
 
 
-def test_servers_keep_nothing_where_workers_average_among_themselves() -> None:
+def test_servers_store_no_dense_blocks_if_workers_average() -> None:
     assert Placement(planned([(3,)], 2, serves_dense=False)).blocks_of(1) == []
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 7])
-def test_ids_are_where_their_buckets_are(servers: int) -> None:
+def test_servers_own_the_ids_of_their_buckets(servers: int) -> None:
     spans = [buckets_of(server, servers) for server in range(servers)]
     assert [b for span in spans for b in span] == list(range(BUCKETS))
     ids = np.arange(500)

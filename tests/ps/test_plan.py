@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans are compared, and the first difference is told."""
+"""Comparison of plans by digest and by first difference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table(of: Plan, number: int, **facts: Any) -> Plan:
     return changed(of, tables=tables)
 
 
-def test_equal_plans() -> None:
+def test_equal_plans_have_equal_digests() -> None:
     assert first_difference(plan(), plan()) is None
     assert plan().digest() == plan().digest()
     assert plan().digest() != plan(workers=3).digest()
@@ -32,7 +32,7 @@ ONE = plan()
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         (changed(ONE, mode="async"), "plan.mode: 'sync' here, 'async' there"),
         (table(ONE, 1, dim=9), "plan.tables[items].dim: 2 here, 9 there"),
@@ -52,12 +52,12 @@ ONE = plan()
         (changed(ONE, tables=ONE.tables[::-1]), "plan.tables[0].name: 'users' here, 'items' there"),
     ],
 )
-def test_the_first_difference_is_named(other: Plan, told: str) -> None:
-    assert first_difference(ONE, other) == told
+def test_the_first_difference_is_named(other: Plan, expected: str) -> None:
+    assert first_difference(ONE, other) == expected
     assert ONE.digest() != other.digest()
 
 
-def test_tables_have_names() -> None:
+def test_table_returns_the_number_of_a_name() -> None:
     assert ONE.table("items") == 1
     with pytest.raises(KeyError):
         ONE.table("nothing")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job does that was killed as a whole, by what its processes have left."""
+"""The decision how a job resumes after all its processes were killed."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def decided(
     checkpoint: int | None = None,
     step: int = 10,
 ) -> Decision:
-    there = [left(one) if isinstance(one, str) else one for one in servers]
-    mine = [left(one) if isinstance(one, str) else one for one in workers]
+    of_servers = [left(s) if isinstance(s, str) else s for s in servers]
+    of_workers = [left(w) if isinstance(w, str) else w for w in workers]
     why = "its batches are its own"
-    return decide([Report(one, there, why, step, checkpoint) for one in mine])
+    return decide([Report(remains, of_servers, why, step, checkpoint) for remains in of_workers])
 
 
 @pytest.mark.parametrize(
     ("servers", "workers", "kind"),
     [
         ([KEPT, KEPT], [STEPPED, STEPPED], POSITIONS),
-        # the others had got further than it
+        # worker 0 is further than worker 1
         ([KEPT, KEPT], [STEPPED, STARTED], POSITIONS),
-        # some or all had left, and the servers know
+        # some or all workers left, and the servers recorded it
         ([KEPT, KEPT], [STEPPED, LEFT], POSITIONS),
         ([KEPT, KEPT], [LEFT, LEFT], POSITIONS),
-        # all had left at least one server, which has ended
+        # all workers left server 0, which has ended
         ([OVER, KEPT], [STEPPED, LEFT], FINISHED),
         ([OVER, OVER], [STEPPED, LEFT], FINISHED),
         ([OVER, OVER], [LEFT, LEFT], REFUSED),
@@ -70,7 +70,7 @@ def decided(
         ([KEPT, KEPT], [UNABLE, UNABLE], VALUES),
     ],
 )
-def test_it_resumes_where_each_worker_was_if_everything_is_there(
+def test_job_resumes_at_last_steps_if_all_folders_allow_it(
     servers: list[str], workers: list[str], kind: str
 ) -> None:
     found = decided(servers, workers)
@@ -79,13 +79,13 @@ def test_it_resumes_where_each_worker_was_if_everything_is_there(
     with_checkpoint = decided(servers, workers, checkpoint=7)
     falls_back = kind in (REFUSED, BEGINNING)
     assert with_checkpoint.kind == (VALUES if falls_back else kind)
-    # nothing is said where nothing was lost
+    # no reason is given if nothing was lost
     assert bool(with_checkpoint.why) == (with_checkpoint.kind == VALUES and kind != BEGINNING)
 
 
-def test_the_newest_of_log_and_checkpoint_counts() -> None:
+def test_the_newer_of_log_and_checkpoint_wins() -> None:
     both = [KEPT], [STEPPED]
-    # a checkpoint that was saved after the last step has counted it
+    # a checkpoint saved after the last step includes it
     assert decided(*both, step=10, checkpoint=11).kind == POSITIONS
     found = decided(*both, step=10, checkpoint=12)
     assert (found.kind, found.why) == (
@@ -94,7 +94,7 @@ def test_the_newest_of_log_and_checkpoint_counts() -> None:
     )
 
 
-def test_what_is_refused_says_what_is_missing() -> None:
+def test_refusals_name_what_is_missing() -> None:
     assert "nothing to resume from; restore" in decided([NOTHING], [NOTHING]).why
     assert "has ended well" in decided([OVER], [LEFT]).why
     assert "the folder of server 1 is empty" in decided([KEPT, NOTHING], [STEPPED]).why
@@ -103,19 +103,19 @@ def test_what_is_refused_says_what_is_missing() -> None:
     assert decided([KEPT], [STEPPED, UNABLE]).why == why
 
 
-def test_folders_of_other_jobs_and_earlier_starts_hold_nothing() -> None:
+def test_folders_of_other_jobs_and_earlier_starts_do_not_count() -> None:
     old = left(STEPPED, "old")
     assert decided([KEPT], [STEPPED, old]).kind == REFUSED
-    # all were about to restart
+    # a restart of all processes was interrupted
     begun = decided([left(KEPT, start=1), left(KEPT)], [left(STEPPED), left(STARTED, start=1)])
     assert (begun.kind, begun.job, begun.start) == (BEGINNING, "j", 1)
-    # where another job has ended before
+    # these folders still have the state of an older job that ended
     assert decided([left(OVER, "old"), KEPT], [STARTED, left(LEFT, "old")]).kind == BEGINNING
     mixed = decided([KEPT, left(KEPT, "old")], [STEPPED])
     assert (mixed.kind, "different jobs" in mixed.why) == (REFUSED, True)
 
 
-def test_nobody_begins_at_the_beginning_with_trained_values() -> None:
+def test_job_does_not_start_over_with_trained_values() -> None:
     check_beginning(Decision(BEGINNING), pushes=0)
     check_beginning(Decision(POSITIONS), pushes=3)
     with pytest.raises(JournalError, match="whose folders are empty; restore"):
@@ -125,6 +125,6 @@ def test_nobody_begins_at_the_beginning_with_trained_values() -> None:
 @pytest.mark.parametrize(
     ("mark", "fits"), [(6, False), (7, True), (9, True), (10, True), (11, False)]
 )
-def test_a_server_has_what_it_acknowledged_and_no_more(mark: int, fits: bool) -> None:
-    """Pushes 8 and 9 were about to leave, and the server holds one that is not written down."""
+def test_check_mark_accepts_unacknowledged_and_held_pushes(mark: int, fits: bool) -> None:
+    """Pushes 8 and 9 are logged but unacknowledged, and the server holds one more."""
     assert (not check_mark(mark, sent=9, requests=2, held=1)) == fits
