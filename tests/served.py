@@ -65,7 +65,7 @@ class Member:
         return self.session.communicator
 
     def barrier(self) -> None:
-        self.session.barrier(self.context)
+        self.context.barrier()
 
     def clip(self, max_norm: float, norm_type: float = 2.0) -> float:
         parameters = [

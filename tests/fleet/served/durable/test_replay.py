@@ -23,6 +23,7 @@ from fleetlight.fleet.job import set_current
 from fleetlight.fleet.served.durable import replay
 from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
 from fleetlight.fleet.served.job import ServedJob
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import MemoryChannel
 from fleetlight.ps.worker.client import Client
@@ -199,6 +200,65 @@ def test_restarted_worker_does_not_agree_on_first_values_again(
     job = new_job()
     assert isinstance(job.run_incarnation(lambda member: script(member, 3)), Died)
     assert job.run_incarnation(lambda member: script(member, -1)) == uninterrupted
+
+
+@in_modes
+def test_catching_up_exchanges_nothing_with_servers(
+    new_job: Callable[..., RestartableJob], mode: str
+) -> None:
+    """Barriers and saves before the loop belong to the incarnation that made them."""
+    exchanged: list[list[str]] = []
+
+    def script(member: Member, dies: int) -> Any:
+        member.session.open(member.context)
+        calls: list[str] = []
+        exchanged.append(calls)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("settle", "resume"):
+                whole = getattr(member.communicator, name)
+                record = lambda name=name, whole=whole: (calls.append(name), whole())  # noqa: E731
+                patch.setattr(member.communicator, name, record)
+            member.barrier()
+            with member.context.at_rest(everything=True):
+                pass
+        for step, (ids,) in enumerate(sharded()):
+            train(member, ids)
+            if step == dies:
+                raise Died
+
+    job = new_job(mode)
+    assert isinstance(job.run_incarnation(lambda member: script(member, 2)), Died)
+    assert job.run_incarnation(lambda member: script(member, -1)) is None
+    assert exchanged == [["settle", "resume", "settle", "resume"], []]
+
+
+@pytest.mark.parametrize("dies", [1, 4])
+def test_a_skipped_step_is_not_clipped_again(
+    new_job: Callable[..., RestartableJob], dies: int
+) -> None:
+    """The servers clip with the step: a second clip would hold gradients that no step applies."""
+
+    def script(member: Member, dies: int) -> Any:
+        norms = []
+        for step, (ids,) in enumerate(sharded()):
+            member.optimizer.zero_grad()
+            loss_of(member.model, ids, torch.zeros(len(ids), 1)).backward()
+            norms.append(member.clip(0.01))
+            member.optimizer.step()
+            if step == dies:
+                raise Died
+        assert all(norms)
+        return outcome(member)
+
+    uninterrupted = new_job().run_incarnation(lambda member: script(member, -1))
+    job = new_job()
+    assert isinstance(job.run_incarnation(lambda member: script(member, dies)), Died)
+    with pytest.MonkeyPatch.context() as patch:
+        clipped: list[int] = []
+        clip = ServerSession.clip
+        patch.setattr(ServerSession, "clip", lambda *given: (clipped.append(1), clip(*given))[1])
+        assert job.run_incarnation(lambda member: script(member, -1)) == uninterrupted
+    assert len(clipped) == RECORDS // BATCH - dies - 1
 
 
 class Script:
