@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,31 @@ def test_values_that_a_barrier_replaces_are_named(caplog: pytest.LogCaptureFixtu
 def test_away_time_of_a_server_is_below_the_deadline() -> None:
     job = Job(build, {"durability": "log"}, workers=1, servers=1, deadline_s=30.0)
     assert job.run(lambda member: member.session.client._away_s) == [20.0]
+
+
+@pytest.mark.parametrize(
+    ("durability", "max_restarts", "is_stored", "warns"),
+    [
+        ("log", 2, False, True),
+        ("snapshot", 1, False, True),
+        ("log", 2, True, False),
+        ("log", 0, False, False),
+        ("none", 2, False, False),
+    ],
+)
+def test_late_durability_is_a_warning_where_workers_may_restart(
+    durability: str,
+    max_restarts: int,
+    is_stored: bool,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Job(build, SYNC | {"durability": durability}, workers=1, servers=1)
+    member = job.member(0)
+    member.context.role = dataclasses.replace(member.context.role, max_restarts=max_restarts)
+    monkeypatch.setattr(member.session.client.journal, "is_stored", is_stored)
+    with caplog.at_level("WARNING", logger="fleetlight"):
+        member.session.open(member.context)
+    assert any("restarts only together with all processes" in t for t in caplog.messages) == warns
+    member.context.group.leave()

@@ -111,6 +111,7 @@ class ServerSession:
         if bound.plan.durability != "none":
             durability = job.strategy.durability_configs
             self.client.expect_restarts(durability.away_within(job.group.deadline_s))
+            self._warn_of_late_durability(job, bound)
         self._local_parameters = LocalParameters(bound.dense)
         if job.group.index == 0:
             self.client.replies.once("first values", lambda: self._fill(bound))
@@ -144,6 +145,15 @@ class ServerSession:
         if bound.plan.lost_worker == "go_on" and job.group.index:
             report_expendable(job.role)
         logger.info("%s", _summary(bound))
+
+    def _warn_of_late_durability(self, job: Job, bound: BoundPlan) -> None:
+        """Warn if a restart of this worker alone needs a log that `fleet.init` did not open."""
+        if job.role.max_restarts and bound.plan.serves_dense and not self.client.journal.is_stored:
+            logger.warning(
+                "strategy.durability was set after fleet.init: servers restart alone, but a killed "
+                "worker restarts only together with all processes; give the strategy to "
+                "fleet.init(strategy=...) to let workers restart alone, too"
+            )
 
     def _fill(self, bound: BoundPlan) -> Sequence[bytes]:
         self.client.fill(_first_rows(bound), self.local_parameters)
