@@ -13,6 +13,7 @@ import msgspec
 
 from fleetlight.ps.high_water_marks import Mark
 from fleetlight.ps.messages import Fill, LeaseProgress, LeaseRequest, Shrink, TablePush
+from fleetlight.ps.messages.base import FORMER_NAMES
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
@@ -111,7 +112,7 @@ class PhaseEnded(_Change, frozen=True, tag="EndedPhase"):
     phase: int
 
 
-class WorkerLeft(_Change, frozen=True, tag="Went", rename={"started_at": "incarnation"}):
+class WorkerLeft(_Change, frozen=True, tag="Went", rename=FORMER_NAMES):
     """A worker has left the job, or was lost."""
 
     worker: int
@@ -120,9 +121,7 @@ class WorkerLeft(_Change, frozen=True, tag="Went", rename={"started_at": "incarn
     lost: bool = False
 
 
-class WorkerJoined(
-    _Change, frozen=True, tag="Came", rename={"started_at": "incarnation", "incarnation": "life"}
-):
+class WorkerJoined(_Change, frozen=True, tag="Came", rename=FORMER_NAMES):
     """A worker joined or restarted; the server refuses requests of its earlier incarnations."""
 
     worker: int

@@ -18,6 +18,7 @@ from fleetlight.ps.journal.fsync_marker import unmark
 from fleetlight.ps.journal.locked_dir import lock_folder, refuse_if_in_use
 from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.messages import TableFile
+from fleetlight.ps.messages.base import FORMER_NAMES
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import KEPT, OVER, Decision, Remains
 
@@ -29,7 +30,7 @@ _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 _NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class FolderIdentity(msgspec.Struct, frozen=True, rename={"incarnation": "life"}):
+class FolderIdentity(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
     """Which server and job a folder belongs to."""
 
     server: int

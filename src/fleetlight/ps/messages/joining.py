@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fleetlight.ps.messages.base import MessageBase
+from fleetlight.ps.messages.base import FORMER_NAMES, MessageBase
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.resume import Decision, Remains, Report
 
-#: an earlier version must be able to read a greeting and refuse it for its version
-_NAMES_ON_WIRE = {"started_at": "incarnation", "incarnation": "life"}
 
-
-class Greeting(MessageBase, frozen=True, tag="Hello", rename=_NAMES_ON_WIRE):
+class Greeting(MessageBase, frozen=True, tag="Hello", rename=FORMER_NAMES):
     """The first message on a connection. Reply: Welcome."""
 
     fleetlight: str
@@ -35,7 +32,7 @@ class Greeting(MessageBase, frozen=True, tag="Hello", rename=_NAMES_ON_WIRE):
     acknowledged: int = 0
 
 
-class Welcome(MessageBase, frozen=True, rename=_NAMES_ON_WIRE):
+class Welcome(MessageBase, frozen=True, rename=FORMER_NAMES):
     """The server admits the worker, or confirms its plan."""
 
     server: int

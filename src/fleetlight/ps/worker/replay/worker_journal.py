@@ -22,6 +22,7 @@ from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.journal.folder import launch_of
 from fleetlight.ps.journal.locked_dir import lock_folder
 from fleetlight.ps.journal.records import LogRecord, Reader, framed
+from fleetlight.ps.messages.base import FORMER_NAMES
 from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
 from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.ps.worker.replay import blob_store
@@ -41,14 +42,12 @@ from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 FORMAT = 2
 _IDENTITY, _REPLIES = "identity.json", "answers"
-#: the names in the file, which are those of earlier versions
-_NAMES_IN_FILE = {"started_at": "incarnation", "incarnation": "life"}
 #: size at which results that no restart can ask for are removed
 _COMPACT_BYTES = 4 << 20
 _CODEC: MessageCodec[LoggedReply] = MessageCodec(LoggedReply)
 
 
-class WorkerIdentity(msgspec.Struct, frozen=True, rename=_NAMES_IN_FILE):
+class WorkerIdentity(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
     """The owner of a folder."""
 
     worker: int
