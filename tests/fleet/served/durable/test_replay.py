@@ -4,136 +4,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.served import ASYNC, SYNC, Built, Job, Member, Net, geo, loss_of
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from tests.restartable import (
+    BATCH,
+    RECORDS,
+    Died,
+    Own,
+    RestartableJob,
+    Script,
+    in_modes,
+    outcome,
+    run_with_restart,
+    sharded,
+    train,
+)
+from tests.served import Built, Member, loss_of
 
 import fleetlight as fleet
-from fleetlight.data import ShardLoader
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.checkpoints import loading
-from fleetlight.fleet.job import set_current
 from fleetlight.fleet.served.durable import replay
-from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
-from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.served.session import ServerSession
-from fleetlight.ps import messages as m
-from fleetlight.ps.transport.interface import MemoryChannel
-from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.connections import CONTROL, PUSH
 from fleetlight.ps.worker.replay import worker_journal as journal_module
-from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
-
-RECORDS, BATCH = 24, 4
-MODES = {"sync": SYNC, "async": ASYNC, "geo": geo(1)}
-in_modes = pytest.mark.parametrize("mode", MODES)
-
-
-class Died(Exception):
-    """Stands for the death of the worker's process."""
-
-
-class Own(Net):
-    """A model with values that no server keeps."""
-
-    def __init__(self) -> None:
-        super().__init__(ids=1)
-        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-        self.whole = nn.Parameter(torch.zeros(()), requires_grad=False)
-        self.register_buffer("seen", torch.zeros(2))
-
-
-def build() -> Built:
-    model = Own()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return model, [torch.optim.SGD(trained, lr=0.1)]
-
-
-class RestartableJob(Job):
-    """A job whose only worker may die and restart; the servers stay."""
-
-    def __init__(self, folder: Path, mode: str = "sync", build: Any = build) -> None:
-        super().__init__(build, MODES[mode], workers=1, servers=2)
-        self.folder = folder
-        self.returns: list[bool] = []
-
-    def client(self, index: int) -> Client:
-        identity = WorkerIdentity(index, 1, 2, job="j", start=0, started_at=1)
-        journal = WorkerJournal(self.folder, identity)
-
-        def connect(lane: str) -> Sequence[MemoryChannel]:
-            channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
-            known = lane if lane in (CONTROL, PUSH) else "pull"
-            for server, channel in enumerate(channels):
-                hello = m.Greeting(
-                    "test", 0, 1, server, 2, 1, known, incarnation=journal.identity.incarnation
-                )
-                channel.call(hello)
-            return channels
-
-        return Client(index, 1, 2, connect, journal)
-
-    def job_of(self, **parts: Any) -> ServedJob:
-        return served_job(replay_of(parts["session"].client.journal, self.returns.append), **parts)
-
-    def run_incarnation(self, script: Callable[[Member], Any]) -> Any:
-        """Run one incarnation; returns the script's result or its death."""
-        member = self.member(0)
-        journal = member.session.client.journal
-        set_current(member.context)
-        try:
-            found = script(member)
-            member.session.stop()
-        except Died as died:
-            if member.session.is_open:
-                member.communicator.flush()
-            return died
-        finally:
-            set_current(None)
-            member.context.group._over.set()  # type: ignore[union-attr]
-            journal.close(is_needed=True)
-        return found
-
-
-def sharded(records: int = RECORDS, **more: Any) -> ShardLoader:
-    data = TensorDataset(torch.arange(records).reshape(records, 1))
-    return fleet.shard(DataLoader(data, BATCH, shuffle=True), **more)
-
-
-def train(member: Member, ids: Tensor) -> None:
-    member.optimizer.zero_grad()
-    loss_of(member.model, ids, torch.zeros(len(ids), 1)).backward()
-    member.optimizer.step()
-
-
-def outcome(member: Member) -> Any:
-    """All trained values, and those that only this worker has."""
-    rows = torch.from_numpy(member.rows(range(RECORDS)))
-    own = [*member.model.parameters(), *member.model.buffers()]
-    return [rows.tolist(), *(one.tolist() for one in own if one.numel())]
-
-
-@pytest.fixture
-def new_job(tmp_path: Path) -> Iterator[Callable[..., RestartableJob]]:
-    """Creates jobs, each with its own folder."""
-    made: list[RestartableJob] = []
-
-    def make(*arguments: Any, **more: Any) -> RestartableJob:
-        made.append(RestartableJob(tmp_path / str(len(made)), *arguments, **more))
-        return made[-1]
-
-    yield make
-    for job in made:
-        for server in job.servers:
-            server.close()
-
 
 # -- state that only the worker has ---------------------------------------------------------------
 
@@ -259,149 +157,6 @@ def test_a_skipped_step_is_not_clipped_again(
         patch.setattr(ServerSession, "clip", lambda *given: (clipped.append(1), clip(*given))[1])
         assert job.run_incarnation(lambda member: script(member, -1)) == uninterrupted
     assert len(clipped) == RECORDS // BATCH - dies - 1
-
-
-class Script:
-    """Trains; its first incarnation dies in step `dies`."""
-
-    def __init__(self, member: Member, incarnation: int, dies: int, seen: list[Any]) -> None:
-        member.session.open(member.context)
-        self.member, self.incarnation, self._dies, self._seen = member, incarnation, dies, seen
-
-    def step(self, ids: Tensor, *others: Tensor) -> None:
-        """Train on a batch; record it together with the batches of other loaders."""
-        train(self.member, ids)
-        self.member.communicator.flush()
-        if self.member.context.step == self._dies and self.incarnation == 1:
-            raise Died
-        self._seen.append([batch.flatten().tolist() for batch in (ids, *others)])
-
-    def result(self) -> list[Any]:
-        """The batches, and the trained values."""
-        return [*self._seen, outcome(self.member)]
-
-
-def run_with_restart(
-    job: RestartableJob, script: Callable[[Script], Any], dies: int = -1
-) -> list[Any]:
-    """The batches of all incarnations of a script, and the trained values."""
-    seen: list[Any] = []
-    found = None
-    for incarnation in (1, 2) if dies >= 0 else (1,):
-
-        def run_script(member: Member, incarnation: int = incarnation) -> Any:
-            running = Script(member, incarnation, dies, seen)
-            script(running)
-            return running.result()
-
-        found = job.run_incarnation(run_script)
-    assert isinstance(found, list)
-    return found
-
-
-def side_by_side(script: Script) -> None:
-    """The second loader is shorter, so its epochs differ."""
-    first, second = sharded(), sharded(20)
-    for _ in range(first.epoch, 3):
-        for (ids,), (others,) in zip(first, second, strict=False):
-            script.step(ids, others)
-
-
-def evaluates(script: Script) -> None:
-    """Evaluates before the loop, during an epoch and after it; some loops break early."""
-    loader, valid, sample = sharded(), sharded(8), sharded(20)
-
-    def evaluate() -> None:
-        batches = [ids for (ids,) in valid]
-        for (ids,) in sample:
-            batches.append(ids)
-            break
-        script.member.barrier()
-        script.step(torch.cat(batches))
-
-    def only_read() -> None:
-        for _ in valid:
-            pass
-        for _ in sample:
-            break
-
-    only_read()
-    for _ in range(loader.epoch, 3):
-        for (ids,) in loader:
-            script.step(ids)
-            if loader.consumed % 16 == 8:
-                only_read()
-        only_read()
-    evaluate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", [side_by_side, evaluates])
-@pytest.mark.parametrize("dies", [1, 2, 3, 5, 6, 7, 10, 13])
-def test_replay_restores_the_positions_of_all_loaders(
-    new_job: Callable[..., RestartableJob], script: Callable[[Script], None], dies: int
-) -> None:
-    assert run_with_restart(new_job(), script, dies) == run_with_restart(new_job(), script)
-
-
-# -- another batch after the restart --------------------------------------------------------------
-
-
-def skips(script: Script) -> None:
-    for number, (ids,) in enumerate(sharded()):
-        if script.incarnation == 1 or number:
-            script.step(ids)
-
-
-def never_steps(script: Script) -> None:
-    loader = sharded()
-    for _ in range(loader.epoch, 2):
-        for (ids,) in loader:
-            if script.incarnation == 1:
-                script.step(ids)
-
-
-def nested(script: Script) -> None:
-    """The batch of the outer loader is unknown."""
-    outer, inner = sharded(), sharded(8)
-    for (others,) in outer:
-        for (ids,) in inner:
-            script.step(ids, others)
-
-
-class ChangingSampler(Sampler[int]):
-    """Its order changes with each pass."""
-
-    passes = 0
-
-    def __iter__(self) -> Iterator[int]:
-        ChangingSampler.passes += 1
-        return iter([(ChangingSampler.passes + n) % RECORDS for n in range(RECORDS)])
-
-    def __len__(self) -> int:
-        return RECORDS
-
-
-def reorders(script: Script) -> None:
-    data = TensorDataset(torch.arange(RECORDS).reshape(RECORDS, 1))
-    for (ids,) in fleet.shard(DataLoader(data, BATCH, sampler=ChangingSampler())):
-        script.step(ids)
-
-
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        (skips, r"makes a step with .* sample 12 of epoch 0 .*, not with .* sample 8 of"),
-        (never_steps, "has ended its loop without it"),
-        (nested, "makes a step with the batch of loader 0"),
-        (reorders, r"makes a step with .* sample 8 of epoch 0 \(records \w+\), not"),
-    ],
-)
-def test_replay_does_not_skip_a_step_on_another_batch(
-    new_job: Callable[..., RestartableJob], script: Callable[[Script], None], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run_with_restart(new_job(), script, dies=2)
 
 
 # -- a worker that cannot resume ------------------------------------------------------------------
