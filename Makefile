@@ -19,10 +19,10 @@ demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter server
 
 quick: $(VENV)/.ready  ## the fast tests in about a minute, or those of one room: make quick ROOM=ps/server
 	$(PYTEST) -n 2 --dist worksteal --hypothesis-profile quick \
-	  -m 'not multiprocess and not long and not slow' $(if $(ROOM),tests/$(ROOM))
+	  -m 'not multiprocess and not long and not slow and not style' $(if $(ROOM),tests/$(ROOM))
 
 test: $(VENV)/.ready  ## every test but the long ones, two at a time
-	$(PYTEST) -n 2 --dist worksteal -m 'not long' --junit-xml $(REPORT)
+	$(PYTEST) -n 2 --dist worksteal -m 'not long and not style' --junit-xml $(REPORT)
 
 test-long: $(VENV)/.ready  ## the long tests only
 	$(PYTEST) -n 2 --dist worksteal -m long
@@ -35,11 +35,12 @@ slowest: $(VENV)/.ready  ## the slowest tests of the last make test, written to 
 matrix:  ## the contract tests on several versions of torch and Python, written to docs/versions.md
 	$(PYTHON) -m tests.matrix --folder '$(MATRIX)' --torch '$(patsubst torch==%,%,$(TORCH))' --pythons '$(PYTHONS)'
 
-check: $(VENV)/.ready  ## format, lint, types, layers
+check: $(VENV)/.ready  ## format, lint, types, layers, shape and words
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(PYTEST) -q -m style tests/test_tidy.py tests/test_words.py tests/tidy
 
 chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT=killing ARGS='--kills 100 --seed 1'
 	@for what in $(or $(WHAT),simulation fuzzing killing whole harming); do \

@@ -8,6 +8,10 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.style
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "fleetlight"
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -7,6 +7,8 @@ import pytest
 from tests.tidy.exceptions import HOW_TO_SHRINK, excused
 from tests.tidy.words import banned_words, in_text, room_names
 
+pytestmark = pytest.mark.style
+
 
 @pytest.mark.parametrize("room", room_names())
 def test_no_banned_words(room: str) -> None:

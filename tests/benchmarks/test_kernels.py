@@ -60,6 +60,7 @@ def test_only_the_largest_table_has_a_bar_and_memory_has_none(
     assert [line.split("|")[4].strip() for line in lines[2:]] == ["-", "2: missed", "-", "-"]
 
 
+@pytest.mark.slow
 def test_memory_is_read_by_the_high_bits() -> None:
     memory = np.zeros(64, np.float32)
     memory[48] = 1

@@ -32,6 +32,7 @@ def test_frames_are_read_or_refused() -> None:
     assert 100 < whole < 2000
 
 
+@pytest.mark.slow
 def test_servers_reply_or_close() -> None:
     sent, growth = serve(5, 600, multiprocessing.Value("q", 0))
     assert sent > 600
@@ -43,6 +44,7 @@ def test_every_message_is_generated() -> None:
     assert {type(any_value(chance, kind)) for kind in MESSAGES} == set(MESSAGES)
 
 
+@pytest.mark.slow
 def test_unforeseen_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(self: Server) -> Any:
         raise KeyError("unforeseen")
@@ -52,6 +54,7 @@ def test_unforeseen_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
         Serving(5).round(0)
 
 
+@pytest.mark.slow
 def test_missing_reply_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
     monkeypatch.setattr(serving, "_ANSWER_S", 0.2)
@@ -95,6 +98,7 @@ def test_dead_process_is_reported_with_its_frame(monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.slow
 def test_frame_is_reproduced_from_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Decoding(3).made(17) == Decoding(3).made(17)
     assert Decoding(3).made(17) != Decoding(4).made(17)

@@ -49,6 +49,7 @@ def rewritten(path: Path, ending: str, data: bytes) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_a_written_archive_has_no_pickle_and_loads(path: Path) -> None:
     refuse_pickle(path)
     x = torch.ones(2, 3)
@@ -59,6 +60,7 @@ def test_a_written_archive_has_no_pickle_and_loads(path: Path) -> None:
             assert not archive.read(name).startswith((b"\x80\x02", b"PK")), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "member",
     [

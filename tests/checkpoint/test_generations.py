@@ -56,6 +56,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert {"generation-x", "202401", "000001", "notes.txt"} < set(folders(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_failure_at_any_call_leaves_a_complete_checkpoint(
     tmp_path: Path, watched_os: Any
 ) -> None:

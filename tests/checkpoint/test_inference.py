@@ -54,6 +54,7 @@ def expected(net: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return net(**inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("by_name", [True, False])
 def test_an_exported_model_takes_any_batch_size(tmp_path: Path, rows: int, by_name: bool) -> None:
@@ -91,6 +92,7 @@ def test_training_flags_are_restored_after_a_failure(tmp_path: Path) -> None:
     assert folders(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_model_with_a_fixed_batch_names_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -127,6 +127,7 @@ def test_server_accepts_every_lane() -> None:
         group.leave()
 
 
+@pytest.mark.slow
 def test_lane_to_an_earlier_incarnation_of_a_server_is_refused() -> None:
     with Job() as job:
         server = job.process.server

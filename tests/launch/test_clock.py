@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+import pytest
 from tests.launch.workplace import Workplace
 
 #: Python imports it first, in fleetrun and in its processes
@@ -27,6 +28,7 @@ for number in range(30):
 """
 
 
+@pytest.mark.slow
 def test_output_and_restarts_do_not_use_the_wall_clock(place: Workplace) -> None:
     """Deadlines use the monotonic clock."""
     site = place.path / "site"

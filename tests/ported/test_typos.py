@@ -145,6 +145,7 @@ def misspell_minimize() -> str:
     return as_python_shows(caught.value)
 
 
+@pytest.mark.slow
 def test_a_misspelled_minimize_gives_the_intended_name() -> None:
     assert "Did you mean: 'minimize'?" in run_workers(misspell_minimize, 1)[0]
 

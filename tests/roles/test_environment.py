@@ -175,12 +175,14 @@ def role_or_none(env: dict[str, str]) -> Role | None:
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(VARIABLES), slips))
 def test_any_environment_is_a_role_or_a_role_error(env: dict[str, str]) -> None:
     role_or_none(env)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(COMPLETE), st.dictionaries(st.sampled_from(VARIABLES), slips, max_size=3))
 def test_damaged_environment_is_a_role_or_a_role_error(

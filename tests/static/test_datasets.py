@@ -31,6 +31,7 @@ def lines_of(log: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in log.records if r.name == "fleetlight"]
 
 
+@pytest.mark.slow
 def test_unused_arguments_of_fleet_are_explained(caplog: pytest.LogCaptureFixture) -> None:
     example = SmallProgram()
     caplog.set_level(logging.INFO, "fleetlight")
@@ -75,6 +76,7 @@ def test_a_file_stream_trains_a_program(tmp_path: Path, caplog: pytest.LogCaptur
     assert f"{done.fetched[0].item():.6g}" in logged[2]
 
 
+@pytest.mark.slow
 def test_an_evaluation_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fleetlight")
     example = SmallProgram()
@@ -96,6 +98,7 @@ def test_no_fetch_and_no_batch_are_allowed(caplog: pytest.LogCaptureFixture) -> 
     assert lines_of(caplog) == ["train: 3 steps", "train: 0 steps"]
 
 
+@pytest.mark.slow
 def test_mismatched_arguments_are_refused(tmp_path: Path) -> None:
     example = SmallProgram()
     (tmp_path / "a").write_text("1\n")

@@ -184,6 +184,7 @@ def test_a_module_is_refused_as_a_fetch() -> None:
         example.run(fetch_list=[nn.Linear(1, 1)])
 
 
+@pytest.mark.slow
 def test_minimize_needs_one_scalar_loss() -> None:
     example = SmallProgram()
     optimizer = torch.optim.SGD(example.model.parameters(), lr=0.1)

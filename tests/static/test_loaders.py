@@ -88,6 +88,7 @@ def test_batches_that_do_not_fit_are_refused(batch: Any, words: str) -> None:
         named(("x", "y"), batch)
 
 
+@pytest.mark.slow
 def test_a_started_loader_yields_its_batches_until_its_end() -> None:
     example = SmallProgram()
     reader = static.bind(loader(), [example.x, example.y])
@@ -240,6 +241,7 @@ def test_invalid_bindings_are_refused() -> None:
         static.bind(3, ["x"])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_all_feeds_are_bound_if_none_is_named() -> None:
     SmallProgram()
     assert static.bind(loader()).names == ("x", "y")

@@ -10,8 +10,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from tests.tidy.sources import ROOT, SOURCES, parsed, relative, text
+
+pytestmark = pytest.mark.style
 
 PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 #: files of the reader, and of recipes

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import ast
 
+import pytest
 from tests.tidy import circles, shape
 from tests.tidy.exceptions import HOW_TO_SHRINK, NOT_YET_MERGED, excused
+
+pytestmark = pytest.mark.style
 
 
 def test_no_circle_of_imports() -> None:

@@ -45,6 +45,7 @@ def test_linger_delivers_the_last_message_to_a_sending_peer(
     assert mine.fileno() == -1
 
 
+@pytest.mark.slow
 def test_lingering_ends_without_the_peer(pair: tuple[socket.socket, socket.socket]) -> None:
     mine, _ = pair
     Wire(mine, "the peer").linger()

@@ -75,6 +75,7 @@ def test_explain_distinguishes_timeout_and_loss() -> None:
     assert str(lost).endswith("[Connection closed by peer]")
 
 
+@pytest.mark.slow
 def test_a_barrier_names_the_missing_worker() -> None:
     store = dist.HashStore()
     zero = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
@@ -104,6 +105,7 @@ def test_a_barrier_reports_live_workers_and_their_operation() -> None:
         one.depart(None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_heartbeats")
 def test_a_working_member_may_exceed_the_deadline() -> None:
     store = dist.HashStore()

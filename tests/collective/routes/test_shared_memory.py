@@ -62,6 +62,7 @@ dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfl
 layouts = st.lists(st.tuples(st.integers(0, 300), dtypes), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 5), st.lists(layouts, min_size=1, max_size=3), st.integers(0, 99))
 def test_sums_are_correct_and_equal(

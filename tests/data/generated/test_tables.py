@@ -93,6 +93,7 @@ def test_numbers_have_mean_0_and_variance_1() -> None:
     assert (dense.std(0) - 1).abs().max() < 0.1
 
 
+@pytest.mark.slow
 def test_a_linear_model_nearly_reaches_the_best_auc() -> None:
     train, test = (ClickLog(60_000, start=s, vocabulary=200, sparse_fields=6) for s in (0, 10**6))
     effects = torch.nn.EmbeddingBag(1 << 14, 1, mode="sum")

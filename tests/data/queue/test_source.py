@@ -45,6 +45,7 @@ def workers_end() -> Iterator[None]:
     end_all()
 
 
+@pytest.mark.slow
 @in_processes
 def test_one_worker_reads_all_in_order(processes: dict[str, Any]) -> None:
     [worker] = workers_of(1, lambda: plain(shuffle=True, **processes))
@@ -59,6 +60,7 @@ def test_one_worker_reads_all_in_order(processes: dict[str, Any]) -> None:
     assert (worker.loader.epoch, worker.loader.consumed) == (2, 0)
 
 
+@pytest.mark.slow
 @in_processes
 def test_a_faster_worker_reads_more(processes: dict[str, Any]) -> None:
     fast, slow = workers_of(2, lambda: plain(length=60, shuffle=True, **processes))
@@ -228,6 +230,7 @@ def test_a_restarted_loop_gives_back_its_ranges() -> None:
         next(first)
 
 
+@pytest.mark.slow
 def test_an_iteration_continues_with_returned_records() -> None:
     for processes in ({}, {"num_workers": 2}):
         one, other = workers_of(2, lambda p=processes: plain(length=40, **p))

@@ -74,6 +74,7 @@ def load(folder: str, width: int) -> dict[str, Any]:
     return {"values": {n: t.tolist() for n, t in model.state_dict().items()}, "kept": kept}
 
 
+@pytest.mark.multiprocess
 def test_values_and_optimizer_state_load_under_present_names(tmp_path: Path) -> None:
     run_workers(save, 1, str(tmp_path / "saved"), "linear_0")
     found = run_workers(load, 2, str(tmp_path / "saved"), 4)
@@ -88,6 +89,7 @@ def test_values_and_optimizer_state_load_under_present_names(tmp_path: Path) -> 
             assert one["kept"][name] == numbers[now[first] + dot + rest]
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("body", "width", "message"),
     [
@@ -150,6 +152,7 @@ def resume_job(place: str, in_server: bool) -> list[float]:
     return found
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("in_server", [True, False])
 def test_workers_and_servers_find_tables_under_former_names(
     in_server: bool, tmp_path: Path

@@ -312,6 +312,7 @@ def _keep_best() -> bool:
     return torch.allclose(model[0].weight.detach(), expected)
 
 
+@pytest.mark.slow
 def test_state_of_workers_without_servers() -> None:
     assert run_workers(_keep_best) == [True, True]
 
@@ -327,5 +328,6 @@ def _load_extra() -> Any:
     return model.best
 
 
+@pytest.mark.multiprocess
 def test_extra_state_reaches_workers_without_servers() -> None:
     assert run_workers(_load_extra) == [0, 0]

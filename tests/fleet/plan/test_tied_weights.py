@@ -65,10 +65,12 @@ def _train_shared() -> list[float]:
     return [float(v) for v in model[0].weight[:, 0]]
 
 
+@pytest.mark.multiprocess
 def test_workers_refuse_mixed_ties_before_training() -> None:
     assert len(run_workers(_register_tied)) == 2
 
 
+@pytest.mark.multiprocess
 def test_two_sparse_embeddings_train_one_weight() -> None:
     for weight in run_workers(_train_shared):
         assert weight == [1 - 1.5, 1 - 1.5, 1, 1, 1]

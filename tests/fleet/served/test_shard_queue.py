@@ -222,6 +222,7 @@ def test_other_workers_read_the_records_of_a_lost_worker(caplog: pytest.LogCaptu
     assert "worker 0 was lost before it finished records " in caplog.text
 
 
+@pytest.mark.slow
 @in_modes
 @pytest.mark.parametrize("later", [1, 3])
 def test_checkpoint_within_an_epoch_resumes_with_the_remaining_records(

@@ -207,6 +207,7 @@ def test_step_derives_a_seed_at_the_latest() -> None:
     assert run_workers(seeded_again, 2) == [(3, 3), (derived_seed(3, 1),) * 2]
 
 
+@pytest.mark.slow
 def test_compiler_does_not_trace_the_seed_hook() -> None:
     torch.manual_seed(5)
     plan = context_of(1).manage_model(nn.Sequential(Generator(nn.Dropout(0.5)), nn.Dropout(0.5)))

@@ -45,6 +45,7 @@ def long_values(draw: st.DrawFn) -> Floats:
     return np.concatenate([head, middle, tail])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(long_values(), st.sampled_from([None, 0.0, 1e-3, 3e38]))
 def test_codes_equal_the_twin(values: Floats, scale: float | None) -> None:

@@ -65,6 +65,7 @@ def test_kernels_release_the_gil() -> None:
     assert grow._ready.targetoptions["nogil"]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_import_of_kernels_does_not_import_numba() -> None:
     program = "import sys, fleetlight.kernels; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -55,6 +55,7 @@ def test_zeros_are_writable_at_any_size() -> None:
         array[:] = 1
 
 
+@pytest.mark.slow
 def test_tables_work_under_an_address_space_limit() -> None:
     program = """
 import resource

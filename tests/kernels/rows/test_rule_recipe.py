@@ -61,6 +61,7 @@ def _toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, f"{rules.__name__}.sign")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [SYNC, geo(3)], ids=["sync", "geo"])
 @pytest.mark.parametrize("layer", [{"optimizer": "sign"}, {}], ids=["layer", "optimizer"])
 def test_a_job_trains_with_a_toy_rule(layer: dict[str, Any], mode: dict[str, Any]) -> None:
@@ -84,6 +85,7 @@ def test_a_job_trains_with_a_toy_rule(layer: dict[str, Any], mode: dict[str, Any
     np.testing.assert_allclose(moved, -0.125 * np.reshape(gradient, (3, 4)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_kernel_of_the_toy_rule_equals_its_twin() -> None:
     table = RowTable(4, "sign")
     before = np.arange(-12, 12, dtype=np.float32).reshape(3, 8)

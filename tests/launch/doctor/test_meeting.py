@@ -65,6 +65,7 @@ def test_long_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("measuring 2 links" in text for text in other)
 
 
+@pytest.mark.slow
 def test_absent_machine_is_named_and_the_others_are_measured() -> None:
     of = exam_options(3)
     (first, lines), (second, _) = doctors(of, range(2), deadline_s=1.0)
@@ -74,6 +75,7 @@ def test_absent_machine_is_named_and_the_others_are_measured() -> None:
     assert f"not ready: 127.0.0.3:{of.port} (connection refused)" in lines
 
 
+@pytest.mark.slow
 def test_absent_first_machine_is_named_by_the_others() -> None:
     of = exam_options(2)
     ((exam, lines),) = doctors(of, range(1, 2), deadline_s=0.5)
@@ -82,6 +84,7 @@ def test_absent_first_machine_is_named_by_the_others() -> None:
     assert f"not ready: 127.0.0.1:{of.port} (connection refused)" in lines
 
 
+@pytest.mark.slow
 def test_first_machine_that_cannot_connect_is_named() -> None:
     of = exam_options(2)
     with socket.create_server((HOSTS[0], of.port)):
@@ -89,6 +92,7 @@ def test_first_machine_that_cannot_connect_is_named() -> None:
     assert exam.absent == {0: "listens, but has not called 127.0.0.2: can it reach this machine?"}
 
 
+@pytest.mark.slow
 def test_different_list_is_reported() -> None:
     of = exam_options(2)
     other = msgspec.structs.replace(of, hosts=(HOSTS[0], HOSTS[1], HOSTS[2]))
@@ -101,6 +105,7 @@ def test_different_list_is_reported() -> None:
     }
 
 
+@pytest.mark.slow
 def test_another_program_at_the_port_is_named() -> None:
     of = exam_options(2)
     with ThreadPoolExecutor() as threads, socket.create_server((HOSTS[1], of.port)) as listener:
@@ -135,6 +140,7 @@ def test_links_of_a_lost_machine_are_unmeasured(monkeypatch: pytest.MonkeyPatch)
     assert exam.clocks == {}
 
 
+@pytest.mark.slow
 def test_first_machine_that_leaves_is_named() -> None:
     of = exam_options(2)
     with ThreadPoolExecutor() as threads:

@@ -129,6 +129,7 @@ def test_impostor_gets_no_request() -> None:
     caller.close(), impostor.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("token", "succeeds"), [(TOKEN, True), (OTHER, False)])
 def test_doctors_need_the_same_token(token: Secret, succeeds: bool) -> None:
     both, exams = exam_options(2), dict[int, Exam]()

@@ -123,6 +123,7 @@ def met() -> tuple[Store, RendezvousSpec]:
     return served, spec
 
 
+@pytest.mark.slow
 def test_pickle_in_the_store_is_not_loaded(tmp_path: Path) -> None:
     """With torch's own backend this pickle would run code in a launcher."""
     mark = tmp_path / "opened"
@@ -138,6 +139,7 @@ def test_pickle_in_the_store_is_not_loaded(tmp_path: Path) -> None:
     assert mark.exists(), "the trap works"
 
 
+@pytest.mark.slow
 def test_two_launchers_meet_over_a_json_store() -> None:
     store.quiet_torch()
     served, spec = met()

@@ -114,6 +114,7 @@ def test_closed_store_is_not_retried() -> None:
         Store(StoreConnection(None, renew, RetryForever())).check(["key"])
 
 
+@pytest.mark.slow
 def test_store_over_tls(tmp_path: Path) -> None:
     make(tmp_path / "ours")
     make(tmp_path / "theirs")

@@ -50,6 +50,7 @@ def test_a_barrier_timeout_names_a_worker_that_never_connected() -> None:
         first.enter_barrier(0, "barrier", deadline_s=0.03)
 
 
+@pytest.mark.slow
 def test_a_timeout_tells_where_the_missing_worker_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_timeout_tells_where_the_missing_worker_waits(
     assert "every worker waited 0.3 s for worker 1 (it is in auc)" in str(replies[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clips", [False, True])
 def test_a_deadlock_of_a_barrier_and_a_step_is_an_error(clips: bool) -> None:
     server = opened(plan(workers=3))

@@ -48,6 +48,7 @@ def test_arrays_round_trip() -> None:
             np.testing.assert_array_equal(sent_array, got)
 
 
+@pytest.mark.slow
 def test_large_and_many_small_arrays_round_trip() -> None:
     with listening(RecordingHandler()) as server, connected(server.address) as channel:
         channel.call(Heartbeat(0))

@@ -92,6 +92,7 @@ def test_garbage_closes_its_connection_with_one_log_line(kind: str, log_lines: l
     assert handler.ends == [None]
 
 
+@pytest.mark.slow
 def test_garbage_from_a_known_peer_closes_only_its_connection() -> None:
     handler = RecordingHandler()
     with listening(handler) as server, connected(server.address) as channel:

@@ -69,6 +69,7 @@ def trained(worker: Member, ahead: bool, steps: int = 40) -> Any:
     return worker.rows(range(IDS)), dense, worker.communicator.figures()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 3])
 def test_sync_training_is_bitwise_the_same_with_prefetch(servers: int) -> None:
     plain = run(build, lambda w: trained(w, False), servers=servers)

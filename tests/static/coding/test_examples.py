@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx
 
@@ -32,6 +33,7 @@ def examples_for(size: int) -> tuple[Examples, fx.Node]:
     return Examples(graph, inputs(size), [None, (None, 3)]), both
 
 
+@pytest.mark.slow
 def test_only_dynamic_sizes_are_symbolic() -> None:
     examples, both = examples_for(5)
     rows, columns = examples.of(both).shape

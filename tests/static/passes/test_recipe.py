@@ -67,6 +67,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "__path__", [*passes.__path__, str(tmp_path)])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_one_file_adds_a_pass() -> None:
     assert names(Reduction()) == [

@@ -142,6 +142,7 @@ def test_a_table_weight_with_another_use_is_refused() -> None:
         split(Tied(), x=(5, 3))
 
 
+@pytest.mark.slow
 def test_an_evaluation_pushes_nothing() -> None:
     program = written(Fields(), ids=(5, 3)).clone(for_test=True)
     assert program.reports == ("2 tables, 4 lookups; pull 2, push 0",)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 
@@ -96,6 +97,7 @@ def test_double_precision_is_not_narrowed() -> None:
     assert len(form.graph.nodes) == len(program.form.graph.nodes)
 
 
+@pytest.mark.slow
 def test_every_value_keeps_its_name_and_type() -> None:
     model = FunctionModel(
         lambda m, x: F.scaled_dot_product_attention(m.one(x), m.two(x), x[None])[0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.static.nets import batch, captured, net
 
@@ -10,6 +11,7 @@ from fleetlight import static
 from fleetlight.static.passes import GradientMerge
 
 
+@pytest.mark.slow
 def test_a_schedule_may_step_before_merged_gradients() -> None:
     """torch warns of schedules that step before their optimizer, and warnings are errors."""
     model = net()

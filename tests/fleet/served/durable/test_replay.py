@@ -38,7 +38,9 @@ from fleetlight.ps.worker.replay import worker_journal as journal_module
 
 @in_modes
 @pytest.mark.parametrize("large", [0, 1 << 16])
-@pytest.mark.parametrize("dies", [1, 4, 9])
+@pytest.mark.parametrize(
+    "dies", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)]
+)
 def test_replay_restores_frozen_parameters_changed_by_the_script(
     new_job: Callable[..., RestartableJob],
     mode: str,

@@ -290,6 +290,7 @@ def test_another_rule_loads_the_weights_only(tmp_path: Path, caplog: Any) -> Non
     assert ["table open: it was saved with adagrad" in text for text in warnings] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"via": "worker0"}])
 @pytest.mark.parametrize(
     ("damage", "why"),
@@ -451,6 +452,7 @@ def test_worker_asks_again_while_a_server_loads(monkeypatch: pytest.MonkeyPatch)
     assert asked == [5]
 
 
+@pytest.mark.multiprocess
 def test_table_of_a_torch_layer_resumes_in_a_collective_job(tmp_path: Path) -> None:
     """A moved layer becomes a layer again; a table of open ids is left out."""
 

@@ -91,6 +91,7 @@ def test_a_worker_that_finished_its_leases_leaves_silently(caplog: Any) -> None:
     assert caplog.messages == []
 
 
+@pytest.mark.slow
 def test_a_deadlock_of_a_barrier_and_a_lease_is_an_error() -> None:
     server = opened(plan("async"))
     first, second = team(server)

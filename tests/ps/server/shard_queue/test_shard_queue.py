@@ -271,6 +271,7 @@ class Workers:
                     self.position[worker] = number + 1, 0
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.data())
 def test_each_record_is_done_once(
