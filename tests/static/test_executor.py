@@ -38,6 +38,7 @@ class SmallProgram:
 
     def __init__(self, is_started: bool = True) -> None:
         torch.manual_seed(3)
+        self.program = static.default_main_program()
         self.x = static.data("x", [None, 4])
         self.y = static.data("y", [None], "int64")
         self.model = nn.Linear(4, 3)
@@ -115,13 +116,21 @@ BAD_FEEDS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def one_example() -> SmallProgram:
+    """One program for many tests, which must not change it."""
+    with static.program_guard(static.Program(), static.Program()):
+        return SmallProgram()
+
+
 @pytest.mark.parametrize(("feed", "words"), BAD_FEEDS)
-def test_feeds_that_do_not_fit_are_refused(feed: Any, words: str) -> None:
-    example = SmallProgram()
-    before = example.model.weight.clone()
+def test_feeds_that_do_not_fit_are_refused(
+    one_example: SmallProgram, feed: Any, words: str
+) -> None:
+    before = one_example.model.weight.clone()
     with pytest.raises(ConfigError, match=words):
-        example.run(feed=feed)
-    assert torch.equal(example.model.weight, before)
+        one_example.run(program=one_example.program, feed=feed)
+    assert torch.equal(one_example.model.weight, before)
 
 
 def test_a_variable_is_refused_as_a_feed() -> None:

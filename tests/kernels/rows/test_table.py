@@ -82,7 +82,7 @@ class Both(RuleBasedStateMachine):
 
 
 TestBoth = Both.TestCase
-TestBoth.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)
+TestBoth.settings = settings(deadline=None, max_examples=30, stateful_step_count=25)
 
 
 @pytest.fixture
