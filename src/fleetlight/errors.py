@@ -179,9 +179,9 @@ _MANY = 20
 
 
 def did_you_mean(
-    name: str, known: Iterable[str], told: Iterable[str] | None = None, *, elsewhere: str = ""
+    name: str, known: Iterable[str], listed: Iterable[str] | None = None, *, elsewhere: str = ""
 ) -> str:
-    """A sentence with the names nearest to `name`, or with all names (or `told`) if none is near.
+    """A sentence with the names nearest to `name`, or with all names (or `listed`) if none is near.
 
     `elsewhere` says where to find all names, in place of a long list.
     """
@@ -191,7 +191,7 @@ def did_you_mean(
         return "did you mean " + " or ".join(repr(n) for n in near) + "?"
     if elsewhere and len(names) > _MANY:
         return f"none of the {len(names)} known names is near; {elsewhere}"
-    return "known names: " + ", ".join(names if told is None else told)
+    return "known names: " + ", ".join(names if listed is None else listed)
 
 
 def counted(number: int, noun: str, separator: str = "") -> str:

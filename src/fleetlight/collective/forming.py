@@ -63,7 +63,7 @@ def form(
         if is_plain:
             # then Gloo, too, stays on the loopback device
             role = role.replace(address=role.address or "127.0.0.1")
-        store = _meet(role, deadline, None if is_plain else tls)
+        store = _join_store(role, deadline, None if is_plain else tls)
         hello = _hello(role, version)
         if role.index is None:
             role, hello = register(store, role, hello, deadline)
@@ -109,7 +109,7 @@ def enrol(
     """
     deadline = RendezvousDeadline(deadline_s)
     with kept_from_children():
-        store = _meet(role, deadline, tls)
+        store = _join_store(role, deadline, tls)
         hello = msgspec.structs.replace(_hello(role, version), port=port)
         role, hello = register(store, role, hello, deadline)
         liveness = Liveness(store, _index(role)) if role.is_worker else None
@@ -121,7 +121,7 @@ def enrol(
 def report_failure(role: Role, error: str, tls: Contexts | None = None) -> None:
     """Tell the scheduler, if it still runs, why a server with an index does not serve."""
     with contextlib.suppress(FleetError, RuntimeError), kept_from_children():
-        report_server_failure(_meet(role, RendezvousDeadline(_REPORT_S), tls), role, error)
+        report_server_failure(_join_store(role, RendezvousDeadline(_REPORT_S), tls), role, error)
 
 
 def own_address(role: Role) -> str:
@@ -144,7 +144,7 @@ def located(role: Role, hellos: Mapping[int, MemberHello]) -> Role:
     return role.replace(**{k: v for k, v in found.items() if getattr(role, k) is None})
 
 
-def _meet(role: Role, deadline: RendezvousDeadline, tls: Contexts | None) -> Store:
+def _join_store(role: Role, deadline: RendezvousDeadline, tls: Contexts | None) -> Store:
     master = _master(role)
     keep_port_from_children(master[1])
     if role.index == 0 and not role.master_is_outside:

@@ -99,7 +99,7 @@ class Group:
         self._control = control
         self._owned = owned
         self._links = links
-        self._meetings = 0
+        self._barriers = 0
         self._communicators: list[dist.ProcessGroup] = []
         #: process groups of some of the workers: all of them, and those that are free
         self._lent: list[dist.ProcessGroup] = []
@@ -269,15 +269,15 @@ class Group:
         """Wait until every worker has called `operation`, without sending a tensor.
 
         A collective that only some workers call would pair with the next messages of the others.
-        So the workers meet at the store first, and an error names those that do not come.
+        So a barrier in the store comes first, and an error names the absent workers.
         """
-        self._meet(operation, working=False)
+        self._barrier(operation, working=False)
 
-    def _meet(self, operation: str, *, working: bool) -> None:
+    def _barrier(self, operation: str, *, working: bool) -> None:
         if self.liveness is not None:
-            self._meetings += 1
-            meeting = f"{operation}/{self._meetings}"
-            self.liveness.meet(meeting, operation, self.deadline_s, working=working)
+            self._barriers += 1
+            barrier = f"{operation}/{self._barriers}"
+            self.liveness.barrier(barrier, operation, self.deadline_s, working=working)
 
     def together(self, action: Callable[[], None] | None, operation: str) -> None:
         """Run an action that may fail on some workers; a failure raises on all of them.
@@ -290,7 +290,7 @@ class Group:
                 action()
         except Exception as error:
             failure = error
-        self._meet(operation, working=True)
+        self._barrier(operation, working=True)
         texts = self.gather_bytes(_encode_failure(failure), operation)
         if failure is not None:
             raise failure

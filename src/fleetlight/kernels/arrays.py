@@ -91,6 +91,6 @@ def room(out: Matrix | None, shape: Sequence[int]) -> Matrix:
     if out is None:
         return np.empty(shape, np.float32)
     if out.shape != tuple(shape) or out.dtype != np.float32 or not out.flags.c_contiguous:
-        told = f"{out.dtype}{list(out.shape)}"
-        raise ConfigError(f"out is {told}, expected a contiguous float32{list(shape)}")
+        got = f"{out.dtype}{list(out.shape)}"
+        raise ConfigError(f"out is {got}, expected a contiguous float32{list(shape)}")
     return out

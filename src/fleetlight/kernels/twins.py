@@ -182,11 +182,11 @@ def renew_copies(rows: Matrix, numbers: Ids, arrived: Grid) -> None:
 def share_copies(rows: Matrix, numbers: Ids, among: int, dim: int) -> Matrix:
     """The weights minus their copies, divided by `among`."""
     copy = slice(-1 - dim, -1)
-    told = np.zeros((len(numbers), dim), np.float32)
+    differences = np.zeros((len(numbers), dim), np.float32)
     for i, number in enumerate(numbers):
-        told[i] = (rows[number, :dim] - rows[number, copy]) / np.float32(among)
-        rows[number, copy] += told[i]
-    return told
+        differences[i] = (rows[number, :dim] - rows[number, copy]) / np.float32(among)
+        rows[number, copy] += differences[i]
+    return differences
 
 
 def lay_aside(places: Int32s, rows: Matrix, aside: Matrix, used: int, numbers: Ids) -> Ids:

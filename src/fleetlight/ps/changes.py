@@ -180,11 +180,11 @@ class LeaseState(msgspec.Struct, frozen=True, array_like=True):
     """The ranges leased to a worker in one pass, and its progress."""
 
     worker: int
-    dealt: list[tuple[int, int]]
+    ranges: list[tuple[int, int]]
     reached: tuple[int, int]
 
 
-class RoundState(msgspec.Struct, frozen=True):
+class RoundState(msgspec.Struct, frozen=True, rename={"leases": "hands"}):
     """One pass over a loader by all workers."""
 
     loader: int
@@ -192,7 +192,7 @@ class RoundState(msgspec.Struct, frozen=True):
     epoch: int
     whole: list[tuple[int, int]]
     free: list[tuple[int, int]]
-    hands: list[LeaseState]
+    leases: list[LeaseState]
 
 
 class ShardQueueState(msgspec.Struct, frozen=True):

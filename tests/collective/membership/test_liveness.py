@@ -81,7 +81,7 @@ def test_a_barrier_names_the_missing_worker() -> None:
     zero = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
     text = r"save: every worker must call it.*worker 1 .*sent no heartbeat.*FLEET_DEADLINE_S"
     with pytest.raises(DeadlineError, match=text):
-        zero.meet("save/1", "save", 0.2)
+        zero.barrier("save/1", "save", 0.2)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_barrier_reports_live_workers_and_their_operation() -> None:
             one.waiting("all_gather"),
             pytest.raises(DeadlineError, match=r"is alive, at step 12 in all_gather"),
         ):
-            zero.meet("save/1", "save", 0.2)
+            zero.barrier("save/1", "save", 0.2)
     finally:
         one.depart(None)
 
@@ -111,10 +111,10 @@ def test_a_working_member_may_exceed_the_deadline() -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
     one.start()
-    deadline_s, arrival = 0.1, threading.Timer(0.5, lambda: one.meet("m", "save", 9.0))
+    deadline_s, arrival = 0.1, threading.Timer(0.5, lambda: one.barrier("m", "save", 9.0))
     arrival.start()
     try:
-        zero.meet("m", "save", deadline_s, working=True)
+        zero.barrier("m", "save", deadline_s, working=True)
         assert arrival.finished.is_set()
     finally:
         arrival.join()
@@ -128,10 +128,10 @@ def test_work_of_a_silent_or_failed_worker_is_not_awaited() -> None:
     one.start()
     one._stop.set()
     with pytest.raises(PeerLostError, match=r"save: gave up waiting, worker 1 .* has been silent"):
-        zero.meet("m/1", "save", 0.1, working=True)
+        zero.barrier("m/1", "save", 0.1, working=True)
     one.depart("OSError: the disk is gone")
     with pytest.raises(PeerLostError, match=r"worker 1 .* failed: OSError: the disk is gone"):
-        zero.meet("m/2", "save", 60.0, working=True)
+        zero.barrier("m/2", "save", 60.0, working=True)
 
 
 @pytest.mark.usefixtures("short_heartbeats")
@@ -177,4 +177,4 @@ def test_silence_is_measured_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPa
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 172_800.0)
     with pytest.raises(DeadlineError, match=r"worker 1 .* has been silent for \d s, last seen"):
-        zero.meet("save/1", "save", 0.1)
+        zero.barrier("save/1", "save", 0.1)

@@ -77,8 +77,8 @@ PROBLEMS: dict[str, tuple[Exam, str, str]] = {
     "another program": (exam(absent={1: "did not reply within 1 s"}), "", "sport = 6170"),
     "gone": (exam(absent={0: "went away"}), "10.0.0.1 is absent", "read the output of its doctor"),
     "lost": (exam(absent={0: "lost it"}), "10.0.0.1 is absent", "read the output of its doctor"),
-    "untold": (
-        exam(untold={1: "no reply"}),
+    "uninformed": (
+        exam(uninformed={1: "no reply"}),
         "10.0.0.2 did not receive the results: no reply",
         "set dev eth0 mtu 1400",
     ),

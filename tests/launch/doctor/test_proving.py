@@ -14,7 +14,7 @@ from tests.launch.doctor.doctors import HOSTS, exam_options, facts
 from fleetlight.errors import MembershipError, PeerLostError, ProtocolError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor.channel import DoctorChannel, dial
-from fleetlight.launch.doctor.meeting import meet
+from fleetlight.launch.doctor.joint_examination import examine_together
 from fleetlight.launch.doctor.messages import Acknowledged, Echo, Exam, Facts, Link, TellFacts
 from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.roles.secret import Secret
@@ -136,7 +136,9 @@ def test_doctors_need_the_same_token(token: Secret, succeeds: bool) -> None:
 
     def examine(number: int, own_token: Secret) -> None:
         deadline_s = 60.0 if succeeds else 1.0
-        exams[number] = meet(both, number, facts(both), deadline_s, lambda text: None, own_token)
+        exams[number] = examine_together(
+            both, number, facts(both), deadline_s, lambda text: None, own_token
+        )
 
     threads = [threading.Thread(target=examine, args=pair) for pair in enumerate((TOKEN, token))]
     for thread in threads:

@@ -51,7 +51,7 @@ class _Outlet(io.RawIOBase):
     """Passes bytes to a sink and keeps the first failure for later.
 
     Torch's archive writer ends the whole process when a write fails under it (a full disk), so it
-    is never told; `failure` is raised once it is done.
+    stays open; `failure` is raised once it is done.
     """
 
     def __init__(self, sink: Sink) -> None:

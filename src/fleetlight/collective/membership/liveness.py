@@ -57,8 +57,8 @@ class Liveness:
             self._asking = cloned(store)
         # In worker 0 this object is the store's server. torch's process group holds it as well, but
         # closes before the last worker reads for the last time.
-        self._meeting_point: Store | None = store
-        self._met_at = time.monotonic()
+        self._server_of_store: Store | None = store
+        self._formed_at = time.monotonic()
         self._index = index
         self._others: dict[int, MemberHello] = {}
         self._stop = threading.Event()
@@ -81,14 +81,14 @@ class Liveness:
 
         All workers call this at about the same moment, so their clocks agree.
         """
-        self._met_at = time.monotonic()
+        self._formed_at = time.monotonic()
         self._others = {i: hello for i, hello in hellos.items() if i != self._index}
         return self
 
     @property
     def _now(self) -> float:
-        """Seconds since the workers met, by a monotonic clock."""
-        return time.monotonic() - self._met_at
+        """Seconds since the group was formed, by a monotonic clock."""
+        return time.monotonic() - self._formed_at
 
     def depart(self, error: str | None) -> None:
         """Stop the heartbeats and write how this worker ended."""
@@ -103,7 +103,7 @@ class Liveness:
         """Write this worker's last key; worker 0 may close the store when it has those of all."""
         with contextlib.suppress(RuntimeError):
             self._store.set(f"left/{self._index}", "")
-        self._meeting_point = None
+        self._server_of_store = None
 
     def all_left(self) -> bool:
         """True when no other worker will use the store again."""
@@ -136,27 +136,27 @@ class Liveness:
         finally:
             self._waiting = outer
 
-    def meet(
-        self, meeting: str, operation: str, deadline_s: float, *, working: bool = False
+    def barrier(
+        self, name: str, operation: str, deadline_s: float, *, working: bool = False
     ) -> None:
-        """Wait until every worker has reached a meeting; name those that have not.
+        """Wait until every worker has reached a barrier; the error names the absent ones.
 
         `working` says that the others are busy with work of unknown length, such as writing
         files: only their silence ends the wait.
         """
         with surviving_store(), self.waiting(operation):
-            self._asking.set(f"meet/{meeting}/{self._index}", "here")
-            absent = self._await_meeting(meeting, deadline_s, working)
+            self._asking.set(f"meet/{name}/{self._index}", "here")
+            absent = self._absent_after(name, deadline_s, working)
             if absent:
                 raise self._missed(absent, operation, deadline_s, working)
 
-    def _await_meeting(self, meeting: str, deadline_s: float, working: bool) -> list[int]:
+    def _absent_after(self, name: str, deadline_s: float, working: bool) -> list[int]:
         """Wait for all workers; returns those that are absent at the end of the wait."""
         absent, pause = list(self._others), 0.001
         end = time.monotonic() + (BEAT_S if working else deadline_s)
         lost_s = max(min(deadline_s, _LOST_S), BEAT_S * _MISSED)
         while True:
-            absent = [i for i in absent if not self._asking.check([f"meet/{meeting}/{i}"])]
+            absent = [i for i in absent if not self._asking.check([f"meet/{name}/{i}"])]
             if not absent or any(self._asking.check([f"gone/{i}"]) for i in absent):
                 return absent
             if time.monotonic() > end:
@@ -170,7 +170,7 @@ class Liveness:
     def _missed(
         self, absent: Collection[int], operation: str, deadline_s: float, working: bool
     ) -> PeerError:
-        """The error where workers did not reach a meeting."""
+        """The error where workers did not reach a barrier."""
         gone = {i: end for i, end in self._departures().items() if i in absent}
         failed = [f"{self._name(i)} failed: {end.error}" for i, end in gone.items() if end.error]
         if failed:

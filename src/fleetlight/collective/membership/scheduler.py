@@ -40,8 +40,8 @@ def register(
     with surviving_store():
         arrival = store.add(f"{kind}/arrivals", 1) - 1
         store.set(f"{kind}/arrival/{arrival}", members.encode(hello).decode())
-        key, awaited = f"{kind}/index/{arrival}", f"which {kind} this is"
-        answer = _wait_for(store, key, deadline, awaited, _members(role)).decode()
+        key, fact = f"{kind}/index/{arrival}", f"which {kind} this is"
+        answer = _wait_for(store, key, deadline, fact, _members(role)).decode()
         if not answer.isdigit():
             raise MembershipError(f"the scheduler says: {answer}")
         role = role.replace(index=int(answer))
@@ -51,17 +51,17 @@ def register(
 
 
 def _wait_for(
-    store: Store, key: str, deadline: RendezvousDeadline, awaited: str, members: str
+    store: Store, key: str, deadline: RendezvousDeadline, fact: str, members: str
 ) -> bytes:
-    """Read what the scheduler writes once all `members` have come; `awaited` is for errors."""
+    """Read what the scheduler writes once all `members` have come; `fact` is for errors."""
     while not store.check([key]):
         if store.check(["refused"]):
             text = store.get("refused").decode()
             store.add("refusals heard", 1)
             raise MembershipError(f"the scheduler says: {text}")
-        if not deadline.wait(lambda: f"waiting for the scheduler to say {awaited}"):
+        if not deadline.wait(lambda: f"waiting for the scheduler to say {fact}"):
             raise MembershipError(
-                f"the scheduler did not say {awaited} within {deadline.deadline_s:g} s: it waits "
+                f"the scheduler did not say {fact} within {deadline.deadline_s:g} s: it waits "
                 f"for {members}; did they all start?"
             )
     answer: bytes = store.get(key)

@@ -86,8 +86,8 @@ def _names(group: Peers, dirname: Path, tables: bool) -> list[str]:
         names.extend(str(path) for path in read(dirname).paths(tables=tables))
 
     group.together(find if group.index == 0 else None, _OPERATION)
-    told = group.broadcast_bytes(msgspec.json.encode(names), _OPERATION)
-    return msgspec.json.decode(told, type=list[str])
+    sent = group.broadcast_bytes(msgspec.json.encode(names), _OPERATION)
+    return msgspec.json.decode(sent, type=list[str])
 
 
 def _chunks_of(group: Peers, path: Path, receiver: _FileReceiver) -> Iterator[bytes]:

@@ -82,8 +82,8 @@ def resumption_of(job: Job, folder: str, via: str) -> Resumption | None:
 
     group = job.group
     group.together(look if group.index == 0 else None, _OPERATION)
-    told = group.broadcast_bytes(found[0] if found else b"", _OPERATION)
-    return Resumption(folder, via, WorkerState.from_bytes(told)) if told else None
+    sent = group.broadcast_bytes(found[0] if found else b"", _OPERATION)
+    return Resumption(folder, via, WorkerState.from_bytes(sent)) if sent else None
 
 
 def _found(job: Job, folder: str) -> WorkerState | None:

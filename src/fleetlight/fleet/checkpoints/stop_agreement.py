@@ -54,10 +54,10 @@ class PolledAgreement:
         if not self._schedule.advance():
             return ControlSignal()
         now = time.monotonic()
-        told = torch.tensor(
+        wishes = torch.tensor(
             [request.stop, request.saves, now - self._polled_at], dtype=torch.float64
         )
-        stop, saves, seconds = self._peers.all_reduce(told, "max").tolist()
+        stop, saves, seconds = self._peers.all_reduce(wishes, "max").tolist()
         self._schedule.record_poll(seconds)
         self._polled_at = time.monotonic()
         return ControlSignal(bool(stop), int(saves))

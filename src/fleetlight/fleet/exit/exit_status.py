@@ -236,8 +236,8 @@ _reporter: _FailureReporter | None = None
 
 def _child_error(role: Role) -> str | None:
     """The permanent error of a child process; this process sees only that a child has ended."""
-    told = read(f"{role.error_file}{_OF_CHILD}")
-    return told.error if told.permanent else None
+    report = read(f"{role.error_file}{_OF_CHILD}")
+    return report.error if report.permanent else None
 
 
 #: the last status sent to the launcher

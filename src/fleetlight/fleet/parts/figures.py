@@ -94,8 +94,8 @@ def _tables(counted: Sequence[ServerFigures]) -> str:
     for one in counted:
         rows.update(one.rows)
         nbytes.update(one.nbytes)
-    told = [f"{name} {rows[name]:,} rows, {nbytes[name] / 2**20:,.1f} MiB" for name in rows]
-    return "tables: " + "; ".join(told) if told else "no tables"
+    parts = [f"{name} {rows[name]:,} rows, {nbytes[name] / 2**20:,.1f} MiB" for name in rows]
+    return "tables: " + "; ".join(parts) if parts else "no tables"
 
 
 def geo_warnings(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:

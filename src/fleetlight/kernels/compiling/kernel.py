@@ -70,11 +70,13 @@ class Kernel(Generic[P, R]):
     def _compile(self) -> Callable[P, R]:
         import numba
 
-        told = self._function.__annotations__
+        annotations = self._function.__annotations__
         takes = [
-            arrays.numba_type(kind, numba.types) for name, kind in told.items() if name != "return"
+            arrays.numba_type(kind, numba.types)
+            for name, kind in annotations.items()
+            if name != "return"
         ]
-        returns = arrays.numba_type(told["return"], numba.types)
+        returns = arrays.numba_type(annotations["return"], numba.types)
         dispatcher = numba.njit(**_OPTIONS)(_linked(self._function, self._name, self._bound))
         with compiled_files.Turn() as turn:
             if all(map(compiled_files.is_own, (self._function, *self._bound.values()))):

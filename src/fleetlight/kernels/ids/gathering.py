@@ -50,8 +50,8 @@ def positions_below(inverse: ArrayLike, count: int) -> Positions:
     """Positions as an int32 vector, each below `count`."""
     inverse = as_positions(inverse)
     if len(inverse) and _highest(inverse) >= count:
-        told = f"{inverse.min()}..{inverse.max()}"
-        raise ConfigError(f"positions {told} in {count} rows, expected 0..{count - 1}")
+        got = f"{inverse.min()}..{inverse.max()}"
+        raise ConfigError(f"positions {got} in {count} rows, expected 0..{count - 1}")
     return inverse
 
 

@@ -67,8 +67,8 @@ class Initializer:
 
 def table_seed(job_seed: int, table_name: str) -> int:
     """The seed of one table of a job, the same in every process and run."""
-    told = f"{job_seed}:{table_name}".encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little") >> 1
+    key = f"{job_seed}:{table_name}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
 def first_values(ids: ArrayLike, dim: int, seed: int, initializer: Initializer) -> Matrix:

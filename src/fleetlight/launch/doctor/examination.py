@@ -10,7 +10,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.launch.doctor import findings, table
 from fleetlight.launch.doctor.facts import facts_of, mtu_of
 from fleetlight.launch.doctor.findings import Finding
-from fleetlight.launch.doctor.meeting import Say, meet
+from fleetlight.launch.doctor.joint_examination import Say, examine_together
 from fleetlight.launch.doctor.messages import ExamOptions
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.host_selection import select_hosts
@@ -68,7 +68,9 @@ def examine(
     )
     facts = facts_of(machine, environment, exam_options, selection.host)
     token = read_token(options.token_file, environment)
-    exam = meet(exam_options, hosts.index(selection.host), facts, options.deadline_s, say, token)
+    exam = examine_together(
+        exam_options, hosts.index(selection.host), facts, options.deadline_s, say, token
+    )
     return Result(table.of_exam(exam), findings.of_exam(exam))
 
 

@@ -82,7 +82,7 @@ def _of_absent(exam: Exam) -> Iterator[Finding]:
     asked = exam.asked
     for number, why in exam.absent.items():
         yield _problem(f"{asked.hosts[number]} is absent: {why}", _how_to_join(exam, number))
-    for number, why in exam.untold.items():
+    for number, why in exam.uninformed.items():
         yield _problem(
             f"{asked.hosts[number]} did not receive the results: {why}",
             "read the output of its doctor; if only long messages get lost, try "

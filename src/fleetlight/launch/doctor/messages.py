@@ -76,7 +76,7 @@ class Exam(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[int, Facts]
     absent: dict[int, str] = {}
     #: the machines that did not receive the results, and why
-    untold: dict[int, str] = {}
+    uninformed: dict[int, str] = {}
     links: tuple[Link, ...] = ()
     #: by how many seconds a machine's clock is ahead of that of the first
     clocks: dict[int, float] = {}

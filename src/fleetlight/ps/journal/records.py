@@ -155,8 +155,8 @@ class Reader(Generic[M]):
         header, arrays = data[start:body].tobytes(), data[body:stop]
         if _sealing(_checksum(lead[SEAL_BYTES:] + header, arrays), number) != expected:
             raise ProtocolError(f"record {number} does not fit its checksum")
-        told = self._codec.decode_header(prefix, header)
-        return LogRecord(number, told.message, views(told.places, arrays), at, stop)
+        decoded = self._codec.decode_header(prefix, header)
+        return LogRecord(number, decoded.message, views(decoded.places, arrays), at, stop)
 
     def _behind(self, at: int) -> int | None:
         """The number of the first valid record from an offset on."""

@@ -75,8 +75,10 @@ class TableLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that `print(model)` shows."""
-        told = {"padding_idx": self.padding_idx, "table": self.table, "entry": self.entry}
-        return ", ".join([str(self.dim), *(f"{k}={v!r}" for k, v in told.items() if v is not None)])
+        settings = {"padding_idx": self.padding_idx, "table": self.table, "entry": self.entry}
+        return ", ".join(
+            [str(self.dim), *(f"{k}={v!r}" for k, v in settings.items() if v is not None)]
+        )
 
     def _handle(self) -> TableHandle:
         if self.handle is None:

@@ -74,9 +74,9 @@ class TableHandle:
 
     def reached(self, ids: Ids) -> None:
         """Report the ids of a lookup, as they are in the caller's tensor."""
-        told = self._rows().reached
-        if told is not None:
-            told(self.number, ids)
+        on_reached = self._rows().reached
+        if on_reached is not None:
+            on_reached(self.number, ids)
 
     def visit(self, ids: Ids, insert: bool) -> Visit:
         """Read the rows of ids; with `insert`, insert rows for unknown ids."""

@@ -426,14 +426,14 @@ class Server:
         if message.ahead:
             for wanted, its in zip(message.tables, ids, strict=True):
                 service.pushes.remember(peer, PrefetchedBatch(wanted.table, message.batch, its))
-        ledger, phase = service.pushes.progress, message.phase
+        progress, phase = service.pushes.progress, message.phase
         with self._changed:
             self._presence.wait(
                 f"a pull after {message.at_least} steps of every worker",
-                lambda: ledger.clocks.all_have(phase, message.at_least),
-                lambda: ledger.clocks.behind(phase, message.at_least),
+                lambda: progress.clocks.all_have(phase, message.at_least),
+                lambda: progress.clocks.behind(phase, message.at_least),
             )
-            version, slowest = ledger.versions.version, ledger.clocks.slowest(phase)
+            version, slowest = progress.versions.version, progress.clocks.slowest(phase)
         return m.Pulled(version, slowest), pulled(service.state, self._log, message, ids)
 
     def _end_phase(self, peer: Peer, message: m.EndPhase) -> Reply:

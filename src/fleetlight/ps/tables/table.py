@@ -304,11 +304,11 @@ class Table:
         keep = None if self._cut is None else self._cut.keep
         summed = sum_by(gradients, distinct.inverse, count)[learning]
         self._rows.push(known, summed, hyper, distinct=True, changing=keep)
-        told = (
+        events = (
             None if c is None else sum_by(c[:, None], distinct.inverse, count)[learning, 0]
             for c in (shows, clicks)
         )
-        admission.note_push(self._rows, known, *told)
+        admission.note_push(self._rows, known, *events)
 
     def _keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
         """Let the cut keep these rows before they change."""

@@ -326,5 +326,5 @@ def connect_all(
 
 
 def _not_ready_text(missing: dict[SocketChannel, str], deadline_s: float) -> str:
-    told = "; ".join(f"{channel.peer}: {why}" for channel, why in missing.items())
-    return f"not ready within {deadline_s:g} s: {told}; check that they run, and read their logs"
+    reasons = "; ".join(f"{channel.peer}: {why}" for channel, why in missing.items())
+    return f"not ready within {deadline_s:g} s: {reasons}; check that they run, and read their logs"

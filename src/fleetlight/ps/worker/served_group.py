@@ -80,28 +80,28 @@ class ServedGroup:
 
     def gather_bytes(self, data: bytes, operation: str) -> list[bytes]:
         """Return the bytes of all workers, in worker order, on every worker."""
-        return self._meet(data, operation, self.deadline_s)
+        return self._exchange(data, operation, self.deadline_s)
 
     def bytes_to_first(self, data: bytes, operation: str) -> list[bytes]:
         """Return the bytes of all workers, in worker order, on worker 0; nothing elsewhere."""
         gathered = self.gather_bytes(data, operation)
         return gathered if self.index == 0 else []
 
-    def _meet(self, data: bytes, operation: str, deadline_s: float) -> list[bytes]:
+    def _exchange(self, data: bytes, operation: str, deadline_s: float) -> list[bytes]:
         if self.alone:
             return [data]
         replies = self.client.replies
 
-        def meet() -> list[bytes]:
+        def exchange() -> list[bytes]:
             replies.meetings += 1
             message = m.Barrier(replies.meetings, operation, deadline_s)
-            brought = np.frombuffer(data, np.uint8)
+            payload = np.frombuffer(data, np.uint8)
             # the server watches the deadline, since it can name who is missing
-            reply = self.client.ask(CONTROL, {0: (message, [brought])}, deadline_s + _GRACE_S)[0]
+            reply = self.client.ask(CONTROL, {0: (message, [payload])}, deadline_s + _GRACE_S)[0]
             return [array.tobytes() for array in reply.arrays]
 
         try:
-            return list(replies.once(operation, meet))
+            return list(replies.once(operation, exchange))
         except MembershipError as error:
             if self.when_left_alone is not None:
                 self.when_left_alone(error)
@@ -168,8 +168,8 @@ class ServedGroup:
                 action()
         except Exception as error:
             failure = error
-        told = b"" if failure is None else m.encode_failure(failure_of(failure))
-        texts = self._meet(told, operation, _LONG_S)
+        payload = b"" if failure is None else m.encode_failure(failure_of(failure))
+        texts = self._exchange(payload, operation, _LONG_S)
         if failure is not None:
             raise failure
         for index, text in enumerate(texts):

@@ -99,6 +99,6 @@ def _laid_out(text: str, suffix: str) -> bytes:
     command = [_graphviz(suffix), f"-T{suffix.removeprefix('.')}"]
     done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip()
-        raise PlanError(f"draw: {command[0]} ended with {done.returncode}: {told}")
+        message = done.stderr.decode(errors="replace").strip()
+        raise PlanError(f"draw: {command[0]} ended with {done.returncode}: {message}")
     return done.stdout

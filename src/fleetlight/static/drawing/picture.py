@@ -301,7 +301,7 @@ class _Sketch:
         dense = _counted(len(self._marks) - len(tables), "dense gradient")
         lines = ["step outside", pushed, _counted(len(tables), "table") if tables else "", dense]
         full = "parameter servers or a live optimizer take the gradients"
-        self._boxes.append(PictureBox("s0", "step", _told(lines), full))
+        self._boxes.append(PictureBox("s0", "step", _shown(lines), full))
         return [[]]
 
     def _add_gradients(
@@ -379,14 +379,14 @@ class _Sketch:
         full = [f"{counts[name]} {name}" for name in _by_frequency(counts)]
         if passive := sum(map(computes_nothing, nodes)):
             full.append(f"{passive} views and casts")
-        told = _told(lines)
-        self._boxes.append(PictureBox(name, kind, told, "\n".join([told[0], *full])))
+        shown = _shown(lines)
+        self._boxes.append(PictureBox(name, kind, shown, "\n".join([shown[0], *full])))
 
     def _arrow(self, source: str, target: str, label: str = "", flow: Flow = "value") -> None:
         self._arrows.append(PictureArrow(source, target, label, flow))
 
 
-def _told(lines: Iterable[str]) -> tuple[str, ...]:
+def _shown(lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(line for line in lines if line)
 
 

@@ -146,7 +146,7 @@ def test_iterations_of_only_some_workers_are_forgotten() -> None:
         queue.deal(0, ask(turn=turn, epoch=turn, back=max(1, turn - 1), whole=whole))
         queue.reach(0, LeaseProgress(0, turn, (0, 2), gives_back=turn != 3))
     turns = queue.state().turns
-    assert [turn.turn for turn in turns if turn.hands] == [3, 7, 8]
+    assert [turn.turn for turn in turns if turn.leases] == [3, 7, 8]
     assert queue.deal(1, ask(epoch=1, whole=whole)) == (2, 6)
 
 
@@ -251,7 +251,7 @@ class Workers:
 
     def _hands(self) -> list[list[tuple[int, int]]]:
         turns = self.queue._turns.values()
-        return [hand.remaining() for turn in turns for hand in turn.hands.values()]
+        return [leases.remaining() for turn in turns for leases in turn.leases.values()]
 
     def finish(self, data: Any) -> None:
         here = [w for w in range(len(self.leases)) if w not in self.lost]

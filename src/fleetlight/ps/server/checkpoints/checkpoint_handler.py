@@ -86,7 +86,7 @@ class CheckpointHandler:
         self._state = state
         self._pushes = pushes
         self._values_lock = values_lock
-        self._handover = FileTransfer(server)
+        self._transfer = FileTransfer(server)
         self._lock = threading.Condition()
         self._last: _CheckpointCut | None = None
         self._is_writing = False
@@ -127,12 +127,12 @@ class CheckpointHandler:
 
     def read_file(self, message: ReadFile) -> Reply:
         """Read a piece of a saved file, without a shared folder."""
-        return FileChunk(), [self._handover.take(message.name, message.offset, message.size)]
+        return FileChunk(), [self._transfer.take(message.name, message.offset, message.size)]
 
     def write_file(self, message: WriteFile, arrays: Sequence[Array]) -> Reply:
         """Write a piece of a file to load, without a shared folder."""
         for array in arrays:
-            self._handover.put(message.name, message.offset, array)
+            self._transfer.put(message.name, message.offset, array)
         return Done(), []
 
     def drop(self) -> Reply:
@@ -141,7 +141,7 @@ class CheckpointHandler:
             self._last = None
             if not self._is_writing:
                 self._state.drop_cuts()
-                self._handover.clear()
+                self._transfer.clear()
         return Done(), []
 
     def fetch(self) -> Reply:
@@ -153,7 +153,7 @@ class CheckpointHandler:
 
     def load(self, message: Load) -> Reply:
         """Load the rows of a checkpoint; the server then refuses pushes for the old rows."""
-        folder = Path(message.folder) if message.folder else self._handover.folder
+        folder = Path(message.folder) if message.folder else self._transfer.folder
         if message.dry:
             self._state.check(message, folder)
             return Done(), []
@@ -180,8 +180,8 @@ class CheckpointHandler:
     def _folder_for(self, message: Save) -> Path:
         """The folder to save to: the one shared with worker 0, or the temporary one."""
         if not message.folder:
-            self._handover.clear()
-            return self._handover.folder
+            self._transfer.clear()
+            return self._transfer.folder
         folder = Path(message.folder)
         if not is_file(folder / message.token):
             raise CheckpointError(

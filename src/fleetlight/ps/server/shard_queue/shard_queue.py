@@ -26,14 +26,14 @@ NOTHING: Interval = (0, 0)
 class _Leases:
     """The ranges of one worker, by number."""
 
-    dealt: list[Interval] = dataclasses.field(default_factory=list)
+    ranges: list[Interval] = dataclasses.field(default_factory=list)
     #: the range and position up to which the worker has finished all records
     reached: tuple[int, int] = (0, 0)
 
     def remaining(self) -> list[Interval]:
         """The records that are not known to be finished."""
         number, at = self.reached
-        rest = self.dealt[number:]
+        rest = self.ranges[number:]
         if rest:
             rest[0] = max(at, rest[0][0]), rest[0][1]
         return [(start, stop) for start, stop in rest if start < stop]
@@ -41,8 +41,8 @@ class _Leases:
     def release_all(self) -> list[Interval]:
         """Remove and return the records that are not known to be finished."""
         rest, (number, at) = self.remaining(), self.reached
-        for n, (start, stop) in enumerate(self.dealt[number:], number):
-            self.dealt[n] = start, min(stop, max(at, start)) if n == number else start
+        for n, (start, stop) in enumerate(self.ranges[number:], number):
+            self.ranges[n] = start, min(stop, max(at, start)) if n == number else start
         return rest
 
 
@@ -51,14 +51,14 @@ class _Iteration:
     epoch: int
     whole: list[Interval]
     free: list[Interval]
-    hands: dict[int, _Leases] = dataclasses.field(default_factory=dict)
+    leases: dict[int, _Leases] = dataclasses.field(default_factory=dict)
 
     def leases_of(self, worker: int) -> _Leases:
-        return self.hands.setdefault(worker, _Leases())
+        return self.leases.setdefault(worker, _Leases())
 
     def holders(self) -> list[int]:
         """Workers with unfinished records."""
-        return sorted(worker for worker, leases in self.hands.items() if leases.remaining())
+        return sorted(worker for worker, leases in self.leases.items() if leases.remaining())
 
     @property
     def is_over(self) -> bool:
@@ -102,10 +102,10 @@ class ShardQueue:
         if turn is None:
             return NOTHING
         self._reach(turn.leases_of(worker), deal.reached)
-        dealt = self._dealt(turn, worker, deal)
-        if dealt is None and deal.waits:
+        leased = self._lease(turn, worker, deal)
+        if leased is None and deal.waits:
             self._waiting[worker] = turn
-        return dealt
+        return leased
 
     def reach(self, worker: int, progress: LeaseProgress) -> None:
         """Record the worker's progress; if it gives back its records, free them."""
@@ -122,9 +122,9 @@ class ShardQueue:
         self._gone.add(worker)
         self._waiting.pop(worker, None)
         freed = [
-            (turn.epoch, self._free(turn, turn.hands[worker]))
+            (turn.epoch, self._free(turn, turn.leases[worker]))
             for turn in self._turns.values()
-            if worker in turn.hands
+            if worker in turn.leases
         ]
         return [(epoch, intervals) for epoch, intervals in freed if intervals]
 
@@ -133,8 +133,8 @@ class ShardQueue:
         there = self._turns.get((loader, turn))
         if there is None:
             return [] if 0 < turn <= self._newest.get(loader, 0) else None
-        hands = [i for leases in there.hands.values() for i in leases.remaining()]
-        return joined([*there.free, *hands])
+        leases = [i for leases in there.leases.values() for i in leases.remaining()]
+        return joined([*there.free, *leases])
 
     def has_reply(self, deal: LeaseRequest) -> bool:
         """True if a waiting request would get records or the end of the turn."""
@@ -149,7 +149,9 @@ class ShardQueue:
     def state(self) -> ShardQueueState:
         """The state of the queue, for the log."""
         turns = [
-            RoundState(loader, number, turn.epoch, turn.whole, turn.free, _lease_states(turn.hands))
+            RoundState(
+                loader, number, turn.epoch, turn.whole, turn.free, _lease_states(turn.leases)
+            )
             for (loader, number), turn in self._turns.items()
         ]
         backs = [(*key, back) for key, back in self._first_turns.items()]
@@ -163,8 +165,8 @@ class ShardQueue:
                 list(turn.whole),
                 list(turn.free),
                 {
-                    leases.worker: _Leases(list(leases.dealt), leases.reached)
-                    for leases in turn.hands
+                    leases.worker: _Leases(list(leases.ranges), leases.reached)
+                    for leases in turn.leases
                 },
             )
             for turn in state.turns
@@ -198,37 +200,37 @@ class ShardQueue:
         self._first_turns[deal.loader, worker] = deal.back
         first = min((self._first_turn(deal.loader, w) for w in range(self._worker_num)), default=0)
         for key in [k for k in self._turns if k[0] == deal.loader and k != (k[0], deal.turn)]:
-            turn, hands = self._turns[key], self._turns[key].hands
-            for w in [w for w in hands if self._first_turn(key[0], w) > key[1]]:
-                if not hands[w].remaining():
-                    del hands[w]
+            turn, leases = self._turns[key], self._turns[key].leases
+            for w in [w for w in leases if self._first_turn(key[0], w) > key[1]]:
+                if not leases[w].remaining():
+                    del leases[w]
             # a worker that took no part in an ended turn gets the same reply without it
-            if key[1] < first or (turn.is_over and not hands):
+            if key[1] < first or (turn.is_over and not leases):
                 del self._turns[key]
 
     def _first_turn(self, loader: int, worker: int) -> float:
         """The first turn that a worker may still request."""
         return math.inf if worker in self._gone else self._first_turns.get((loader, worker), 0)
 
-    def _dealt(self, turn: _Iteration, worker: int, deal: LeaseRequest) -> Interval | None:
+    def _lease(self, turn: _Iteration, worker: int, deal: LeaseRequest) -> Interval | None:
         leases = turn.leases_of(worker)
-        if not 0 <= deal.number <= len(leases.dealt):
+        if not 0 <= deal.number <= len(leases.ranges):
             raise ProtocolError(
                 f"worker {worker} asked for range {deal.number} of loader {deal.loader}, but "
-                f"received {len(leases.dealt)} so far; positions of a loader with deal='queue' are "
-                "saved and loaded by fleet.save_persistables and fleet.load_persistables"
+                f"received {len(leases.ranges)} so far; positions of a loader with deal='queue' "
+                "are saved and loaded by fleet.save_persistables and fleet.load_persistables"
             )
-        if deal.number < len(leases.dealt):
-            start, stop = leases.dealt[deal.number]
+        if deal.number < len(leases.ranges):
+            start, stop = leases.ranges[deal.number]
             return (start, stop) if start < stop else NOTHING
         if turn.free:
-            leases.dealt.append(turn.cut(deal.unit, deal.batches, self._worker_num))
+            leases.ranges.append(turn.cut(deal.unit, deal.batches, self._worker_num))
             self.changes += 1
-            return leases.dealt[-1]
+            return leases.ranges[-1]
         return NOTHING if turn.is_over else None
 
     def _reach(self, leases: _Leases, reached: tuple[int, int]) -> None:
-        if leases.dealt and reached > leases.reached:
+        if leases.ranges and reached > leases.reached:
             leases.reached = reached
             self.changes += 1
 
@@ -260,5 +262,7 @@ def _range_text(intervals: Sequence[Interval]) -> str:
     return f"records {described(intervals)}" if intervals else "no record"
 
 
-def _lease_states(hands: Mapping[int, _Leases]) -> list[LeaseState]:
-    return [LeaseState(worker, list(h.dealt), h.reached) for worker, h in hands.items() if h.dealt]
+def _lease_states(leases: Mapping[int, _Leases]) -> list[LeaseState]:
+    return [
+        LeaseState(worker, list(h.ranges), h.reached) for worker, h in leases.items() if h.ranges
+    ]

@@ -91,7 +91,7 @@ class SyncStepCoordinator:
         state: ServerState,
         presence: PresenceMonitor,
         values_lock: SharedExclusiveLock,
-        ledger: TrainingProgress,
+        progress: TrainingProgress,
         log: WriteAheadLog,
         worker_num: int,
     ) -> None:
@@ -101,7 +101,7 @@ class SyncStepCoordinator:
         self._changed = presence.changed
         self._worker_num = worker_num
         self._values_lock = values_lock
-        self._progress = ledger
+        self._progress = progress
         self._steps: StepGroups[_Part] = StepGroups(worker_num)
         # not every step is held
         self._releases: StepGroups[_Release] = StepGroups(worker_num, consecutive=False)

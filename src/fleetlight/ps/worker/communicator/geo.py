@@ -154,13 +154,15 @@ class Geo(Communicator):
 
     def _begin(self) -> None:
         self.flush()
-        told = _some({number: table.differences() for number, table in enumerate(self._tables)})
-        self._sent = {number: part.ids for number, part in told.items()}
+        differences = _some(
+            {number: table.differences() for number, table in enumerate(self._tables)}
+        )
+        self._sent = {number: part.ids for number, part in differences.items()}
         dense = self._dense_differences()
         self._exchanges += 1
         self._sent_steps = self.made
         self._exchange = self._thread.submit(
-            self.client.exchange, told, dense, step=self.steps, origin=self._origin
+            self.client.exchange, differences, dense, step=self.steps, origin=self._origin
         )
 
     def _take_in(self) -> None:

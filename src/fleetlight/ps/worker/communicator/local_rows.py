@@ -160,12 +160,12 @@ class LocalRows:
         found = dedup(self._rows.ids_of(numbers), self._servers)
         grouped = np.empty_like(numbers)
         grouped[found.inverse] = numbers
-        told = copies.share(self._rows.rows, grouped, self._workers, self.plan.dim)
+        differences = copies.share(self._rows.rows, grouped, self._workers, self.plan.dim)
         self.window += 1
         self._evict(grouped)
         if self.window > MOST_WINDOWS:
             self._count_anew()
-        return TableGradients(found.ids, found.starts, told)
+        return TableGradients(found.ids, found.starts, differences)
 
     def _count_anew(self) -> None:
         """Restart the window counter, with all rows used in the first window."""

@@ -41,7 +41,7 @@ _STRIKES = 3
 _LONG_S = 30.0
 
 
-def meet(
+def examine_together(
     asked: ExamOptions,
     number: int,
     facts: Facts,
@@ -98,7 +98,7 @@ class _Leader:
             links=links,
             clocks=dict(self._clocks()),
         )
-        return msgspec.structs.replace(exam, untold=dict(self._tell(exam)))
+        return msgspec.structs.replace(exam, uninformed=dict(self._tell(exam)))
 
     def _announce(self, links: int) -> None:
         """Announce a long measurement; links are measured one by one, not to slow each other."""

@@ -12,7 +12,7 @@ import pytest
 from tests.launch.doctor.doctors import HOSTS, exam_options, facts
 
 from fleetlight.errors import LaunchError
-from fleetlight.launch.doctor import meeting
+from fleetlight.launch.doctor import joint_examination
 from fleetlight.launch.doctor.messages import Exam, ExamOptions
 from fleetlight.launch.doctor.service import DoctorService
 
@@ -20,7 +20,7 @@ from fleetlight.launch.doctor.service import DoctorService
 @pytest.fixture(autouse=True)
 def no_report_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report at once, not every few seconds."""
-    monkeypatch.setattr(meeting, "TELL_S", 0.0)
+    monkeypatch.setattr(joint_examination, "TELL_S", 0.0)
 
 
 def doctors(
@@ -31,7 +31,12 @@ def doctors(
     with ThreadPoolExecutor() as threads:
         running: dict[int, Future[Exam]] = {
             number: threads.submit(
-                meeting.meet, of, number, facts(of), deadline_s, lines[number].append
+                joint_examination.examine_together,
+                of,
+                number,
+                facts(of),
+                deadline_s,
+                lines[number].append,
             )
             for number in numbers
         }
@@ -43,7 +48,7 @@ def test_all_doctors_have_the_same_result() -> None:
     (first, lines), *others = doctors(of, range(3))
     assert [exam for exam, _ in others] == [first, first]
     assert list(first.facts) == [0, 1, 2]
-    assert (first.absent, first.untold) == ({}, {})
+    assert (first.absent, first.uninformed) == ({}, {})
     pairs = [(link.sender, link.receiver) for link in first.links]
     assert pairs == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     for link in first.links:
@@ -57,7 +62,7 @@ def test_all_doctors_have_the_same_result() -> None:
 
 
 def test_long_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_LONG_S", 0.0)
+    monkeypatch.setattr(joint_examination, "_LONG_S", 0.0)
     (_, lines), (_, other) = doctors(exam_options(2), range(2))
     (at,) = [number for number, text in enumerate(lines) if "measuring 2 links" in text]
     assert lines[at].startswith("measuring 2 links, one after another")
@@ -131,12 +136,12 @@ def test_links_of_a_lost_machine_are_unmeasured(monkeypatch: pytest.MonkeyPatch)
     listener = socket.create_server((HOSTS[1], of.port))
     service = DoctorService(listener, of, 1, facts(of))
     say: Any = lambda text: service.close() if text.startswith("measuring") else None  # noqa: E731
-    exam = meeting.meet(of, 0, facts(of), 5.0, say)
+    exam = joint_examination.examine_together(of, 0, facts(of), 5.0, say)
     assert [link.error for link in exam.links] == [
         f"port {of.port}: connection refused",
         "connection refused",
     ]
-    assert exam.untold == {1: "connection refused"}
+    assert exam.uninformed == {1: "connection refused"}
     assert exam.clocks == {}
 
 
@@ -146,7 +151,9 @@ def test_first_machine_that_leaves_is_named() -> None:
     with ThreadPoolExecutor() as threads:
         listener = socket.create_server((HOSTS[0], of.port))
         lines: list[str] = []
-        running = threads.submit(meeting.meet, of, 1, facts(of), 20.0, lines.append)
+        running = threads.submit(
+            joint_examination.examine_together, of, 1, facts(of), 20.0, lines.append
+        )
         _ask_once(of)
         listener.close()
         exam = running.result(timeout=30)
@@ -174,4 +181,4 @@ def test_port_in_use_is_named() -> None:
         socket.create_server((HOSTS[0], of.port)),
         pytest.raises(LaunchError, match=rf"port {of.port} on 127\.0\.0\.1, .*taken by process"),
     ):
-        meeting.meet(of, 0, facts(of), 1.0, print)
+        joint_examination.examine_together(of, 0, facts(of), 1.0, print)
