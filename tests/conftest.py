@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 CHILDREN = str(Path(__file__).with_name("children"))
@@ -25,6 +27,19 @@ def pytest_configure() -> None:
     # and pytest's rewriting of asserts would take half of each collection
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a `sampled(n)` test after the first n as long."""
+    seen: collections.Counter[str] = collections.Counter()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            function = item.nodeid.partition("[")[0]
+            seen[function] += 1
+            if seen[function] > marker.args[0]:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -110,6 +110,7 @@ def test_quick_start_trains_the_same_weights_alone_and_in_a_job(tmp_path: Path) 
 LIGHTNING = "from torch.nn import Module as LightningModule\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", range(2))
 def test_loops_that_replace_a_trainer_reduce_during_backward(number: int, tmp_path: Path) -> None:
@@ -143,6 +144,7 @@ def test_first_program_of_the_readme_equals_the_quick_start_and_learns(tmp_path:
     assert 0.6 < float(re.findall(r"AUC (\S+)", output)[0]) < 0.8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", range(3))
 def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def unpacked(name: str, folder: Path) -> list[float]:
     return numbers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [job.__name__ for job in JOBS])
 def test_training_resumes_from_files_of_the_previous_version(

@@ -73,6 +73,7 @@ def test_growing_memory_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
         serve(5, 100, multiprocessing.Value("q", 0))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_program_reports_the_number_of_frames(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--frames", "400", "--seed", "2"]) == 0

@@ -14,12 +14,14 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 ENOUGH = 4000
 
 
+@pytest.mark.long
 def test_no_schedule_loses_or_doubles_an_update() -> None:
     ran = simulate(seed=5, numbers=range(2000))
     assert ran.total() == 2000
     assert min(ran.values()) > 50
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
     with planted(name), pytest.raises(SimulationError) as found:
@@ -39,6 +41,7 @@ def test_planted_bug_is_found(name: str) -> None:
     simulate(seed=7, numbers=[int(number[1])])
 
 
+@pytest.mark.long
 def test_program_reports_the_number_of_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--schedules", "40", "--seed", "2"]) == 0
     assert re.fullmatch(

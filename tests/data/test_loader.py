@@ -47,6 +47,7 @@ def batched(**settings: Any) -> DataLoader[Any]:
     return DataLoader(Numbers(30), batch_sampler=Ragged(), **settings)
 
 
+@pytest.mark.sampled(3)
 @in_processes
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
 def test_resuming_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -> None:
@@ -80,6 +81,7 @@ def test_resuming_is_exact_with_each_tail(tail: str, announce: Any) -> None:
             assert after.epoch() == (whole[done:] or second)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
 @pytest.mark.parametrize("number", [1, 3])

@@ -135,6 +135,7 @@ def run(size: tuple[int, int], *args: Any) -> Any:
     return [value for _, value in answers[size[0] :]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(0, 1), (2, 2)])
 def test_programs_and_eager_loops_share_checkpoints(size: tuple[int, int], tmp_path: Path) -> None:
     ends = {}
@@ -147,6 +148,7 @@ def test_programs_and_eager_loops_share_checkpoints(size: tuple[int, int], tmp_p
         torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_model_may_be_registered_after_its_program(tmp_path: Path) -> None:
     run((1, 1), "late", 0, None, str(tmp_path / "late"))
     ends = [run((1, 1), kind, STEPS, str(tmp_path / "late"), None) for kind in ("late", "eager")]
@@ -178,6 +180,7 @@ def test_collective_programs_and_eager_loops_share_checkpoints(tmp_path: Path) -
     assert set(saved) == set(names) == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 
+@pytest.mark.long
 def test_one_process_loads_a_checkpoint_of_several(tmp_path: Path) -> None:
     run((2, 2), "static", 0, None, str(tmp_path / "many"))
     [static_end] = run((0, 1), "static", STEPS, str(tmp_path / "many"), None)

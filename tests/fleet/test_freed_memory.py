@@ -34,6 +34,7 @@ print(resident() - before < SIZE // 2)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_freed_memory_returns_to_the_system() -> None:
     done = subprocess.run(

@@ -89,6 +89,7 @@ def test_servers_end_when_the_workers_are_done(
     assert last_line(output).endswith("; servers ended")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("failing", "code", "reason"),
     [

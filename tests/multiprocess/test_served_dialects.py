@@ -35,6 +35,7 @@ def check(codes: list[int], text: str, expected: float) -> None:
     assert "done: steps 24" in text, "no worker left the servers at the end of the script"
 
 
+@pytest.mark.long
 def test_encrypted_by_fleetrun(expected: float, tmp_path: Path) -> None:
     make(tmp_path / "certs")
     counts = ["--server_num", "1", "--worker_num", "2"]
@@ -45,6 +46,7 @@ def test_encrypted_by_fleetrun(expected: float, tmp_path: Path) -> None:
     assert "takes only clients with a certificate" in text
 
 
+@pytest.mark.long
 def test_variables_of_the_paddle_operator(expected: float) -> None:
     holder, port = reserved_port()
     common = {"PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{port}", "PADDLE_TRAINERS_NUM": "2"}

@@ -40,6 +40,7 @@ def eager(
     return loss.detach(), accuracy(output, given["y"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
 def test_captured_steps_equal_eager_training(kind: Any, options: dict[str, Any]) -> None:
     """With dropout, running statistics, batches of all sizes and a schedule."""

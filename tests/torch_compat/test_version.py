@@ -64,6 +64,7 @@ def test_several_inits_warn_once() -> None:
     assert done.stderr.count("torch 99.0.0 is newer than") == 1
 
 
+@pytest.mark.long
 def test_only_the_first_worker_warns() -> None:
     variables = {
         "FLEET_ROLE": "worker",

@@ -120,6 +120,7 @@ def train(way: str, scale: str) -> torch.Tensor:
     return flat(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_kind_of_backward_equals_one_process(way: str) -> None:
     [plain] = run_workers(train, 1, way, "mean")

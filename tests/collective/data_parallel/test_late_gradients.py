@@ -97,6 +97,7 @@ def test_gradients_of_a_closure_are_reduced_with_a_warning() -> None:
     assert Cause.PARTS.value[0] in line
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("steps", "causes"),

@@ -107,6 +107,7 @@ def test_workers_equal_one_process(workers: int, dtype: torch.dtype, tolerance: 
         torch.testing.assert_close(result, plain(20, dtype=dtype), rtol=0, atol=tolerance)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -253,6 +253,7 @@ def worker_3_ends(how: str) -> None:
             os.kill(current().group.hellos[3].pid, signal.SIGKILL)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("how", "kind"), [("SIGKILL", "PeerLostError"), ("SIGSTOP", "DeadlineError")]
 )

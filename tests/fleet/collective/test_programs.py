@@ -105,6 +105,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "plain")
 def test_program_trains_as_the_eager_loop_does(settings: dict[str, Any]) -> None:
     """With a short last batch, running statistics and a schedule; worker 0's buffers count."""

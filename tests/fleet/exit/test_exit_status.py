@@ -101,6 +101,7 @@ EXITS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("culprit", "body", "code", "text"), EXITS)
 def test_exit_with_an_error_is_a_failure(
     tmp_path: Path, culprit: int, body: str, code: int, text: str
@@ -131,6 +132,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ENDS)
 def test_exit_without_an_error_ends_the_script_normally(tmp_path: Path, how: str) -> None:
     total = "print('sum', fleet.all_reduce(fleet.worker_index() + 1), flush=True)\n"
@@ -141,6 +143,7 @@ def test_exit_without_an_error_ends_the_script_normally(tmp_path: Path, how: str
     assert all("sum 3" in text and "Traceback" not in text for text in outputs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_systemexit_raised_by_the_script_ends_the_job(tmp_path: Path, culprit: int) -> None:
     # imported by optimizers: its functions keep the process group of the import
@@ -153,6 +156,7 @@ def test_systemexit_raised_by_the_script_ends_the_job(tmp_path: Path, culprit: i
     assert re.match(f"PeerLostError: .* worker {culprit} .*({last})", words[1 - culprit].error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "code", "text"),
     [("raise KeyError('x')", 1, "KeyError: 'x'"), ("sys.exit(3)", 3, "exited with code 3")],

@@ -423,6 +423,7 @@ class Program:
             torch.testing.assert_close(nn.functional.mse_loss(out, TARGETS[0, 0]), expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "strategy",
     [SYNC, ASYNC, {"a_sync_configs": {"dense": "allreduce"}}],

@@ -86,6 +86,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_job_equals_the_simulation(name: str) -> None:
     case, workers = CASES[name]

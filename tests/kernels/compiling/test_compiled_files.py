@@ -88,6 +88,7 @@ def test_code_is_stored_beside_the_sources_and_reused(package: Path) -> None:
     assert run(package) == (place, 1)
 
 
+@pytest.mark.long
 def test_code_is_stored_at_home_if_the_sources_are_read_only(
     unwritable: Path, tmp_path: Path
 ) -> None:
@@ -95,18 +96,21 @@ def test_code_is_stored_at_home_if_the_sources_are_read_only(
     assert place.startswith(str(tmp_path / "home" / ".cache" / "fleetlight" / "kernels-"))
 
 
+@pytest.mark.long
 def test_code_is_stored_in_xdg_cache_home(unwritable: Path, tmp_path: Path) -> None:
     place, _ = run(unwritable, HOME=str(tmp_path / "home"), XDG_CACHE_HOME=str(tmp_path / "xdg"))
     assert place.startswith(str(tmp_path / "xdg" / "fleetlight" / "kernels-"))
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("said", ["", "relative/cache"])
 def test_relative_xdg_cache_home_is_ignored(unwritable: Path, tmp_path: Path, said: str) -> None:
     place, _ = run(unwritable, HOME=str(tmp_path / "home"), XDG_CACHE_HOME=said)
     assert place.startswith(str(tmp_path / "home" / ".cache" / "fleetlight" / "kernels-"))
 
 
+@pytest.mark.long
 def test_code_is_stored_in_a_private_temporary_folder_without_home(
     unwritable: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +119,7 @@ def test_code_is_stored_in_a_private_temporary_folder_without_home(
     assert (tmp_path / f"fleetlight-{os.getuid()}").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_temporary_folder_that_others_can_write_is_not_used(
     unwritable: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +129,7 @@ def test_temporary_folder_that_others_can_write_is_not_used(
     assert run(unwritable, HOME="/dev/null", TMPDIR=str(tmp_path)) == ("None", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inner", [False, True])
 def test_cache_that_others_can_write_is_not_used(
     unwritable: Path, tmp_path: Path, inner: bool
@@ -140,6 +146,7 @@ def test_cache_that_others_can_write_is_not_used(
     assert hits == 0
 
 
+@pytest.mark.long
 def test_new_folders_are_private_under_any_umask(unwritable: Path, tmp_path: Path) -> None:
     before = os.umask(0o000)
     try:
@@ -228,6 +235,7 @@ def test_turn_works_without_a_lock_that_cannot_be_opened(folder: Path) -> None:
         assert not turn.wait()
 
 
+@pytest.mark.long
 def test_waiting_process_loads_the_code_of_the_first(package: Path) -> None:
     place = Path(run(package)[0])
     kept = place.rename(place.with_name("kept"))
@@ -241,6 +249,7 @@ def test_waiting_process_loads_the_code_of_the_first(package: Path) -> None:
     assert result(second) == (str(place), 1)
 
 
+@pytest.mark.long
 def test_cached_code_is_loaded_while_another_process_compiles(package: Path) -> None:
     place, _ = run(package)
     with open(Path(place, "lock"), "w") as other:

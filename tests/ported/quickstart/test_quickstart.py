@@ -40,6 +40,7 @@ def test_missing_gpus_are_an_error(tmp_path: Path) -> None:
     assert "this machine has no GPU; use --nproc_per_node 4" in output
 
 
+@pytest.mark.long
 def test_parameter_servers_learn(tmp_path: Path) -> None:
     command = [*FLEETRUN, "--worker_num", "2", "--server_num", "2", SERVERS]
     output = run(tmp_path, *command)

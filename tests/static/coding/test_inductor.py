@@ -56,6 +56,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name.startswith("fleetlight")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.contract
 @pytest.mark.timeout(400)  # the first compilation with a torch also compiles its headers
 @pytest.mark.parametrize(
@@ -190,6 +191,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 def test_a_missing_compiler_is_warned_about_once() -> None:
     environment = {**os.environ, "CXX": "no-such-compiler", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(

@@ -56,6 +56,7 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_loaded_program_continues_bit_for_bit(
     tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer]
@@ -290,6 +291,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("change", "message"), DAMAGES)
 def test_a_forged_file_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str

@@ -53,6 +53,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 @pytest.mark.parametrize("for_test", [False, True])
 def test_a_replaced_tensor_in_the_module_is_refused(

@@ -63,6 +63,7 @@ def largest_difference(program: static.Program, eager: Eager) -> float:
     return max(float((mine[n].double() - theirs[n].double()).abs().max()) for n in mine)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.bfloat16, 0.05), (torch.float16, 0.005)], ids=["bf16", "fp16"]
 )
@@ -81,6 +82,7 @@ def test_amp_trains_as_eager_autocast_does(dtype: torch.dtype, tolerance: float)
     assert set(parameters) == {torch.float32}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_three_passes_together_equal_their_eager_counterpart(order: int) -> None:
     passes: list[Any] = [Recompute(("convolve", "attend")), Amp("float16"), GradientMerge(2)]

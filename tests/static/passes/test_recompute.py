@@ -93,6 +93,7 @@ def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, l
     return program, [*found, *(slot.tensor for slot in program.state)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
@@ -121,6 +122,7 @@ def memory(kind: type[nn.Module], names: tuple[str, ...]) -> int:
     return peak_bytes(form, [torch.randn(256, 8).double(), torch.randint(0, 3, (256,))])
 
 
+@pytest.mark.long
 def test_recompute_needs_less_memory() -> None:
     whole = memory(deep, ())  # type: ignore[arg-type]
     assert memory(deep, BLOCKS) < 0.6 * whole  # type: ignore[arg-type]

@@ -50,6 +50,7 @@ def evaluates(script: Script) -> None:
     evaluate()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [side_by_side, evaluates])
 @pytest.mark.parametrize("dies", [1, 2, 3, 5, 6, 7, 10, 13])
