@@ -40,7 +40,7 @@ check: $(VENV)/.ready  ## format, lint, types, layers, shape and words
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -q -m style tests/test_tidy.py tests/test_words.py tests/tidy
+	$(PYTEST) -q -m style tests/test_*.py tests/tidy tests/security/test_no_pickle.py
 
 chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT=killing ARGS='--kills 100 --seed 1'
 	@for what in $(or $(WHAT),simulation fuzzing killing whole harming); do \

@@ -96,6 +96,7 @@ def _is_torchs(base: str, name: str, own: set[str]) -> bool:
     return name not in own and (name in SOMETIMES or any(hasattr(thing, name) for thing in OBJECTS))
 
 
+@pytest.mark.style
 @pytest.mark.slow
 def test_private_names_of_torch_stay_in_torch_compat() -> None:
     guilty = [

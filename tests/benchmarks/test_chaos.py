@@ -22,6 +22,7 @@ def test_each_program_runs_as_often_as_claimed() -> None:
     assert found["Damaged frames"][2] == "1000000"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_output_of_a_program_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--schedules", "20", "--only", "simulation", "--no-write"]

@@ -28,6 +28,7 @@ def die(options: Mapping[str, Any]) -> dict[str, Any]:
     os._exit(3)
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_results_are_in_the_order_of_the_workers() -> None:
     run = forked.run("job", identity, {"value": [1, 2]}, 3)

@@ -33,6 +33,7 @@ def stepping(name: str, pid: Path, code: str = STEP) -> jobs.Job:
     return jobs.Job(name, [command], results=1, deadline_s=60.0)
 
 
+@pytest.mark.long
 def test_each_job_has_its_turns_and_all_are_ended(tmp_path: Path) -> None:
     make = {n: lambda n=n: stepping(n, tmp_path / n) for n in ("a", "b")}
     series, shares = turns.take(make, rounds=2, turns=2, turn_s=0.1)

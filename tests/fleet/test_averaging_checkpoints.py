@@ -72,6 +72,7 @@ def load_and_continue(kind: str, dirname: str, steps_before: int) -> Any:
     return end_of(model, optimizer), schedule_of().state()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "steps_before"),
     [("adam-kept", 0), ("diloco", 2), ("adaptive", 4)],
@@ -107,6 +108,7 @@ def load(kind: str, dirname: str) -> Any:
     return values, current().step, None if alone is None else alone.engine.schedule.state()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("saved", "loaded", "workers", "state"),
     [

@@ -174,6 +174,7 @@ def collective(folder: str) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
+@pytest.mark.long
 def test_collective_programs_and_eager_loops_share_checkpoints(tmp_path: Path) -> None:
     [names, _] = run_workers(collective, 2, str(tmp_path / "c"))
     saved = checkpoint.read(tmp_path / "c").model().tensors

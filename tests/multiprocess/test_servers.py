@@ -191,6 +191,7 @@ def train_asynchronously(k_steps: int) -> tuple[float, float]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.contract
 @pytest.mark.parametrize("k_steps", [0, 4], ids=["asynchronous", "GeoSGD"])
 def test_asynchronous_workers_train(k_steps: int) -> None:

@@ -52,6 +52,7 @@ def used(tree: ast.AST) -> Iterator[str]:
                 yield called
 
 
+@pytest.mark.style
 @pytest.mark.slow
 def test_only_listed_files_unpickle_or_evaluate() -> None:
     found = {

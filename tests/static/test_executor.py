@@ -71,6 +71,7 @@ def test_values_are_fetched_by_variable_and_by_name() -> None:
     assert isinstance(array, np.ndarray)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "feed",

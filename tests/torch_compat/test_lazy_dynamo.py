@@ -153,6 +153,7 @@ assert not loaded, loaded
 """
 
 
+@pytest.mark.long
 def test_a_worker_with_tables_loads_no_slow_modules() -> None:
     run_script(WITH_A_TABLE, {})
 

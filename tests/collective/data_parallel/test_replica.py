@@ -97,6 +97,7 @@ def train(strategy: dict[str, Any], steps: int, dtype: torch.dtype = torch.float
     return flat(model)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.contract
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str

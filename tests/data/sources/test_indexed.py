@@ -35,6 +35,7 @@ pytestmark = pytest.mark.slow
 # --- records by index
 
 
+@pytest.mark.sampled(3)
 @in_processes
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_sequential_loader_keeps_its_order(number: int, processes: dict[str, Any]) -> None:
@@ -248,6 +249,7 @@ def test_a_stream_is_sharded(processes: dict[str, Any]) -> None:
         assert len(rounds) == len(workers.loaders[0]) == 4
 
 
+@pytest.mark.sampled(2)
 @in_processes
 @pytest.mark.parametrize("tail", ["join", "drop"])
 def test_a_stream_may_split_itself_by_loading_process(tail: str, processes: dict[str, Any]) -> None:

@@ -120,6 +120,7 @@ def run(function: Any, workers: int, *args: Any) -> list[Any]:
     return run_processes(function, [args] * workers)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_stop_and_resume_equal_an_uninterrupted_job_bit_for_bit(tmp_path: Path, at: int) -> None:
     """Dropout, learning rates and the order of records are those of an uninterrupted job."""

@@ -188,6 +188,7 @@ def resuming(folder: str, by_program: bool) -> Any:
     return state_of(model)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by_program", [True, False])
 def test_program_and_eager_loop_share_checkpoints(tmp_path: Path, by_program: bool) -> None:
     """Momentum, the loader's position and the model load with and without a program."""
@@ -305,6 +306,7 @@ def rewritten_alone() -> Any:
     static.Executor().run(program, example())
 
 
+@pytest.mark.long
 def test_program_rewritten_by_one_worker_is_an_error() -> None:
     with pytest.raises(WorkerFailedError, match="run the same program on all of them"):
         run_workers(rewritten_alone, 2, deadline_s=3.0)

@@ -171,6 +171,7 @@ def made(kind: Any, optimizer: Any = torch.optim.Adagrad, **options: Any) -> Any
     return make
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kind",
     [Net, Bags, Shared, Counted, Dense, lambda: Net(rows=30)],
@@ -195,6 +196,7 @@ def test_program_equals_eager_training_with_every_rule(
     check(made(kind, optimizer, **options), SYNC)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -57,6 +57,7 @@ def coded_names(settings: dict[str, Any]) -> Any:
     return flat(model), sorted(compression.residuals.state())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("settings", "residual", "tolerance"),
     [

@@ -59,6 +59,7 @@ def minimized(before: str = "") -> Any:
     return flat(model), optimizer.param_groups[0]["lr"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", ["", "backward", "retained", "merge"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_minimize_equals_backward_and_step(before: str, workers: int) -> None:

@@ -185,6 +185,7 @@ class LoggingScreen(Screen):
         self.lines.append(text)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("tee", "size"), [(False, None), (True, None), (False, (24, 80))])
 def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, size: Any) -> None:
     screen = LoggingScreen(size)

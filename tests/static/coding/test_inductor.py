@@ -111,6 +111,7 @@ def test_dropout_differs_in_each_run() -> None:
     assert not torch.equal(outputs[1], outputs[2])
 
 
+@pytest.mark.long
 def test_batches_that_fail_a_guard_are_compiled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,6 +145,7 @@ class Doubling:
         bucket.mul_(3.0)
 
 
+@pytest.mark.long
 def test_reductions_are_called_in_order() -> None:
     found = []
     for compile in ("fx", "inductor"):

@@ -167,6 +167,7 @@ def test_reductions_at_the_same_time_share_one_box() -> None:
     assert "begins after backward" in bucket.lines
 
 
+@pytest.mark.long
 def test_resnet50_overlaps_4_of_5_buckets_with_backward() -> None:
     found = picture(captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap()))
     assert len(boxes(found, "forward", "loss")) == 24 + 1

@@ -102,6 +102,7 @@ def test_long_names_are_full_in_the_tooltip() -> None:
     assert f'label="{name[:59]}…", tooltip="{name}' in dot
 
 
+@pytest.mark.long
 def test_text_needs_no_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     drawing = make_program().draw(tmp_path / "program.dot")

@@ -103,6 +103,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(path.glob("generation-*/*"))}
 
 
+@pytest.mark.long
 def test_another_process_runs_equally_and_writes_equal_bytes(tmp_path: Path) -> None:
     program, feed = make_program(), batch(1)
     program.save(tmp_path / "program")

@@ -39,6 +39,7 @@ def difference_of(one: static.Program, other: static.Program) -> str:
     return difference or ""
 
 
+@pytest.mark.long
 def test_fingerprints_are_equal_in_another_process() -> None:
     found = subprocess.run(
         [sys.executable, "-c", ALONE], check=True, capture_output=True, text=True, timeout=100

@@ -96,6 +96,7 @@ def test_three_passes_together_equal_their_eager_counterpart(order: int) -> None
     assert len(program.explain().splitlines()) == 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("merges", [1, 2])
 def test_an_overflowed_step_is_skipped_and_the_scale_shrinks(merges: int) -> None:
     """The first scale is too large for float16; eager autocast lowers it as far."""
@@ -121,6 +122,7 @@ def test_an_overflowed_step_is_skipped_and_the_scale_shrinks(merges: int) -> Non
     assert eager.scaler.get_scale() == float(slots[SCALE])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("merges", [1, 2])
 def test_overflow_is_checked_in_the_reduced_gradients(merges: int) -> None:
     """Reductions double the gradients here, which equals twice the learning rate."""
@@ -163,6 +165,7 @@ def test_an_evaluation_supports_amp() -> None:
         torch.testing.assert_close(output, expected, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.long
 def test_unsupported_settings_are_refused() -> None:
     program, _ = pair()
     with pytest.raises(PlanError, match="got dtype='float8'"):

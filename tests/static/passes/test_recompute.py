@@ -130,6 +130,7 @@ def test_recompute_needs_less_memory() -> None:
     assert memory(deep, ("",)) == whole  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_each_call_of_a_module_is_recomputed_separately() -> None:
     assert memory(RepeatedBlock, ("block",)) < 0.6 * memory(RepeatedBlock, ())
 
