@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from fleetlight.collective.communication_cost import account_of
+from fleetlight.collective.communication_cost import meter_of
 from fleetlight.collective.encrypted.links import ENCRYPTED, Links
 from fleetlight.collective.membership.diagnosis import PeerConnectionError
 from fleetlight.collective.membership.liveness import Liveness
@@ -92,7 +92,7 @@ class Group:
         self.size = max(1, len(self.hellos))
         self.liveness = liveness
         #: counts what communication costs this worker
-        self.account = account_of(self.hellos, index)
+        self.meter = meter_of(self.hellos, index)
         self.deadline_s = deadline_s
         self.device = device or torch.device("cpu")
         self.backend = backend
@@ -160,7 +160,7 @@ class Group:
             yield
             return
         try:
-            with self.liveness.waiting(operation), self.account.waiting():
+            with self.liveness.waiting(operation), self.meter.waiting():
                 yield
         except RuntimeError as error:
             if not is_network_error(error):
@@ -323,7 +323,7 @@ class Group:
 
     def _log_cost(self) -> None:
         # with NCCL the CPU waits for the GPU, not for the other workers
-        cost = self.account.figures().sentence(waits=self.backend != "nccl")
+        cost = self.meter.figures().sentence(waits=self.backend != "nccl")
         if cost and self.index == 0:
             logger.info("%s", cost)
 

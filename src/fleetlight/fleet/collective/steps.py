@@ -222,7 +222,7 @@ class ReducedSteps:
             self._rebuild_replicas()
         if job.dense_group is not None:
             # an average after the step counts as a part of it
-            job.dense_group.account.count_step()
+            job.dense_group.meter.count_step()
         if job.autosave is not None:
             job.autosave.step_made()
 
