@@ -308,7 +308,7 @@ class Replay(Protocol):
     def is_trained_on(self, loader: int) -> bool:
         """True for the loader whose batches the earlier incarnation trained on."""
 
-    def begins(self, loader: int) -> None:
+    def loop_begins(self, loader: int) -> None:
         """The script begins to iterate over a loader."""
 
     def hands_out(self, loader: int, before: Mapping[str, Any]) -> None:
@@ -334,7 +334,7 @@ class NoReplay:
         """There is no earlier incarnation."""
         return False
 
-    def begins(self, loader: int) -> None:
+    def loop_begins(self, loader: int) -> None:
         """Nothing is kept."""
 
     def hands_out(self, loader: int, before: Mapping[str, Any]) -> None:
