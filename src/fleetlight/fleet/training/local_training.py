@@ -92,7 +92,9 @@ class LocalTraining:
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
         # a model that is called in parts has no loss before its first step
-        late = isinstance(schedule, AdaptiveInterval) and schedule.averages_next and schedule.step > 0
+        late = (
+            isinstance(schedule, AdaptiveInterval) and schedule.averages_next and schedule.step > 0
+        )
         if late and not new:
             raise PlanError(
                 f"{self._mode}: no loss was seen since the last average, and the number of local "

@@ -41,7 +41,9 @@ def add_blocks(scales: Values, codes: Codes, total: Floats) -> None:
 
 
 @kernel
-def _to_blocks(values: Floats, bits: Int32s, residual: Floats, scales: Floats, codes: Int8s) -> None:
+def _to_blocks(
+    values: Floats, bits: Int32s, residual: Floats, scales: Floats, codes: Int8s
+) -> None:
     """`bits` views the values as integers, which compare like floats without their sign.
 
     Each operation on a block has a loop of its own, so that the compiler vectorises it.
