@@ -24,7 +24,7 @@ from fleetlight.wire.control_signals import WorkerSignals
 Request = tuple[m.Message, Sequence[NDArray[Any]]]
 #: opens a lane and greets the servers: a channel to each server
 Connect = Callable[[str], Sequence[Channel]]
-CONTROL, PUSH, PULL, PREFETCH, HEARTBEAT = "control", "push", "pull", "ahead", "beat"
+CONTROL, PUSH, PULL, PREFETCH, HEARTBEAT = "control", "push", "pull", "prefetch", "beat"
 #: how long a goodbye may wait for a lane, and for its reply
 _LANE_S, _LAST_WORDS_S = 1.0, 5.0
 
