@@ -38,7 +38,7 @@ from fleetlight.wire.forking import kept_from_children
 
 #: how long a finished worker keeps its connections, so that messages in flight arrive
 _LINGER_S = 2.0
-_ASK_EVERY_S = 0.02
+_POLL_S = 0.02
 #: how long worker 0 waits for the last key of workers that have departed
 _LAST_KEY_S = 10.0
 #: how long a worker may be silent before the others no longer wait for it at the end
@@ -371,7 +371,7 @@ class Group:
         end = time.monotonic() + at_most_s
         with contextlib.suppress(RuntimeError):
             while not condition() and time.monotonic() < end:
-                time.sleep(_ASK_EVERY_S)
+                time.sleep(_POLL_S)
 
 
 def world() -> dist.ProcessGroup:

@@ -32,7 +32,7 @@ from fleetlight.torch_compat.c10d import Store
 BEAT_S = 0.5
 #: heartbeats that may be missed before a worker counts as silent
 _MISSED = 4
-_ASK_EVERY_S = 0.05
+_POLL_S = 0.05
 #: hints where a worker left without an error, for a reduction and for any other call
 _OF_GRADIENTS = ". Workers with unequal numbers of batches: fleet.shard(loader) evens them out"
 _OF_CALL = ". Every worker must call it, not only some"
@@ -116,7 +116,7 @@ class Liveness:
     def any_alive(self, silence_s: float) -> bool:
         """True when a worker that has not departed sent a heartbeat lately; takes a moment."""
         silences = self._silences(set(self._others) - set(self._departures()))
-        time.sleep(_ASK_EVERY_S)
+        time.sleep(_POLL_S)
         return any(silence < silence_s for silence in silences.values())
 
     def _silences(self, workers: Collection[int]) -> dict[int, float]:
@@ -165,7 +165,7 @@ class Liveness:
                 end += BEAT_S
             time.sleep(pause)
             # a short wait ends early, and a long one causes little load on the store
-            pause = min(2 * pause, _ASK_EVERY_S)
+            pause = min(2 * pause, _POLL_S)
 
     def _missed(
         self, absent: Collection[int], operation: str, deadline_s: float, working: bool
