@@ -226,7 +226,7 @@ class Async(Communicator):
                 self._fail(error)
                 return
             with self._changed:
-                self._took(values, len(pushes))
+                self._record_reply(values, len(pushes))
 
     def _next(self) -> list[PushRequest]:
         """Take the oldest pushes that may be merged."""
@@ -240,7 +240,7 @@ class Async(Communicator):
             pushes.append(self._queue.popleft())
         return pushes
 
-    def _took(self, values: ReplyValues, pushes: int) -> None:
+    def _record_reply(self, values: ReplyValues, pushes: int) -> None:
         self._sending = 0
         self.acknowledged += pushes
         self._pushes += 1
