@@ -115,7 +115,7 @@ def test_bytes_are_counted_between_hosts_only(monkeypatch: pytest.MonkeyPatch) -
 def test_a_single_worker_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     group = Group()
     for step in range(3):
-        group.tell_step(step)
+        group.report_step(step)
         group.meter.count_step()
     assert group.meter.figures().steps == 2
     group.leave()

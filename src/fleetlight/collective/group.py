@@ -102,8 +102,8 @@ class Group:
         self._barriers = 0
         self._communicators: list[dist.ProcessGroup] = []
         #: process groups of some of the workers: all of them, and those that are free
-        self._lent: list[dist.ProcessGroup] = []
-        self._spare: dict[tuple[Parts, int], list[list[dist.ProcessGroup]]] = {}
+        self._acquired: list[dist.ProcessGroup] = []
+        self._free: dict[tuple[Parts, int], list[list[dist.ProcessGroup]]] = {}
         if self.size > 1:
             self._communicators.append(world())
 
@@ -125,23 +125,23 @@ class Group:
             self._communicators.append(extra)
         return self._communicators[:count]
 
-    def lend(self, parts: Parts, count: int = 1) -> list[dist.ProcessGroup]:
+    def acquire(self, parts: Parts, count: int = 1) -> list[dist.ProcessGroup]:
         """Process groups of the part with this worker, for tensors in main memory.
 
-        They belong to the caller until `take_back`. All workers call both with the same parts. A
+        They belong to the caller until `release`. All workers call both with the same parts. A
         worker that is in no part gets none.
         """
-        if spare := self._spare.get((parts, count)):
-            return spare.pop()
+        if free := self._free.get((parts, count)):
+            return free.pop()
         with self.named("opening process groups"), kept_from_children():
             made = [(part, self._opened(part)) for part in parts for _ in range(count)]
         mine = [group for part, group in made if self.index in part]
-        self._lent += mine
+        self._acquired += mine
         return mine
 
-    def take_back(self, parts: Parts, count: int, groups: list[dist.ProcessGroup]) -> None:
-        """Take back what was lent, for the next call with the same parts."""
-        self._spare.setdefault((parts, count), []).append(groups)
+    def release(self, parts: Parts, count: int, groups: list[dist.ProcessGroup]) -> None:
+        """Keep acquired process groups for the next call with the same parts."""
+        self._free.setdefault((parts, count), []).append(groups)
 
     def _opened(self, part: Sequence[int]) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(
@@ -167,7 +167,7 @@ class Group:
                 raise
             raise self.liveness.explain(error, operation) from None
 
-    def tell_step(self, step: int) -> None:
+    def report_step(self, step: int) -> None:
         """Record the number of steps that this worker has made, for errors."""
         if self.liveness is not None:
             self.liveness.step = step
@@ -329,10 +329,10 @@ class Group:
 
     def _close_connections(self) -> None:
         """Close the connections of this object; the script may own the process group."""
-        made = [*self._communicators[1:], *self._lent, self._control]
+        made = [*self._communicators[1:], *self._acquired, self._control]
         self._communicators.clear()
-        self._lent.clear()
-        self._spare.clear()
+        self._acquired.clear()
+        self._free.clear()
         self._control = None
         with contextlib.ExitStack() as ending:
             if self._links is not None:
@@ -363,9 +363,9 @@ class Group:
 
     def _await_others(self, at_most_s: float) -> None:
         """Wait until all have departed, or the others send no heartbeat."""
-        alive = self.liveness
-        assert alive is not None
-        self._await(lambda: alive.all_gone() or not alive.any_alive(_SILENCE_S), at_most_s)
+        liveness = self.liveness
+        assert liveness is not None
+        self._await(lambda: liveness.all_gone() or not liveness.any_alive(_SILENCE_S), at_most_s)
 
     def _await(self, condition: Callable[[], bool], at_most_s: float) -> None:
         end = time.monotonic() + at_most_s

@@ -41,7 +41,7 @@ class Peers(Protocol):
     def alone(self) -> bool:
         """True in a job of one worker."""
 
-    def tell_step(self, step: int) -> None:
+    def report_step(self, step: int) -> None:
         """Report that this worker has made its `step`th step; heartbeats and errors quote it."""
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:

@@ -129,7 +129,7 @@ def gather(
     """Wait for the hello of every worker."""
     here: dict[int, MemberHello] = {}
     while len(here) < size:
-        with surviving_store():
+        with store_errors():
             came = [i for i in range(size) if i not in here and store.check([f"hello/{i}"])]
             for index in came:
                 here[index] = decode(store.get(f"hello/{index}"))
@@ -147,7 +147,7 @@ def cloned(store: Store) -> Store:
 
 
 @contextlib.contextmanager
-def surviving_store() -> Iterator[None]:
+def store_errors() -> Iterator[None]:
     """Raise errors of Fleetlight where the store is gone or too slow."""
     try:
         yield
