@@ -82,6 +82,7 @@ class Exam(msgspec.Struct, frozen=True, kw_only=True):
     clocks: dict[int, float] = {}
 
 
+# the tags of requests are the names that doctors send
 class GetFacts(msgspec.Struct, frozen=True, tag="TellFacts"):
     """Request the machine's facts."""
 
