@@ -13,7 +13,7 @@ from fleetlight.collective.communication_cost import (
     MIB,
     CommunicationCost,
     CommunicationMeter,
-    account_of,
+    meter_of,
 )
 from fleetlight.collective.group import Group
 from fleetlight.collective.membership.members import MemberHello
@@ -104,20 +104,20 @@ def hellos(*addresses: str) -> dict[int, MemberHello]:
 def test_bytes_are_counted_between_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     two = hellos("192.0.2.1", "192.0.2.2")
-    assert account_of(two, 0).figures().interface == "lo"
+    assert meter_of(two, 0).figures().interface == "lo"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
-    assert account_of(two, 0).figures().interface is None
+    assert meter_of(two, 0).figures().interface is None
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     for one in (hellos("192.0.2.1", "192.0.2.1"), hellos("127.0.0.1", "127.0.0.2"), {}):
-        assert account_of(one, 0).figures().interface is None
+        assert meter_of(one, 0).figures().interface is None
 
 
 def test_a_single_worker_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     group = Group()
     for step in range(3):
-        group.tell_step(step)
-        group.account.count_step()
-    assert group.account.figures().steps == 2
+        group.report_step(step)
+        group.meter.count_step()
+    assert group.meter.figures().steps == 2
     group.leave()
     assert not caplog.records
 

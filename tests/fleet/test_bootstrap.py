@@ -22,7 +22,7 @@ from fleetlight.fleet.bootstrap import _Connector, join_servers
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
-from fleetlight.ps.transport.listener import hold
+from fleetlight.ps.transport.listener import bind
 from fleetlight.ps.worker.connections import CONTROL, PREFETCH, PULL, PUSH
 from fleetlight.ps.worker.replay.step_journal import NoJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
@@ -172,8 +172,8 @@ def test_server_that_fails_after_registration_reports_to_the_scheduler(
 ) -> None:
     held: list[socket.socket] = []
     monkeypatch.setattr(
-        "fleetlight.fleet.bootstrap.hold",
-        lambda endpoint: held.append(hold(endpoint)) or held[0],
+        "fleetlight.fleet.bootstrap.bind",
+        lambda endpoint: held.append(bind(endpoint)) or held[0],
     )
     holder, port = reserved_port()
     facts: Any = {"worker_num": 1, "server_num": 1, "master": ("127.0.0.1", port)}

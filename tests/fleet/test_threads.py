@@ -233,17 +233,17 @@ def test_prefetched_rows_outdated_by_a_concurrent_step_are_dropped() -> None:
         ids = torch.arange(4)
         for _ in range(2):
             worker.communicator.announce({0: ids.numpy()})
-        ahead = worker.communicator.ahead
-        assert isinstance(ahead, Prefetcher)
-        assert ahead._now is not None
-        wait = ahead._now.pulled.result
+        prefetcher = worker.communicator.prefetcher
+        assert isinstance(prefetcher, Prefetcher)
+        assert prefetcher._now is not None
+        wait = prefetcher._now.pulled.result
 
         def step_meanwhile(*limit: Any) -> Any:
             found = wait(*limit)
-            ahead.pushed(0)
+            prefetcher.pushed(0)
             return found
 
-        ahead._now.pulled.result = step_meanwhile  # type: ignore[method-assign, assignment]
-        assert ahead.whole(0, ids.numpy(), 0) is None
+        prefetcher._now.pulled.result = step_meanwhile  # type: ignore[method-assign, assignment]
+        assert prefetcher.whole(0, ids.numpy(), 0) is None
 
     run(build, work, SYNC, workers=1)

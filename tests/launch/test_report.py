@@ -12,7 +12,7 @@ from fleetlight.launch import report
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, JobProcess, Node
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.machines.peers import Conclusion, NextAction
+from fleetlight.launch.machines.other_machines import Conclusion, NextAction
 from fleetlight.launch.processes.failure import JobFailure, first_of_all
 from fleetlight.launch.processes.logs import LogFolder
 from fleetlight.launch.processes.watch import Watch

@@ -122,7 +122,7 @@ class CommunicationMeter:
         return None
 
 
-def account_of(hellos: Mapping[int, MemberHello], index: int) -> CommunicationMeter:
+def meter_of(hellos: Mapping[int, MemberHello], index: int) -> CommunicationMeter:
     """The meter of a worker; it reads an interface where workers are on several hosts."""
     addresses = {hello.address for hello in hellos.values()}
     if len(addresses) < 2 or any(map(is_loopback, addresses)):

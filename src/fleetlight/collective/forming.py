@@ -24,7 +24,7 @@ from fleetlight.collective.membership.rendezvous import (
     gather,
     join,
     serve,
-    surviving_store,
+    store_errors,
 )
 from fleetlight.collective.membership.scheduler import register, report_server_failure
 from fleetlight.errors import FleetError, MembershipError, RoleError, StrategyError
@@ -74,16 +74,16 @@ def form(
         device = _device(role)
         links = None
         if role.worker_num > 1:
-            _refuse_in_the_clear(hellos, hello, tls)
+            _refuse_unencrypted_nccl(hellos, hello, tls)
             if is_plain and len(_hosts(hellos)) > 1:
-                raise _torchruns_store(role)
+                raise _no_tls_error(role)
             links = _links(store, role, hellos, tls)
             _open_process_group(store, role, hello, deadline, links)
-        liveness.among(hellos)
+        liveness.set_workers(hellos)
         if is_new:
             liveness.start()
     carrier = hello.backend if links is None else "TLS 1.3 between hosts"
-    logger.info("%s", _formed(role, hellos, carrier))
+    logger.info("%s", _summary(role, hellos, carrier))
     return role, Group(
         index=_index(role),
         hellos=hellos,
@@ -161,10 +161,10 @@ def _keeps_plain_store(role: Role) -> bool:
     if role.local_size == role.worker_num and is_own(_master(role)[0]):
         # its messages stay on this host
         return True
-    raise _torchruns_store(role)
+    raise _no_tls_error(role)
 
 
-def _torchruns_store(role: Role) -> StrategyError:
+def _no_tls_error(role: Role) -> StrategyError:
     return StrategyError(
         f"strategy.ssl: torchrun keeps the meeting point of this job at "
         f"{endpoint_text(_master(role))} in a store of torch's, which has no TLS, and not all of "
@@ -200,7 +200,7 @@ def _introduce(
     store: Store, role: Role, hello: MemberHello, deadline: RendezvousDeadline
 ) -> dict[int, MemberHello]:
     mine = members.encode(hello)
-    with surviving_store():
+    with store_errors():
         held = store.compare_set(f"hello/{role.index}", "", mine.decode())
     if held != mine:
         raise MembershipError(
@@ -213,7 +213,7 @@ def _introduce(
     return hellos
 
 
-def _refuse_in_the_clear(
+def _refuse_unencrypted_nccl(
     hellos: Mapping[int, MemberHello], hello: MemberHello, tls: Contexts | None
 ) -> None:
     """Refuse `ssl` where NCCL sends between hosts: it cannot encrypt."""
@@ -245,7 +245,7 @@ def _links(
             f"worker {index} cannot listen at {hellos[index].address} for TLS: {error.strerror}"
         ) from None
     store.set(f"tls/{index}", msgspec.json.encode(links.address).decode())
-    with surviving_store():
+    with store_errors():
         said = {i: store.get(f"tls/{i}") for i in hellos}
     links.endpoints = {i: msgspec.json.decode(text, type=Endpoint) for i, text in said.items()}
     return links
@@ -298,7 +298,7 @@ def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) ->
                 "and put the hosts into an encrypted network (WireGuard, IPsec)"
             )
         role = located(role, hellos)
-        liveness.among(hellos).start()
+        liveness.set_workers(hellos).start()
         control = _control(hello, deadline_s)
     group = Group(
         index=index,
@@ -355,7 +355,7 @@ def _index(role: Role) -> int:
     return role.index
 
 
-def _formed(role: Role, hellos: Mapping[int, MemberHello], carrier: str) -> str:
+def _summary(role: Role, hellos: Mapping[int, MemberHello], carrier: str) -> str:
     interface = choose_interface(role.address or "127.0.0.1")
     return (
         f"worker {role.index} of {len(hellos)} on {role.node_num} host(s), {carrier}, "

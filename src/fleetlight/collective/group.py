@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from fleetlight.collective.communication_cost import account_of
+from fleetlight.collective.communication_cost import meter_of
 from fleetlight.collective.encrypted.links import ENCRYPTED, Links
 from fleetlight.collective.membership.diagnosis import PeerConnectionError
 from fleetlight.collective.membership.liveness import Liveness
@@ -38,7 +38,7 @@ from fleetlight.wire.forking import kept_from_children
 
 #: how long a finished worker keeps its connections, so that messages in flight arrive
 _LINGER_S = 2.0
-_ASK_EVERY_S = 0.02
+_POLL_S = 0.02
 #: how long worker 0 waits for the last key of workers that have departed
 _LAST_KEY_S = 10.0
 #: how long a worker may be silent before the others no longer wait for it at the end
@@ -92,7 +92,7 @@ class Group:
         self.size = max(1, len(self.hellos))
         self.liveness = liveness
         #: counts what communication costs this worker
-        self.account = account_of(self.hellos, index)
+        self.meter = meter_of(self.hellos, index)
         self.deadline_s = deadline_s
         self.device = device or torch.device("cpu")
         self.backend = backend
@@ -102,8 +102,8 @@ class Group:
         self._barriers = 0
         self._communicators: list[dist.ProcessGroup] = []
         #: process groups of some of the workers: all of them, and those that are free
-        self._lent: list[dist.ProcessGroup] = []
-        self._spare: dict[tuple[Parts, int], list[list[dist.ProcessGroup]]] = {}
+        self._acquired: list[dist.ProcessGroup] = []
+        self._free: dict[tuple[Parts, int], list[list[dist.ProcessGroup]]] = {}
         if self.size > 1:
             self._communicators.append(world())
 
@@ -125,23 +125,23 @@ class Group:
             self._communicators.append(extra)
         return self._communicators[:count]
 
-    def lend(self, parts: Parts, count: int = 1) -> list[dist.ProcessGroup]:
+    def acquire(self, parts: Parts, count: int = 1) -> list[dist.ProcessGroup]:
         """Process groups of the part with this worker, for tensors in main memory.
 
-        They belong to the caller until `take_back`. All workers call both with the same parts. A
+        They belong to the caller until `release`. All workers call both with the same parts. A
         worker that is in no part gets none.
         """
-        if spare := self._spare.get((parts, count)):
-            return spare.pop()
+        if free := self._free.get((parts, count)):
+            return free.pop()
         with self.named("opening process groups"), kept_from_children():
             made = [(part, self._opened(part)) for part in parts for _ in range(count)]
         mine = [group for part, group in made if self.index in part]
-        self._lent += mine
+        self._acquired += mine
         return mine
 
-    def take_back(self, parts: Parts, count: int, groups: list[dist.ProcessGroup]) -> None:
-        """Take back what was lent, for the next call with the same parts."""
-        self._spare.setdefault((parts, count), []).append(groups)
+    def release(self, parts: Parts, count: int, groups: list[dist.ProcessGroup]) -> None:
+        """Keep acquired process groups for the next call with the same parts."""
+        self._free.setdefault((parts, count), []).append(groups)
 
     def _opened(self, part: Sequence[int]) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(
@@ -160,14 +160,14 @@ class Group:
             yield
             return
         try:
-            with self.liveness.waiting(operation), self.account.waiting():
+            with self.liveness.waiting(operation), self.meter.waiting():
                 yield
         except RuntimeError as error:
             if not is_network_error(error):
                 raise
             raise self.liveness.explain(error, operation) from None
 
-    def tell_step(self, step: int) -> None:
+    def report_step(self, step: int) -> None:
         """Record the number of steps that this worker has made, for errors."""
         if self.liveness is not None:
             self.liveness.step = step
@@ -323,16 +323,16 @@ class Group:
 
     def _log_cost(self) -> None:
         # with NCCL the CPU waits for the GPU, not for the other workers
-        cost = self.account.figures().sentence(waits=self.backend != "nccl")
+        cost = self.meter.figures().sentence(waits=self.backend != "nccl")
         if cost and self.index == 0:
             logger.info("%s", cost)
 
     def _close_connections(self) -> None:
         """Close the connections of this object; the script may own the process group."""
-        made = [*self._communicators[1:], *self._lent, self._control]
+        made = [*self._communicators[1:], *self._acquired, self._control]
         self._communicators.clear()
-        self._lent.clear()
-        self._spare.clear()
+        self._acquired.clear()
+        self._free.clear()
         self._control = None
         with contextlib.ExitStack() as ending:
             if self._links is not None:
@@ -363,15 +363,15 @@ class Group:
 
     def _await_others(self, at_most_s: float) -> None:
         """Wait until all have departed, or the others send no heartbeat."""
-        alive = self.liveness
-        assert alive is not None
-        self._await(lambda: alive.all_gone() or not alive.any_alive(_SILENCE_S), at_most_s)
+        liveness = self.liveness
+        assert liveness is not None
+        self._await(lambda: liveness.all_gone() or not liveness.any_alive(_SILENCE_S), at_most_s)
 
     def _await(self, condition: Callable[[], bool], at_most_s: float) -> None:
         end = time.monotonic() + at_most_s
         with contextlib.suppress(RuntimeError):
             while not condition() and time.monotonic() < end:
-                time.sleep(_ASK_EVERY_S)
+                time.sleep(_POLL_S)
 
 
 def world() -> dist.ProcessGroup:

@@ -29,7 +29,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel, RetryPolicy
-from fleetlight.ps.transport.listener import Listener, hold
+from fleetlight.ps.transport.listener import Listener, bind
 from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, IncarnationFence
@@ -137,7 +137,7 @@ def _enrolled_server(
     role: Role, deadline_s: float, tls: Contexts | None
 ) -> tuple[Role, socket.socket]:
     """A server that gets its index from a scheduler, and the socket bound to its reported port."""
-    held = hold((own_address(role), 0))
+    held = bind((own_address(role), 0))
     try:
         enrolled, _ = enrol(role, VERSION, deadline_s, held.getsockname()[1], tls)
     except BaseException:

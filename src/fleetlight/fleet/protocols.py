@@ -41,7 +41,7 @@ class Peers(Protocol):
     def alone(self) -> bool:
         """True in a job of one worker."""
 
-    def tell_step(self, step: int) -> None:
+    def report_step(self, step: int) -> None:
         """Report that this worker has made its `step`th step; heartbeats and errors quote it."""
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
@@ -308,7 +308,7 @@ class Replay(Protocol):
     def is_trained_on(self, loader: int) -> bool:
         """True for the loader whose batches the earlier incarnation trained on."""
 
-    def begins(self, loader: int) -> None:
+    def loop_begins(self, loader: int) -> None:
         """The script begins to iterate over a loader."""
 
     def hands_out(self, loader: int, before: Mapping[str, Any]) -> None:
@@ -334,7 +334,7 @@ class NoReplay:
         """There is no earlier incarnation."""
         return False
 
-    def begins(self, loader: int) -> None:
+    def loop_begins(self, loader: int) -> None:
         """Nothing is kept."""
 
     def hands_out(self, loader: int, before: Mapping[str, Any]) -> None:

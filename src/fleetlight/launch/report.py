@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, JobProcess
-from fleetlight.launch.machines.peers import Conclusion, NextAction
+from fleetlight.launch.machines.other_machines import Conclusion, NextAction
 from fleetlight.launch.processes.failure import JobFailure, exit_code
 from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.watch import Watch

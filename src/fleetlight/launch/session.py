@@ -18,8 +18,8 @@ from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import JobSpec
+from fleetlight.launch.machines.other_machines import NextAction, OtherMachines
 from fleetlight.launch.machines.own_node import reserve_node
-from fleetlight.launch.machines.peers import NextAction, OtherMachines
 from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.failure import JobFailure, exit_code, failure_of
 from fleetlight.launch.processes.gang import Gang
@@ -67,8 +67,8 @@ class _Session:
         self._error_dir = tempfile.mkdtemp(prefix="fleetrun-")
         stack.callback(shutil.rmtree, self._error_dir, ignore_errors=True)
         self._reaper = stack.enter_context(Reaper(self._error_dir))
-        self._peers = connect(self._interrupts)
-        stack.callback(self._peers.close)
+        self._machines = connect(self._interrupts)
+        stack.callback(self._machines.close)
         self._own_id = secrets.token_hex(8)
         self._folder: LogFolder | None = None
         self._began = time.monotonic()
@@ -83,7 +83,7 @@ class _Session:
             restart = ended.layout.restart + 1
             failures = ended.layout.failures + ended.watch.restarted
             left = self._job.max_restarts - failures
-            conclusion = self._peers.conclude(ended.failure, restarts_left=left)
+            conclusion = self._machines.conclude(ended.failure, restarts_left=left)
             if conclusion.next is NextAction.FINISH:
                 return self._finish(ended, conclusion.failure)
             failures += conclusion.next is NextAction.RESTART
@@ -93,11 +93,11 @@ class _Session:
     def _start(self, restart: int, failures: int) -> _Attempt:
         with contextlib.ExitStack() as held:
             node, reservations = reserve_node(self._job, held, restart=restart, failures=failures)
-            layout = self._peers.gather(node)
+            layout = self._machines.gather(node)
             try:
                 return self._run_gang(layout, reservations)
             except (FleetError, Interrupted) as error:
-                self._peers.give_up(str(error))
+                self._machines.give_up(str(error))
                 raise
 
     def _run_gang(self, layout: JobLayout, reservations: Sequence[Reservation]) -> _Attempt:
@@ -118,12 +118,12 @@ class _Session:
             reservation.hand_over()
         gang.start()
         left = self._job.max_restarts - layout.failures
-        watch = supervise(gang, self._peers.exchange_state, self._interrupts, left)
+        watch = supervise(gang, self._machines.exchange_state, self._interrupts, left)
         return _Attempt(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
 
     def _prepare_logs(self, layout: JobLayout) -> tuple[LogFolder, str]:
         """Claim the log folder: node 0 first, since it moves old logs out of a shared folder."""
-        job_id = self._peers.share(None) if layout.own else self._own_id
+        job_id = self._machines.share(None) if layout.own else self._own_id
         if self._folder is None:
             self._folder = claim(self._job.log_dir, job_id)
             self._stack.callback(self._folder.close)
@@ -133,7 +133,7 @@ class _Session:
         if not self._folder.is_shared:
             self._folder.write_endpoints(job_id, layout)
         if not layout.own:
-            self._peers.share(job_id)
+            self._machines.share(job_id)
         return self._folder, job_id or ""
 
     def _announce(self, gang: Gang) -> None:

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 #: the requests of a thread: a lane, and messages by server; or what it waits for
 Asked = tuple[str, dict[int, Words]] | Callable[[], bool]
 Thread = Generator[Asked, Any, None]
-CONTROL, PUSH, PULL, AHEAD = "control", "push", "pull", "ahead"
+CONTROL, PUSH, PULL, PREFETCH = "control", "push", "pull", "prefetch"
 _QUEUE = 2
 
 
@@ -296,10 +296,10 @@ class Worker:
             ahead=True,
             batch=batch,
         )
-        answers = yield from self._ask(AHEAD, self._pulls(update, message))
+        answers = yield from self._ask(PREFETCH, self._pulls(update, message))
         for server, (_, arrays) in answers.items():
             box[2][server] = arrays[0].copy()
-            box[1].append(self._lanes[AHEAD, server].incarnation)
+            box[1].append(self._lanes[PREFETCH, server].incarnation)
 
     def _incarnations(self) -> list[int]:
         return [

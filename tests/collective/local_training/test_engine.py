@@ -262,7 +262,7 @@ def restarted(worker: Any) -> Any:
     names = {p: name for name, p in training.model.named_parameters()}
     training.engine.restart_at(100, names)
     state = training.engine.state(names)
-    return state["schedule"], state["outer"], training.engine.alone
+    return state["schedule"], state["outer"], training.engine.next_is_local
 
 
 def test_restart_at_drops_the_averaging_state() -> None:

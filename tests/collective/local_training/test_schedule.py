@@ -34,13 +34,13 @@ def test_averagings_are_k_steps_apart_after_begin_step(k: int, begin: int) -> No
 def test_workers_train_alone_after_begin_step(k: int, begin: int, steps: int) -> None:
     schedule = FixedInterval(k, begin)
     for done in range(steps):
-        assert schedule.alone == (done + 1 > begin)
-        will_meet = schedule.meets_next
-        assert schedule.step_made() == will_meet
-        assert schedule.apart == (schedule.step - schedule.last > 0)
+        assert schedule.next_is_local == (done + 1 > begin)
+        will_average = schedule.averages_next
+        assert schedule.step_made() == will_average
+        assert schedule.differs == (schedule.step - schedule.last > 0)
         # up to begin_step the workers are always equal
-        assert not (schedule.apart and schedule.step <= begin)
-        if will_meet:
+        assert not (schedule.differs and schedule.step <= begin)
+        if will_average:
             schedule.averaged()
 
 
@@ -63,7 +63,7 @@ def test_a_restart_at_any_step_changes_nothing(k: int, begin: int, before: int, 
 def test_restart_at_starts_with_equal_workers() -> None:
     schedule = FixedInterval(3, 10)
     schedule.restart_at(20)
-    assert not schedule.apart
+    assert not schedule.differs
     assert averaging_steps(schedule, 7) == [23, 26]
 
 
@@ -112,7 +112,7 @@ def test_a_smaller_k_ends_a_longer_window() -> None:
     schedule = AdaptiveInterval(8, 16, 0)
     averaging_steps(schedule, 5)
     schedule.k = 3
-    assert schedule.meets_next
+    assert schedule.averages_next
     assert schedule.step_made()
 
 

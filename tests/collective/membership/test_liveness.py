@@ -47,7 +47,7 @@ def test_liveness_without_heartbeats_is_freed() -> None:
 def test_the_store_stays_open_until_the_last_departure() -> None:
     served: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", served.port, timeout=timedelta(seconds=5))
-    keeper, other = Liveness(served, 0).among(PAIR), Liveness(client, 1).among(PAIR)
+    keeper, other = Liveness(served, 0).set_workers(PAIR), Liveness(client, 1).set_workers(PAIR)
     # torch's process group drops the store when it is destroyed
     del served, client
     keeper.depart(None)
@@ -63,7 +63,7 @@ def test_the_store_stays_open_until_the_last_departure() -> None:
 @pytest.mark.slow
 def test_explain_distinguishes_timeout_and_loss() -> None:
     store = dist.HashStore()
-    liveness = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
+    liveness = Liveness(store, 0).set_workers({0: HELLOS[1], 1: HELLOS[1]})
     expired = liveness.explain(RuntimeError("Timed out waiting 1000ms for recv"), "barrier")
     assert isinstance(expired, DeadlineError)
     assert "barrier at step 0 timed out: worker 1" in str(expired)
@@ -78,7 +78,7 @@ def test_explain_distinguishes_timeout_and_loss() -> None:
 @pytest.mark.slow
 def test_a_barrier_names_the_missing_worker() -> None:
     store = dist.HashStore()
-    zero = Liveness(store, 0).among({0: HELLOS[1], 1: HELLOS[1]})
+    zero = Liveness(store, 0).set_workers({0: HELLOS[1], 1: HELLOS[1]})
     text = r"save: every worker must call it.*worker 1 .*sent no heartbeat.*FLEET_DEADLINE_S"
     with pytest.raises(DeadlineError, match=text):
         zero.barrier("save/1", "save", 0.2)
@@ -92,7 +92,7 @@ def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_heartbeats")
 def test_a_barrier_reports_live_workers_and_their_operation() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
     one.step = 12
     one.start()
     try:
@@ -109,7 +109,7 @@ def test_a_barrier_reports_live_workers_and_their_operation() -> None:
 @pytest.mark.usefixtures("short_heartbeats")
 def test_a_working_member_may_exceed_the_deadline() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
     one.start()
     deadline_s, arrival = 0.1, threading.Timer(0.5, lambda: one.barrier("m", "save", 9.0))
     arrival.start()
@@ -124,7 +124,7 @@ def test_a_working_member_may_exceed_the_deadline() -> None:
 @pytest.mark.usefixtures("short_heartbeats")
 def test_work_of_a_silent_or_failed_worker_is_not_awaited() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
     one.start()
     one._stop.set()
     with pytest.raises(PeerLostError, match=r"save: gave up waiting, worker 1 .* has been silent"):
@@ -137,7 +137,7 @@ def test_work_of_a_silent_or_failed_worker_is_not_awaited() -> None:
 @pytest.mark.usefixtures("short_heartbeats")
 def test_workers_in_different_operations_are_reported() -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
     one.start()
     try:
         with one.waiting("barrier_worker"):
@@ -161,7 +161,7 @@ def test_workers_in_different_operations_are_reported() -> None:
 )
 def test_a_departed_worker_is_reported_with_a_hint(operation: str, hint: str) -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
     one.start()
     one.depart(None)
     text = str(zero.explain(RuntimeError("Connection closed by peer"), operation))
@@ -172,7 +172,7 @@ def test_a_departed_worker_is_reported_with_a_hint(operation: str, hint: str) ->
 @pytest.mark.usefixtures("short_heartbeats")
 def test_silence_is_measured_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    zero, one = Liveness(store, 0).among(PAIR), Liveness(store, 1).among(PAIR)
+    zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
     one._beat()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 172_800.0)

@@ -56,7 +56,7 @@ def test_the_pool_uses_the_best_fit_and_frees_outgrown_memory() -> None:
 
 def groups(count: int) -> list[Any]:
     group = current().group
-    return group.lend((tuple(range(group.size)),), count)  # type: ignore[union-attr]
+    return group.acquire((tuple(range(group.size)),), count)  # type: ignore[union-attr]
 
 
 def make_exchange(kind: str) -> tuple[Exchange, ErrorFeedback | None]:

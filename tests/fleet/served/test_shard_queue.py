@@ -175,7 +175,7 @@ def test_idle_worker_that_resumes_stays_in_the_same_phase(mode: str) -> None:
                 break
             if is_dry.is_set():
                 local = parameters_to_vector(member.model.linear.parameters()).clone()
-                member.communicator.take_dense()
+                member.communicator.pull_dense()
                 assert torch.equal(local, parameters_to_vector(member.model.linear.parameters()))
             batches.append(step(member, batch))
             member.communicator.flush()

@@ -163,14 +163,14 @@ def test_first_machine_that_leaves_is_named() -> None:
 
 def _ask_once(of: ExamOptions) -> None:
     from fleetlight.launch.doctor.channel import dial
-    from fleetlight.launch.doctor.messages import Facts, TellFacts
+    from fleetlight.launch.doctor.messages import Facts, GetFacts
 
     for _ in range(1000):
         try:
             wire = dial(HOSTS[1], of.port, HOSTS[0], 5.0)
         except OSError:
             continue
-        wire.call(TellFacts(), Facts)
+        wire.call(GetFacts(), Facts)
         wire.close()
         return
 

@@ -15,7 +15,7 @@ from fleetlight.errors import MembershipError, PeerLostError, ProtocolError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.joint_examination import examine_together
-from fleetlight.launch.doctor.messages import Acknowledged, Echo, Exam, Facts, Link, TellFacts
+from fleetlight.launch.doctor.messages import Acknowledged, Echo, Exam, Facts, GetFacts, Link
 from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.roles.secret import Secret
 from fleetlight.security.token import CLIENT, AuthRequest, Challenge, Proof, ProofTranscript, nonce
@@ -44,7 +44,7 @@ def wire() -> DoctorChannel:
 def test_caller_with_the_token_is_served() -> None:
     caller = wire()
     caller.introduce(TOKEN, HOSTS[0], HOSTS[1])
-    assert caller.call(TellFacts(), Facts) == facts(OPTIONS)
+    assert caller.call(GetFacts(), Facts) == facts(OPTIONS)
     caller.close()
     link = Link(sender=0, receiver=1)
     measured = probe.measure(HOSTS[0], HOSTS[1], OPTIONS.port, link, (), 0.02, TOKEN)

@@ -23,10 +23,10 @@ from fleetlight.launch.doctor.messages import (
     Exam,
     Facts,
     Finish,
+    GetFacts,
+    GetTime,
     Link,
     Measure,
-    TellFacts,
-    TellTime,
     Time,
 )
 from fleetlight.launch.doctor.service import DoctorService
@@ -54,8 +54,8 @@ def test_the_service_reports_facts_and_measures(service: DoctorService) -> None:
     assert (measured.round_trip_s or 0) > 0
     assert (measured.bytes_per_s or 0) > 1e6
     asking = wire()
-    assert asking.call(TellFacts(), Facts) == facts(OPTIONS)
-    assert asking.call(TellTime(), Time).now == pytest.approx(time.time(), abs=5)
+    assert asking.call(GetFacts(), Facts) == facts(OPTIONS)
+    assert asking.call(GetTime(), Time).now == pytest.approx(time.time(), abs=5)
     assert abs(probe.clock_ahead(asking)) < 1
     assert not service.has_exam.is_set()
     exam = Exam(asked=OPTIONS, facts={})
@@ -96,7 +96,7 @@ def test_the_service_measures_only_machines_of_the_list(request_: Measure) -> No
 def test_machine_outside_the_list_is_refused(service: DoctorService) -> None:
     stranger = wire(HOSTS[2])
     with pytest.raises(FleetError):
-        stranger.call(TellFacts(), Facts)
+        stranger.call(GetFacts(), Facts)
     stranger.close()
     assert not service.was_called.is_set()
 

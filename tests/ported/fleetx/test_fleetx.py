@@ -52,8 +52,8 @@ def test_a_waiting_worker_names_the_missing_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # every 3 s, as in the document
-    assert rendezvous._SAY_EVERY_S == 3
-    monkeypatch.setattr(rendezvous, "_SAY_EVERY_S", 0.0)
+    assert rendezvous._REPORT_EVERY_S == 3
+    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_S", 0.0)
     holder, port = reserved_port()
     with holder, caplog.at_level(logging.WARNING, "fleetlight"):
         with pytest.raises(MembershipError, match="worker 0 did not listen"):

@@ -266,7 +266,7 @@ def test_a_client_silent_after_the_challenge_is_dropped(caplog: pytest.LogCaptur
 
 def test_a_client_without_a_proof_counts_as_unauthenticated(handler: RecordingHandler) -> None:
     with (
-        listening(handler, token=TOKEN, strangers=1, stranger_s=0.0) as listener,
+        listening(handler, token=TOKEN, unauthenticated=1, unauthenticated_s=0.0) as listener,
         raw_client(listener.address) as raw,
     ):
         frames = frames_to(raw)

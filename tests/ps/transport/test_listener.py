@@ -39,7 +39,7 @@ from fleetlight.ps.messages import (
 )
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all, listener
 from fleetlight.ps.transport.interface import RetryPolicy
-from fleetlight.ps.transport.listener import hold
+from fleetlight.ps.transport.listener import bind
 from fleetlight.ps.transport.protocol import MAGIC, Prefix
 from fleetlight.ps.transport.session import Session
 from fleetlight.wire.descriptors import open_sockets
@@ -215,15 +215,15 @@ def test_the_number_of_connections_is_bounded(log_lines: list[str]) -> None:
             assert receive_message(raw) == turned_away("there are 2 connections already")
         assert first.call(PULL).message == Pulled(1, 1)
     (line,) = log_lines
-    assert "was turned away: there are 2 connections already" in line
+    assert "was refused: there are 2 connections already" in line
 
 
 def turned_away(why: str) -> Failure:
-    return Failure("PeerLostError", f"turned away: {why}")
+    return Failure("PeerLostError", f"refused: {why}")
 
 
 def test_unauthenticated_connections_have_their_own_limit(log_lines: list[str]) -> None:
-    with listening(RecordingHandler(), strangers=2) as server, contextlib.ExitStack() as held:
+    with listening(RecordingHandler(), unauthenticated=2) as server, contextlib.ExitStack() as held:
         known = [held.enter_context(connected(server.address)) for _ in range(3)]
         for channel in known:
             channel.call(PULL)
@@ -232,12 +232,12 @@ def test_unauthenticated_connections_have_their_own_limit(log_lines: list[str]) 
         with raw_client(server.address) as raw:
             assert receive_message(raw) == turned_away("2 other clients have not authenticated yet")
         assert known[0].call(PULL).message == Pulled(1, 1)
-    assert "was turned away: 2 other clients have not authenticated yet" in next(iter(log_lines))
+    assert "was refused: 2 other clients have not authenticated yet" in next(iter(log_lines))
 
 
 def test_a_silent_client_is_replaced_by_the_next_one() -> None:
     with (
-        listening(RecordingHandler(), strangers=1, stranger_s=0.0) as server,
+        listening(RecordingHandler(), unauthenticated=1, unauthenticated_s=0.0) as server,
         raw_client(server.address) as silent,
         connected(server.address) as channel,
     ):
@@ -253,7 +253,7 @@ def test_a_refused_client_connects_when_a_place_is_free() -> None:
     ):
         first.call(PULL)
         late = SocketChannel(server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: PULL)
-        with pytest.raises(DeadlineError, match="turned away: there are 1 connections already"):
+        with pytest.raises(DeadlineError, match="refused: there are 1 connections already"):
             connect_all([late], 0.3)
         first.close()
         connect_all([late], LIMIT_S)
@@ -377,7 +377,7 @@ def test_a_server_takes_over_the_port_reserved_by_the_launcher() -> None:
 
 
 def test_the_port_is_known_before_the_server_listens() -> None:
-    held = hold(("127.0.0.1", 0))
+    held = bind(("127.0.0.1", 0))
     endpoint = held.getsockname()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(endpoint, timeout=LIMIT_S)
@@ -417,7 +417,7 @@ def test_a_failed_thread_start_affects_only_its_client(
         assert channel.call(PULL).message == Pulled(1, 1)
         with connected(server.address) as another:
             assert another.call(PULL).message == Pulled(1, 1)
-    assert "was turned away: the system cannot start another thread" in next(iter(log_lines))
+    assert "was refused: the system cannot start another thread" in next(iter(log_lines))
 
 
 def count_inherited() -> tuple[int, list[int]]:

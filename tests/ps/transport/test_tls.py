@@ -200,7 +200,7 @@ REFUSED: dict[Callable[[Path, Path], ssl.SSLContext | None], tuple[str, str]] = 
         "refuses this side's certificate",
     ),
     with_old_tls: ("does not support TLS 1.3", "does not support TLS 1.3"),
-    without_tls: ("came without TLS", "came without TLS"),
+    without_tls: ("connected without TLS", "connected without TLS"),
 }
 
 
@@ -337,7 +337,7 @@ def test_first_byte_and_handshake_share_one_time_limit(
             tls=tls,
             token=None,
             limits=limits,
-            room=UNLIMITED,
+            budget=UNLIMITED,
             ended=lambda _: ended.set(),
         ).run()
     # each reading of the clock takes five seconds

@@ -40,8 +40,8 @@ def announce(worker: Member, *ids: Any) -> None:
 
 
 def prefetcher(worker: Member) -> Prefetcher:
-    assert worker.communicator.ahead is not None
-    return worker.communicator.ahead
+    assert worker.communicator.prefetcher is not None
+    return worker.communicator.prefetcher
 
 
 def wait_for_prefetch(worker: Member) -> None:

@@ -49,7 +49,7 @@ class WorkerState:
     rng: RngState | None = None
     #: name -> state, e.g. {"sampler": ..., "scaler": scaler.state_dict()}; tensors may be inside
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    #: tensors of the worker itself, e.g. what a gradient codec still owes
+    #: tensors of the worker itself, e.g. the residuals of a gradient codec
     tensors: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def to_bytes(self) -> bytes:

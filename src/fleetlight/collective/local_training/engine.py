@@ -56,9 +56,9 @@ class LocalTrainingEngine:
         self.averagings = 0
 
     @property
-    def alone(self) -> bool:
+    def next_is_local(self) -> bool:
         """True when the next step is local."""
-        return self.schedule.alone
+        return self.schedule.next_is_local
 
     @property
     def wants_first_loss(self) -> bool:
@@ -66,14 +66,14 @@ class LocalTrainingEngine:
         return isinstance(self.schedule, AdaptiveInterval) and self.schedule.wants_first
 
     @property
-    def meets_next(self) -> bool:
+    def averages_next(self) -> bool:
         """True when a collective operation follows the next step."""
-        return self.schedule.meets_next or self.wants_first_loss
+        return self.schedule.averages_next or self.wants_first_loss
 
     @property
     def wants_loss(self) -> bool:
         """True when `step_made` needs the loss of the next step."""
-        return isinstance(self.schedule, AdaptiveInterval) and self.meets_next
+        return isinstance(self.schedule, AdaptiveInterval) and self.averages_next
 
     def trains(self, parameters: Iterable[Tensor], *, agreed: bool = True) -> None:
         """Set the parameters that the optimizer steps.
@@ -88,7 +88,7 @@ class LocalTrainingEngine:
     @torch.no_grad()
     def before_step(self) -> None:
         """Called before each step; records the common values before the first local step."""
-        if self._is_started or not self.alone:
+        if self._is_started or not self.next_is_local:
             return
         self._is_started = True
         for parameter in self._trained:
@@ -98,23 +98,23 @@ class LocalTrainingEngine:
     def step_made(self, members: Sequence[Member], loss: Tensor | None = None) -> bool:
         """Called after each step; returns True after an averaging.
 
-        `members` are needed where `meets_next` was true before the step, `loss` where `wants_loss`
-        was.
+        `members` are needed where `averages_next` was true before the step, `loss` where
+        `wants_loss` was.
         """
-        self._state_differs |= self.alone
-        meets = self.schedule.step_made()
+        self._state_differs |= self.next_is_local
+        averages = self.schedule.step_made()
         if isinstance(self.schedule, AdaptiveInterval) and self.wants_first_loss:
             self.schedule.first(self._mean_loss(members, loss), self._rate())
-        if meets:
+        if averages:
             self._average_all(members, loss)
-        return meets
+        return averages
 
     def average_early(self, members: Sequence[Member]) -> bool:
-        """Meet now where the workers differ; the next window of k steps begins here.
+        """Average now where the workers differ; the next window of k steps begins here.
 
         Returns True after an averaging.
         """
-        if not self.schedule.apart:
+        if not self.schedule.differs:
             return False
         self._average_all(members, None)
         return True

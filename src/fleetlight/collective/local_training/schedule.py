@@ -22,28 +22,28 @@ class FixedInterval:
         self.last = 0
 
     @property
-    def alone(self) -> bool:
+    def next_is_local(self) -> bool:
         """True when the next step is local."""
         return self.step >= self.begin_step
 
     @property
-    def apart(self) -> bool:
+    def differs(self) -> bool:
         """True after local steps since the workers were equal."""
         return self.step > self.last
 
     @property
-    def meets_next(self) -> bool:
+    def averages_next(self) -> bool:
         """True when the workers average after the next step."""
         # k may have become smaller since the last averaging
-        return self.alone and self.step + 1 - self.last >= self.k
+        return self.next_is_local and self.step + 1 - self.last >= self.k
 
     def step_made(self) -> bool:
         """Count a step; returns True when the workers average after it."""
-        was_alone, meets = self.alone, self.meets_next
+        was_local, averages = self.next_is_local, self.averages_next
         self.step += 1
-        if not was_alone:
+        if not was_local:
             self.last = self.step
-        return meets
+        return averages
 
     def averaged(self) -> None:
         """The workers are equal."""

@@ -25,14 +25,14 @@ from fleetlight.collective.membership.diagnosis import (
     name_of,
 )
 from fleetlight.collective.membership.members import MemberHello
-from fleetlight.collective.membership.rendezvous import cloned, surviving_store
+from fleetlight.collective.membership.rendezvous import cloned, store_errors
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError
 from fleetlight.torch_compat.c10d import Store
 
 BEAT_S = 0.5
 #: heartbeats that may be missed before a worker counts as silent
 _MISSED = 4
-_ASK_EVERY_S = 0.05
+_POLL_S = 0.05
 #: hints where a worker left without an error, for a reduction and for any other call
 _OF_GRADIENTS = ". Workers with unequal numbers of batches: fleet.shard(loader) evens them out"
 _OF_CALL = ". Every worker must call it, not only some"
@@ -48,7 +48,7 @@ class Liveness:
     """
 
     def __init__(self, store: Store, index: int) -> None:
-        with surviving_store():
+        with store_errors():
             # fails where the store is gone; a new connection would try until the deadline
             store.check(["any"])
             # a connection of its own: the main thread may block the other one in a long wait
@@ -72,11 +72,11 @@ class Liveness:
         """Start to write heartbeats."""
         # not in __init__: the thread keeps this object alive, and with it the connections
         self._thread = threading.Thread(target=self._run, name="fleet-liveness", daemon=True)
-        with surviving_store():
+        with store_errors():
             self._beat()
         self._thread.start()
 
-    def among(self, hellos: Mapping[int, MemberHello]) -> Liveness:
+    def set_workers(self, hellos: Mapping[int, MemberHello]) -> Liveness:
         """Set the other workers, and let the clock count from now.
 
         All workers call this at about the same moment, so their clocks agree.
@@ -116,7 +116,7 @@ class Liveness:
     def any_alive(self, silence_s: float) -> bool:
         """True when a worker that has not departed sent a heartbeat lately; takes a moment."""
         silences = self._silences(set(self._others) - set(self._departures()))
-        time.sleep(_ASK_EVERY_S)
+        time.sleep(_POLL_S)
         return any(silence < silence_s for silence in silences.values())
 
     def _silences(self, workers: Collection[int]) -> dict[int, float]:
@@ -144,7 +144,7 @@ class Liveness:
         `working` says that the others are busy with work of unknown length, such as writing
         files: only their silence ends the wait.
         """
-        with surviving_store(), self.waiting(operation):
+        with store_errors(), self.waiting(operation):
             self._asking.set(f"meet/{name}/{self._index}", "here")
             absent = self._absent_after(name, deadline_s, working)
             if absent:
@@ -165,7 +165,7 @@ class Liveness:
                 end += BEAT_S
             time.sleep(pause)
             # a short wait ends early, and a long one causes little load on the store
-            pause = min(2 * pause, _ASK_EVERY_S)
+            pause = min(2 * pause, _POLL_S)
 
     def _missed(
         self, absent: Collection[int], operation: str, deadline_s: float, working: bool

@@ -31,8 +31,8 @@ from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
 #: how long the store may take for a reply that needs no wait
 REPLY_S = 5.0
 _LOOPBACK = "127.0.0.1"
-_ASK_EVERY_S = 0.05
-_SAY_EVERY_S = 3.0
+_POLL_S = 0.05
+_REPORT_EVERY_S = 3.0
 
 
 #: tunnels that carry the store inside TLS, as long as this process may use it
@@ -45,7 +45,7 @@ class RendezvousDeadline:
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self._end = time.monotonic() + deadline_s
-        self._say_at = time.monotonic() + _SAY_EVERY_S
+        self._report_at = time.monotonic() + _REPORT_EVERY_S
 
     def left(self) -> timedelta:
         """The time left, at least a moment."""
@@ -56,10 +56,10 @@ class RendezvousDeadline:
         now = time.monotonic()
         if now >= self._end:
             return False
-        if now >= self._say_at:
+        if now >= self._report_at:
             logger.warning("%s", waiting_for())
-            self._say_at = now + _SAY_EVERY_S
-        time.sleep(min(_ASK_EVERY_S, self._end - now))
+            self._report_at = now + _REPORT_EVERY_S
+        time.sleep(min(_POLL_S, self._end - now))
         return True
 
 
@@ -129,7 +129,7 @@ def gather(
     """Wait for the hello of every worker."""
     here: dict[int, MemberHello] = {}
     while len(here) < size:
-        with surviving_store():
+        with store_errors():
             came = [i for i in range(size) if i not in here and store.check([f"hello/{i}"])]
             for index in came:
                 here[index] = decode(store.get(f"hello/{index}"))
@@ -147,7 +147,7 @@ def cloned(store: Store) -> Store:
 
 
 @contextlib.contextmanager
-def surviving_store() -> Iterator[None]:
+def store_errors() -> Iterator[None]:
     """Raise errors of Fleetlight where the store is gone or too slow."""
     try:
         yield

@@ -15,7 +15,7 @@ import msgspec
 from fleetlight.collective.membership import members
 from fleetlight.collective.membership.diagnosis import Departure
 from fleetlight.collective.membership.members import MemberHello
-from fleetlight.collective.membership.rendezvous import RendezvousDeadline, serve, surviving_store
+from fleetlight.collective.membership.rendezvous import RendezvousDeadline, serve, store_errors
 from fleetlight.errors import MembershipError, counted
 from fleetlight.observe.log import logger
 from fleetlight.roles.role import Endpoint, Kind, Role
@@ -37,7 +37,7 @@ def register(
     kind = role.kind.value
     # longer than that of the scheduler, which can name the missing members
     deadline = RendezvousDeadline(deadline.deadline_s + LAST_READ_S)
-    with surviving_store():
+    with store_errors():
         arrival = store.add(f"{kind}/arrivals", 1) - 1
         store.set(f"{kind}/arrival/{arrival}", members.encode(hello).decode())
         key, fact = f"{kind}/index/{arrival}", f"which {kind} this is"

@@ -11,8 +11,8 @@ from fleetlight.collective.buckets import ParameterSlice
 from fleetlight.collective.codecs.codec import CodecSegment, Span
 from fleetlight.collective.codecs.compression import Compression
 
-#: kinds of `ErrorFeedback`, whose names are part of checkpoints: what was dropped of gradients,
-#: what was dropped of sums, and momentum
+#: kinds of `ErrorFeedback`: the residuals of gradients, the residuals of sums, and momentum. The
+#: values are names in checkpoints, so they stay as they are.
 RESIDUAL, SUM_RESIDUAL, VELOCITY = "owed", "owed again", "velocity"
 
 

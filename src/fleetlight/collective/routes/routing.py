@@ -80,26 +80,26 @@ def takes_levels(group: Group, levels: Sequence[Groups], *, coded: bool = False)
 
 def _hierarchy(group: Group, levels: Sequence[Groups], options: RouteOptions) -> Hierarchy:
     *inside, leaders = levels
-    loans = _Loans(group)
+    pooled = _PooledGroups(group)
     here = _in_memory(group, inside) if inside and options.shared_memory else None
     if here is None:
-        here = [GroupLevel(made) for level in inside for made in loans.take(level)]
+        here = [GroupLevel(made) for level in inside for made in pooled.acquire(level)]
     if group.index == 0 and inside:
         logger.info("hierarchical all_reduce: %s", described(levels))
-    turns = GroupRotation(loans.take(leaders, options.communicators))
+    turns = GroupRotation(pooled.acquire(leaders, options.communicators))
     coded = None
     if options.compression is not None:
-        coded = _coded(options.compression, turns, leaders, loans)
+        coded = _coded(options.compression, turns, leaders, pooled)
     plain = PlainExchange(turns, options.narrow)
-    return Hierarchy(group.index, group.size, here, plain, coded, loans.give_back)
+    return Hierarchy(group.index, group.size, here, plain, coded, pooled.release_all)
 
 
 def _coded(
-    compression: Compression, turns: GroupRotation, leaders: Groups, loans: _Loans
+    compression: Compression, turns: GroupRotation, leaders: Groups, pooled: _PooledGroups
 ) -> AllGatherExchange | TwoShotExchange:
     """Two senders need each other's whole message; among more, chunks send fewer bytes."""
     if compression.codec.divisible and len(leaders[0]) > 2:
-        return TwoShotExchange(turns, GroupRotation(loans.take(leaders)), compression)
+        return TwoShotExchange(turns, GroupRotation(pooled.acquire(leaders)), compression)
     return AllGatherExchange(turns, compression)
 
 
@@ -117,22 +117,22 @@ def _in_memory(group: Group, inside: Sequence[Groups]) -> list[Level] | None:
     ]
 
 
-class _Loans:
-    """Process groups that `Group` lends to a route."""
+class _PooledGroups:
+    """Process groups of `Group` that a route has acquired."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._taken: list[tuple[Parts, int, list[dist.ProcessGroup]]] = []
+        self._acquired: list[tuple[Parts, int, list[dist.ProcessGroup]]] = []
 
-    def take(self, level: Groups, count: int = 1) -> list[dist.ProcessGroup]:
-        """Borrow process groups of this worker's group at a level."""
+    def acquire(self, level: Groups, count: int = 1) -> list[dist.ProcessGroup]:
+        """Acquire process groups of this worker's group at a level."""
         parts = tuple(tuple(part) for part in level if len(part) > 1)
-        groups = self._group.lend(parts, count)
-        self._taken.append((parts, count, groups))
+        groups = self._group.acquire(parts, count)
+        self._acquired.append((parts, count, groups))
         return groups
 
-    def give_back(self) -> None:
-        """Return all of them."""
-        for parts, count, groups in self._taken:
-            self._group.take_back(parts, count, groups)
-        self._taken.clear()
+    def release_all(self) -> None:
+        """Release all of them."""
+        for parts, count, groups in self._acquired:
+            self._group.release(parts, count, groups)
+        self._acquired.clear()

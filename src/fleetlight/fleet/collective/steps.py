@@ -217,12 +217,12 @@ class ReducedSteps:
             if model.replica is not None:
                 self._used[model] = model.reductions_at_step = model.replica.reductions
                 model.replica.stepped()
-        job.group.tell_step(job.step)
+        job.group.report_step(job.step)
         if self.local_steps is not None and self.local_steps.step_made():
             self._rebuild_replicas()
         if job.dense_group is not None:
             # an average after the step counts as a part of it
-            job.dense_group.account.count_step()
+            job.dense_group.meter.count_step()
         if job.autosave is not None:
             job.autosave.step_made()
 

@@ -56,10 +56,10 @@ def bound_plan_of(job: Job) -> BoundPlan:
             "model = fleet.distributed_model(model) before fleet.init_worker() and "
             "fleet.init_server()"
         )
-    modules = [plan.module for plan in job.models]
+    modules = [managed.module for managed in job.models]
     bound = build_plan(
         modules[0] if len(modules) == 1 else nn.ModuleList(modules),
-        [plan.optimizer for plan in job.optimizers],
+        [managed.optimizer for managed in job.optimizers],
         job.strategy,
         worker_num=job.role.worker_num,
         server_num=max(1, job.role.server_num),

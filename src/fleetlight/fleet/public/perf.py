@@ -29,7 +29,7 @@ Operation = Callable[[Group, Tensor], None]
 
 def account() -> CommunicationCost:
     """The cost of communication in this worker since its first step; see `CommunicationCost`."""
-    return _group("account").account.figures()
+    return _group("account").meter.figures()
 
 
 def collective_perf(

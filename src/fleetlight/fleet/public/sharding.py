@@ -152,7 +152,7 @@ class JobObserver:
         self._autosave = job.autosave
 
     def start_iteration(self) -> None:
-        self._replay.begins(self._number)
+        self._replay.loop_begins(self._number)
 
     def set_share(self, share: BatchShare | None) -> BatchShare | None:
         return self._weights.set(share)

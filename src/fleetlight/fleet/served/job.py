@@ -198,7 +198,7 @@ class ServedJob(Job):
 
     @property
     def is_untrained(self) -> bool:
-        return self.session.client.begins
+        return self.session.client.is_untrained
 
     def finish_background_save(self) -> None:
         # a server that comes back has lost the previous save, and takes part in the next one

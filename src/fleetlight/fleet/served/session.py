@@ -139,7 +139,7 @@ class ServerSession:
         )
         self._attach_layers()
         layers = [layer for some in bound.layers for layer in some]
-        watch_state_dicts([plan.module for plan in job.models], layers)
+        watch_state_dicts([managed.module for managed in job.models], layers)
         self.before_start(self._communicator)
         self._communicator.start()
         if bound.plan.lost_worker == "go_on" and job.group.index:
@@ -294,9 +294,9 @@ class ServerSession:
             self.communicator.stop()
             logger.info("%s", figures.of_worker(self.communicator.figures()))
             if self.client.worker == 0:
-                counted = self.client.figures()
-                logger.info("%s", figures.of_servers(counted))
-                warning = figures.staleness_warning(counted, self.bound.plan, self._configs)
+                totals = self.client.figures()
+                logger.info("%s", figures.of_servers(totals))
+                warning = figures.staleness_warning(totals, self.bound.plan, self._configs)
                 if warning:
                     logger.warning("%s", warning)
 
@@ -389,9 +389,9 @@ class SingleTrainerGuard:
 
 def _unserved_tensors(job: Job, bound: BoundPlan) -> list[Tensor]:
     """Frozen parameters and buffers: no server has them, and all workers begin with equal ones."""
-    kept = {id(parameter) for parameter in bound.dense}
-    modules = [plan.module for plan in job.models]
-    parameters = [p.detach() for m in modules for p in m.parameters() if id(p) not in kept]
+    served = {id(parameter) for parameter in bound.dense}
+    modules = [managed.module for managed in job.models]
+    parameters = [p.detach() for m in modules for p in m.parameters() if id(p) not in served]
     shares = job.strategy.broadcast_buffers
     buffers = [b for m in modules for b in m.buffers() if shares]
     return [t for t in (*parameters, *buffers) if t.numel()]

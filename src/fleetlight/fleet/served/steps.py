@@ -228,7 +228,7 @@ class ServedSteps:
         # the bias correction of Adam counts applied steps
         self._steps += self._applied
         self.job.step += self._applied
-        self.job.group.tell_step(self.job.step)
+        self.job.group.report_step(self.job.step)
 
     def _tell_scaler(self) -> None:
         """Report the infinity of a dropped step: the scales stay equal on all workers."""

@@ -15,7 +15,7 @@ from fleetlight.wire.control_signals import ControlSignal
 
 #: how long worker 0 waits for the last pushes of the others before its last save
 _LAST_S = 10.0
-_ASK_EVERY_S = 0.1
+_POLL_S = 0.1
 
 
 class ServedAgreement:
@@ -80,7 +80,7 @@ class ServedAgreement:
             client.heartbeat(step)
             # it is None in a worker that was just restarted
             while client.active_workers != 1 and time.monotonic() < end:
-                time.sleep(_ASK_EVERY_S)
+                time.sleep(_POLL_S)
                 client.heartbeat(step)
         except PeerError as error:
             logger.warning("saving without the last pushes of the other workers: %s", error)

@@ -65,7 +65,7 @@ class LocalTraining:
     @property
     def next_is_local(self) -> bool:
         """True when the worker makes the next step alone."""
-        return self.engine.alone
+        return self.engine.next_is_local
 
     @property
     def wants_loss(self) -> bool:
@@ -92,14 +92,16 @@ class LocalTraining:
         new = seen is not None and seen.number > self._seen
         schedule = self.engine.schedule
         # a model that is called in parts has no loss before its first step
-        late = isinstance(schedule, AdaptiveInterval) and schedule.meets_next and schedule.step > 0
+        late = (
+            isinstance(schedule, AdaptiveInterval) and schedule.averages_next and schedule.step > 0
+        )
         if late and not new:
             raise PlanError(
                 f"{self._mode}: no loss was seen since the last average, and the number of local "
                 "steps depends on it; call loss.backward() or optimizer.minimize(loss) with the "
                 "loss as one number"
             )
-        members = self._members() if self.engine.meets_next else []
+        members = self._members() if self.engine.averages_next else []
         k = schedule.k
         averaged = self.engine.step_made(members, seen.value if seen and new else None)
         if schedule.k != k and self.steps.job.group.index == 0:
@@ -125,7 +127,7 @@ class LocalTraining:
     def warn_at_end(self) -> None:
         """Warn if the workers never trained alone, or still differ."""
         schedule = self.engine.schedule
-        if schedule.apart:
+        if schedule.differs:
             logger.warning(
                 "%s: the job ended %s, so each worker has parameters of its own; let all workers "
                 "call fleet.barrier_worker() after the last step, before saving or evaluating",
@@ -274,7 +276,7 @@ def warn_at_end(job: Job) -> None:
 def warn_if_apart(job: Job, operation: str) -> None:
     """Warn of an operation that uses the parameters of this worker alone."""
     for local in _all_of(job):
-        if local.engine.schedule.apart:
+        if local.engine.schedule.differs:
             logger.warning(
                 "%s: it takes the parameters of this worker, %s; let all workers call "
                 "fleet.barrier_worker() before",

@@ -26,12 +26,12 @@ def block_count(values: int) -> int:
     return -(-values // BLOCK)
 
 
-def to_blocks(values: Floats, owed: Floats | None, scales: Floats, codes: Int8s) -> None:
-    """Encode values plus the error `owed` as codes and scales; `owed` becomes the new error.
+def to_blocks(values: Floats, residual: Floats | None, scales: Floats, codes: Int8s) -> None:
+    """Encode values plus `residual` as codes and scales; `residual` becomes the new error.
 
     Afterwards `values` has the sums that were encoded.
     """
-    kept = np.empty(0, np.float32) if owed is None else owed
+    kept = np.empty(0, np.float32) if residual is None else residual
     _to_blocks(values, values.view(np.int32), kept, scales, codes)
 
 
@@ -41,7 +41,9 @@ def add_blocks(scales: Values, codes: Codes, total: Floats) -> None:
 
 
 @kernel
-def _to_blocks(values: Floats, bits: Int32s, owed: Floats, scales: Floats, codes: Int8s) -> None:
+def _to_blocks(
+    values: Floats, bits: Int32s, residual: Floats, scales: Floats, codes: Int8s
+) -> None:
     """`bits` views the values as integers, which compare like floats without their sign.
 
     Each operation on a block has a loop of its own, so that the compiler vectorises it.
@@ -49,7 +51,7 @@ def _to_blocks(values: Floats, bits: Int32s, owed: Floats, scales: Floats, codes
     top = np.zeros(1, np.int32)
     for b in range(len(scales)):
         start, stop = b * BLOCK, (b + 1) * BLOCK
-        mine, out, kept = values[start:stop], codes[start:stop], owed[start:stop]
+        mine, out, kept = values[start:stop], codes[start:stop], residual[start:stop]
         for i in range(len(kept)):
             mine[i] += kept[i]
         top[0] = largest_bits(bits[start:stop])

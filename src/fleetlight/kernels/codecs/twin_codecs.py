@@ -11,10 +11,10 @@ _BLOCK = 256
 _UNSIGNED = np.int32(0x7FFFFFFF)
 
 
-def to_blocks(values: Floats, owed: Floats | None, scales: Floats, codes: Int8s) -> None:
+def to_blocks(values: Floats, residual: Floats | None, scales: Floats, codes: Int8s) -> None:
     """Encode each block separately; a block with a NaN or an infinity keeps its error."""
-    if owed is not None:
-        values += owed
+    if residual is not None:
+        values += residual
     for number, scale in enumerate(_scales(values)):
         block = slice(number * _BLOCK, (number + 1) * _BLOCK)
         scales[number] = scale
@@ -23,8 +23,8 @@ def to_blocks(values: Floats, owed: Floats | None, scales: Floats, codes: Int8s)
             continue
         inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
         codes[block] = np.rint(values[block] * inverse)
-        if owed is not None:
-            owed[block] = values[block] - codes[block] * scale
+        if residual is not None:
+            residual[block] = values[block] - codes[block] * scale
 
 
 def _scales(values: Values) -> list[np.float32]:

@@ -8,7 +8,7 @@ from fleetlight.launch import session
 from fleetlight.launch.backends import Backend
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.connected_machines import ConnectedMachines
-from fleetlight.launch.machines.peers import OtherMachines
+from fleetlight.launch.machines.other_machines import OtherMachines
 from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.screen import Screen
 

@@ -10,7 +10,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.launch import session
 from fleetlight.launch.backends import Backend
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.machines.peers import NoOtherMachines
+from fleetlight.launch.machines.other_machines import NoOtherMachines
 from fleetlight.launch.screen import Screen
 from fleetlight.roles.secret import Secret
 

@@ -20,9 +20,9 @@ from fleetlight.launch.doctor.messages import (
     ExamOptions,
     Facts,
     Finish,
+    GetFacts,
     Link,
     Measure,
-    TellFacts,
 )
 from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.launch.processes import ports
@@ -133,7 +133,7 @@ class _Leader:
     def _look_for(self, number: int) -> None:
         try:
             with self._wire(number, _DIAL_S) as wire:
-                facts = wire.call(TellFacts(), Facts)
+                facts = wire.call(GetFacts(), Facts)
         except (FleetError, OSError) as error:
             self._absent[number] = _why(error)
         else:

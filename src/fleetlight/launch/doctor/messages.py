@@ -82,11 +82,12 @@ class Exam(msgspec.Struct, frozen=True, kw_only=True):
     clocks: dict[int, float] = {}
 
 
-class TellFacts(msgspec.Struct, frozen=True, tag=True):
+# the tags of requests are the names that doctors send
+class GetFacts(msgspec.Struct, frozen=True, tag="TellFacts"):
     """Request the machine's facts."""
 
 
-class TellTime(msgspec.Struct, frozen=True, tag=True):
+class GetTime(msgspec.Struct, frozen=True, tag="TellTime"):
     """Request the machine's time."""
 
 
@@ -136,5 +137,5 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Request: TypeAlias = TellFacts | TellTime | Measure | Echo | Receive | Finish | AuthRequest | Proof
+Request: TypeAlias = GetFacts | GetTime | Measure | Echo | Receive | Finish | AuthRequest | Proof
 Reply: TypeAlias = Facts | Link | Time | Received | Acknowledged | Refused | Challenge | Proof

@@ -18,10 +18,10 @@ from fleetlight.launch.doctor.channel import DoctorChannel, dial
 from fleetlight.launch.doctor.messages import (
     Acknowledged,
     Echo,
+    GetTime,
     Link,
     Receive,
     Received,
-    TellTime,
     Time,
 )
 from fleetlight.roles.secret import Secret
@@ -89,7 +89,7 @@ def clock_ahead(wire: DoctorChannel) -> float:
     found = []
     for _ in range(_ECHOES):
         begin, now = time.perf_counter(), time.time()
-        theirs = wire.call(TellTime(), Time).now
+        theirs = wire.call(GetTime(), Time).now
         taken = time.perf_counter() - begin
         found.append((taken, theirs - now - taken / 2))
     return min(found)[1]

@@ -17,14 +17,14 @@ from fleetlight.launch.doctor.messages import (
     ExamOptions,
     Facts,
     Finish,
+    GetFacts,
+    GetTime,
     Link,
     Measure,
     Receive,
     Refused,
     Reply,
     Request,
-    TellFacts,
-    TellTime,
     Time,
 )
 from fleetlight.roles.secret import Secret
@@ -77,9 +77,9 @@ class DoctorService:
                 # such as too many open files: the caller and the error persist, so pause
                 self._over.wait(_LOOK_S)
                 continue
-            self._let_in(connected, address)
+            self._accept_caller(connected, address)
 
-    def _let_in(self, connected: socket.socket, address: str) -> None:
+    def _accept_caller(self, connected: socket.socket, address: str) -> None:
         if address not in self._options.hosts or not self._room.acquire(blocking=False):
             connected.close()
             return
@@ -113,9 +113,9 @@ class DoctorService:
     def reply(self, request: Request) -> Reply:
         """Carry out a request; the first doctor also calls this for its own machine."""
         match request:
-            case TellFacts():
+            case GetFacts():
                 return self._facts
-            case TellTime():
+            case GetTime():
                 return Time(time.time())
             case Measure():
                 return self._measured(request)

@@ -12,9 +12,9 @@ from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, RendezvousSpec
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.heartbeats import Heartbeats
+from fleetlight.launch.machines.other_machines import Conclusion, NextAction
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
 from fleetlight.launch.machines.own_node import with_shared_facts
-from fleetlight.launch.machines.peers import Conclusion, NextAction
 from fleetlight.launch.machines.rendezvous import (
     STRANGERS_S,
     RendezvousThread,

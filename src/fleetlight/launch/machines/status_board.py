@@ -13,7 +13,7 @@ from fleetlight.errors import MembershipError
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
-from fleetlight.launch.machines.peers import Conclusion, NextAction, conclusion
+from fleetlight.launch.machines.other_machines import Conclusion, NextAction, conclusion
 from fleetlight.launch.machines.start_deadline import StartDeadline
 from fleetlight.launch.processes.failure import JobFailure, first_of_all
 from fleetlight.launch.processes.watch import RemoteState

@@ -156,7 +156,7 @@ def _client_endpoint(spec: RendezvousSpec) -> Endpoint:
     return entrance.address
 
 
-def _reconnect(spec: RendezvousSpec, door: Endpoint, identity: bytes) -> Any:
+def _reconnect(spec: RendezvousSpec, endpoint: Endpoint, identity: bytes) -> Any:
     """A new connection to the same store."""
     try:
         socket.create_connection(spec.master, timeout=1.0).close()
@@ -164,7 +164,7 @@ def _reconnect(spec: RendezvousSpec, door: Endpoint, identity: bytes) -> Any:
         raise StoreGoneError("no process listens at the store's address") from error
     except OSError as error:
         raise StoreLostError(f"the store is unreachable: {error}") from error
-    raw, found = bounded(lambda: _client(*door, STORE_DEADLINE_S))
+    raw, found = bounded(lambda: _client(*endpoint, STORE_DEADLINE_S))
     if found != identity:
         raise StoreGoneError("another store has taken its place")
     return raw

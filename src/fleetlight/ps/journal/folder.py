@@ -27,7 +27,7 @@ _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 
 
 #: errors of decoding bytes that are not a valid document
-_NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class FolderIdentity(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
@@ -223,7 +223,7 @@ class Folder:
         try:
             data = (self.rows_folder(first) / _MANIFEST).read_bytes()
             return msgspec.json.decode(data, type=_SnapshotManifest).files
-        except (FileNotFoundError, *_NONSENSE):
+        except (FileNotFoundError, *_UNREADABLE):
             return None
 
 
@@ -245,7 +245,7 @@ def _read(path: Path) -> FolderIdentity | None:
                 f"Fleetlight reads {FORMAT}; resume with the version that wrote it"
             )
         return msgspec.convert(found, FolderIdentity)
-    except (*_NONSENSE, KeyError, TypeError) as error:
+    except (*_UNREADABLE, KeyError, TypeError) as error:
         raise JournalError(
             f"durability: {path / _IDENTITY} is damaged ({error}); restore the file, or "
             f"remove the folder {path} to start again"

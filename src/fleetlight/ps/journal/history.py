@@ -58,7 +58,9 @@ def history(
                 # from now on it counts as complete, whatever happens later
                 file.sync()
         if reader.gap is not None:
-            _mend(path, reader.gap, _Known(known.within(start), known.is_all_there, is_last), say)
+            _truncate(
+                path, reader.gap, _Known(known.within(start), known.is_all_there, is_last), say
+            )
         elif stop < known.within(start):
             raise JournalError(_lost(path, stop, known.within(start)))
 
@@ -162,7 +164,7 @@ def _some(records: Iterator[LogRecord[M]]) -> list[LogRecord[M]]:
     return found
 
 
-def _mend(path: Path, gap: Gap, known: _Known, say: Callable[[str], None]) -> None:
+def _truncate(path: Path, gap: Gap, known: _Known, say: Callable[[str], None]) -> None:
     damaged = known.evidence_of_damage(gap)
     if damaged:
         raise JournalError(

@@ -25,9 +25,9 @@ from fleetlight.roles.secret import Secret
 #: seconds between attempts to connect, limit of an attempt, seconds between reports
 _TRY_EVERY_S = 0.1
 _TRY_S = 5.0
-_TELL_EVERY_S = 5.0
-#: a peer that closes a connection may send the reason just before
-_LAST_WORDS_S = 1.0
+_REPORT_EVERY_S = 5.0
+#: how long a refusal may take: a server sends it just before it closes the connection
+_REFUSAL_S = 1.0
 
 
 @dataclasses.dataclass
@@ -130,7 +130,7 @@ class SocketChannel:
             try:
                 self._transmit(request)
             except PeerLostError as lost:
-                self._mend(request, lost)
+                self._reconnect_and_repeat(request, lost)
 
     def expect(self, deadline_s: float | None = None) -> None:
         """Wait for the start of the reply; `receive` handles a broken connection."""
@@ -162,7 +162,7 @@ class SocketChannel:
         try:
             return self._reply(request, limit_s)
         except PeerLostError as lost:
-            self._mend(request, lost)
+            self._reconnect_and_repeat(request, lost)
             return None
 
     def call(
@@ -238,13 +238,13 @@ class SocketChannel:
         try:
             frames.send(request.number, request.message, request.arrays, request.operation)
         except PeerLostError:
-            self._hear_last_words(frames, request)
+            self._raise_refusal(frames, request)
             raise
 
-    def _hear_last_words(self, frames: Frames, request: _Request) -> None:
+    def _raise_refusal(self, frames: Frames, request: _Request) -> None:
         """Raise the reason of a server that refuses a frame while the client still sends it."""
         try:
-            frame = frames.receive(request.operation, start_s=_LAST_WORDS_S)
+            frame = frames.receive(request.operation, start_s=_REFUSAL_S)
         except PeerError:
             return
         if frame is not None and isinstance(frame.message, Failure):
@@ -276,7 +276,7 @@ class SocketChannel:
             raise error_of(frame.message, self.peer)
         return ReceivedReply(frame.message, frame.arrays)
 
-    def _mend(self, request: _Request, lost: PeerLostError) -> None:
+    def _reconnect_and_repeat(self, request: _Request, lost: PeerLostError) -> None:
         """Reconnect and repeat the request under the same number, if the retry policy allows."""
         while True:
             if self._closed or not self.retry.may_repeat(request.message, request.tries):
@@ -304,7 +304,7 @@ def connect_all(
     Calls `not_ready` every few seconds with the missing servers.
     """
     end = time.monotonic() + deadline_s
-    tell_at = time.monotonic() + _TRY_EVERY_S
+    report_at = time.monotonic() + _TRY_EVERY_S
     missing = dict.fromkeys(channels, "")
     while True:
         for channel in list(missing):
@@ -319,9 +319,9 @@ def connect_all(
         now = time.monotonic()
         if now >= end:
             raise DeadlineError(_not_ready_text(missing, deadline_s))
-        if not_ready is not None and now >= tell_at:
+        if not_ready is not None and now >= report_at:
             not_ready([channel.peer for channel in missing])
-            tell_at = now + _TELL_EVERY_S
+            report_at = now + _REPORT_EVERY_S
         time.sleep(_TRY_EVERY_S)
 
 

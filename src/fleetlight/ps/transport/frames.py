@@ -48,10 +48,10 @@ class Frame:
 class Frames:
     """Sends and receives frames; errors name the peer."""
 
-    def __init__(self, wire: Wire, silence_s: float, room: MemoryBudget = UNLIMITED) -> None:
-        """`room` is the memory budget of all connections."""
+    def __init__(self, wire: Wire, silence_s: float, budget: MemoryBudget = UNLIMITED) -> None:
+        """`budget` is the memory budget of all connections."""
         self.wire = wire
-        self._room = room
+        self._budget = budget
         self._silence_s = silence_s
         self._memory = _Memory()
         self._scratch = memoryview(bytearray(_EARLY_BYTES))
@@ -98,7 +98,7 @@ class Frames:
         if body is not None:
             self._fill(body.data, operation, until)
             return body
-        with self._room.claimed(size, self._silence_s):
+        with self._budget.claimed(size, self._silence_s):
             body = self._memory.fresh(size)
             self._fill(body.data, operation, until)
         return body

@@ -47,12 +47,12 @@ class Listener:
     ) -> None:
         """Clients must prove the `token`, if any.
 
-        `held` is a socket from `hold`, for a port that must be known earlier.
+        `held` is a socket from `bind`, for a port that must be known earlier.
         """
         self._handler, self._tls, self._token = handler, tls, token
-        self._limits, self._room = limits or ConnectionLimits(), MemoryBudget(free_memory)
-        self._socket = hold(endpoint) if held is None else held
-        with _telling(self._socket, endpoint):
+        self._limits, self._budget = limits or ConnectionLimits(), MemoryBudget(free_memory)
+        self._socket = bind(endpoint) if held is None else held
+        with _address_errors(self._socket, endpoint):
             self._socket.listen(_BACKLOG)
         host, port = self._socket.getsockname()[:2]
         #: the address in use, with the actual port when port 0 was requested
@@ -101,7 +101,7 @@ class Listener:
                 except OSError as error:
                     self._complain(error)
                 else:
-                    self._take_in(accepted, caller)
+                    self._start_session(accepted, caller)
 
     def _complain(self, error: OSError) -> None:
         """Log a lack of resources; any other error means that the client has gone again."""
@@ -110,7 +110,7 @@ class Listener:
             # the client still waits in the backlog, so the selector would return at once
             time.sleep(_NO_ROOM_S)
 
-    def _take_in(self, accepted: socket.socket, caller: tuple[str, int]) -> None:
+    def _start_session(self, accepted: socket.socket, caller: tuple[str, int]) -> None:
         session = Session(
             accepted,
             endpoint_text((caller[0], caller[1])),
@@ -118,7 +118,7 @@ class Listener:
             tls=self._tls,
             token=self._token,
             limits=self._limits,
-            room=self._room,
+            budget=self._budget,
             ended=self._forget,
         )
         with self._lock:
@@ -126,30 +126,30 @@ class Listener:
             if refused is None:
                 self._sessions.add(session)
         if refused is not None:
-            self._turn_away(session, accepted, refused)
+            self._refuse(session, accepted, refused)
             return
         try:
             session.start()
         except RuntimeError:  # no further thread
             self._forget(session)
-            self._turn_away(session, accepted, "the system cannot start another thread")
+            self._refuse(session, accepted, "the system cannot start another thread")
 
     def _crowded(self, session: Session) -> str | None:
         """Why the limits forbid another connection; None if they allow it."""
         if len(self._sessions) >= self._limits.connections:
             return f"there are {len(self._sessions)} connections already"
-        strangers = [other for other in self._sessions if not other.is_known]
-        if len(strangers) < self._limits.strangers:
+        unauthenticated = [other for other in self._sessions if not other.is_known]
+        if len(unauthenticated) < self._limits.unauthenticated:
             return None
-        longest = min(strangers, key=lambda other: other.began)
-        if session.began - longest.began < self._limits.stranger_s:
-            return f"{len(strangers)} other clients have not authenticated yet"
+        longest = min(unauthenticated, key=lambda other: other.began)
+        if session.began - longest.began < self._limits.unauthenticated_s:
+            return f"{len(unauthenticated)} other clients have not authenticated yet"
         longest.interrupt()
         return None
 
-    def _turn_away(self, session: Session, accepted: socket.socket, why: str) -> None:
+    def _refuse(self, session: Session, accepted: socket.socket, why: str) -> None:
         if not self._stopping:
-            logger.warning("%s was turned away: %s", session.connection.peer, why)
+            logger.warning("%s was refused: %s", session.connection.peer, why)
         with contextlib.suppress(OSError):
             accepted.setblocking(False)
             if self._tls is None:
@@ -167,7 +167,7 @@ class Listener:
 def _refusal(why: str) -> bytes:
     """A frame with the reason of the refusal."""
     codec: MessageCodec[Message] = MessageCodec(Message)
-    return b"".join(codec.encode(0, failure_of(PeerLostError(f"turned away: {why}"))))
+    return b"".join(codec.encode(0, failure_of(PeerLostError(f"refused: {why}"))))
 
 
 def _join(sessions: list[Session], end: float) -> None:
@@ -178,10 +178,10 @@ def _join(sessions: list[Session], end: float) -> None:
             session.join(max(0.0, end - time.monotonic()))
 
 
-def hold(endpoint: Endpoint) -> socket.socket:
+def bind(endpoint: Endpoint) -> socket.socket:
     """Bind a socket to an address, to listen later; port 0 chooses a free port."""
     held = socket.socket(family(endpoint[0]), socket.SOCK_STREAM)
-    with _telling(held, endpoint):
+    with _address_errors(held, endpoint):
         # the launcher reserves the port with a socket that is bound and does not listen
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(endpoint)
@@ -190,7 +190,7 @@ def hold(endpoint: Endpoint) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _telling(held: socket.socket, endpoint: Endpoint) -> Iterator[None]:
+def _address_errors(held: socket.socket, endpoint: Endpoint) -> Iterator[None]:
     """Turn an OSError into an AddressError with advice."""
     try:
         yield

@@ -45,9 +45,9 @@ class ConnectionLimits:
     #: maximum size of a part of a greeting or proof
     first_bytes: int = 1 << 16
     #: maximum number of connections without a completed greeting
-    strangers: int = 128
+    unauthenticated: int = 128
     #: after that time a newer client may replace an unknown one
-    stranger_s: float = 1.0
+    unauthenticated_s: float = 1.0
     #: how long a peer may be silent within a frame, or not read its reply
     silence_s: float = 300.0
     body: int = BODY_LIMIT
@@ -65,7 +65,7 @@ class Session(threading.Thread):
         tls: ssl.SSLContext | None,
         token: Secret | None,
         limits: ConnectionLimits,
-        room: MemoryBudget,
+        budget: MemoryBudget,
         ended: Callable[[Session], None],
     ) -> None:
         super().__init__(name=f"fleet-{caller}", daemon=True)
@@ -73,7 +73,7 @@ class Session(threading.Thread):
         self._caller = caller
         self._handler, self._tls, self._limits, self._ended = handler, tls, limits, ended
         self._wire = Wire(accepted, caller)
-        self._accepted, self._token, self._room = accepted, token, room
+        self._accepted, self._token, self._budget = accepted, token, budget
         #: when the connection was accepted
         self.began = time.monotonic()
         #: True once the client has authenticated, as far as the server requires it
@@ -102,12 +102,12 @@ class Session(threading.Thread):
         finally:
             self._wire.close()
             try:
-                self._tell(error)
+                self._report_end(error)
             finally:
                 # `Listener.stop` waits for this
                 self._ended(self)
 
-    def _tell(self, error: PeerError | None) -> None:
+    def _report_end(self, error: PeerError | None) -> None:
         if self.is_known:
             self._handler.gone(self.connection, error)
         elif error is not None and not (self._is_interrupted and isinstance(error, PeerLostError)):
@@ -118,7 +118,7 @@ class Session(threading.Thread):
         until = time.monotonic() + self._limits.first_s
         if self._tls is not None:
             self._secure(self._tls, until)
-        frames = Frames(self._wire, self._limits.silence_s, self._room)
+        frames = Frames(self._wire, self._limits.silence_s, self._budget)
         frame = self._greeting(frames, until)
         while frame is not None:
             self._reply(frames, frame)
@@ -131,12 +131,12 @@ class Session(threading.Thread):
         limit = self._limits.first_bytes
         most = Prefix(limit, limit)
 
-        def heard() -> Frame | None:
+        def next_frame() -> Frame | None:
             return frames.receive("a greeting", until=until, most=most)
 
         with self._refusing(frames):
-            first = heard()
-            greeting = None if first is None else admit(frames, first, self._token, heard)
+            first = next_frame()
+            greeting = None if first is None else admit(frames, first, self._token, next_frame)
         self.is_known = greeting is not None
         return greeting
 
@@ -176,8 +176,8 @@ class Session(threading.Thread):
         self._accepted.settimeout(max(until - time.monotonic(), _SHORTEST_S))
         if self._accepted.recv(1, socket.MSG_PEEK) == MAGIC[:1]:
             error = MembershipError(
-                f"{self._caller} came without TLS, and this server takes only clients with a "
-                "certificate; give --ssl DIR (strategy.ssl) to all processes of the job"
+                f"{self._caller} connected without TLS, but this server accepts only clients "
+                "with a certificate; give --ssl DIR (strategy.ssl) to all processes of the job"
             )
             self._refuse(Frames(self._wire, self._limits.first_s), error)
             raise error

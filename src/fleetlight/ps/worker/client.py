@@ -88,7 +88,7 @@ class Client(Connections):
         #: the results of calls that run once in a job
         self.replies = self.journal.replies
         #: True in a resumed job that was killed before its first step
-        self.begins = False
+        self.is_untrained = False
         #: number of loaded checkpoints
         self.epoch = 0
         self._sequences = [0] * server_num
@@ -100,7 +100,7 @@ class Client(Connections):
 
     def restart_script(self, *, before_any_step: bool = False) -> None:
         """Restart the script: servers drop the high-water marks of earlier incarnations."""
-        self.begins = before_any_step
+        self.is_untrained = before_any_step
         self.acknowledged = [0] * self.server_num
 
     @property

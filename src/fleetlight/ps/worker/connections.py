@@ -24,9 +24,9 @@ from fleetlight.wire.control_signals import WorkerSignals
 Request = tuple[m.Message, Sequence[NDArray[Any]]]
 #: opens a lane and greets the servers: a channel to each server
 Connect = Callable[[str], Sequence[Channel]]
-CONTROL, PUSH, PULL, PREFETCH, HEARTBEAT = "control", "push", "pull", "ahead", "beat"
+CONTROL, PUSH, PULL, PREFETCH, HEARTBEAT = "control", "push", "pull", "prefetch", "beat"
 #: how long a goodbye may wait for a lane, and for its reply
-_LANE_S, _LAST_WORDS_S = 1.0, 5.0
+_LANE_S, _GOODBYE_REPLY_S = 1.0, 5.0
 
 
 class Connections:
@@ -232,7 +232,7 @@ class Connections:
             self.everywhere(m.Leave(error, self.signals.stopped))
             # a server that misses this only ends a little later
             with contextlib.suppress(PeerError):
-                self.everywhere(m.GoodbyeAck(), deadline_s=_LAST_WORDS_S)
+                self.everywhere(m.GoodbyeAck(), deadline_s=_GOODBYE_REPLY_S)
         finally:
             self.close()
 
@@ -253,8 +253,8 @@ class Connections:
         try:
             # the heartbeat lane of a hung server may still owe a reply
             free = self._heartbeats.collect(_LANE_S) if lane == HEARTBEAT else servers
-            words = dict.fromkeys([s for s in servers if s in free], (m.Leave(error), ()))
-            received, _ = self._send_and_receive(lane, words, _LAST_WORDS_S)
+            goodbyes = dict.fromkeys([s for s in servers if s in free], (m.Leave(error), ()))
+            received, _ = self._send_and_receive(lane, goodbyes, _GOODBYE_REPLY_S)
         except PeerError:
             return servers
         finally:
@@ -280,9 +280,9 @@ def _hang_up(channels: Sequence[Channel]) -> None:
 
 def _round_robin(requests: Mapping[int, Sequence[Request]]) -> Iterator[tuple[int, Request]]:
     for number in range(max(map(len, requests.values()), default=0)):
-        for server, words in requests.items():
-            if number < len(words):
-                yield server, words[number]
+        for server, queue in requests.items():
+            if number < len(queue):
+                yield server, queue[number]
 
 
 class IncarnationFence:

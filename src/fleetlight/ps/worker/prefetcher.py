@@ -72,7 +72,7 @@ class Prefetcher:
         self._client = client
         #: called with the versions of rows that later pushes do not correct
         self._note = note
-        self._thread = ThreadPoolExecutor(1, "fleet-ahead")
+        self._thread = ThreadPoolExecutor(1, "fleet-prefetch")
         #: never held during a wait
         self._lock = threading.Lock()
         self._numbers = 0

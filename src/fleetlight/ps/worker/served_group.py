@@ -71,7 +71,7 @@ class ServedGroup:
         """True for the only worker of a job."""
         return self.size == 1
 
-    def tell_step(self, step: int) -> None:
+    def report_step(self, step: int) -> None:
         """Set the step that heartbeats report."""
         self.step = step
 

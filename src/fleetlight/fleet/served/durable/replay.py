@@ -134,7 +134,7 @@ class WorkerReplay:
         """True for the loader whose batches the earlier incarnation trained on."""
         return self._target is not None and bool(self._target.values["loader"] == loader)
 
-    def begins(self, loader: int) -> None:
+    def loop_begins(self, loader: int) -> None:
         """The script begins to iterate a loader."""
         if self._skipping and not self.is_catching_up and self.is_trained_on(loader):
             raise ComebackError(_DIFFERENT.format(step="has ended its loop without it"))

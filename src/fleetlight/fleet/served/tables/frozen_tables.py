@@ -44,7 +44,7 @@ def open_tables(job: Job, session: ServerSession, rows: Rows) -> Iterator[PlainL
     session.communicator.flush()
     if session.bound.plan.pushes_alone:
         # the values of this worker may be older than the rows
-        session.communicator.take_dense()
+        session.communicator.pull_dense()
     with _Tables(job, session, rows) as tables:
         yield tables.plain
 

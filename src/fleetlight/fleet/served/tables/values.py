@@ -80,7 +80,7 @@ class ServedValues:
         tables = {number: self._rows_of(number, values) for number in self._tables}
         values |= {name: weight for name, weight in live.items() if id(weight) in weights}
         # the values of the servers may be newer than those of this worker
-        yield session.communicator.take_dense
+        yield session.communicator.pull_dense
         yield prepare_values(self._model, values)
         for number, (ids, rows) in tables.items():
             yield functools.partial(_refill, session.client, number, ids, rows)

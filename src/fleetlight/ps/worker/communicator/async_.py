@@ -40,7 +40,7 @@ class Async(Communicator):
     ) -> None:
         super().__init__(client, live)
         # prefetched rows are stale; `note` counts the staleness
-        self.ahead = Prefetcher(client, self.note)
+        self.prefetcher = Prefetcher(client, self.note)
         serves_dense = self.plan.serves_dense and bool(self.plan.dense)
         #: send a push only after the reply to the previous one
         self._one_at_a_time = queue_size is None and serves_dense
@@ -120,8 +120,8 @@ class Async(Communicator):
             self._queue.append(push)
             self._longest = max(self._longest, len(self._queue))
             self._changed.notify_all()
-        assert self.ahead is not None
-        self.ahead.pushed(update.optimizer)
+        assert self.prefetcher is not None
+        self.prefetcher.pushed(update.optimizer)
         return not push.skip
 
     def _wait_for_room(self) -> None:
@@ -143,9 +143,9 @@ class Async(Communicator):
         shares = self._dense.share(update.optimizer, just_taken=just_taken)
         return self.client.build_push(update, self.live, shares)
 
-    def take_dense(self) -> None:
+    def pull_dense(self) -> None:
         """The servers' dense values, in place of those here."""
-        super().take_dense()
+        super().pull_dense()
         if self._dense is not None:
             self._dense.begin()
 
@@ -226,7 +226,7 @@ class Async(Communicator):
                 self._fail(error)
                 return
             with self._changed:
-                self._took(values, len(pushes))
+                self._record_reply(values, len(pushes))
 
     def _next(self) -> list[PushRequest]:
         """Take the oldest pushes that may be merged."""
@@ -240,7 +240,7 @@ class Async(Communicator):
             pushes.append(self._queue.popleft())
         return pushes
 
-    def _took(self, values: ReplyValues, pushes: int) -> None:
+    def _record_reply(self, values: ReplyValues, pushes: int) -> None:
         self._sending = 0
         self.acknowledged += pushes
         self._pushes += 1

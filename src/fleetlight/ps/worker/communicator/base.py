@@ -39,7 +39,7 @@ class Communicator:
         #: `version` of each server's values in use
         self.versions = [0] * client.server_num
         #: prefetches the next batch; None for a worker with local rows
-        self.ahead: Prefetcher | None = None
+        self.prefetcher: Prefetcher | None = None
         #: called with the ids of a lookup, as they are in the caller's tensor
         self.reached: Callable[[int, Ids], None] | None = None
 
@@ -55,20 +55,22 @@ class Communicator:
 
     def start(self) -> None:
         """Start, once the first values are on the servers: pull the dense ones."""
-        self.take_dense()
+        self.pull_dense()
 
     def refresh(self) -> None:
         """Copy received values into the parameters."""
 
     def announce(self, ids: Mapping[int, Ids]) -> None:
         """Announce the ids of each table in the next batch."""
-        if self.ahead is not None:
+        if self.prefetcher is not None:
             at_least = self.at_least()
-            self.ahead.announce(ids, at_least=at_least, phase=self.phase, step=self.steps)
+            self.prefetcher.announce(ids, at_least=at_least, phase=self.phase, step=self.steps)
 
     def look_up(self, table: int, ids: Ids, insert: bool) -> tuple[Deduped, Floats]:
         """Return the distinct ids and their rows."""
-        found = None if self.ahead is None else self.ahead.whole(table, ids, self.at_least())
+        found = (
+            None if self.prefetcher is None else self.prefetcher.whole(table, ids, self.at_least())
+        )
         if found is not None:
             return found
         wanted = dedup(ids, self.client.server_num)
@@ -80,9 +82,9 @@ class Communicator:
         def fetch(missing: Deduped) -> Floats:
             return self.fetch([Wanted(table, missing, insert)])[0]
 
-        if self.ahead is None:
+        if self.prefetcher is None:
             return fetch(wanted)
-        return self.ahead.read(table, wanted, fetch, self.at_least())
+        return self.prefetcher.read(table, wanted, fetch, self.at_least())
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Floats]:
         """Pull rows from the servers."""
@@ -130,21 +132,21 @@ class Communicator:
     def reopen(self) -> None:
         """Continue the phase after `settle`, with the servers' values."""
         # other workers may have pushed meanwhile
-        self.forget_ahead()
-        self.take_dense()
+        self.drop_prefetched()
+        self.pull_dense()
 
     def stop(self) -> None:
         """Stop after a successful run, once the servers have applied all pushes."""
         self.flush()
-        if self.ahead is not None:
-            self.ahead.stop()
+        if self.prefetcher is not None:
+            self.prefetcher.stop()
 
-    def forget_ahead(self) -> None:
+    def drop_prefetched(self) -> None:
         """Drop prefetched rows: they may have changed without a push of this worker."""
-        if self.ahead is not None:
-            self.ahead.forget()
+        if self.prefetcher is not None:
+            self.prefetcher.forget()
 
-    def take_dense(self) -> None:
+    def pull_dense(self) -> None:
         """Pull the servers' dense values."""
         if self.plan.serves_dense and self.plan.dense:
             values = self.client.pull([], dense=True, phase=self.phase, step=self.steps)
@@ -158,8 +160,8 @@ class Communicator:
 
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""
-        ahead = {} if self.ahead is None else self.ahead.figures()
-        return {"steps": float(self._before + self.steps), **ahead}
+        prefetched = {} if self.prefetcher is None else self.prefetcher.figures()
+        return {"steps": float(self._before + self.steps), **prefetched}
 
 
 def clip_factor(total: float, max_norm: float) -> float:

@@ -81,7 +81,7 @@ class Geo(Communicator):
     def refresh(self) -> None:
         """Take the result of a completed exchange."""
         if self._exchange is not None and self._exchange.done():
-            self._take_in()
+            self._finish_exchange()
 
     def pull(self, table: int, wanted: Deduped, insert: bool) -> Floats:
         """Return local rows; pull those that are missing or expired."""
@@ -103,7 +103,7 @@ class Geo(Communicator):
             self.steps += 1
             self._origin = self.origin(update)
             if self.steps % self.plan.k_steps == 0:
-                self._begin()
+                self._start_exchange()
         return not update.skip
 
     def flush(self) -> None:
@@ -112,7 +112,7 @@ class Geo(Communicator):
             start = time.monotonic()
             self._exchange.exception()
             self._waited_s += time.monotonic() - start
-            self._take_in()
+            self._finish_exchange()
 
     def settle(self) -> None:
         """Push the remaining progress of this worker."""
@@ -152,7 +152,7 @@ class Geo(Communicator):
             "rows here": float(sum(map(len, self._tables))),
         }
 
-    def _begin(self) -> None:
+    def _start_exchange(self) -> None:
         self.flush()
         differences = _some(
             {number: table.differences() for number, table in enumerate(self._tables)}
@@ -165,7 +165,7 @@ class Geo(Communicator):
             self.client.exchange, differences, dense, step=self.steps, origin=self._origin
         )
 
-    def _take_in(self) -> None:
+    def _finish_exchange(self) -> None:
         assert self._exchange is not None
         values, self._exchange = self._exchange.result(), None
         self.acknowledged = self._sent_steps

@@ -20,7 +20,7 @@ class Sync(Communicator):
 
     def __init__(self, client: Client, live: LocalParameters) -> None:
         super().__init__(client, live)
-        self.ahead = Prefetcher(client)
+        self.prefetcher = Prefetcher(client)
         #: by optimizer: the gradients held on the servers, and their clip factor
         self._held: dict[int, tuple[PushRequest, float]] = {}
 
@@ -30,14 +30,14 @@ class Sync(Communicator):
             values = self._push(update)
         except Exception:
             # some servers may have applied the step
-            self.forget_ahead()
+            self.drop_prefetched()
             raise
         self.steps += 1
         self.made = self.acknowledged = self.made + 1
         self.note(values)
         self.client.unpack(values, self.live)
-        assert self.ahead is not None
-        self.ahead.pushed(update.optimizer, values.changed)
+        assert self.prefetcher is not None
+        self.prefetcher.pushed(update.optimizer, values.changed)
         return values.applied
 
     def _push(self, update: Update) -> ReplyValues:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from fleetlight.launch.job.layout import Node
-from fleetlight.launch.machines.peers import NextAction, NoOtherMachines, conclusion
+from fleetlight.launch.machines.other_machines import NextAction, NoOtherMachines, conclusion
 from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.watch import RemoteState
 
