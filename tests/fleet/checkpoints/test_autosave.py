@@ -425,7 +425,7 @@ def wait_for_others(grace_s: float, *active: int | None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("active", "others"), [(1, None), (3, "2"), (None, "server 0 does not say how many")]
+    ("active", "others"), [(1, None), (3, "2"), (None, "server 0 does not report how many")]
 )
 def test_workers_that_do_not_leave_in_time_are_logged(
     active: int | None, others: str | None, caplog: pytest.LogCaptureFixture

@@ -2,7 +2,7 @@
 """Refuses to train where no optimizer is registered: the servers would get no gradients.
 
 Torch's own optimizer would step the worker's copies only. A script that only evaluates needs no
-optimizer, so the check comes with the first gradient of a parameter.
+optimizer, so the check runs at the first gradient of a parameter.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training: LocalSGD, adaptive LocalSGD and DiLoCo, as the strategy says."""
+"""Local training: LocalSGD, adaptive LocalSGD and DiLoCo, according to the strategy."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class LocalTraining:
         late = isinstance(schedule, AdaptiveInterval) and schedule.meets_next and schedule.step > 0
         if late and not new:
             raise PlanError(
-                f"{self._mode}: no loss was seen since the last average, and the number of local "
-                "steps depends on it; call loss.backward() or optimizer.minimize(loss) with the "
-                "loss as one number"
+                f"{self._mode}: no loss was recorded since the last average, and the number of "
+                "local steps depends on it; call loss.backward() or optimizer.minimize(loss) with "
+                "the loss as one number"
             )
         members = self._members() if self.engine.meets_next else []
         k = schedule.k
@@ -277,7 +277,7 @@ def warn_if_apart(job: Job, operation: str) -> None:
         if local.engine.schedule.apart:
             logger.warning(
                 "%s: it takes the parameters of this worker, %s; let all workers call "
-                "fleet.barrier_worker() before",
+                "fleet.barrier_worker() first",
                 operation,
                 local.describe_drift(),
             )

@@ -116,7 +116,7 @@ def _log_decision(decision: Decision, role: Role, strategy: DistributedStrategy)
     if decision.kind == POSITIONS:
         beside = f", which is newer than {strategy.checkpoint}" if strategy.checkpoint else ""
         logger.info(
-            "resuming where each worker was, from the log in %s%s",
+            "resuming each worker at its last step, from the log in %s%s",
             strategy.durability_configs.folder,
             beside,
         )
