@@ -213,7 +213,7 @@ def test_scheduler_reports_a_missing_server() -> None:
     scheduler, *others = run_processes(scheduled, [(role,) for role in roles], deadline_s=3.0)
     assert scheduler == ("exit", 1)
     for text in others:
-        assert "the scheduler says: 1 of 2 servers came" in text
+        assert "the scheduler says: 1 of 2 servers joined" in text
 
 
 def test_failed_worker_ends_scheduler_and_servers() -> None:
