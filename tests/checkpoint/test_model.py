@@ -87,7 +87,7 @@ def without(state: ModelState, name: str) -> ModelState:
     ("target", "message"),
     [
         (nn.Linear(3, 2), r"'weight' is float32\[2, 3\] here, but float32\[2, 2\] in the"),
-        (nn.Linear(2, 2).half(), r"'weight' is float16\[2, 2\] here.*\(and 1 more differences\)"),
+        (nn.Linear(2, 2).half(), r"'weight' is float16\[2, 2\] here.*\(and 1 more difference\)"),
         (nn.Linear(2, 2, bias=False), "'bias' of the checkpoint does not exist here"),
         (nn.Bilinear(2, 2, 2), r"'weight' is float32\[2, 2, 2\] here"),
         (nn.LazyLinear(2), r"'weight' is without a shape yet \(run the model once first\) here"),

@@ -279,7 +279,7 @@ def train_until_error() -> str:
 
 def test_workers_name_a_dead_server() -> None:
     answers = run_job(serve_until_killed, train_until_error, deadline_s=6)
-    assert answers[1][0] == "error"  # it died without a word
+    assert answers[1][0] == "error"  # it died without a result
     for kind, text in answers[2:]:
         assert kind == "value"
         assert text.startswith(("PeerLostError", "DeadlineError"))

@@ -159,5 +159,5 @@ def test_a_failing_worker_ends_the_scheduler_with_1() -> None:
 
 
 def test_a_vanished_worker_ends_the_scheduler_with_1() -> None:
-    with pytest.raises(WorkerFailedError, match=r"^worker 1 died without a word$"):
+    with pytest.raises(WorkerFailedError, match=r"^worker 1 died without a result$"):
         run_processes(member, [(1,), (1, None, "vanish")], deadline_s=2.0)

@@ -271,7 +271,7 @@ def end_early(dirname: str) -> None:
 
 def test_job_killed_during_its_last_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
-    with pytest.raises(WorkerFailedError, match="died without a word"):
+    with pytest.raises(WorkerFailedError, match="died without a result"):
         run(end_early, 1, path)
     saved = checkpoint.read(path)
     saved.verify()
@@ -392,7 +392,7 @@ def insist(dirname: str) -> None:
 
 
 def test_a_second_signal_ends_the_process(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match="died without a word"):
+    with pytest.raises(WorkerFailedError, match="died without a result"):
         run(insist, 1, str(tmp_path / "ckpt"))
 
 
@@ -403,7 +403,7 @@ def never_step(dirname: str) -> None:
 
 
 def test_worker_that_makes_no_step_ends_after_the_grace_period(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match="died without a word"):
+    with pytest.raises(WorkerFailedError, match="died without a result"):
         run(never_step, 1, str(tmp_path / "ckpt"))
     assert not (tmp_path / "ckpt").exists()
 
