@@ -95,7 +95,7 @@ def without(state: ModelState, name: str) -> ModelState:
 )
 def test_a_difference_is_named_and_nothing_is_loaded(target: nn.Module, message: str) -> None:
     before = {name: p.detach().clone() for name, p in _with_data(target)}
-    with pytest.raises(CheckpointError, match=rf"does not fit model: tensor {message}"):
+    with pytest.raises(CheckpointError, match=rf"does not match the model: tensor {message}"):
         load_model_state(target, model_state(nn.Linear(2, 2)))
     for name, param in _with_data(target):
         assert torch.equal(param, before[name])

@@ -131,7 +131,7 @@ def refuse_differences(what: str, differences: Sequence[str]) -> None:
         return
     more = f" (and {counted(len(differences) - 1, 'more difference')})" if differences[1:] else ""
     raise CheckpointError(
-        f"the checkpoint does not fit {what}: {differences[0]}{more}; nothing was loaded. "
+        f"the checkpoint does not match the {what}: {differences[0]}{more}; nothing was loaded. "
         f"Build the same {what} as when it was saved"
     )
 

@@ -51,7 +51,9 @@ _LOST = (
     "this worker was restarted alone, but cannot resume at the step where it died: {why}; restart "
     "all processes, as fleetrun does with --max_restarts"
 )
-_NO_BATCH = "its last step used a batch that no loader of fleet.shard gave to the training thread"
+_NO_BATCH = (
+    "its last step used a batch that no loader of fleet.shard returned to the training thread"
+)
 _ANOTHER_BATCH = "makes a step with {now}, not with {before}"
 
 
