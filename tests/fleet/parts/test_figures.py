@@ -79,7 +79,9 @@ def test_warning_names_the_cause_of_excess_staleness(configs: dict[str, Any], ca
 
 
 def test_warning_without_tables_names_dense_parameters() -> None:
-    assert str(warning_for(tables=False)).startswith("changes of dense parameters were 5.5 changes")
+    assert str(warning_for(tables=False)).startswith(
+        "changes of dense parameters had a staleness of 5.5"
+    )
 
 
 @pytest.mark.parametrize("options", [{"dense": False}, {"staleness": 9}])
