@@ -47,7 +47,7 @@ class Ours:
     snapshot_s: float = 300.0
     #: a folder of certificates; "": connections are not encrypted
     ssl: str = ""
-    #: how many steps an async worker may be in front of the slowest
+    #: how many steps an async worker may be ahead of the slowest
     staleness: int | None = None
     #: workers tell how far they are, for jobs that take turns
     count: bool = False

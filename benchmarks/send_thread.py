@@ -78,7 +78,7 @@ def nobody(sender: Sender) -> Iterator[Callable[[], object]]:
 
 @contextlib.contextmanager
 def the_loop(sender: Sender) -> Iterator[Callable[[], object]]:
-    """The training loop sends by itself."""
+    """The training loop sends the pushes itself."""
     yield sender.push
 
 

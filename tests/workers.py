@@ -139,7 +139,7 @@ def _result(index: int, pipe: Any) -> tuple[str, Any]:
             result: tuple[str, Any] = pickle.loads(pipe.recv_bytes())
             return result
     except EOFError:
-        return "error", f"worker {index} died without a word"
+        return "error", f"worker {index} died without a result"
     return "error", f"worker {index} gave no result within {LIMIT_S} s"
 
 

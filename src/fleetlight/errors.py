@@ -6,10 +6,10 @@ FleetError
 │   ├── RoleError                    the environment does not say who this process is
 │   ├── StrategyError                a strategy field: unknown name, wrong type, wrong value
 │   ├── AddressError                 this process cannot listen at its address
-│   ├── ComebackError                a restarted process cannot resume where it died
+│   ├── ComebackError                a restarted process cannot resume at its last step
 │   └── NotAvailableError            a known setting that this version does not implement yet
 ├── TorchVersionError (ImportError)  this torch is too old
-├── PlanError (RuntimeError)         model, optimizer and job do not fit together
+├── PlanError (RuntimeError)         model, optimizer and job do not match
 │   ├── DivergedError                the workers do not take the same steps
 │   └── NoProgramError (AttributeError)    fleet.main_program, before there is a program
 ├── PeerError (RuntimeError)         another process of the job
@@ -101,7 +101,7 @@ class TorchVersionError(FleetError, ImportError):
 
 
 class PlanError(FleetError, RuntimeError):
-    """Model, optimizer and job do not fit together."""
+    """Model, optimizer and job do not match."""
 
 
 class DivergedError(PlanError):

@@ -26,7 +26,7 @@ from tests.chaos.killing import MODES, PATIENCE_S, SCRIPT, SERVERS, WORKERS, Cha
 STARTING_S, TRAINING_S = 6.0, 2.0
 ENDED = "there is nothing to resume from"
 WELL = "the job before has ended well"
-RESUMED = "resuming where each worker was"
+RESUMED = "resuming each worker at its last step"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,7 @@ def without(state: ModelState, name: str) -> ModelState:
     ("target", "message"),
     [
         (nn.Linear(3, 2), r"'weight' is float32\[2, 3\] here, but float32\[2, 2\] in the"),
-        (nn.Linear(2, 2).half(), r"'weight' is float16\[2, 2\] here.*\(and 1 more differences\)"),
+        (nn.Linear(2, 2).half(), r"'weight' is float16\[2, 2\] here.*\(and 1 more difference\)"),
         (nn.Linear(2, 2, bias=False), "'bias' of the checkpoint does not exist here"),
         (nn.Bilinear(2, 2, 2), r"'weight' is float32\[2, 2, 2\] here"),
         (nn.LazyLinear(2), r"'weight' is without a shape yet \(run the model once first\) here"),
@@ -95,7 +95,7 @@ def without(state: ModelState, name: str) -> ModelState:
 )
 def test_a_difference_is_named_and_nothing_is_loaded(target: nn.Module, message: str) -> None:
     before = {name: p.detach().clone() for name, p in _with_data(target)}
-    with pytest.raises(CheckpointError, match=rf"does not fit model: tensor {message}"):
+    with pytest.raises(CheckpointError, match=rf"does not match the model: tensor {message}"):
         load_model_state(target, model_state(nn.Linear(2, 2)))
     for name, param in _with_data(target):
         assert torch.equal(param, before[name])

@@ -201,7 +201,7 @@ def test_a_difference_is_named_and_nothing_is_loaded(build: Any, message: str) -
     state = optimizer_state(torch.optim.Adam(model.parameters(), lr=0.7), names(model))
     optimizer = build(model)
     before = optimizer.param_groups[0]["lr"]
-    with pytest.raises(CheckpointError, match=f"does not fit optimizer: .*{message}"):
+    with pytest.raises(CheckpointError, match=f"does not match the optimizer: .*{message}"):
         load_optimizer_state(optimizer, names(model), state)
     assert optimizer.param_groups[0]["lr"] == before
 

@@ -31,7 +31,7 @@ def hello(index: int, address: str) -> MemberHello:
 
 def test_an_unknown_master_name_is_an_error() -> None:
     unknown = "x" * 64  # too long for a name, so no DNS server is asked
-    with pytest.raises(MembershipError, match="worker 0 is to be met, cannot be res"):
+    with pytest.raises(MembershipError, match="worker 0, cannot be res"):
         rendezvous.join((unknown, 1), rendezvous.RendezvousDeadline(0.1), "worker 0")
 
 
@@ -90,7 +90,7 @@ def test_missing_workers_are_named() -> None:
     holder, port = reserved_port()
     endpoints = (("127.0.0.1", port), ("127.0.0.1", 1), ("127.0.0.1", 2))
     role = Role(index=0, worker_num=3, master=("127.0.0.1", port), worker_endpoints=endpoints)
-    text = r"1 of 3 workers came within 0\.3 s; missing: worker 1 \(127\.0\.0\.1:1\), worker 2"
+    text = r"1 of 3 workers joined within 0\.3 s; missing: worker 1 \(127\.0\.0\.1:1\), worker 2"
     with holder, pytest.raises(MembershipError, match=text):
         form(role, "0", 0.3)
 
@@ -195,7 +195,9 @@ def test_the_store_of_torchrun_is_refused_across_hosts(
     master: str, local_size: int, tmp_path: Path
 ) -> None:
     make(tmp_path)
-    text = rf"torchrun keeps the meeting point .* at {master} .* no TLS, .* fleetrun --ssl in place"
+    text = (
+        rf"torchrun keeps the rendezvous store .* at {master} .* no TLS, .* fleetrun --ssl in place"
+    )
     with pytest.raises(StrategyError, match=text):
         form(torchrun_role(0, master, local_size), "0", 1.0, tls=both_contexts(tmp_path))
 
@@ -223,7 +225,7 @@ def test_torchrun_on_one_host_uses_the_loopback(tmp_path: Path) -> None:
     make(tmp_path)
     each = [(str(tmp_path), "a")] * 2
     assert run_processes(adopted_by_torchrun, each) == [("127.0.0.1", "lo", 2)] * 2
-    with pytest.raises(WorkerFailedError, match="torchrun keeps the meeting point"):
+    with pytest.raises(WorkerFailedError, match="torchrun keeps the rendezvous store"):
         run_processes(adopted_by_torchrun, [(str(tmp_path), "a"), (str(tmp_path), "b")])
 
 

@@ -39,7 +39,7 @@ def test_different_positions_are_named() -> None:
     positions = {0: Position(1, 8), 1: Position(0, 64), 2: Position(1, 8), 3: UNKNOWN}
     with pytest.raises(DivergedError) as caught:
         check_equally_far(positions)
-    assert "worker 1 at 64 of epoch 0, workers 0, 2 at 8 of epoch 1. A batch" in str(caught.value)
+    assert "worker 1 at 64 of epoch 0, workers 0, 2 at 8 of epoch 1. If one" in str(caught.value)
     with pytest.raises(DivergedError, match=r"workers 0, 1, 2, 3, 4, 5, 6, 7 \.\.\. at 8"):
         check_equally_far({**{i: Position(0, 8) for i in range(9)}, 9: FAR})
 

@@ -57,12 +57,12 @@ def test_error_for_workers_without_servers_names_the_remedy() -> None:
 
 
 def test_servers_need_an_address() -> None:
-    with pytest.raises(RoleError, match="no variable says where they listen; give their host:port"):
+    with pytest.raises(RoleError, match="no variable has their addresses; give their host:port"):
         joined(Role(worker_num=1, server_num=1))
 
 
 def test_server_needs_an_index() -> None:
-    with pytest.raises(PlanError, match="no variable says which server this process is"):
+    with pytest.raises(PlanError, match="no variable has the index of this server"):
         joined(Role(kind=Kind.SERVER, index=None, server_num=1))
 
 

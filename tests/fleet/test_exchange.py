@@ -169,7 +169,7 @@ def collective(folder: str) -> list[str]:
     executor.run(static.default_main_program(), feed={"x": x})
     fleet.save_persistables(folder)
     fleet.load_persistables(folder)
-    with pytest.raises(PlanError, match="also a parameter of a model registered before"):
+    with pytest.raises(PlanError, match="also a parameter of another registered model"):
         fleet.distributed_model(nn.Sequential(model, nn.Linear(1, 1)))
     return [name for name, _ in model.named_parameters()]
 

@@ -103,7 +103,7 @@ def test_collective_cells_run_again_without_reset() -> None:
 
 def test_second_model_with_servers_needs_reset() -> None:
     [text] = run_processes(error_text, [(PlanError, in_notebook, False, {}, CELLS)])
-    assert "distributed_model came after fleet.init_worker()" in text
+    assert "distributed_model was called after fleet.init_worker()" in text
     assert "call fleet.reset() and then fleet.init()" in text
 
 

@@ -102,9 +102,9 @@ def test_reason_of_a_restart() -> None:
         "E: x; restarting all processes (restart 2, 1 left)"
     )
     lost = Conclusion(
-        next=NextAction.REGROUP, failure=JobFailure(what="node 1 (b) went away", code=1)
+        next=NextAction.REGROUP, failure=JobFailure(what="node 1 (b) was lost", code=1)
     )
-    assert report.restarting(lost, 1, 0).startswith("node 1 (b) went away; restarting with")
+    assert report.restarting(lost, 1, 0).startswith("node 1 (b) was lost; restarting with")
     assert "another machine joined" in report.restarting(Conclusion(next=NextAction.REGROUP), 1, 0)
 
 

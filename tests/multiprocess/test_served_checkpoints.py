@@ -212,7 +212,7 @@ def load_alone(dirname: str) -> Any:
 
 def test_job_killed_during_a_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
-    with pytest.raises(WorkerFailedError, match="died without a word"):
+    with pytest.raises(WorkerFailedError, match="died without a result"):
         run_processes(save_twice, [(path,)])
     assert checkpoint.read(path).manifest.step == 2
     assert len(list(Path(path).glob("generation-*"))) == 2

@@ -214,7 +214,7 @@ def test_scheduler_reports_a_missing_server() -> None:
     scheduler, *others = run_processes(scheduled, [(role,) for role in roles], deadline_s=3.0)
     assert scheduler == ("exit", 1)
     for text in others:
-        assert "the scheduler says: 1 of 2 servers came" in text
+        assert "the scheduler says: 1 of 2 servers joined" in text
 
 
 def test_failed_worker_ends_scheduler_and_servers() -> None:
@@ -280,7 +280,7 @@ def train_until_error() -> str:
 
 def test_workers_name_a_dead_server() -> None:
     answers = run_job(serve_until_killed, train_until_error, deadline_s=6)
-    assert answers[1][0] == "error"  # it died without a word
+    assert answers[1][0] == "error"  # it died without a result
     for kind, text in answers[2:]:
         assert kind == "value"
         assert text.startswith(("PeerLostError", "DeadlineError"))

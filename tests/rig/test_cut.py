@@ -72,7 +72,10 @@ def test_remaining_workers_name_the_lost_ones(tmp_path: Path) -> None:
     # the workers that were cut off miss the others
     for index in (1, 4):
         assert "worker 0 (pid " in errors[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in errors[index]
+        assert (
+            "(10.213.7.1)), which serves the job's rendezvous store, does not reply"
+            in errors[index]
+        )
 
 
 def test_remaining_workers_name_the_host_of_the_store(tmp_path: Path) -> None:
@@ -80,7 +83,10 @@ def test_remaining_workers_name_the_host_of_the_store(tmp_path: Path) -> None:
     assert len(errors) == len(PLACES)
     for index in (1, 2, 4):
         assert "worker 0 (pid " in errors[index]
-        assert "(10.213.7.1)), which keeps the job's meeting point, does not reply" in errors[index]
+        assert (
+            "(10.213.7.1)), which serves the job's rendezvous store, does not reply"
+            in errors[index]
+        )
     for index in (0, 3):
         assert "worker 1 (pid " in errors[index]
         assert "(10.213.7.2)) has been silent for" in errors[index]

@@ -31,6 +31,10 @@ INSTEAD = {
     "know(?:s|n)? nothing of": "does not import, does not depend on",
     "heard (?:of|from)": "received",
     "shall": "must, will",
+    "the own": "its own, this worker's, the address of this machine",
+    "(?:workers?|servers?|processes|machines?|members?) (?:came|(?:have|has|had) come)": "joined",
+    "by itself": "automatically, on its own, separately",
+    "went away|without a word": "was lost, disconnected, silently",
     # prepositions
     "amid": "during",
     r"behind (?:(?:the|an?|each|every|this|that|its) )?(?:(?:coming|last|first|next|same) )?"
@@ -39,6 +43,7 @@ INSTEAD = {
     "behind (?:one )?another": "after another",
     "under way": "in progress",
     "for ever": "forever",
+    "in front of": "ahead of, before",
     # metaphors where a term exists
     "rows (?:not )?ahead": "prefetched rows, rows fetched on demand",
     "signs? of life": "heartbeat",
@@ -47,6 +52,7 @@ INSTEAD = {
     "dear|dearer": "expensive",
     "(?:the|a|this) house": "the project",
     "noticeboard": "status board",
+    "meeting point": "rendezvous",
     "neighbours?": "local peers",
     "courier|parcels?": "checkpoint copy, push request",
     "chronicle": "write-ahead log",

@@ -204,7 +204,7 @@ def test_a_step_can_be_counted_for_schedulers() -> None:
 
 
 class ReadsFoundInf(torch.optim.SGD):
-    """Reads found_inf, as GradScaler expects of an optimizer that unscales by itself."""
+    """Reads found_inf, as GradScaler expects of an optimizer that unscales on its own."""
 
     seen: float | None = None
 

@@ -166,7 +166,7 @@ def _keeps_plain_store(role: Role) -> bool:
 
 def _no_tls_error(role: Role) -> StrategyError:
     return StrategyError(
-        f"strategy.ssl: torchrun keeps the meeting point of this job at "
+        f"strategy.ssl: torchrun keeps the rendezvous store of this job at "
         f"{endpoint_text(_master(role))} in a store of torch's, which has no TLS, and not all of "
         f"the {role.worker_num} workers are on its host; start the job with fleetrun --ssl in "
         "place of torchrun"
@@ -268,7 +268,7 @@ def _open_process_group(
         )
     except (RuntimeError, dist.DistError) as error:
         raise MembershipError(
-            f"all {role.worker_num} workers came, but their process group ({backend}, "
+            f"all {role.worker_num} workers joined, but their process group ({backend}, "
             f"interface {interface}) did not form: {first_sentence(error)}"
         ) from None
 

@@ -61,9 +61,9 @@ def check_equally_far(positions: Mapping[int, Position]) -> None:
         f"{_workers(known, place)} at {place.consumed} of epoch {place.epoch}" for place in places
     ]
     raise DivergedError(
-        f"the workers train on different blocks of records: {', '.join(places_text)}. A batch that "
-        'one worker skips all must skip: skip = fleet.all_reduce(skip, "max") tells them; and '
-        "batches must have one size on all"
+        f"the workers train on different blocks of records: {', '.join(places_text)}. If one "
+        'worker skips a batch, all must skip it: skip = fleet.all_reduce(skip, "max"); and batches '
+        "must have one size on all"
     )
 
 

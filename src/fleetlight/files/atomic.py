@@ -69,9 +69,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_folder_if_supported(folder: Path) -> None:
-    """Make the names in a folder durable, unless its file system does so by itself.
+    """Make the names in a folder durable, unless its file system does so automatically.
 
-    Some network file systems flush names by themselves and refuse the call.
+    Some network file systems flush names automatically and refuse the call.
     """
     try:
         sync_folder(folder)

@@ -45,7 +45,7 @@ from fleetlight.version import VERSION
 #: how much longer a worker waits for a reply than the server may wait for other workers
 _GRACE_S = 5.0
 
-#: how long a worker waits for a server that went away and has no durable state
+#: how long a worker waits for a server that was lost and has no durable state
 _AWAY_S = 5.0
 
 
@@ -92,7 +92,7 @@ def _enrolled_worker(
 def _serve(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServerJob:
-    """Listen from now on: workers can meet before the server has a plan."""
+    """Listen from now on: workers can connect before the server has a plan."""
     limit_malloc_arenas()
     if role.index is not None or role.master is None:
         return _listen(role, strategy, deadline_s, tls, None)
@@ -156,7 +156,7 @@ def _worker(
     if strategy.durability == "log":
         connector.acknowledged = lambda server: client.acknowledged[server]
     resume_with_all(client, role, strategy, waits=True)
-    # a worker that cannot resume says so before the servers admit it
+    # a worker that cannot resume reports that before the servers admit it
     replay = replay_of(journal, functools.partial(report_restartable, role))
     group, session = ServedGroup(client, deadline_s), ServerSession(client, None)
     return served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
@@ -273,7 +273,7 @@ def _endpoints(role: Role) -> Sequence[tuple[str, int]]:
     if not role.server_endpoints:
         raise RoleError(
             f"{role.dialect}: the job has {role.server_num} parameter servers, but no variable "
-            "says where they listen; give their host:port (FLEET_SERVER_ENDPOINTS, or "
+            "has their addresses; give their host:port (FLEET_SERVER_ENDPOINTS, or "
             "PADDLE_PSERVERS_IP_PORT_LIST)"
         )
     return role.server_endpoints
@@ -281,7 +281,7 @@ def _endpoints(role: Role) -> Sequence[tuple[str, int]]:
 
 def _index(role: Role) -> int:
     if role.index is None:
-        raise PlanError(f"{role.dialect}: no variable says which {role.kind.value} this process is")
+        raise PlanError(f"{role.dialect}: no variable has the index of this {role.kind.value}")
     return role.index
 
 

@@ -112,7 +112,7 @@ class Job(abc.ABC):
         """What `distributed_optimizer` registers."""
 
     def check_not_late(self, call: str) -> None:
-        """PlanError where a model or an optimizer comes too late to be registered."""
+        """PlanError where a model or an optimizer is registered too late."""
 
     @abc.abstractmethod
     def check_model(self, module: nn.Module) -> None:

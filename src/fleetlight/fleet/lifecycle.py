@@ -219,8 +219,8 @@ _left = False
 
 
 def _leave_at_exit(pid: int, role: Role) -> None:
-    # a forked child is no member of the job
     job = current_or_none()
+    # a forked child is no member of the job
     if os.getpid() != pid:
         return
     if job is None:
@@ -277,7 +277,7 @@ def _check_mode(role: Role, is_collective: bool) -> None:
 
 
 def _check_resume(role: Role, strategy: DistributedStrategy, is_collective: bool) -> None:
-    """Refuse to resume a job that has saved nothing: it would restart without a word."""
+    """Refuse to resume a job that has saved nothing: it would restart silently."""
     saves = strategy.checkpoint or (strategy.durability != "none" and not is_collective)
     if role.resume and not saves:
         raise ConfigError(

@@ -34,7 +34,7 @@ class Peers(Protocol):
     deadline_s: float
     device: torch.device
     backend: str
-    #: by worker: how it introduced itself; empty where workers meet through servers
+    #: by worker: how it introduced itself; empty where the servers serve the rendezvous
     hellos: Mapping[int, MemberHello]
 
     @property
@@ -83,7 +83,7 @@ class Purpose(enum.Enum):
 
     #: any number of workers may load it
     CHECKPOINT = enum.auto()
-    #: the job resumes by itself from the checkpoint in its folder
+    #: the job resumes automatically from the checkpoint in its folder
     RESUME = enum.auto()
     #: this worker alone returns to its last step, after it was killed
     REPLAY = enum.auto()
@@ -365,7 +365,7 @@ class ServerSnapshot(Protocol):
 
     @property
     def can_retry(self) -> bool:
-        """True when a lost server comes back, so that a second attempt may succeed."""
+        """True when a lost server restarts, so that a second attempt may succeed."""
 
     def drop(self) -> None:
         """Free what was not saved."""

@@ -51,7 +51,7 @@ def accept_repeated_call(job: Job, before: InitCall | None, asked: InitCall) -> 
     different = before.differences(asked)
     if different:
         raise ConfigError(
-            "fleet.init was called before in this process with other arguments: "
+            "fleet.init was called earlier in this process with other arguments: "
             f"{', '.join(different)}; repeat the first arguments, which changes nothing, or "
             "call fleet.reset() first, which leaves the job and forgets its models and optimizers"
         )

@@ -105,7 +105,7 @@ def not_saved(failure: JobFailure | None) -> str:
 
 
 def stopped_early(checkpoint: str | None) -> str:
-    """The outcome of an interrupt that came before the job could save."""
+    """The outcome of an interrupt before the job could save."""
     return "" if checkpoint is None else f"the job saved nothing; {checkpoint} is unchanged"
 
 

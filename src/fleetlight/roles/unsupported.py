@@ -45,7 +45,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "FLAGS_memory_fraction_of_eager_deletion": _FREED,
     "FLAGS_cudnn_exhaustive_search": _CUDNN,
     "FLAGS_conv_workspace_size_limit": _CUDNN,
-    "FLAGS_cudnn_batchnorm_spatial_persistent": "cuDNN chooses the mode of batch norm by itself",
+    "FLAGS_cudnn_batchnorm_spatial_persistent": "cuDNN chooses the batch-norm mode automatically",
     "FLAGS_cudnn_deterministic": "use torch.use_deterministic_algorithms(True)",
     "FLAGS_communicator_send_queue_size": "use strategy.a_sync_configs.send_queue_size",
     "FLAGS_communicator_max_merge_var_num": "use strategy.a_sync_configs.max_merge",
@@ -64,7 +64,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "strategy.a_sync_configs.on_nonfinite for what servers do",
     "FLAGS_(benchmark|enable_rpc_profiler)": _TRACE,
     "FLAGS_(paddle_num_threads|inner_op_parallelism)": _THREADS,
-    "FLAGS_use_(mkldnn|onednn)": "torch uses oneDNN by itself; see torch.backends.mkldnn",
+    "FLAGS_use_(mkldnn|onednn)": "torch uses oneDNN automatically; see torch.backends.mkldnn",
     "FLAGS_pserver_.*": "the first pull creates a row; entries such as fleet.CountFilterEntry "
     "choose the ids that get one",
     "FLAGS_selected_(xpus|npus|accelerators|mlus)": _DEVICES,

@@ -128,7 +128,7 @@ class TlsWire(Wire):
         return True
 
     def _flush(self, until: float) -> None:
-        """Send what OpenSSL has written by itself."""
+        """Send what OpenSSL has written on its own."""
         self._unsent = memoryview(self._outgoing.read())
         while self._unsent:
             self._wait(_HANDSHAKE, until - time.monotonic(), self._send, ())

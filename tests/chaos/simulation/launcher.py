@@ -26,16 +26,16 @@ from fleetlight.launch.status import ProcessStatus
 from fleetlight.roles.role import Kind
 
 _GRACE_S, _TICK_S = 3.0, 0.5
-#: after the last event that happens by itself
+#: after the last event that happens on its own
 _LATE_S = 12.0
-#: servers never end by themselves
+#: servers never end on their own
 _NEVER = 1e9
 
 
 @dataclasses.dataclass
 class _Process:
     member: JobProcess
-    #: when it ends by itself, and how
+    #: when it ends on its own, and how
     ends_at: float
     status: int
     returns: bool

@@ -275,7 +275,7 @@ def test_a_line_search_uses_the_mean_loss() -> None:
 
 def shares_parameters() -> None:
     model = fleet.distributed_model(network())
-    with pytest.raises(PlanError, match="also a parameter of a model registered before"):
+    with pytest.raises(PlanError, match="also a parameter of another registered model"):
         fleet.distributed_model(nn.Sequential(model[0]))
 
 

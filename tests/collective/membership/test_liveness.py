@@ -29,7 +29,7 @@ def test_a_lost_store_is_reported_at_once() -> None:
     keeper: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = dist.TCPStore("127.0.0.1", keeper.port, timeout=timedelta(seconds=60))
     del keeper
-    with pytest.raises(PeerLostError, match="the meeting point of the job went away"):
+    with pytest.raises(PeerLostError, match="the rendezvous store of the job was lost"):
         Liveness(store, 1)
 
 

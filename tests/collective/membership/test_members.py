@@ -47,7 +47,7 @@ def test_workers_with_different_versions_are_named(fact: str) -> None:
 
 def test_missing_workers_are_named_with_their_endpoints() -> None:
     text = members.missing_text(3, {1: hello(1)}, ["a:1", "b:2", "c:3"], 30)
-    assert "1 of 3 workers came within 30 s" in text
+    assert "1 of 3 workers joined within 30 s" in text
     assert "worker 0 (a:1), worker 2 (c:3)" in text
 
 
@@ -75,11 +75,11 @@ def test_each_arrival_gets_a_distinct_index(places: list[tuple[str, str | None]]
 def test_a_scheduler_names_present_and_missing_workers() -> None:
     hellos = [hello(None, node_id="0"), hello(None, node_id="2")]
     text = members.arrived_text("worker", 3, hellos, 5)
-    assert "2 of 3 workers came within 5 s, 1 missing (MS_NODE_ID 1)" in text
+    assert "2 of 3 workers joined within 5 s, 1 missing (MS_NODE_ID 1)" in text
     assert "none" in members.arrived_text("worker", 3, [], 5)
     # for ids that are unique in the cluster, the missing ones are unknown
     hellos = [hello(None, node_id="2"), hello(None, node_id="3")]
-    assert "2 of 3 workers came within 5 s, 1 missing. Here: node 2" in members.arrived_text(
+    assert "2 of 3 workers joined within 5 s, 1 missing. Here: node 2" in members.arrived_text(
         "worker", 3, hellos, 5
     )
 

@@ -67,8 +67,8 @@ def test_an_ambiguous_name_listens_everywhere_with_a_warning(
         assert listens_at("debian")[0] == listens_at("gateway")[0] == "0.0.0.0"
     first, second = (record.getMessage() for record in caplog.records)
     assert "listening on all interfaces" in first
-    assert "others may come by any of 127.0.0.3, 127.0.0.4; give the master's address" in first
-    assert "gateway is no address of this machine" in second
+    assert "others may connect to any of 127.0.0.3, 127.0.0.4; give the master's address" in first
+    assert "gateway is not an address of this machine" in second
 
 
 @pytest.mark.usefixtures("outside")

@@ -70,7 +70,7 @@ def test_node_ids_are_indices() -> None:
 
 
 def test_too_few_workers_is_an_error_on_all() -> None:
-    with pytest.raises(WorkerFailedError, match="scheduler says: 1 of 2 workers came") as caught:
+    with pytest.raises(WorkerFailedError, match="scheduler says: 1 of 2 workers joined") as caught:
         run_processes(member, [(2,), (2,)], deadline_s=1.0)
     assert "worker 0:" not in str(caught.value)
 
@@ -159,5 +159,5 @@ def test_a_failing_worker_ends_the_scheduler_with_1() -> None:
 
 
 def test_a_vanished_worker_ends_the_scheduler_with_1() -> None:
-    with pytest.raises(WorkerFailedError, match=r"^worker 1 died without a word$"):
+    with pytest.raises(WorkerFailedError, match=r"^worker 1 died without a result$"):
         run_processes(member, [(1,), (1, None, "vanish")], deadline_s=2.0)

@@ -261,7 +261,7 @@ def test_a_lost_worker_is_an_error_on_every_host(how: str, kind: str) -> None:
     with pytest.raises(WorkerFailedError) as caught:
         run_on(TWO_HOSTS, worker_3_ends, how, deadline_s=4.0)
     text = str(caught.value)
-    assert "worker 3 died without a word" in text
+    assert "worker 3 died without a result" in text
     for index in range(3):
         assert f"worker {index}:\n" in text
     assert text.count("Error: all_reduce of the gradients at step 12 ") == 3

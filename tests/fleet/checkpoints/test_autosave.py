@@ -272,7 +272,7 @@ def end_early(dirname: str) -> None:
 
 def test_job_killed_during_its_last_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "ckpt")
-    with pytest.raises(WorkerFailedError, match="died without a word"):
+    with pytest.raises(WorkerFailedError, match="died without a result"):
         run(end_early, 1, path)
     saved = checkpoint.read(path)
     saved.verify()
@@ -393,7 +393,7 @@ def insist(dirname: str) -> None:
 
 
 def test_a_second_signal_ends_the_process(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match="died without a word"):
+    with pytest.raises(WorkerFailedError, match="died without a result"):
         run(insist, 1, str(tmp_path / "ckpt"))
 
 
@@ -404,7 +404,7 @@ def never_step(dirname: str) -> None:
 
 
 def test_worker_that_makes_no_step_ends_after_the_grace_period(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match="died without a word"):
+    with pytest.raises(WorkerFailedError, match="died without a result"):
         run(never_step, 1, str(tmp_path / "ckpt"))
     assert not (tmp_path / "ckpt").exists()
 
@@ -426,7 +426,7 @@ def wait_for_others(grace_s: float, *active: int | None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("active", "others"), [(1, None), (3, "2"), (None, "server 0 does not say how many")]
+    ("active", "others"), [(1, None), (3, "2"), (None, "server 0 does not report how many")]
 )
 def test_workers_that_do_not_leave_in_time_are_logged(
     active: int | None, others: str | None, caplog: pytest.LogCaptureFixture

@@ -167,7 +167,7 @@ def test_thread_of_the_script_does_not_delay_a_failure(
     thread = "import sys, threading\nthreading.Thread(target=threading.Event().wait).start()\n"
     codes, outputs, words = run_both((WAIT, thread + body), tmp_path)
     assert codes == [1, code], outputs
-    assert "these threads are ended: Thread-" in outputs[1]
+    assert "ending these threads: Thread-" in outputs[1]
     assert words[1].error == text
     assert words[0].caused_by_peer is True
 

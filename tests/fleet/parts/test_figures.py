@@ -46,7 +46,7 @@ def test_figures_without_pushes_and_tables() -> None:
 def warning_for(
     dense: bool = True, tables: bool = True, staleness: int | None = None, **settings: Any
 ) -> str | None:
-    """The warning for gradients that are 5.5 changes late, with two workers."""
+    """The warning for gradients with a staleness of 5.5, with two workers."""
     configs = DistributedStrategy(a_sync_configs=settings).a_sync_configs
     plan = Plan(
         mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE] if tables else [],
@@ -69,7 +69,9 @@ def warning_for(
 )
 def test_warning_names_the_cause_of_excess_staleness(configs: dict[str, Any], cause: str) -> None:
     warning = warning_for(**configs)
-    late = "gradients of rows were 5.5 changes late on average, expected 4 at most with 2 workers: "
+    late = (
+        "gradients of rows had a staleness of 5.5 on average, expected at most 4 with 2 workers: "
+    )
     assert warning is not None
     assert warning.partition(": ")[0] + ": " == late
     assert cause in warning
@@ -77,7 +79,9 @@ def test_warning_names_the_cause_of_excess_staleness(configs: dict[str, Any], ca
 
 
 def test_warning_without_tables_names_dense_parameters() -> None:
-    assert str(warning_for(tables=False)).startswith("changes of dense parameters were 5.5 changes")
+    assert str(warning_for(tables=False)).startswith(
+        "changes of dense parameters had a staleness of 5.5"
+    )
 
 
 @pytest.mark.parametrize("options", [{"dense": False}, {"staleness": 9}])

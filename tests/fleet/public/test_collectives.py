@@ -64,7 +64,7 @@ def unlike() -> Any:
 
 def test_unlike_values_are_refused_on_every_worker() -> None:
     for shapes, dtypes, gathered, large in run_workers(unlike):
-        assert shapes.startswith("all_reduce: worker 0 gives torch.float32 [3], worker 1 gives")
-        assert "torch.int64 [], worker 1 gives torch.float64 []" in dtypes
-        assert gathered.startswith("all_gather: worker 0 gives torch.float32 [2], worker 1 gives")
+        assert shapes.startswith("all_reduce: worker 0 passed torch.float32 [3], worker 1 passed")
+        assert "torch.int64 [], worker 1 passed torch.float64 []" in dtypes
+        assert gathered.startswith("all_gather: worker 0 passed torch.float32 [2], worker 1 passed")
         assert "expected an integer of 64 bits" in large

@@ -195,7 +195,7 @@ def test_export_of_unknown_tables_is_refused() -> None:
 
 def test_export_before_training_is_refused() -> None:
     member = Job(build, SYNC, workers=2, servers=1).member(0)
-    with pytest.raises(PlanError, match=r"call fleet\.init_worker\(\) on every worker before"):
+    with pytest.raises(PlanError, match=r"call fleet\.init_worker\(\) on every worker first"):
         export(member, Path("never"))
     member.context.group.leave()
 

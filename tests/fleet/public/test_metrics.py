@@ -55,5 +55,9 @@ def unlike() -> list[str]:
 
 def test_unlike_values_are_refused_on_every_worker() -> None:
     for shapes, metrics_ in run_workers(unlike):
-        assert "worker 0 gives torch.float64 [2, 3], worker 1 gives torch.float64 [3, 2]" in shapes
-        assert "a metric: worker 0 gives torch.float64 [2], worker 1 gives torch.int64" in metrics_
+        assert (
+            "worker 0 passed torch.float64 [2, 3], worker 1 passed torch.float64 [3, 2]" in shapes
+        )
+        assert (
+            "a metric: worker 0 passed torch.float64 [2], worker 1 passed torch.int64" in metrics_
+        )

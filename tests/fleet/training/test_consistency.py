@@ -113,4 +113,4 @@ def evaluates_alone() -> str:
 
 def test_error_for_a_first_forward_of_one_worker_names_the_remedy() -> None:
     text, _ = run_workers(evaluates_alone, 2, deadline_s=3.0)
-    assert "let all call fleet.init_worker() before" in text
+    assert "let all call fleet.init_worker() first" in text

@@ -26,7 +26,7 @@ def test_worker_with_another_shape_is_named() -> None:
     others: Any = TwoWorkers(b"torch.float32 [3]")
     with pytest.raises(ConfigError) as caught:
         check_same_shape(others, torch.ones(2), "metrics.sum")
-    text = "metrics.sum: worker 0 gives torch.float32 [2], worker 1 gives torch.float32 [3]"
+    text = "metrics.sum: worker 0 passed torch.float32 [2], worker 1 passed torch.float32 [3]"
     assert text in str(caught.value)
 
 

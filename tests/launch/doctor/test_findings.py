@@ -75,7 +75,11 @@ PROBLEMS: dict[str, tuple[Exam, str, str]] = {
         "the same list in the same order",
     ),
     "another program": (exam(absent={1: "did not reply within 1 s"}), "", "sport = 6170"),
-    "gone": (exam(absent={0: "went away"}), "10.0.0.1 is absent", "read the output of its doctor"),
+    "gone": (
+        exam(absent={0: "disconnected"}),
+        "10.0.0.1 is absent",
+        "read the output of its doctor",
+    ),
     "lost": (exam(absent={0: "lost it"}), "10.0.0.1 is absent", "read the output of its doctor"),
     "uninformed": (
         exam(uninformed={1: "no reply"}),

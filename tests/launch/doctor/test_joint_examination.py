@@ -157,7 +157,7 @@ def test_first_machine_that_leaves_is_named() -> None:
         _ask_once(of)
         listener.close()
         exam = running.result(timeout=30)
-    assert exam.absent == {0: "went away before it sent the results"}
+    assert exam.absent == {0: "disconnected before it sent the results"}
     assert f"127.0.0.1:{of.port} has started the examination" in lines
 
 

@@ -168,4 +168,4 @@ def test_machines_join_and_leave_an_elastic_job(place: Workplace) -> None:
     code, output = first.end()
     assert code == 0, output
     assert "another machine joined; restarting" in output
-    assert "node 1 (127.0.0.2) went away: no heartbeat; restarting" in output
+    assert "node 1 (127.0.0.2) was lost: no heartbeat; restarting" in output

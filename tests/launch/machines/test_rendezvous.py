@@ -26,7 +26,9 @@ def test_rendezvous_port_in_use_is_an_error() -> None:
         spec = RendezvousSpec(
             master=taken.getsockname(), min_nodes=2, max_nodes=2, rank=0, is_master=True
         )
-        with pytest.raises(LaunchError, match="at which the machines meet, is taken by process"):
+        with pytest.raises(
+            LaunchError, match="the rendezvous of the machines, is taken by process"
+        ):
             reach(spec, StartDeadline(RecordingScreen(), Interrupts(), deadline_s=60))
 
 

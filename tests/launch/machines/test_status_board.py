@@ -81,7 +81,7 @@ def test_silent_machine_is_the_cause_and_ends_a_fixed_job() -> None:
     first.report_end(CAUSE)
     silent = first.wait_for_ends(60)
     found = agree(first, silent, FIXED, 1)
-    assert str(found.failure) == "node 1 (b) went away: no heartbeat"
+    assert str(found.failure) == "node 1 (b) was lost: no heartbeat"
     assert found.next is NextAction.FINISH
     assert agree(first, silent, ELASTIC, 0).next is NextAction.REGROUP
 
@@ -101,7 +101,7 @@ def test_wait_for_an_unreachable_machine_can_be_interrupted() -> None:
     first.report_end(CAUSE)
     asked = iter([False, False, True])
     (silent,) = first.wait_for_ends(0, lambda: next(asked))
-    assert "node 1 (b) went away" in str(silent)
+    assert "node 1 (b) was lost" in str(silent)
     assert not list(asked)
 
 

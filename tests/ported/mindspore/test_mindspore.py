@@ -65,8 +65,8 @@ def test_too_few_workers_are_reported(data: Path) -> None:
     for text in (*workers, scheduler):
         assert "loss is" not in text
     for text in workers:
-        assert "the scheduler says: 2 of 3 workers came within 3 s, 1 missing" in text
-    assert "2 of 3 workers came within 3 s, 1 missing" in scheduler
+        assert "the scheduler says: 2 of 3 workers joined within 3 s, 1 missing" in text
+    assert "2 of 3 workers joined within 3 s, 1 missing" in scheduler
 
 
 def tls_version(port: int) -> str | None:

@@ -257,7 +257,7 @@ def test_an_unreadable_snapshot_is_not_completed(
 def test_a_journal_without_its_first_records_is_an_error(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     Segment(tmp_path, 5).write([b"x"])
-    with pytest.raises(JournalError, match="begins with record 5, and no snapshot lies before it"):
+    with pytest.raises(JournalError, match="begins with record 5, and no snapshot precedes it"):
         folder.base()
     folder.close()
 

@@ -155,7 +155,7 @@ def test_an_abandoned_empty_file_is_ignored(tmp_path: Path) -> None:
 def test_a_torn_end_of_an_earlier_file_is_damage(tmp_path: Path) -> None:
     first, _ = write(tmp_path, range(1, 4), range(4, 6))
     first.write_bytes(first.read_bytes()[:-1])
-    with pytest.raises(JournalError, match=r"damaged at byte .* behind it lies another file"):
+    with pytest.raises(JournalError, match=r"damaged at byte .* another file follows it"):
         read(tmp_path)
 
 

@@ -82,7 +82,7 @@ def test_a_lost_worker_stays_lost_after_a_restart(make_cluster: Any, snapshot: b
         assert cluster.durability.snapshot()
     cluster.restart(returning=[0])
     assert cluster.server._roster.in_state(LOST) == [1]
-    with pytest.raises(MembershipError, match="worker 1 returned after it had gone"):
+    with pytest.raises(MembershipError, match="worker 1 returned after it was lost"):
         Worker(cluster.server, 1)
     first = cluster.workers[0]
     assert first.push(0, {0: ([1], [3])})[0].applied

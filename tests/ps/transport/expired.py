@@ -35,7 +35,7 @@ def made(folder: Path, expired: str) -> Path:
 
 
 def context(folder: Path, side: str) -> ssl.SSLContext:
-    """A context like Fleetlight's, but without a check of the own certificate."""
+    """A context like Fleetlight's, but without a check of its own certificate."""
     server = side == "server"
     context_ = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context_.minimum_version = ssl.TLSVersion.TLSv1_3

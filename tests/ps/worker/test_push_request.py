@@ -47,7 +47,7 @@ def request_of(
 def test_nonfinite_gradients_are_sent_to_no_server(
     row: float, dense: list[float], where: str, dtype: str
 ) -> None:
-    with pytest.raises(GradientError, match=rf"worker 1 made a gradient \(step 7\) of {where}"):
+    with pytest.raises(GradientError, match=rf"worker 1 computed a gradient \(step 7\) of {where}"):
         request_of(row, dense, "async", dtype)
     refused = request_of(row, dense, dtype=dtype)
     assert where in refused.refusal

@@ -63,7 +63,10 @@ def test_the_heading_names_the_program_and_its_passes() -> None:
     found = picture(make_program().apply(InsertAllReduce(), FuseAllReduce()))
     assert found.title == "Training step of Sequential"
     assert "171 parameters in 6 tensors · 1.34 KiB" in found.lines[0]
-    assert found.lines[1:] == ("6 gradients, each reduced by itself", "all_reduce: 6 -> 1 (25 MiB)")
+    assert found.lines[1:] == (
+        "6 gradients, each reduced separately",
+        "all_reduce: 6 -> 1 (25 MiB)",
+    )
 
 
 def test_arrows_show_shapes() -> None:

@@ -32,7 +32,7 @@ def added_operations(program: static.Program) -> list[str]:
 
 def test_all_reductions_begin_after_backward_and_then_end() -> None:
     form = rewritten(program_of(net()).form, InsertAllReduce())
-    assert form.reports == ("6 gradients, each reduced by itself",)
+    assert form.reports == ("6 gradients, each reduced separately",)
     begins = [("begin", n) for n in range(6)]
     assert reductions(form.graph) == begins + [("end", n) for n in range(6)]
 
@@ -119,5 +119,5 @@ def test_a_program_without_gradients_is_unchanged() -> None:
     model = net()
     program = static.capture(model, nn.functional.cross_entropy, None, batch(0))
     form = rewritten(program.form, InsertAllReduce())
-    assert form.reports == ("0 gradients, each reduced by itself",)
+    assert form.reports == ("0 gradients, each reduced separately",)
     assert str(form.graph) == str(program.form.graph)

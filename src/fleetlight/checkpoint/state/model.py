@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fleetlight.checkpoint.formats.tensors import dtype_name
 from fleetlight.checkpoint.formats.values import Json, pack, unpack
-from fleetlight.errors import CheckpointError
+from fleetlight.errors import CheckpointError, counted
 from fleetlight.torch_compat.modules import with_versions_of
 from fleetlight.torch_compat.tensors import assign, distinct_elements, without_functions
 
@@ -129,9 +129,9 @@ def refuse_differences(what: str, differences: Sequence[str]) -> None:
     """Raise when there is any difference, before anything was changed."""
     if not differences:
         return
-    more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
+    more = f" (and {counted(len(differences) - 1, 'more difference')})" if differences[1:] else ""
     raise CheckpointError(
-        f"the checkpoint does not fit {what}: {differences[0]}{more}; nothing was loaded. "
+        f"the checkpoint does not match the {what}: {differences[0]}{more}; nothing was loaded. "
         f"Build the same {what} as when it was saved"
     )
 

@@ -149,7 +149,7 @@ def _options_for(
     sources = [saved for saved in state.entry.param_groups if members.intersection(saved.params)]
     if any(source.options != sources[0].options for source in sources[1:]):
         raise CheckpointError(
-            f"the checkpoint does not fit optimizer: the param group of {min(members)!r} was "
+            f"the checkpoint does not match the optimizer: the param group of {min(members)!r} was "
             f"{len(sources)} groups with different options when saved; nothing was loaded. "
             f"Build the same param groups"
         )

@@ -69,7 +69,7 @@ def _why_not_writable(buffer: Tensor) -> str:
 
 
 _DIFFERENT = (
-    "the workers train on different terms: {}; give the same settings on all workers",
+    "the workers have different settings: {}; give the same settings on all workers",
     "the workers built different models: {}; build the same model from the same script and "
     "settings everywhere",
 )

@@ -33,7 +33,7 @@ class Cause(enum.Enum):
         "call model(...), whose forward calls its parts",
     )
     AGAIN = (
-        "another backward() came after the one that reduced them",
+        "another backward() ran after the one that reduced them",
         "add up the losses of one forward, and call backward() once",
     )
     ASSIGNED = (

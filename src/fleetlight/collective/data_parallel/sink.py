@@ -2,8 +2,8 @@
 """Autograd nodes around a model's forward, through which the gradients of its outputs pass.
 
 They scale gradients where a batch counts for more or less than usual. Gradients that leave the
-model through its inputs are scaled back, since the model before it scales by itself. The nodes also
-make backward visit each output. With `find_unused_parameters`, torch's reducer waits for the
+model through its inputs are scaled back, since the model before it scales on its own. The nodes
+also make backward visit each output. With `find_unused_parameters`, torch's reducer waits for the
 gradients of all parameters that an output reaches. An output that the loss ignores would send none;
 through the node it sends an undefined gradient, which the reducer accepts.
 """

@@ -34,7 +34,7 @@ BEAT_S = 0.5
 _MISSED = 4
 _POLL_S = 0.05
 #: hints where a worker left without an error, for a reduction and for any other call
-_OF_GRADIENTS = ". Workers with unequal numbers of batches: fleet.shard(loader) evens them out"
+_OF_GRADIENTS = ". If workers have unequal numbers of batches, fleet.shard(loader) evens them out"
 _OF_CALL = ". Every worker must call it, not only some"
 #: how long a worker may be silent before the workers that wait for its work give up
 _LOST_S = 30.0
@@ -225,7 +225,9 @@ class Liveness:
         except RuntimeError:
             keeper = self._others.get(0)
             where = f" ({keeper.where()})" if keeper else ""
-            return [f"worker 0{where}, which keeps the job's meeting point, does not reply"], False
+            return [
+                f"worker 0{where}, which serves the job's rendezvous store, does not reply"
+            ], False
         me = WorkerHeartbeat(self._count, self.step, self._now)
         found = diagnosis.diagnose(me, before, after, gone, self._others, self._now)
         alive = not gone and all(

@@ -84,7 +84,7 @@ def missing_text(
         for index in gone
     )
     return (
-        f"{expected - len(gone)} of {expected} workers came within {deadline_s:g} s; "
+        f"{expected - len(gone)} of {expected} workers joined within {deadline_s:g} s; "
         f"missing: {names}. Start them with the same number of workers and the same master, "
         "or look at why they did not start"
     )
@@ -133,7 +133,7 @@ def arrived_text(kind: str, expected: int, hellos: Iterable[MemberHello], deadli
     came = list(hellos)
     who = "; ".join(_name(hello) for hello in came) or "none"
     return (
-        f"{len(came)} of {expected} {kind}s came within {deadline_s:g} s, "
+        f"{len(came)} of {expected} {kind}s joined within {deadline_s:g} s, "
         f"{expected - len(came)} missing{_missing_ids(expected, came)}. Here: {who}. "
         f"Start {expected} {kind}s, or set their number to what you start"
     )

@@ -91,7 +91,7 @@ def join(
         if not deadline.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
             if resolve(host) is None:
                 raise MembershipError(
-                    f"the name {host!r}, at which {host_name} is to be met, cannot be resolved on "
+                    f"the name {host!r}, the address of {host_name}, cannot be resolved on "
                     "this machine; give the address, or a name that every machine knows"
                 )
             raise MembershipError(
@@ -153,10 +153,10 @@ def store_errors() -> Iterator[None]:
         yield
     except dist.DistNetworkError as error:
         text = first_sentence(error)
-        raise PeerLostError(f"the meeting point of the job went away: {text}") from None
+        raise PeerLostError(f"the rendezvous store of the job was lost: {text}") from None
     except dist.DistStoreError as error:
         text = first_sentence(error)
-        raise DeadlineError(f"the meeting point of the job does not reply: {text}") from None
+        raise DeadlineError(f"the rendezvous store of the job does not reply: {text}") from None
 
 
 def _not_ready(size: int, here: dict[int, MemberHello], endpoints: Sequence[str]) -> str:
@@ -189,14 +189,16 @@ def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         # the address belongs to a gateway or service that forwards to this machine
-        return _bound("0.0.0.0", port, f"{host} is no address of this machine"), "127.0.0.1"
+        return _bound("0.0.0.0", port, f"{host} is not an address of this machine"), "127.0.0.1"
 
 
 def _listen_outside(host: str, port: int, address: str) -> tuple[socket.socket, str]:
-    """Listen on an outside address: Debian resolves the own hostname to 127.0.1.1."""
+    """Listen on an outside address: Debian resolves its own hostname to 127.0.1.1."""
     ways = _outside()
     if len(ways) > 1:
-        why = f"{host} resolves to {address} here, and others may come by any of {', '.join(ways)}"
+        why = (
+            f"{host} resolves to {address} here, and others may connect to any of {', '.join(ways)}"
+        )
         return _bound("0.0.0.0", port, why), "127.0.0.1"
     [way] = ways or [address]
     return _bound(way, port), way

@@ -53,7 +53,7 @@ def register(
 def _wait_for(
     store: Store, key: str, deadline: RendezvousDeadline, fact: str, members: str
 ) -> bytes:
-    """Read what the scheduler writes once all `members` have come; `fact` is for errors."""
+    """Read what the scheduler writes once all `members` have joined; `fact` is for errors."""
     while not store.check([key]):
         if store.check(["refused"]):
             text = store.get("refused").decode()
@@ -108,7 +108,7 @@ class Scheduler:
         return self._watch()
 
     def _refuse(self, text: str) -> None:
-        """Tell all members that have come why, and wait until they have read it."""
+        """Tell all members that have joined why, and wait until they have read it."""
         self._store.set("refused", text)
         arrivals = [f"{kind}/arrivals" for kind in ("worker", "server")]
         came = sum(self._store.add(key, 0) for key in arrivals if self._store.check([key]))
@@ -192,7 +192,7 @@ class Scheduler:
 
 
 def _progress(kind: str, came: list[MemberHello], expected: int) -> Callable[[], str]:
-    return lambda: f"{len(came)} of {expected} {kind}s have come"
+    return lambda: f"{len(came)} of {expected} {kind}s have joined"
 
 
 def _members(role: Role) -> str:

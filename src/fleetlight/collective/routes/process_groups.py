@@ -72,7 +72,7 @@ def _widening(sent: Tensor, buffer: Tensor) -> Callable[[Future[Any]], Tensor]:
 
 
 def packed_stamps(stamp: GradientStamp, index: int, size: int, dtype: torch.dtype) -> Tensor:
-    """A row for each worker, zeros except the own one.
+    """A row for each worker, zeros except its own one.
 
     The sum over the workers has all rows, exactly: each narrow type represents the values of a
     byte.

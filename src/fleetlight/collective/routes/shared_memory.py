@@ -48,7 +48,7 @@ class SharedMemory:
     """One worker's end. All workers start the same tensors in the same order."""
 
     def __init__(self, index: int, peers: Sequence[socket.socket | None]) -> None:
-        """`peers[i]` is the connection to worker i; None at the own index."""
+        """`peers[i]` is the connection to worker i; None at its own index."""
         self._index = index
         self._peers = {i: peer for i, peer in enumerate(peers) if peer is not None}
         self._size = len(peers)

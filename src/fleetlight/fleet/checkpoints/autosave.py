@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`JobAutosave`: a job with a checkpoint folder saves by itself, and stops at SIGTERM.
+"""`JobAutosave`: a job with a checkpoint folder saves automatically, and stops at SIGTERM.
 
 The signal only sets a flag. All workers act on it at one place of the script, between two batches:
 there, everything that belongs to the last batch is done, such as the steps of all optimizers and
@@ -233,7 +233,7 @@ class JobAutosave(SigtermHandler):
 
 
 def watch_in_worker(job: Job, agreement: StopAgreement) -> None:
-    """Save, stop and resume by itself from now on, where the strategy names a folder."""
+    """Save, stop and resume automatically from now on, where the strategy names a folder."""
     if job.strategy.checkpoint:
         job.autosave = JobAutosave(job, agreement)
         job.closers.callback(job.autosave.close)

@@ -23,7 +23,7 @@ _LATER_IDS = "; ids that are not in it get other first values than in that job"
 
 
 def read_named(job: Job, path: Path) -> Checkpoint:
-    """Read a checkpoint; one that has only former names gets the present ones.
+    """Read a checkpoint; one that has only former names gets the current ones.
 
     That is so where no name of the model is in it, and all its names map one to one. Shapes are
     compared later, as in any checkpoint.

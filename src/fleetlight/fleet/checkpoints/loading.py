@@ -192,5 +192,5 @@ def _prepare_rng(job: Job, saved: Checkpoint) -> Callable[[], None]:
         return functools.partial(checkpoint.set_rng_state, mine.rng)
     return functools.partial(
         logger.warning,
-        "the checkpoint has no random-number state of this worker, which keeps its present one",
+        "the checkpoint has no random-number state of this worker, which keeps its current one",
     )

@@ -14,7 +14,7 @@ from fleetlight.wire.control_signals import ControlSignal
 
 #: the time between two polls, if the next steps take as long as the last ones
 POLL_EVERY_S = 0.5
-#: at most so many places lie between two polls: steps may become slower
+#: the most places between two polls: steps may become slower
 MAX_PLACES = 100
 
 

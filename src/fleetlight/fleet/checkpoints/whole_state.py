@@ -50,7 +50,7 @@ def _state_dict(job: Job, model: nn.Module, *, max_bytes: int = MAX_BYTES) -> di
     if is_first and not found:
         raise ComebackError(
             "this worker was restarted, and the state that fleet.state_dict returned before is "
-            "lost; save values that a restart needs by fleet.save_persistables(dirname)"
+            "lost; save values that a restart needs with fleet.save_persistables(dirname)"
         )
     return found
 
@@ -147,7 +147,7 @@ def _load(job: Job, model: nn.Module, state: State) -> None:
 def _check(state: State) -> None:
     if not isinstance(state, Mapping) or not state:
         raise CheckpointError(
-            f"fleet.load_state_dict: worker 0 gave {_kind_of(state)}, expected a result of "
+            f"fleet.load_state_dict: worker 0 passed {_kind_of(state)}, expected a result of "
             "fleet.state_dict"
         )
 

@@ -236,7 +236,7 @@ class JobStep:
 
 @dataclasses.dataclass
 class Saves:
-    """The number of saves that the job has made by itself, and the step of the last one."""
+    """The number of saves that the job has made automatically, and the step of the last one."""
 
     job: Job
     name: ClassVar[str] = "saves"

@@ -184,7 +184,7 @@ def _refuse_shared(module: nn.Module, job: Job) -> None:
 
 
 def distribute(managed: ManagedOptimizer, steps: ReducedSteps, program: Program) -> None:
-    """Rewrite a program as the strategy says, so that all workers make its steps."""
+    """Rewrite a program according to the strategy, so that all workers make its steps."""
     assert program.model is not None
     job = managed.job
     # what may refuse comes first

@@ -16,7 +16,7 @@ from fleetlight.fleet.training.model import ManagedModel, explain_deadline
 #: a missing worker often skips an evaluation that others make
 _AT_FIRST_FORWARD = (
     "The first forward of a model waits for all workers; where only some of them make it, let all "
-    "call fleet.init_worker() before"
+    "call fleet.init_worker() first"
 )
 
 

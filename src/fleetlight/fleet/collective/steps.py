@@ -27,7 +27,7 @@ class ProgramSteps(Protocol):
         """The parts of a program's training that this process writes."""
 
     def distribute(self, managed: ManagedOptimizer, steps: ReducedSteps, program: Program) -> None:
-        """Rewrite a program as the strategy says, so that all workers make its steps."""
+        """Rewrite a program according to the strategy, so that all workers make its steps."""
 
 
 class ReducedSteps:
@@ -240,5 +240,5 @@ class ReducedSteps:
             raise PlanError(
                 f"{unregistered} parameters of the optimizer are in no distributed model, so they "
                 "would differ between workers; add model = fleet.distributed_model(model) for each "
-                "model they come from"
+                "model they belong to"
             )

@@ -265,7 +265,7 @@ def _end_soon(code: int) -> None:
     main = threading.main_thread()
     names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
     if names:
-        log.logger.warning("after the failure, these threads are ended: %s", ", ".join(names))
+        log.logger.warning("after the failure, ending these threads: %s", ", ".join(names))
     _end_at_once(code)
 
 

@@ -48,7 +48,7 @@ def staleness_warning(
     # workers step dense parameters themselves: they push changes of these, not gradients
     what = "gradients of rows" if plan.tables else "changes of dense parameters"
     return (
-        f"{what} were {mean:.1f} changes late on average, expected {bound} at most with "
+        f"{what} had a staleness of {mean:.1f} on average, expected at most {bound} with "
         f"{plan.worker_num} workers: {_cause(configs)}"
     )
 

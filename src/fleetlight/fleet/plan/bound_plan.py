@@ -120,8 +120,8 @@ def _refuse_unregistered(model: nn.Module, optimizers: list[torch.optim.Optimize
     if unregistered:
         raise PlanError(
             f"{unregistered} parameters of the optimizer are in no distributed model, so no server "
-            "would train them; add model = fleet.distributed_model(model) for each model they come "
-            "from"
+            "would train them; add model = fleet.distributed_model(model) for each model they "
+            "belong to"
         )
 
 

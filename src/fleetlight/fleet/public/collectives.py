@@ -32,7 +32,7 @@ def barrier_worker() -> None:
 def all_reduce(value: Any, op: str = "sum") -> Any:
     """Reduce `value` (a tensor, an array, a number) over all workers by sum, max or min.
 
-    All must give the same dtype and shape. A sum of booleans is an integer.
+    All must pass the same dtype and shape. A sum of booleans is an integer.
     """
     group = current().group
     if op == "sum" and isinstance(value, (bool, np.bool_)):

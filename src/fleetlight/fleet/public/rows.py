@@ -48,7 +48,7 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
 def shrink(
     unseen_days: int = 0, score: float = 0.0, decay: float = 1.0, table: str | None = None
 ) -> dict[str, ShrunkTable]:
-    """End a day: remove rows of the tables that have an entry; every worker calls it.
+    """Count one day for the tables that have an entry, and remove rows; every worker calls it.
 
     It removes a row that training has not used for more than `unseen_days` calls of this function
     (0: however long). It also multiplies shows and clicks by `decay`, and removes a row whose

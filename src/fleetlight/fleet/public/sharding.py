@@ -115,7 +115,7 @@ class LoaderWeights:
         self._has_warned = False
 
     def set(self, share: BatchShare | None) -> BatchShare | None:
-        """Set the share of the batch handed out now; returns the previous one."""
+        """Set the share of the current batch; returns the previous one."""
         before, self.now = self.now, share
         if share is None:
             # a loop starts: loading processes take their seeds from this process's generator
@@ -186,7 +186,7 @@ def _position_of(share: BatchShare | None) -> Position:
 
 
 def _weights(job: Job) -> BatchWeights:
-    """The weights, one for all loaders: the script trains on the batch handed out last."""
+    """The weights, one for all loaders: the script trains on the batch returned last."""
     if job.batch_weights is None:
         job.batch_weights = LoaderWeights(job)
     return job.batch_weights

@@ -21,7 +21,7 @@ _WORLDS = ("worker", "server", "all")
 
 
 def all_reduce(input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
-    """`fleet.all_reduce` under Fleet's name; a list of numbers comes back as an array."""
+    """`fleet.all_reduce` under Fleet's name; a list of numbers is returned as an array."""
     _check_world("all_reduce", comm_world)
     return collectives.all_reduce(_as_array(input), mode)
 
@@ -77,7 +77,7 @@ def _check_world(operation: str, comm_world: str) -> None:
     if comm_world in _WORLDS:
         raise ConfigError(
             f"{operation}: got comm_world={comm_world!r}, expected 'worker': servers reply to "
-            "workers and do not talk to each other"
+            "workers and send each other nothing"
         )
     raise ConfigError(
         f"{operation}: got comm_world={comm_world!r}; {did_you_mean(str(comm_world), _WORLDS)}"

@@ -80,8 +80,8 @@ class ServedJob(Job):
             else ""
         )
         raise PlanError(
-            f"{call} came after fleet.init_worker() or the first forward, when the servers had "
-            f"made their tables; call it before{again}"
+            f"{call} was called after fleet.init_worker() or the first forward, when the servers "
+            f"had made their tables; call it before{again}"
         )
 
     @property
@@ -201,7 +201,7 @@ class ServedJob(Job):
         return self.session.client.is_untrained
 
     def finish_background_save(self) -> None:
-        # a server that comes back has lost the previous save, and takes part in the next one
+        # a server that restarts has lost the previous save, and takes part in the next one
         comes_back = self.session.client.servers_restart
         self.background_save.finish(forgives=PeerLostError if comes_back else None)
 

@@ -2,7 +2,7 @@
 """Refuses to train where no optimizer is registered: the servers would get no gradients.
 
 Torch's own optimizer would step the worker's copies only. A script that only evaluates needs no
-optimizer, so the check comes with the first gradient of a parameter.
+optimizer, so the check runs at the first gradient of a parameter.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class MissingOptimizer:
         if self._job.optimizers:
             return  # its step raises that it was registered too late
         raise PlanError(
-            "backward made gradients, but no optimizer is registered, so the parameter servers "
-            "would never get them; add optimizer = fleet.distributed_optimizer(optimizer) before "
-            "fleet.init_worker() and fleet.init_server() (a script that only evaluates needs none, "
-            "but no backward either)"
+            "backward computed gradients, but no optimizer is registered, so the parameter servers "
+            "would never receive them; add optimizer = fleet.distributed_optimizer(optimizer) "
+            "before fleet.init_worker() and fleet.init_server() (a script that only evaluates "
+            "needs none, but no backward either)"
         )

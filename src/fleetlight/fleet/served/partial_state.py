@@ -72,7 +72,7 @@ def _refuse(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -
         if isinstance(weight, TableWeight) and entry is not None and entry is not weight:
             raise PlanError(
                 f"load_state_dict has an entry for table {_name(layer)}, but its rows are on the "
-                "parameter servers, which do not get it: let all workers call "
+                "parameter servers, which do not receive it: let all workers call "
                 "fleet.load_state_dict(model, state) with a state of fleet.state_dict(model), or "
                 "fleet.load_persistables(dirname)"
             )

@@ -45,7 +45,7 @@ def takes(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
 
 
 def distribute(managed: ManagedOptimizer, program: Program) -> None:
-    """Rewrite a program as the strategy says, its lookups last."""
+    """Rewrite a program according to the strategy, its lookups last."""
     assert program.model is not None
     request = passes.PassRequest(managed.job.strategy, program.model, with_servers=True)
     program.passes = passes.chosen(request)

@@ -48,7 +48,7 @@ class ServedPrograms(Protocol):
         """The parts of a program's training that this process writes."""
 
     def distribute(self, managed: ManagedOptimizer, program: Program) -> None:
-        """Rewrite a program as the strategy says, its lookups last."""
+        """Rewrite a program according to the strategy, its lookups last."""
 
 
 class ServedPolicy:

@@ -38,10 +38,10 @@ class ServedAgreement:
             return request
         self._send(request)
         if self._is_sync:
-            # it came with the reply to the last common step
+            # it arrived with the reply to the last common step
             return self._peers.client.signals.of_steps
         if not self.in_lockstep:
-            # each worker stops by itself, and worker 0 saves the values of the servers
+            # each worker stops on its own, and worker 0 saves the values of the servers
             return request | ControlSignal(stop=self._peers.client.signals.received.stop)
         return self._polled.agree(request)
 
@@ -89,7 +89,7 @@ class ServedAgreement:
             logger.warning(
                 "saving while other workers still train (%s): their later pushes are not saved, "
                 "and with deal='queue' their last records may be dealt out again",
-                "server 0 does not say how many"
+                "server 0 does not report how many"
                 if client.active_workers is None
                 else client.active_workers - 1,
             )

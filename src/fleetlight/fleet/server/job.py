@@ -90,7 +90,7 @@ class ServerJob(Job):
         if not process.server.is_open:
             raise ConfigError(
                 "fleet.run_server was called before fleet.init_server, which makes the tables "
-                "that workers wait for; call fleet.init_server() before"
+                "that workers wait for; call fleet.init_server() first"
             )
         try:
             process.server.wait()

@@ -69,6 +69,6 @@ def check_same_shape(group: Peers, tensor: Tensor, operation: str) -> None:
     for index, kind in enumerate(kinds):
         if kind != kinds[0]:
             raise ConfigError(
-                f"{operation}: worker 0 gives {kinds[0].decode()}, worker {index} gives "
-                f"{kind.decode()}; all must give the same dtype and shape"
+                f"{operation}: worker 0 passed {kinds[0].decode()}, worker {index} passed "
+                f"{kind.decode()}; all must pass the same dtype and shape"
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training: LocalSGD, adaptive LocalSGD and DiLoCo, as the strategy says."""
+"""Local training: LocalSGD, adaptive LocalSGD and DiLoCo, according to the strategy."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ class LocalTraining:
         )
         if late and not new:
             raise PlanError(
-                f"{self._mode}: no loss was seen since the last average, and the number of local "
-                "steps depends on it; call loss.backward() or optimizer.minimize(loss) with the "
-                "loss as one number"
+                f"{self._mode}: no loss was recorded since the last average, and the number of "
+                "local steps depends on it; call loss.backward() or optimizer.minimize(loss) with "
+                "the loss as one number"
             )
         members = self._members() if self.engine.averages_next else []
         k = schedule.k
@@ -279,7 +279,7 @@ def warn_if_apart(job: Job, operation: str) -> None:
         if local.engine.schedule.differs:
             logger.warning(
                 "%s: it takes the parameters of this worker, %s; let all workers call "
-                "fleet.barrier_worker() before",
+                "fleet.barrier_worker() first",
                 operation,
                 local.describe_drift(),
             )

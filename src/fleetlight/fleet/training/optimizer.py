@@ -72,7 +72,7 @@ class StepPolicy(Protocol):
         """The parts of a program's training that this process writes."""
 
     def distribute(self, program: Program) -> None:
-        """Rewrite a finished program as the strategy says."""
+        """Rewrite a finished program according to the strategy."""
 
     def release(self) -> None:
         """Restore the optimizer as it was."""
@@ -146,7 +146,7 @@ class ManagedOptimizer:
         return self.policy.takes(program)
 
     def distribute(self, program: Program) -> None:
-        """Rewrite a finished program as the strategy says."""
+        """Rewrite a finished program according to the strategy."""
         self.policy.distribute(program)
 
     def freeze(self) -> None:
@@ -303,19 +303,19 @@ class ManagedOptimizer:
         """PlanError unless the gradients of a loss that was used belong to the next step."""
         if scaler is not None:
             raise PlanError(
-                "minimize: loss.backward() was called before, but with amp and float16 minimize "
-                "scales the loss before its backward; remove loss.backward()"
+                "minimize: loss.backward() has already been called, but with amp and float16 "
+                "minimize scales the loss before its backward; remove loss.backward()"
             )
         if self._has_stepped_since(loss):
             raise PlanError(
-                "minimize: backward of this loss ran before, and this optimizer has stepped since "
-                "the loss was computed; compute the loss again, and call minimize(loss) once"
+                "minimize: backward of this loss has already run, and this optimizer has stepped "
+                "since the loss was computed; compute the loss again, and call minimize(loss) once"
             )
         if all(p.grad is None for group in self.optimizer.param_groups for p in group["params"]):
             raise PlanError(
-                "minimize: backward of this loss ran before, but no parameter of this optimizer "
-                "has a gradient; call zero_grad() before loss.backward(), not between it and "
-                "minimize(loss)"
+                "minimize: backward of this loss has already run, but no parameter of this "
+                "optimizer has a gradient; call zero_grad() before loss.backward(), not between it "
+                "and minimize(loss)"
             )
 
     def _has_stepped_since(self, loss: Tensor) -> bool:

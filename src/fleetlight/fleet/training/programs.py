@@ -23,7 +23,7 @@ def main_program() -> Program:
     """The last program that `minimize` of a registered optimizer has completed."""
     if _main is None:
         raise NoProgramError(
-            "fleet.main_program: there is no program yet; call optimizer.minimize(loss) before, "
+            "fleet.main_program: there is no program yet; call optimizer.minimize(loss) first, "
             "with the optimizer that fleet.distributed_optimizer returned"
         )
     return _main

@@ -116,7 +116,7 @@ def refuse_shared_parameters(model: nn.Module, others: Iterable[nn.Module]) -> N
     for name, parameter in model.named_parameters():
         if id(parameter) in known:
             raise PlanError(
-                f"distributed_model: {name} is also a parameter of a model registered before; "
+                f"distributed_model: {name} is also a parameter of another registered model; "
                 "register one module that contains both"
             )
 
@@ -161,8 +161,8 @@ def _take_strategy(job: Job, strategy: DistributedStrategy) -> None:
         return
     if any(managed.frozen for managed in job.models):
         raise StrategyError(
-            "distributed_optimizer(strategy=...) came after the first forward of the model, when "
-            "the workers had agreed on another strategy; call it before the first forward"
+            "distributed_optimizer(strategy=...) was called after the first forward of the model, "
+            "when the workers had agreed on another strategy; call it before the first forward"
         )
     if strategy.deadline_s != job.strategy.deadline_s and strategy.is_set("deadline_s"):
         logger.warning("strategy.deadline_s takes effect only when given to fleet.init")
@@ -217,9 +217,7 @@ def attach(
 def registered_model(job: Job) -> nn.Module:
     """The registered model; several models become one, with their numbers as prefixes."""
     if not job.models:
-        raise PlanError(
-            "no model is registered; call model = fleet.distributed_model(model) before"
-        )
+        raise PlanError("no model is registered; call model = fleet.distributed_model(model) first")
     modules = [managed.module for managed in job.models]
     return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
 

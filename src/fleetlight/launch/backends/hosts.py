@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named hosts: the user starts fleetrun on each host, and the launchers meet at node 0."""
+"""Named hosts: the user starts fleetrun on each host, and node 0 serves the rendezvous."""
 
 from __future__ import annotations
 

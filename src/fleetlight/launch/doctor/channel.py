@@ -106,7 +106,9 @@ class DoctorChannel:
     def _request_or_lost(self) -> Request:
         request = self.receive_request(_MOST_UNPROVED_BYTES)
         if request is None:
-            raise PeerLostError(f"{self.peer} went away in place of a proof of the token")
+            raise PeerLostError(
+                f"{self.peer} disconnected instead of proving that it has the token"
+            )
         return request
 
     def _receive(

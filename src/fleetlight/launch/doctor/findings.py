@@ -97,7 +97,7 @@ def _how_to_join(exam: Exam, number: int) -> str:
         return _AGAIN
     if "did not reply" in why:
         return (
-            "the process that listens there is no doctor: find it with "
+            "the process that listens there is not a doctor: find it with "
             f"`ss -ltnp 'sport = {asked.port}'`, or choose another --port on all machines"
         )
     if "refused" in why:
@@ -112,7 +112,7 @@ def _how_to_join(exam: Exam, number: int) -> str:
 
 def _is_gone(why: str) -> bool:
     """True when a doctor was reachable and has ended."""
-    return "went away" in why or why.startswith("lost ")
+    return "disconnected" in why or why.startswith("lost ")
 
 
 def _of_differences(exam: Exam) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ def examine_together(
         listener = ports.listen(own, asked.port)
         if listener is None:
             raise LaunchError(
-                f"port {asked.port} on {own}, at which doctors meet, is taken"
+                f"port {asked.port} on {own}, the rendezvous of the doctors, is taken"
                 f"{ports.owner(asked.port)}; end that process or choose another --port on all "
                 "machines"
             )
@@ -215,14 +215,14 @@ class _Follower:
         self._strikes = 0
 
     def await_exam(self, deadline_s: float) -> Exam:
-        """The results from the first doctor, or results that say why it sent none."""
+        """The results from the first doctor, or results with the reason why it sent none."""
         if not self._wait(self._service.was_called.is_set, deadline_s, lost=False):
             return self._exam_without(self._state())
         self._say(f"{self._first} has started the examination")
         if self._wait(self._service.has_exam.is_set, self._longest_s(deadline_s), lost=True):
             assert self._service.exam is not None
             return self._service.exam
-        return self._exam_without("went away before it sent the results")
+        return self._exam_without("disconnected before it sent the results")
 
     def _longest_s(self, deadline_s: float) -> float:
         """The longest time of an examination: the first doctor's wait and all measurements."""

@@ -119,7 +119,7 @@ def send_for(wire: DoctorChannel, seconds: float) -> Received:
         except TimeoutError:
             raise DeadlineError(f"{wire.peer} did not report how much it received") from None
         except OSError as error:
-            raise PeerLostError(f"{wire.peer} went away ({why(error)})") from None
+            raise PeerLostError(f"{wire.peer} disconnected ({why(error)})") from None
     return wire.receive(Received)
 
 

@@ -55,7 +55,7 @@ def dropped_proxies(outside: Mapping[str, str]) -> list[str]:
 
 
 def _is_dropped(name: str) -> bool:
-    # variables of other systems stay: fleet.init says what to use in their place
+    # variables of other systems stay: fleet.init names what to use in their place
     misleads = _OURS.fullmatch(name) or _PROXY.fullmatch(name) or is_kept_from_children(name)
     return bool(misleads) and not is_unsupported(name)
 
@@ -151,7 +151,7 @@ def _interface_of_others(job: JobSpec) -> str | None:
 
 
 def remarks(job: JobSpec, outside: Mapping[str, str]) -> list[str]:
-    """One line for each variable that fleetrun chooses or drops by itself."""
+    """One line for each variable that fleetrun chooses or drops automatically."""
     lines = []
     if "OMP_NUM_THREADS" not in outside:
         number = job.processes

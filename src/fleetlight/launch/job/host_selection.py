@@ -46,7 +46,10 @@ def _check_combination(options: LaunchOptions) -> None:
             f"--ips lists {len(options.ips)} machines but --nnodes gives another number; pass one "
             "of the two",
         ),
-        (options.ips and options.master, "with --ips, machines meet at the first; omit --master"),
+        (
+            options.ips and options.master,
+            "with --ips, the first machine serves the rendezvous; omit --master",
+        ),
         (
             machines > 1 and not options.ips and options.master is None,
             f"--nnodes {machines} needs --master host:port: an address of node 0 and a free port "

@@ -154,7 +154,7 @@ def check(nodes: Sequence[Node]) -> list[str]:
         for (what, mine), (_, theirs) in zip(first.agreed, node.agreed, strict=True):
             if mine != theirs:
                 raise MembershipError(
-                    f"the machines do not fit together: {what} is {mine} on {first.host} but "
+                    f"the machines do not match: {what} is {mine} on {first.host} but "
                     f"{theirs} on {node.host}; make them equal"
                 )
     if not any(node.workers for node in nodes):

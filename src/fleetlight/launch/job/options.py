@@ -11,7 +11,7 @@ from fleetlight.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """The user's flags, each checked by itself but not yet against the machine."""
+    """The user's flags, each checked separately but not yet against the machine."""
 
     script: str
     arguments: tuple[str, ...] = ()

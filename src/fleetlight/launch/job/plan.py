@@ -131,7 +131,7 @@ def _first_port(options: LaunchOptions, hosts: HostSelection) -> int | None:
     """The first fixed endpoint port; None: any free ports."""
     if options.start_port is None or hosts.workers:
         return None
-    # The launchers of listed machines meet at --start_port of the first one.
+    # The rendezvous of listed machines is at --start_port of the first one.
     return options.start_port + (hosts.rendezvous is not None and bool(hosts.rendezvous.hosts))
 
 

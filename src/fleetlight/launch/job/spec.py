@@ -10,7 +10,7 @@ from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.strategy.features.ssl import Encryption
 
-#: the default port at which launchers of several machines meet
+#: the default rendezvous port of the launchers of several machines
 DEFAULT_PORT = 6170
 
 

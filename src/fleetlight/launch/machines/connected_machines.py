@@ -115,7 +115,7 @@ class ConnectedMachines:
         return f"node 0, which serves {host}:{port},"
 
     def _master_gone(self) -> str:
-        return f"{self._master()} went away"
+        return f"{self._master()} was lost"
 
     def exchange_state(self, workers_done: bool) -> RemoteState:
         """Report this machine's state; return that of the other machines."""

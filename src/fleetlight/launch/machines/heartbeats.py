@@ -84,7 +84,7 @@ class Heartbeats:
         return now - self._beat_seen_at.get(number, now)
 
     def is_silent(self, number: int, now: float) -> bool:
-        """True when a launcher is unreachable; it may come back."""
+        """True when a launcher is unreachable; it may become reachable again."""
         return self.silence_s(number, now) > SILENT_S
 
     def is_lost(self, number: int, now: float) -> bool:

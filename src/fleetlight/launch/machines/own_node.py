@@ -49,7 +49,7 @@ def _endpoints(role: RoleSpec, host: str, ports: Iterator[int]) -> tuple[Endpoin
 
 
 def with_shared_facts(node: Node, job: JobSpec, spec: RendezvousSpec) -> Node:
-    """The node with the facts that launchers compare when they meet."""
+    """The node with the facts that launchers compare at the rendezvous."""
     return dataclasses.replace(
         node,
         rank=spec.rank,

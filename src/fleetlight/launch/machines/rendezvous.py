@@ -46,8 +46,8 @@ def _check_may_be_served_by_another(spec: RendezvousSpec) -> None:
         host, port = spec.master
         flag = "--start_port" if spec.hosts else "--master"
         raise LaunchError(
-            f"port {port} on {host}, at which the machines meet, is taken{ports.owner(port)}; end "
-            f"that process or choose another {flag} on all machines"
+            f"port {port} on {host}, the rendezvous of the machines, is taken{ports.owner(port)}; "
+            f"end that process or choose another {flag} on all machines"
         )
 
 

@@ -60,7 +60,7 @@ class StatusBoard:
         def there() -> bool:
             self._heartbeats.beat(time.monotonic())
             if 0 in self.lost(time.monotonic()):
-                raise MembershipError(f"{self.layout.node_name(0)} went away")
+                raise MembershipError(f"{self.layout.node_name(0)} was lost")
             return self._store.check(["job"])
 
         deadline.wait(there, lambda: f"{self.layout.node_name(0)} is not ready")
@@ -131,7 +131,7 @@ class StatusBoard:
 
     def _missing_report(self, node: int) -> JobFailure:
         is_silent = self._heartbeats.is_silent(self.launchers[node], time.monotonic())
-        how = "went away: no heartbeat" if is_silent else "did not end its processes in time"
+        how = "was lost: no heartbeat" if is_silent else "did not end its processes in time"
         what = f"{self.layout.node_name(node)} {how}"
         return JobFailure(what=what, code=1, killed=True, may_restart=False)
 
@@ -150,7 +150,7 @@ class StatusBoard:
 def agree(
     board: StatusBoard, silent: Sequence[JobFailure], spec: RendezvousSpec, restarts_left: int
 ) -> Conclusion:
-    """The conclusion that each machine draws by itself, equal on all machines."""
+    """The conclusion that each machine draws on its own, equal on all machines."""
     first = first_of_all([*silent, *board.failures()])
     left = len(board.layout.nodes) - len(silent)
     if first in silent and spec.is_elastic and left >= spec.min_nodes:

@@ -214,7 +214,7 @@ class Rendezvous:
         except (api.RendezvousClosedError, api.RendezvousGracefulExitError):
             raise MembershipError("the job ended before this machine joined") from None
         except api.RendezvousConnectionError as error:
-            raise MembershipError(f"the store of node 0 went away: {error.__cause__}") from None
+            raise MembershipError(f"the store of node 0 was lost: {error.__cause__}") from None
         except api.RendezvousStateError as error:
             raise MembershipError(str(error)) from None
         return f"round.{self._backend.round}", joined.rank, joined.world_size

@@ -19,7 +19,7 @@ class StoreLostError(RuntimeError):
 
 
 class StoreGoneError(StoreLostError):
-    """The store has ended and will not come back."""
+    """The store has ended and will not restart."""
 
 
 def bounded(work: Callable[[], _T], deadline_s: float = STORE_DEADLINE_S) -> _T:

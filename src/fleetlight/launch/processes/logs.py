@@ -155,7 +155,7 @@ class FileFollower:
 
 
 def relative(path: pathlib.Path) -> str:
-    """A path, relative if it lies in the current folder."""
+    """A path, relative if it is in the current folder."""
     return os.path.relpath(path) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
 
 

@@ -205,7 +205,7 @@ class Watch:
             self._enter(Phase.SETTLING, seen)
             return self._settle(seen)
         if any(exit_.stop for exit_ in seen.exits):
-            # workers tell each other of a stop that another launcher requested
+            # workers notify each other of a stop that another launcher requested
             self._enter(Phase.STOPPING, seen)
             return self._stop(seen)
         if seen.remote is RemoteState.STOP:

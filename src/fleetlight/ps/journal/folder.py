@@ -170,8 +170,8 @@ class Folder:
             size = (folder / file.name).stat().st_size
             if size != file.bytes:
                 raise JournalError(
-                    f"{folder / file.name} has {size} bytes, {file.bytes} were written; look what "
-                    "is wrong with the disk"
+                    f"{folder / file.name} has {size} bytes, {file.bytes} were written; check the "
+                    "disk"
                 )
         sync_folder(folder)
         data = msgspec.json.encode(_SnapshotManifest(files))
@@ -190,8 +190,8 @@ class Folder:
                 return first, files
         if firsts and firsts[0] != 1:
             raise JournalError(
-                f"durability: {self.path} begins with record {firsts[0]}, and no snapshot lies "
-                "before it; restore the folder, or start again from the newest checkpoint"
+                f"durability: {self.path} begins with record {firsts[0]}, and no snapshot "
+                "precedes it; restore the folder, or start again from the newest checkpoint"
             )
         return 1, None
 

@@ -87,11 +87,11 @@ class _Known:
     def evidence_of_damage(self, gap: Gap) -> str:
         """Why a gap is damage, and not the torn end of a writer or machine; "": it may be one."""
         if not self.is_last:
-            return "behind it lies another file"
+            return "another file follows it"
         if gap.at < self.synced:
             return f"{self.synced} bytes of it were on the disk"
         if self.is_all_there and gap.followed_by is not None:
-            return f"behind it lies record {gap.followed_by}"
+            return f"record {gap.followed_by} follows it"
         if self.is_all_there and not gap.is_short:
             return "the machine has not stopped since it was written"
         return ""

@@ -415,7 +415,7 @@ class Server:
         difference = first_difference(self._open_service().plan, message.plan)
         if difference is not None:
             raise PlanError(
-                f"server {self.index} (here) and {peer} (there) do not train the same: "
+                f"server {self.index} (here) and {peer} (there) have different plans: "
                 f"{difference}; run the same script with the same settings everywhere"
             )
         return self._welcome()

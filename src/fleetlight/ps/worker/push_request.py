@@ -100,7 +100,7 @@ def checked(push: PushRequest, plan: Plan, placement: Placement, worker: int) ->
     where = not_finite(Gradients(tables, arrays, blocks), plan)
     if where is None:
         return push
-    text = refusal(f"worker {worker} made a gradient (step {push.step})", where)
+    text = refusal(f"worker {worker} computed a gradient (step {push.step})", where)
     skip = plan.on_nonfinite == "skip"
     if not skip and not plan.steps_together:
         raise GradientError(text)

@@ -33,7 +33,7 @@ class InsertAllReduce:
                 rows = [_begin(mark, index, named) for index, mark in enumerate(marks)]
                 for index, (mark, row) in enumerate(zip(marks, rows, strict=True)):
                     _end(mark, index, row)
-        return form.rewritten(graph, f"{len(marks)} gradients, each reduced by itself")
+        return form.rewritten(graph, f"{len(marks)} gradients, each reduced separately")
 
 
 def _after_backward(marks: list[fx.Node]) -> fx.Node:

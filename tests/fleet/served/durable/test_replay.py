@@ -196,7 +196,7 @@ def test_worker_that_cannot_resume_says_why(
     new_job: Callable[..., RestartableJob], script: Callable[[Script], None], why: str, mode: str
 ) -> None:
     job = new_job(mode)
-    message = rf"restarted alone, but cannot resume where it died: .*{why}"
+    message = rf"restarted alone, but cannot resume at the step where it died: .*{why}"
     with pytest.raises(ConfigError, match=message):
         run_with_restart(job, script, dies=3)
     assert job.returns == [True, False]

@@ -273,7 +273,7 @@ def test_tables_that_differ_are_named(tmp_path: Path, build: Any, message: str) 
     saved_job(tmp_path)
     before = Job(build, SYNC, workers=1, servers=2).run(state)[0]
     text, after = loaded_by(tmp_path, build)
-    assert "does not fit tables: table " + message.split(" ")[0] in text
+    assert "does not match the tables: table " + message.split(" ")[0] in text
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(text)
     equal(before, after, atol=0)

@@ -36,7 +36,7 @@ def test_a_late_push_does_not_hide_a_later_request() -> None:
         while not _waits(server):
             pass
         # the push is repeated long after its reply, and then the factor, too
-        with pytest.raises(ProtocolError, match="push 0 of worker 1 came after its push 1"):
+        with pytest.raises(ProtocolError, match="push 0 of worker 1 arrived after its push 1"):
             second.send(held[1], GRADIENTS, None)
         second.sequence -= 1
         reply_again = pool.submit(second.apply, 0, 0.5)

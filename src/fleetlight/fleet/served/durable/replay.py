@@ -48,10 +48,12 @@ _DIFFERENT = (
     "all processes; add --resume only if script and data are unchanged"
 )
 _LOST = (
-    "this worker was restarted alone, but cannot resume where it died: {why}; restart all "
-    "processes, as fleetrun does with --max_restarts"
+    "this worker was restarted alone, but cannot resume at the step where it died: {why}; restart "
+    "all processes, as fleetrun does with --max_restarts"
 )
-_NO_BATCH = "its last step used a batch that no loader of fleet.shard gave to the training thread"
+_NO_BATCH = (
+    "its last step used a batch that no loader of fleet.shard returned to the training thread"
+)
 _ANOTHER_BATCH = "makes a step with {now}, not with {before}"
 
 
@@ -115,7 +117,7 @@ class WorkerReplay:
     @property
     def job(self) -> Job:
         """The job of this worker."""
-        assert self._job is not None, "the replay is of no job yet"
+        assert self._job is not None, "the replay belongs to no job yet"
         return self._job
 
     @property

@@ -116,12 +116,12 @@ def _log_decision(decision: Decision, role: Role, strategy: DistributedStrategy)
     if decision.kind == POSITIONS:
         beside = f", which is newer than {strategy.checkpoint}" if strategy.checkpoint else ""
         logger.info(
-            "resuming where each worker was, from the log in %s%s",
+            "resuming each worker at its last step, from the log in %s%s",
             strategy.durability_configs.folder,
             beside,
         )
     elif decision.kind == FINISHED:
-        logger.info("the job had ended before: nothing to resume")
+        logger.info("the job has already ended: nothing to resume")
     elif decision.kind == BEGINNING:
         logger.info("restarting the script from its beginning: %s", decision.why)
     elif not strategy.checkpoint:
@@ -136,7 +136,7 @@ def _log_decision(decision: Decision, role: Role, strategy: DistributedStrategy)
 
 def _leave_again(client: Client, role: Role) -> None:
     """Leave the servers again, and end the process."""
-    logger.info("this worker had left the job before: exiting")
+    logger.info("this worker has already left the job: exiting")
     client.leave()
     report_left_job(role)
     client.journal.close(is_needed=False, ended=True)

@@ -38,7 +38,7 @@ def open_tables(job: Job, session: ServerSession, rows: Rows) -> Iterator[PlainL
     else:
         raise PlanError(
             "save_inference_model was called before the tables were open; call "
-            "fleet.init_worker() on every worker before"
+            "fleet.init_worker() on every worker first"
         )
     _check_rows(session, rows)
     session.communicator.flush()

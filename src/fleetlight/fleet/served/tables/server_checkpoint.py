@@ -62,7 +62,7 @@ class ServerCheckpoint:
 
     @property
     def can_retry(self) -> bool:
-        """True when a lost server comes back, so that a second attempt may succeed."""
+        """True when a lost server restarts, so that a second attempt may succeed."""
         return self._client.servers_restart
 
     @contextlib.contextmanager

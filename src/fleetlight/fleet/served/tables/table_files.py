@@ -103,7 +103,7 @@ class TableFiles:
             entry = sink.flush()
         if entry.sha256 != file.sha256:
             raise CorruptCheckpointError(
-                f"{file.name} changed on its way from server {server} to {folder}: got "
+                f"{file.name} changed in transit from server {server} to {folder}: got "
                 f"{entry.bytes} bytes with sha256 {entry.sha256}, expected {file.bytes} bytes with "
                 f"sha256 {file.sha256}; save again"
             )

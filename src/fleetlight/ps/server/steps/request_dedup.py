@@ -61,7 +61,7 @@ class RequestDedup:
             if new and later is not None:
                 # its record would replace that of the later push
                 raise ProtocolError(
-                    f"push {push.sequence} of {peer} came after its push {later.sequence}: "
+                    f"push {push.sequence} of {peer} arrived after its push {later.sequence}: "
                     "the worker no longer waits for the reply"
                 )
             if later is None:

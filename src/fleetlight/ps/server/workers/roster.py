@@ -121,10 +121,10 @@ class Roster:
             member.incarnation = hello.incarnation
             return False
         if member.state in (LEFT, LOST):
+            end = "it had left" if member.state == LEFT else "it was lost"
             raise MembershipError(
-                f"worker {hello.worker} returned after it had "
-                f"{member.state.replace('lost', 'gone')}; a job does not admit a worker again, "
-                "restart the whole job"
+                f"worker {hello.worker} returned after {end}; a job does not admit a worker "
+                "again, restart the whole job"
             )
         if member.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
