@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class ProgramSteps(Protocol):
     """Steps made by programs; implemented by the module `collective.programs`."""
 
-    def takes(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes."""
+    def register(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
 
     def distribute(self, managed: ManagedOptimizer, steps: ReducedSteps, program: Program) -> None:
         """Rewrite a program as the strategy says, so that all workers make its steps."""
@@ -49,8 +49,8 @@ class ReducedSteps:
         #: by model: the number of reductions at the last step
         self._used: dict[RegisteredModel, int] = {}
 
-    def takes(self, program: Program) -> Collection[Part]:
-        return self._programs().takes(self.managed, program)
+    def register(self, program: Program) -> Collection[Part]:
+        return self._programs().register(self.managed, program)
 
     def distribute(self, program: Program) -> None:
         self._programs().distribute(self.managed, self, program)

@@ -234,8 +234,8 @@ class ServerSession:
                 table,
             )
 
-    def skips(self, update: Update) -> bool:
-        """True if the step is dropped for gradients that are not finite, or GradientError."""
+    def drop_nonfinite(self, update: Update) -> bool:
+        """Drop a step whose gradients are not finite; False for others. May raise GradientError."""
         plan = self.bound.plan
         if not plan.pushes_alone or plan.on_nonfinite == "apply" or update.skip:
             return False

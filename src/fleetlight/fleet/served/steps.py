@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class ServedPrograms(Protocol):
     """Gradients made by programs; implemented by the module `served.programs`."""
 
-    def takes(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes."""
+    def register(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
 
     def distribute(self, managed: ManagedOptimizer, program: Program) -> None:
         """Rewrite a program as the strategy says, its lookups last."""
@@ -142,8 +142,8 @@ class ServedSteps:
     def count_on_servers(self, steps: int) -> None:
         self._steps = steps
 
-    def takes(self, program: Program) -> Collection[Part]:
-        return self._programs().takes(self.managed, program)
+    def register(self, program: Program) -> Collection[Part]:
+        return self._programs().register(self.managed, program)
 
     def distribute(self, program: Program) -> None:
         self._programs().distribute(self.managed, program)
@@ -194,7 +194,7 @@ class ServedSteps:
         update.skip = skip
         if session.bound.plan.workers_step_dense:
             # checked before torch's own step, which would apply infinities
-            update.skip = skip or session.skips(update)
+            update.skip = skip or session.drop_nonfinite(update)
             self._hide_gradients(everything=update.skip)
             self._pending = update
         else:

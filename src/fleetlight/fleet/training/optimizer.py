@@ -68,8 +68,8 @@ class StepPolicy(Protocol):
     def after(self) -> None:
         """Runs after torch's own step."""
 
-    def takes(self, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes."""
+    def register(self, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
 
     def distribute(self, program: Program) -> None:
         """Rewrite a finished program as the strategy says."""
@@ -141,9 +141,9 @@ class ManagedOptimizer:
     def _after_step(self, *_: Any) -> None:
         self.policy.after()
 
-    def takes(self, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes; see `StepPolicy`."""
-        return self.policy.takes(program)
+    def register(self, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
+        return self.policy.register(program)
 
     def distribute(self, program: Program) -> None:
         """Rewrite a finished program as the strategy says."""

@@ -106,9 +106,6 @@ class WorkerReplay:
         #: False once the script reaches the loop in which the earlier incarnation was
         self.is_catching_up = self._target is not None
 
-    #: the next incarnation of this worker resumes where this one stops
-    keeps = True
-
     def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
         self._job, self._served = job, served
 
@@ -170,8 +167,8 @@ class WorkerReplay:
             self._records.clear()
         self._records[loader] = _checksum(self.job.loaders[loader].source.records_after(before))
 
-    def skips(self, optimizer: int) -> bool:
-        """True for a step that the servers have applied already."""
+    def skip_step(self, optimizer: int) -> bool:
+        """Count a step that the servers have applied; False where it must be made."""
         if not self._skipping[optimizer]:
             return False
         self._check_batch()
