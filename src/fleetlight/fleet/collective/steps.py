@@ -12,7 +12,7 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.compression import refuse_scaler
 from fleetlight.fleet.training.local_training import LocalTraining, local_training_of
-from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in
+from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in, with_closure
 
 if TYPE_CHECKING:
     from fleetlight.collective.local_training.engine import LocalTrainingEngine
@@ -208,7 +208,7 @@ class ReducedSteps:
                 return loss
             return group.all_reduce(loss.detach().clone()) / group.size
 
-        return (args[0], common), {k: v for k, v in kwargs.items() if k != "closure"}
+        return with_closure(args, kwargs, common)
 
     def after(self) -> None:
         job = self.job

@@ -21,7 +21,7 @@ from fleetlight.fleet.served.missing_optimizer import MissingOptimizer
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.training.compression import refuse_scaler
 from fleetlight.fleet.training.model import ManagedModel
-from fleetlight.fleet.training.optimizer import ManagedOptimizer
+from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in, with_closure
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
@@ -298,12 +298,12 @@ class ServedSteps:
 
 def _closure_called(args: Any, kwargs: Any) -> Any:
     """Call a closure now: torch's own step would call it too late."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    closure = closure_in(args, kwargs)
     if closure is None:
         return None
     with torch.enable_grad():
         loss = closure()
-    return (args[0], lambda: loss), {k: v for k, v in kwargs.items() if k != "closure"}
+    return with_closure(args, kwargs, lambda: loss)
 
 
 def served_programs() -> ServedPrograms:

@@ -342,3 +342,8 @@ def closure_in(args: Any, kwargs: Any) -> Any:
     """The closure that a step was called with, if there was one."""
     # torch passes the optimizer to its hooks as the first argument
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def with_closure(args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
+    """The arguments of a step, with another closure."""
+    return (args[0], closure), {k: v for k, v in kwargs.items() if k != "closure"}
