@@ -9,7 +9,6 @@ restored. The script continues with what follows a step in its loop.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from fleetlight.checkpoint.state.rng import RngStateCache
 from fleetlight.errors import CheckpointError, ComebackError
 from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.background import in_main_thread
 from fleetlight.fleet.protocols import Purpose, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
@@ -152,7 +152,7 @@ class WorkerReplay:
 
     def hands_out(self, loader: int, before: Position) -> None:
         """A loader at position `before` is about to return a batch."""
-        if threading.current_thread() is not threading.main_thread():
+        if not in_main_thread():
             # another thread reads ahead of the training
             self._mark = None
             return
