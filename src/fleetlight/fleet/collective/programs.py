@@ -155,7 +155,10 @@ def _check_same_program(mine: list[tuple[str, str]], found: str, group: Group) -
 
 
 def register(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-    """Register a program; return the parts of its training that this process writes."""
+    """Register a program; return the parts of its training that this process writes.
+
+    It checks the model only; `distribute` registers it.
+    """
     assert program.model is not None
     if _registered(program.model, managed.job) is None:
         _refuse_shared(program.model, managed.job)
