@@ -14,6 +14,11 @@ def trained(model: str, *, batch_size: int = 1) -> str:
     return f"{model} {batch_size}"
 
 
+def test_line_lists_the_first_names() -> None:
+    assert errors.first_names(["a", "b", "c"], 3) == "a, b, c"
+    assert errors.first_names(["a", "b", "c", "d", "e"], 3) == "a, b, c and 2 more"
+
+
 def test_misspelled_argument_gets_a_suggestion() -> None:
     assert trained("m", batch_size=2) == "m 2"
     assert trained.__doc__ == "A function that users call."

@@ -34,7 +34,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 __all__ = [
@@ -174,6 +174,12 @@ def is_lasting(error: BaseException) -> bool:
     return isinstance(error, _LASTING) and not isinstance(error, _PASSING)
 
 
+#: advice where a wait has expired although the awaited processes may be alive
+RAISE_DEADLINE = (
+    "if they need longer, raise the deadline: DistributedStrategy(deadline_s=...) given to "
+    "fleet.init, or FLEET_DEADLINE_S"
+)
+
 #: a longer list of names does not help on one line
 _MANY = 20
 
@@ -197,6 +203,12 @@ def did_you_mean(
 def counted(number: int, noun: str, separator: str = "") -> str:
     """`1 worker`, `2 workers`; with a separator `2,374 workers`."""
     return f"{number:{separator}} {noun}{'' if number == 1 else 's'}"
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """The first names, and the number of the others: `a, b and 3 more`."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:

@@ -36,7 +36,7 @@ class Fields(nn.Module):
 class GradientsOnly:
     """Replaces a job with servers: the program computes gradients and makes no step."""
 
-    def takes(self, program: static.Program) -> tuple[Part, ...]:
+    def register(self, program: static.Program) -> tuple[Part, ...]:
         return "forward", "backward"
 
     def distribute(self, program: static.Program) -> None:

@@ -27,6 +27,7 @@ from fleetlight.collective.membership.rendezvous import (
     store_errors,
 )
 from fleetlight.collective.membership.scheduler import register, report_server_failure
+from fleetlight.collective.routes.levels import hosts_of
 from fleetlight.errors import FleetError, MembershipError, RoleError, StrategyError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import choose_interface, is_own, route_to
@@ -75,7 +76,7 @@ def form(
         links = None
         if role.worker_num > 1:
             _refuse_unencrypted_nccl(hellos, hello, tls)
-            if is_plain and len(_hosts(hellos)) > 1:
+            if is_plain and len(hosts_of(hellos)) > 1:
                 raise _no_tls_error(role)
             links = _links(store, role, hellos, tls)
             _open_process_group(store, role, hello, deadline, links)
@@ -217,23 +218,19 @@ def _refuse_unencrypted_nccl(
     hellos: Mapping[int, MemberHello], hello: MemberHello, tls: Contexts | None
 ) -> None:
     """Refuse `ssl` where NCCL sends between hosts: it cannot encrypt."""
-    if tls is not None and hello.backend == "nccl" and len(_hosts(hellos)) > 1:
+    if tls is not None and hello.backend == "nccl" and len(hosts_of(hellos)) > 1:
         raise StrategyError(
             f"strategy.ssl: the workers of this job reduce gradients by NCCL across "
-            f"{len(_hosts(hellos))} hosts, and NCCL cannot encrypt; leave ssl out and put the "
+            f"{len(hosts_of(hellos))} hosts, and NCCL cannot encrypt; leave ssl out and put the "
             "hosts into an encrypted network (WireGuard, IPsec), or train on CPUs"
         )
-
-
-def _hosts(hellos: Mapping[int, MemberHello]) -> set[tuple[str, str]]:
-    return {(hello.address, hello.hostname) for hello in hellos.values()}
 
 
 def _links(
     store: Store, role: Role, hellos: Mapping[int, MemberHello], tls: Contexts | None
 ) -> Links | None:
     """Open TLS connections, where the strategy asks for them and workers are on several hosts."""
-    if tls is None or len(_hosts(hellos)) == 1:
+    if tls is None or len(hosts_of(hellos)) == 1:
         return None
     from fleetlight.collective.encrypted.process_group import open_links
 
@@ -287,13 +284,15 @@ def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) ->
     outside = default_store()
     with kept_from_children():
         store = PrefixStore("fleet", outside)
-        hello = _hello(role.replace(address=role.address or _own_address(role, outside)), version)
+        hello = _hello(
+            role.replace(address=role.address or _address_towards_store(role, outside)), version
+        )
         liveness = Liveness(store, index)
         hellos = _introduce(store, role, hello, RendezvousDeadline(deadline_s))
-        if tls is not None and len(_hosts(hellos)) > 1:
+        if tls is not None and len(hosts_of(hellos)) > 1:
             raise StrategyError(
                 "strategy.ssl: the script opened torch's process group itself, and what its "
-                f"workers send between {len(_hosts(hellos))} hosts is not encrypted; leave "
+                f"workers send between {len(hosts_of(hellos))} hosts is not encrypted; leave "
                 "init_process_group out, so that fleet.init opens one inside TLS, or leave ssl out "
                 "and put the hosts into an encrypted network (WireGuard, IPsec)"
             )
@@ -313,7 +312,7 @@ def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) ->
     return role, group
 
 
-def _own_address(role: Role, store: Store | None) -> str:
+def _address_towards_store(role: Role, store: Store | None) -> str:
     """The address by which this machine reaches the store of the process group."""
     while store is not None and not hasattr(store, "host"):
         store = getattr(store, "underlying_store", None)

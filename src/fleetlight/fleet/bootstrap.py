@@ -54,7 +54,7 @@ def join_servers(
 ) -> Job:
     """The job of this process, which has parameter servers or one process alone."""
     if role.is_server:
-        return _serve(role, strategy, deadline_s, tls)
+        return _join_as_server(role, strategy, deadline_s, tls)
     if role.worker_num > 1 and not role.server_num:
         raise RoleError(
             f"fleet.init(): the job has {role.worker_num} workers and no parameter servers "
@@ -63,13 +63,13 @@ def join_servers(
         )
     if role.index is None and role.master is not None:
         return _enrolled_worker(role, strategy, deadline_s, tls)
-    return _train(role, strategy, deadline_s, tls)
+    return _join_as_worker(role, strategy, deadline_s, tls)
 
 
-def _train(
+def _join_as_worker(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
-    join = _worker if role.server_num else _single_process
+    join = _served_worker if role.server_num else _single_process
     return join(role, strategy, deadline_s, tls)
 
 
@@ -80,7 +80,7 @@ def _enrolled_worker(
     enrolled, liveness = enrol(role, VERSION, deadline_s, tls=tls)
     assert liveness is not None
     try:
-        job = _train(enrolled, strategy, deadline_s, tls)
+        job = _join_as_worker(enrolled, strategy, deadline_s, tls)
     except Exception as error:
         liveness.depart(f"{type(error).__name__}: {error}")
         liveness.release_store()
@@ -89,7 +89,7 @@ def _enrolled_worker(
     return job
 
 
-def _serve(
+def _join_as_server(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServerJob:
     """Listen from now on: workers can connect before the server has a plan."""
@@ -146,7 +146,7 @@ def _enrolled_server(
     return enrolled, held
 
 
-def _worker(
+def _served_worker(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
     journal = worker_journal_of(role, strategy, _index(role), _started_at())
@@ -172,9 +172,9 @@ def _single_process(
 
     def connect(lane: str) -> Sequence[Channel]:
         channel = MemoryChannel(server)
-        hello = _hello(role, 0, 1, lane, journal.started_at)
+        greeting = _greeting(role, 0, 1, lane, journal.started_at)
         channel.welcome = channel.call(
-            msgspec.structs.replace(hello, incarnation=journal.incarnation)
+            msgspec.structs.replace(greeting, incarnation=journal.incarnation)
         )
         return [channel]
 
@@ -234,9 +234,9 @@ class _Connector:
         return channels
 
     def _greeting(self, server: int, lane: str) -> m.Greeting:
-        hello = _hello(self._role, server, len(self._endpoints), lane, self._started_at)
+        greeting = _greeting(self._role, server, len(self._endpoints), lane, self._started_at)
         return msgspec.structs.replace(
-            hello,
+            greeting,
             joined=self.has_joined(),
             incarnation=self._incarnation,
             away_s=self._away_s,
@@ -253,7 +253,7 @@ def _report_not_ready(missing: list[str]) -> None:
     logger.info("not ready endpoints: %s", missing)
 
 
-def _hello(role: Role, server: int, server_num: int, lane: str, started_at: int) -> m.Greeting:
+def _greeting(role: Role, server: int, server_num: int, lane: str, started_at: int) -> m.Greeting:
     return m.Greeting(
         fleetlight=VERSION,
         worker=_index(role),

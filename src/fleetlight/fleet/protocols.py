@@ -298,10 +298,6 @@ class Replay(Protocol):
     #: True until the script reaches the loop in which the earlier incarnation was
     is_catching_up: bool
 
-    @property
-    def keeps(self) -> bool:
-        """True where the next incarnation of this worker resumes where this one stops."""
-
     def position_of(self, loader: int) -> Mapping[str, Any] | None:
         """The position at which a loader begins; None: at its first record."""
 
@@ -325,7 +321,6 @@ class NoReplay:
     """The replay of a worker that keeps no state."""
 
     is_catching_up = False
-    keeps = False
 
     def position_of(self, loader: int) -> None:
         """At its first record."""

@@ -29,8 +29,8 @@ _EXAMPLES = (7, 11, 13, 17, 19)
 class Distributor(Protocol):
     """The part of an optimizer that trains with other processes."""
 
-    def takes(self, program: Program) -> Collection[Part]:
-        """Register a program; return the parts of its step that this process makes."""
+    def register(self, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
 
     def distribute(self, program: Program) -> None:
         """Let all processes make the steps of the program together."""
@@ -177,7 +177,7 @@ def train(
     program.model, program.optimizer = model, optimizer
     program.clips = bool(clip)
     source.modules.name_state(model)
-    parts = EVERYTHING if distributor is None else distributor.takes(program)
+    parts = EVERYTHING if distributor is None else distributor.register(program)
     if "backward" not in parts:
         return
     names = {id(p): name for name, p in model.named_parameters()}

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets as the kernel lists them, and limits on how long they wait."""
+"""Sockets as the kernel lists them, limits on how long they wait, and errors of accept."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import socket
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
+
+#: errors of accept where the process or the system can open no further connection
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+#: how long a listener accepts nothing after such an error
+ACCEPT_PAUSE_S = 0.5
+#: the warning of such an error
+CANNOT_ACCEPT = "cannot accept another connection: %s"
 
 _TIMEVAL = struct.Struct("ll")
 

@@ -12,7 +12,7 @@ from tests.workers import run_workers
 from torch import nn
 
 import fleetlight as fleet
-from fleetlight.fleet.training.start_notes import listed, untrained
+from fleetlight.fleet.training.start_notes import untrained
 from fleetlight.observe.log import logger
 
 SGD = torch.optim.SGD
@@ -26,11 +26,6 @@ def test_parameters_in_no_optimizer_are_found() -> None:
     assert untrained(model, [optimizer, SGD([model[0].weight], 0.1)]) == []
     # a script that only evaluates has no optimizer
     assert untrained(model, []) == []
-
-
-def test_line_lists_at_most_three_names() -> None:
-    assert listed(["a", "b", "c"]) == "a, b, c"
-    assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 def lines_of(trained: Any, **settings: Any) -> list[str]:

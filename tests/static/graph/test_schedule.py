@@ -28,18 +28,18 @@ def test_a_plain_schedule_steps_in_each_run() -> None:
     plain = Schedule()
     assert plain.is_plain
     assert plain.slots() == []
-    assert [plain.counted([]), plain.unscaled([])] == [True, True]
+    assert [plain.count_backward([]), plain.unscale([])] == [True, True]
 
 
 def test_the_last_of_k_backwards_steps_and_clears_the_sums() -> None:
     schedule = Schedule(merges=3)
     state = [*schedule.slots(), gradient(5.0), gradient(5.0, torch.float64)]
     assert not schedule.is_plain
-    assert [schedule.counted(state) for _ in range(3)] == [False, False, True]
+    assert [schedule.count_backward(state) for _ in range(3)] == [False, False, True]
     schedule.restart(state)
     assert [float(slot.tensor.sum()) for slot in state] == [0, 0, 0]
     assert state[0].name == MERGED
-    assert not schedule.counted(state)
+    assert not schedule.count_backward(state)
 
 
 @pytest.mark.parametrize("interval", [2, 1 << 30])
@@ -56,7 +56,7 @@ def test_the_loss_scale_follows_grad_scaler(interval: int) -> None:
         parameter.grad = scaler.scale(torch.ones(())) * 0 + torch.full((2,), value)
         scaler.step(optimizer)
         scaler.update()
-        assert schedule.unscaled(state) == bool(parameter.any())
+        assert schedule.unscale(state) == bool(parameter.any())
         if parameter.any():
             assert torch.equal(state[-1].tensor, -parameter)
         kept = scaler.state_dict()
@@ -66,7 +66,7 @@ def test_the_loss_scale_follows_grad_scaler(interval: int) -> None:
 
 def test_one_infinite_gradient_skips_the_whole_step() -> None:
     state = [*scaling_slots(4.0, torch.device("cpu")), gradient(4.0), gradient(INF, torch.float64)]
-    assert not Schedule(growth_interval=9).unscaled(state)
+    assert not Schedule(growth_interval=9).unscale(state)
 
 
 def test_the_loss_scale_can_be_saved_and_loaded() -> None:

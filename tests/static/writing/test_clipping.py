@@ -99,7 +99,7 @@ def test_invalid_limits_are_refused(clip: dict[str, Any], words: str) -> None:
 
 def test_clipping_with_parameter_servers_is_refused() -> None:
     class ServerDistributor:
-        def takes(self, program: static.Program) -> tuple[str, ...]:
+        def register(self, program: static.Program) -> tuple[str, ...]:
             return ("forward", "backward")
 
     model = net()

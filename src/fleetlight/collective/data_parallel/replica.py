@@ -26,7 +26,7 @@ from fleetlight.collective.reduction.reducer import Reducer
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.routes.routing import RouteOptions, crosses_a_link, route_of
 from fleetlight.collective.stamp import UNKNOWN, GradientStamp, Position, check_equally_far
-from fleetlight.errors import PlanError
+from fleetlight.errors import PlanError, first_names
 from fleetlight.observe.log import logger
 from fleetlight.torch_compat.c10d import queue_callback
 from fleetlight.torch_compat.modules import buffers
@@ -323,12 +323,11 @@ class Replica:
 
     def _unused_text(self) -> str:
         unused = [name for name, p in self._parameters if p.grad is None]
-        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         return (
             f"{len(unused)} of {len(self._parameters)} parameters got no gradient in this backward "
-            f"({shown or 'all have an old one'}), so the reduction could not finish. If that is "
-            "meant, set find_unused_parameters=True in the strategy; else use them in the loss, or "
-            "give them requires_grad_(False)"
+            f"({first_names(unused, 5) or 'all have an old one'}), so the reduction could not "
+            "finish. If that is meant, set find_unused_parameters=True in the strategy; else use "
+            "them in the loss, or give them requires_grad_(False)"
         )
 
     @torch.no_grad()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import math
 import selectors
 import socket
@@ -22,6 +21,7 @@ import msgspec
 
 from fleetlight.errors import FleetError
 from fleetlight.observe.log import logger
+from fleetlight.wire.descriptors import ACCEPT_PAUSE_S, CANNOT_ACCEPT, OUT_OF_DESCRIPTORS
 from fleetlight.wire.forking import keep_from_children
 from fleetlight.wire.tls import TlsWire
 
@@ -29,9 +29,6 @@ from fleetlight.wire.tls import TlsWire
 _INTRODUCTION_BYTES = 4096
 _LENGTH_BYTES = 2
 _END_S = 5.0
-#: errors of accept where the process or the system can open no further connection
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_NO_ROOM_S = 0.5
 
 
 class Introduction(msgspec.Struct, frozen=True):
@@ -167,9 +164,9 @@ class TlsAcceptor:
         try:
             accepted, (host, *_) = self._listener.accept()
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                logger.warning("cannot accept another connection: %s", error.strerror)
-                self._paused_until = time.monotonic() + _NO_ROOM_S
+            if error.errno in OUT_OF_DESCRIPTORS:
+                logger.warning(CANNOT_ACCEPT, error.strerror)
+                self._paused_until = time.monotonic() + ACCEPT_PAUSE_S
             return
         if len(self._pending) >= self._limits.pending and (caller := self._replaceable()):
             silent = "" if caller.has_sent else "it sent nothing, and "

@@ -10,12 +10,6 @@ import msgspec
 
 from fleetlight.collective.membership.members import MemberHello
 
-#: advice where a wait has expired although all workers are alive
-LONGER = (
-    "if they need longer, raise the deadline: DistributedStrategy(deadline_s=...) given to "
-    "fleet.init, or FLEET_DEADLINE_S"
-)
-
 
 class PeerConnectionError(RuntimeError):
     """A connection to another worker failed or timed out; `diagnose` names the cause."""

@@ -18,7 +18,6 @@ import msgspec
 
 from fleetlight.collective.membership import diagnosis
 from fleetlight.collective.membership.diagnosis import (
-    LONGER,
     Departure,
     WorkerHeartbeat,
     first_sentence,
@@ -26,7 +25,7 @@ from fleetlight.collective.membership.diagnosis import (
 )
 from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.membership.rendezvous import cloned, store_errors
-from fleetlight.errors import DeadlineError, PeerError, PeerLostError
+from fleetlight.errors import RAISE_DEADLINE, DeadlineError, PeerError, PeerLostError
 from fleetlight.torch_compat.c10d import Store
 
 BEAT_S = 0.5
@@ -183,7 +182,7 @@ class Liveness:
             return PeerLostError(f"{operation}: gave up waiting, {health}")
         return DeadlineError(
             f"{operation}: every worker must call it, but within {deadline_s:g} s some did not: "
-            f"{health}; {LONGER}"
+            f"{health}; {RAISE_DEADLINE}"
         )
 
     def _health(self, workers: Collection[int]) -> str:
@@ -208,7 +207,7 @@ class Liveness:
         if any("left after step" in s for s in suspects):
             text += _OF_GRADIENTS if "gradients" in operation else _OF_CALL
         elif late and all_alive:
-            text += f"; {LONGER}"
+            text += f"; {RAISE_DEADLINE}"
         return (DeadlineError if late else PeerLostError)(f"{text} [{first_sentence(error)}]")
 
     def _suspects(self, operation: str) -> tuple[list[str], bool]:

@@ -24,6 +24,7 @@ from fleetlight.fleet.checkpoints.resumption import Resumption, resumption_of
 from fleetlight.fleet.checkpoints.stop_agreement import StopAgreement
 from fleetlight.fleet.exit.exit_status import report_saves_at_sigterm, report_stopped
 from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.background import in_main_thread
 from fleetlight.launch.status import RESUME_CODE
 from fleetlight.observe.log import logger
 from fleetlight.strategy import CheckpointConfigs
@@ -44,7 +45,7 @@ class SigtermHandler:
         self.seen = False
         self._pid = os.getpid()
         self._before: Any = None
-        self._is_open = threading.current_thread() is threading.main_thread()
+        self._is_open = in_main_thread()
         if self._is_open:
             self._before = signal.signal(signal.SIGTERM, self._note)
         else:
@@ -150,7 +151,7 @@ class JobAutosave(SigtermHandler):
         loader = self._current_loader()
         if loader is not None:
             self._trained.add(loader)
-        elif threading.current_thread() is threading.main_thread():
+        elif in_main_thread():
             # a script without sharded loaders has no better place
             self._save_or_stop(None)
 
@@ -192,8 +193,7 @@ class JobAutosave(SigtermHandler):
 
     def peer_missing(self, error: MembershipError) -> None:
         """Stop if the workers that this one waits for have stopped."""
-        is_here = threading.current_thread() is threading.main_thread()
-        if not is_here or not self._agreement.stops_with_peers(error, was_asked=self.seen):
+        if not in_main_thread() or not self._agreement.stops_with_peers(error, was_asked=self.seen):
             return
         if self.has_stopped:
             # called in a `finally` of the script

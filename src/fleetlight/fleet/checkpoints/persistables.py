@@ -149,7 +149,7 @@ def _write_now_or_later(
     via: str,
 ) -> None:
     if not background:
-        while not _is_written(dirname, snapshot, job.server_snapshot(model, via)):
+        while not _try_write(dirname, snapshot, job.server_snapshot(model, via)):
             pass
         return
     cut = job.server_snapshot(model, via)
@@ -166,7 +166,7 @@ def _write_now_or_later(
             cut.drop()
 
 
-def _is_written(dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None) -> bool:
+def _try_write(dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None) -> bool:
     """Write a checkpoint; returns False if a server died and the save must start again.
 
     The next request waits for the restarted server, which has lost its files of this save.

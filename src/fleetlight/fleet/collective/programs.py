@@ -154,8 +154,11 @@ def _check_same_program(mine: list[tuple[str, str]], found: str, group: Group) -
     )
 
 
-def takes(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-    """The parts of a program's training that this process writes; registers nothing yet."""
+def register(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+    """Register a program; return the parts of its training that this process writes.
+
+    It checks the model only; `distribute` registers it.
+    """
     assert program.model is not None
     if _registered(program.model, managed.job) is None:
         _refuse_shared(program.model, managed.job)

@@ -12,7 +12,7 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.training.compression import refuse_scaler
 from fleetlight.fleet.training.local_training import LocalTraining, local_training_of
-from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in
+from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in, with_closure
 
 if TYPE_CHECKING:
     from fleetlight.collective.local_training.engine import LocalTrainingEngine
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class ProgramSteps(Protocol):
     """Steps made by programs; implemented by the module `collective.programs`."""
 
-    def takes(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes."""
+    def register(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
 
     def distribute(self, managed: ManagedOptimizer, steps: ReducedSteps, program: Program) -> None:
         """Rewrite a program according to the strategy, so that all workers make its steps."""
@@ -49,8 +49,8 @@ class ReducedSteps:
         #: by model: the number of reductions at the last step
         self._used: dict[RegisteredModel, int] = {}
 
-    def takes(self, program: Program) -> Collection[Part]:
-        return self._programs().takes(self.managed, program)
+    def register(self, program: Program) -> Collection[Part]:
+        return self._programs().register(self.managed, program)
 
     def distribute(self, program: Program) -> None:
         self._programs().distribute(self.managed, self, program)
@@ -208,7 +208,7 @@ class ReducedSteps:
                 return loss
             return group.all_reduce(loss.detach().clone()) / group.size
 
-        return (args[0], common), {k: v for k, v in kwargs.items() if k != "closure"}
+        return with_closure(args, kwargs, common)
 
     def after(self) -> None:
         job = self.job

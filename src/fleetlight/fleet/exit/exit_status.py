@@ -21,6 +21,7 @@ import msgspec
 
 from fleetlight.errors import ConfigError, PeerError, is_lasting
 from fleetlight.fleet.job import current_or_none, set_current
+from fleetlight.fleet.parts.background import in_main_thread
 from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop, read, write
 from fleetlight.observe import log
 from fleetlight.roles import Role
@@ -186,7 +187,7 @@ def _hook_around(before: Callable[..., Any]) -> Callable[..., None]:
 def _exit_around(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     @functools.wraps(before)
     def leave(status: Any = None, /) -> NoReturn:
-        if threading.current_thread() is not threading.main_thread():
+        if not in_main_thread():
             before(status)
         raise JobExit(*(() if status is None else (status,)))
 

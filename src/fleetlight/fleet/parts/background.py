@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BackgroundSave`: writes a checkpoint during training; the next call raises its failure."""
+"""`BackgroundSave`: writes a checkpoint during training, in a thread beside the main thread.
+
+The next call raises its failure.
+"""
 
 from __future__ import annotations
 
@@ -54,3 +57,8 @@ class BackgroundSave:
         except Exception as error:
             self._failure = error
             logger.error("the %s failed; the next call raises the error: %s", self._what, error)
+
+
+def in_main_thread() -> bool:
+    """True in the main thread, where the script trains; other threads read ahead, save or push."""
+    return threading.current_thread() is threading.main_thread()

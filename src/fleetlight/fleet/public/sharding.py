@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -16,6 +15,7 @@ from fleetlight.data.observer import BatchShare, NoObserver
 from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.fleet.job import IdsOf, Job, current
+from fleetlight.fleet.parts.background import in_main_thread
 from fleetlight.fleet.protocols import BatchWeights
 from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.observe.log import logger
@@ -162,8 +162,7 @@ class JobObserver:
 
     def between_batches(self) -> None:
         """No step is in progress now; a thread that reads ahead does not know that."""
-        is_here = threading.current_thread() is threading.main_thread()
-        if self._autosave is not None and is_here:
+        if self._autosave is not None and in_main_thread():
             self._autosave.between(self._loaders[self._number])
 
     def wants_lookahead(self) -> bool:
@@ -180,7 +179,7 @@ class JobObserver:
 
 def _position_of(share: BatchShare | None) -> Position:
     """The position of the worker; unknown where a thread reads ahead of the training."""
-    if share is None or threading.current_thread() is not threading.main_thread():
+    if share is None or not in_main_thread():
         return UNKNOWN
     return Position(share.epoch, share.consumed)
 

@@ -30,8 +30,8 @@ from fleetlight.static.writing.recorder import Part
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 
 
-def takes(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-    """Register the program's model, in workers and servers; workers write its gradients."""
+def register(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+    """Register a program; return the parts of its training that this process writes."""
     job = managed.job
     assert program.model is not None
     if not any(has_all_of(model.module, program.model) for model in job.models):
@@ -94,7 +94,7 @@ class ServedRunner:
         for model in self._managed.job.models:
             if has_all_of(model.module, program.model):
                 return model
-        raise AssertionError("`takes` has registered the model of the program")
+        raise AssertionError("`register` has registered the model of the program")
 
     def _step(
         self, known: _FormGradients, found: Sequence[Tensor], arrived: Sequence[PulledRows]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
 from fleetlight.collective.membership.liveness import Liveness
-from fleetlight.errors import PlanError, counted
+from fleetlight.errors import PlanError, counted, first_names
 from fleetlight.fleet.exit.exit_status import report_expendable
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts import figures
@@ -234,8 +234,8 @@ class ServerSession:
                 table,
             )
 
-    def skips(self, update: Update) -> bool:
-        """True if the step is dropped for gradients that are not finite, or GradientError."""
+    def drop_nonfinite(self, update: Update) -> bool:
+        """Drop a step whose gradients are not finite; False for others. May raise GradientError."""
         plan = self.bound.plan
         if not plan.pushes_alone or plan.on_nonfinite == "apply" or update.skip:
             return False
@@ -265,8 +265,7 @@ class ServerSession:
         lost = [n for n in self.local_parameters.written() if n not in self._warned]
         if lost:
             self._warned.update(lost)
-            names = ", ".join(plan.dense[n].name for n in lost[:_NAMED])
-            names += f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+            names = first_names([plan.dense[n].name for n in lost], _NAMED)
             logger.warning(
                 "%s: written to since the last step, but the servers store the values of dense "
                 "parameters, and theirs replace the written ones; call load_state_dict before "

@@ -44,7 +44,7 @@ class ShardQueueClient:
         return (reply.start, reply.stop) if isinstance(reply, m.LeaseReply) else None
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
-        if self._is_here():
+        if self._is_member():
             self._ask(m.LeaseProgress(self._loader, turn, position, gives_back))
 
     def remaining(self, turn: int) -> list[Interval] | None:
@@ -59,18 +59,18 @@ class ShardQueueClient:
         return session.communicator.made, session.communicator.acknowledged
 
     def settle(self) -> None:
-        if self._is_here():
+        if self._is_member():
             self._session().communicator.settle()
 
     def resume(self) -> None:
-        if self._is_here():
+        if self._is_member():
             self._session().communicator.resume()
 
     def reopen(self) -> None:
-        if self._is_here():
+        if self._is_member():
             self._session().communicator.reopen()
 
-    def _is_here(self) -> bool:
+    def _is_member(self) -> bool:
         """False once this worker has left the job: the loop of a loader may end later."""
         return not (self._served_session.is_over or self._served_session.has_left)
 

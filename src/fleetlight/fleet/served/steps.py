@@ -21,7 +21,7 @@ from fleetlight.fleet.served.missing_optimizer import MissingOptimizer
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.training.compression import refuse_scaler
 from fleetlight.fleet.training.model import ManagedModel
-from fleetlight.fleet.training.optimizer import ManagedOptimizer
+from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in, with_closure
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class ServedPrograms(Protocol):
     """Gradients made by programs; implemented by the module `served.programs`."""
 
-    def takes(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes."""
+    def register(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
 
     def distribute(self, managed: ManagedOptimizer, program: Program) -> None:
         """Rewrite a program according to the strategy, its lookups last."""
@@ -142,8 +142,8 @@ class ServedSteps:
     def count_on_servers(self, steps: int) -> None:
         self._steps = steps
 
-    def takes(self, program: Program) -> Collection[Part]:
-        return self._programs().takes(self.managed, program)
+    def register(self, program: Program) -> Collection[Part]:
+        return self._programs().register(self.managed, program)
 
     def distribute(self, program: Program) -> None:
         self._programs().distribute(self.managed, program)
@@ -194,7 +194,7 @@ class ServedSteps:
         update.skip = skip
         if session.bound.plan.workers_step_dense:
             # checked before torch's own step, which would apply infinities
-            update.skip = skip or session.skips(update)
+            update.skip = skip or session.drop_nonfinite(update)
             self._hide_gradients(everything=update.skip)
             self._pending = update
         else:
@@ -298,12 +298,12 @@ class ServedSteps:
 
 def _closure_called(args: Any, kwargs: Any) -> Any:
     """Call a closure now: torch's own step would call it too late."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    closure = closure_in(args, kwargs)
     if closure is None:
         return None
     with torch.enable_grad():
         loss = closure()
-    return (args[0], lambda: loss), {k: v for k, v in kwargs.items() if k != "closure"}
+    return with_closure(args, kwargs, lambda: loss)
 
 
 def served_programs() -> ServedPrograms:

@@ -130,10 +130,7 @@ class ServerJob(Job):
         super().fail(error, consequence=consequence)
 
     def refuse_in_server(self, call: str) -> None:
-        raise RoleError(
-            f"fleet.{call} was called in a parameter server; call it only where fleet.is_worker() "
-            "is true"
-        )
+        raise _in_server(call)
 
     def shard_queue(self, range_batches: int) -> QueueOptions:
         return QueueOptions(NoShardQueue(), range_batches)
@@ -164,4 +161,7 @@ class ServerSigtermHandler(SigtermHandler):
 
 
 def _in_server(call: str) -> RoleError:
-    return RoleError(f"fleet.{call} was called in a parameter server; see fleet.is_server()")
+    return RoleError(
+        f"fleet.{call} was called in a parameter server; call it only where fleet.is_worker() "
+        "is true"
+    )

@@ -78,9 +78,9 @@ class IdleSteps:
     def after(self) -> None:
         """There is no step."""
 
-    def takes(self, program: Program) -> Collection[Part]:
-        """The program's model is a part of the plan; no part of its training is written."""
-        self._programs().takes(self.managed, program)
+    def register(self, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
+        self._programs().register(self.managed, program)
         return ()
 
     def distribute(self, program: Program) -> None:

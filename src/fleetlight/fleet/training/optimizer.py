@@ -68,8 +68,8 @@ class StepPolicy(Protocol):
     def after(self) -> None:
         """Runs after torch's own step."""
 
-    def takes(self, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes."""
+    def register(self, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
 
     def distribute(self, program: Program) -> None:
         """Rewrite a finished program according to the strategy."""
@@ -141,9 +141,9 @@ class ManagedOptimizer:
     def _after_step(self, *_: Any) -> None:
         self.policy.after()
 
-    def takes(self, program: Program) -> Collection[Part]:
-        """The parts of a program's training that this process writes; see `StepPolicy`."""
-        return self.policy.takes(program)
+    def register(self, program: Program) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes."""
+        return self.policy.register(program)
 
     def distribute(self, program: Program) -> None:
         """Rewrite a finished program according to the strategy."""
@@ -342,3 +342,8 @@ def closure_in(args: Any, kwargs: Any) -> Any:
     """The closure that a step was called with, if there was one."""
     # torch passes the optimizer to its hooks as the first argument
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def with_closure(args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
+    """The arguments of a step, with another closure."""
+    return (args[0], closure), {k: v for k, v in kwargs.items() if k != "closure"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from fleetlight.errors import first_names
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.local_training import chosen
 from fleetlight.observe.log import logger
@@ -29,8 +30,8 @@ def _warnings(module: nn.Module, job: Job) -> Iterator[str]:
     optimizers = [managed.optimizer for managed in job.optimizers]
     if idle := untrained(module, optimizers):
         yield (
-            f"{listed(idle)}: in no optimizer given to fleet.distributed_optimizer, so no step "
-            "trains them; add them to one, or call requires_grad_(False) on them"
+            f"{first_names(idle, _NAMED)}: in no optimizer given to fleet.distributed_optimizer, "
+            "so no step trains them; add them to one, or call requires_grad_(False) on them"
         )
 
 
@@ -40,12 +41,6 @@ def untrained(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) ->
     if not optimizers:
         return []
     return [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in stepped]
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, and the number of the others."""
-    shown = ", ".join(names[:_NAMED])
-    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
 def report_batch_norm(module: nn.Module, job: Job) -> None:

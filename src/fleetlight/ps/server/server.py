@@ -382,7 +382,7 @@ class Server:
             if message.worker == 0 and self._service is not None:
                 # worker 0 restarted: it repeats a save that was in progress, or drops it
                 self._service.checkpoints.drop()
-        with self._presence.during(message.worker, "hello"):
+        with self._presence.during(message.worker, "greeting"):
             return self._welcome()
 
     def _welcome(self) -> Reply:

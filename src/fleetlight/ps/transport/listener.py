@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import selectors
 import socket
 import ssl
@@ -23,12 +22,10 @@ from fleetlight.ps.transport.session import ConnectionLimits, Session
 from fleetlight.ps.transport.socket_options import family
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
+from fleetlight.wire.descriptors import ACCEPT_PAUSE_S, CANNOT_ACCEPT, OUT_OF_DESCRIPTORS
 from fleetlight.wire.forking import keep_from_children, keep_port_from_children
 
 _BACKLOG = 1024
-#: errors of accept when the process or the system is out of resources
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_NO_ROOM_S = 0.5
 
 
 class Listener:
@@ -105,10 +102,10 @@ class Listener:
 
     def _complain(self, error: OSError) -> None:
         """Log a lack of resources; any other error means that the client has gone again."""
-        if error.errno in _NO_ROOM:
-            logger.warning("cannot accept further connections: %s", error.strerror)
+        if error.errno in OUT_OF_DESCRIPTORS:
+            logger.warning(CANNOT_ACCEPT, error.strerror)
             # the client still waits in the backlog, so the selector would return at once
-            time.sleep(_NO_ROOM_S)
+            time.sleep(ACCEPT_PAUSE_S)
 
     def _start_session(self, accepted: socket.socket, caller: tuple[str, int]) -> None:
         session = Session(

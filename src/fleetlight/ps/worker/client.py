@@ -203,14 +203,14 @@ class Client(Connections):
                 batch=batch or 0,
             )
             requests[server] = message, [w.ids.ids[w.ids.of_server(server)] for w in mine]
-        values = self._pulled(wanted, self.ask(lane, requests))
+        values = self._merge_pull_replies(wanted, self.ask(lane, requests))
         values.incarnations = self.incarnations(lane)
         return values
 
-    def _pulled(
+    def _merge_pull_replies(
         self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
     ) -> ReplyValues:
-        values = _counted(replies)
+        values = _merge_versions(replies)
         parts: list[list[Floats]] = [[] for _ in wanted]
         for server, reply in replies.items():
             arrays = Unpacking(reply.arrays, f"the reply of server {server}")
@@ -279,7 +279,7 @@ class Client(Connections):
         if not hold:
             # held gradients change no values, and a restarted worker computes them again
             self._commit(push.origin, {server: [one] for server, one in requests.items()})
-        return self._pushed(requests)
+        return self._send_pushes(requests)
 
     def apply(
         self, push: PushRequest, *, phase: int, factor: float, wants_dense: bool = True
@@ -300,12 +300,12 @@ class Client(Connections):
             )
             requests[server] = message, ()
         self._commit(push.origin, {server: [one] for server, one in requests.items()})
-        return self._pushed(requests)
+        return self._send_pushes(requests)
 
-    def _pushed(self, requests: Mapping[int, Request]) -> ReplyValues:
+    def _send_pushes(self, requests: Mapping[int, Request]) -> ReplyValues:
         replies = self.ask(PUSH, requests)
         self._receive_signals(replies.values())
-        return _pushed(replies)
+        return _merge_push_replies(replies)
 
     def _receive_signals(self, replies: Iterable[ReceivedReply]) -> None:
         """Record the control signals in replies to steps."""
@@ -343,7 +343,7 @@ class Client(Connections):
         self._commit(origin, requests)
         replies = self._ask_in_turns(PUSH, requests)
         self._receive_signals(one for received in replies.values() for one in received)
-        values = _counted({server: received[-1] for server, received in replies.items()})
+        values = _merge_versions({server: received[-1] for server, received in replies.items()})
         for server, received in replies.items() if wants else ():
             for piece, reply in zip(pieces[server], received, strict=True):
                 arrived = Unpacking(reply.arrays, f"the reply of server {server}")
@@ -426,7 +426,7 @@ def _of_server(
     return pushes, arrays
 
 
-def _counted(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
+def _merge_versions(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
     values = ReplyValues()
     slowest = []
     for server, reply in replies.items():
@@ -438,8 +438,8 @@ def _counted(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
     return values
 
 
-def _pushed(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
-    values = _counted(replies)
+def _merge_push_replies(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
+    values = _merge_versions(replies)
     for server, reply in replies.items():
         message = reply.message
         assert isinstance(message, m.Pushed), message

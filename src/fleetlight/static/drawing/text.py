@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fleetlight.errors import counted
+from fleetlight.errors import counted, first_names
 from fleetlight.static.graph.form import Form, Sizes
 from fleetlight.static.graph.state import KINDS
 from fleetlight.static.ops.marks import GRADIENT
@@ -141,9 +141,8 @@ def _told(value: Any) -> str:
 
 def _few(texts: Sequence[str]) -> str:
     """The first texts, and the number of the others."""
-    if len(texts) <= _FEW + 1:
-        return ", ".join(texts)
-    return f"{', '.join(texts[:_FEW])} and {len(texts) - _FEW} more"
+    # "1 more" would be as long as the last text
+    return ", ".join(texts) if len(texts) == _FEW + 1 else first_names(texts, _FEW)
 
 
 def bytes_text(size: int) -> str:

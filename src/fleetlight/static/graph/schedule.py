@@ -62,7 +62,7 @@ class Schedule:
             else [Slot("schedule", MERGED, torch.zeros((), dtype=torch.int64))]
         )
 
-    def counted(self, state: Iterable[Slot]) -> bool:
+    def count_backward(self, state: Iterable[Slot]) -> bool:
         """Count a backward; true if it is the last one before a step."""
         if self.merges == 1:
             return True
@@ -78,7 +78,7 @@ class Schedule:
         for alike in _alike(gradients_in(state)):
             foreach_zero_(alike)
 
-    def unscaled(self, state: Iterable[Slot]) -> bool:
+    def unscale(self, state: Iterable[Slot]) -> bool:
         """Unscale the gradients; false after an overflow.
 
         The loss scale is updated as by torch.amp.GradScaler.

@@ -81,10 +81,10 @@ def make_step(
     early = [name for name in wanted if name not in late]
     found = run_parts(program, coder, feeds, early, ("forward", "backward"))
     values = dict(zip(early, found, strict=True))
-    is_due = form.schedule.counted(form.state)
+    is_due = form.schedule.count_backward(form.state)
     if is_due and form.schedule.reduces_apart:
         run_parts(program, coder, feeds, (), ("reduction",))
-    steps = is_due and form.schedule.unscaled(form.state)
+    steps = is_due and form.schedule.unscale(form.state)
     if steps or late:
         found = run_parts(program, coder, feeds, late, ("update",) if steps else ())
         # they may share memory with slots that `restart` clears

@@ -9,7 +9,6 @@ restored. The script continues with what follows a step in its loop.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from fleetlight.checkpoint.state.rng import RngStateCache
 from fleetlight.errors import CheckpointError, ComebackError
 from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.background import in_main_thread
 from fleetlight.fleet.protocols import Purpose, SavedPart
 from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
@@ -108,9 +108,6 @@ class WorkerReplay:
         #: False once the script reaches the loop in which the earlier incarnation was
         self.is_catching_up = self._target is not None
 
-    #: the next incarnation of this worker resumes where this one stops
-    keeps = True
-
     def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
         self._job, self._served = job, served
 
@@ -157,7 +154,7 @@ class WorkerReplay:
 
     def hands_out(self, loader: int, before: Position) -> None:
         """A loader at position `before` is about to return a batch."""
-        if threading.current_thread() is not threading.main_thread():
+        if not in_main_thread():
             # another thread reads ahead of the training
             self._mark = None
             return
@@ -172,8 +169,8 @@ class WorkerReplay:
             self._records.clear()
         self._records[loader] = _checksum(self.job.loaders[loader].source.records_after(before))
 
-    def skips(self, optimizer: int) -> bool:
-        """True for a step that the servers have applied already."""
+    def skip_step(self, optimizer: int) -> bool:
+        """Count a step that the servers have applied; False where it must be made."""
         if not self._skipping[optimizer]:
             return False
         self._check_batch()

@@ -82,11 +82,11 @@ class ReplayedSteps(ServedSteps):
         super().__init__(managed, session, served_programs)
         self._replay = replay
         #: True while a step is skipped
-        self._skips = False
+        self._is_skipped = False
 
     def _push(self, session: ServerSession, skip: bool) -> None:
-        self._skips = self._replay.skips(session.number_of(self.optimizer))
-        if not self._skips:
+        self._is_skipped = self._replay.skip_step(session.number_of(self.optimizer))
+        if not self._is_skipped:
             super()._push(session, skip)
             return
         self._applied = self._replay.has_applied
@@ -98,9 +98,9 @@ class ReplayedSteps(ServedSteps):
         return update
 
     def _finish_push(self, session: ServerSession) -> None:
-        if not self._skips:
+        if not self._is_skipped:
             super()._finish_push(session)
             return
-        self._skips = False
+        self._is_skipped = False
         self._tell_scaler()
         self._replay.after_skip(session.number_of(self.optimizer))

@@ -28,7 +28,7 @@ from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 from fleetlight.ps.server.steps.prefetched_ids import PrefetchedBatch, PrefetchedIds
 from fleetlight.ps.server.steps.progress import TrainingProgress
 from fleetlight.ps.server.steps.request_dedup import Reply, RequestDedup
-from fleetlight.ps.server.steps.sync_steps import Outcome, SyncStepCoordinator
+from fleetlight.ps.server.steps.sync_steps import Outcome, SyncStepCoordinator, worker_part
 from fleetlight.ps.server.workers.presence import PresenceMonitor
 from fleetlight.ps.server.workers.roster import Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
@@ -67,8 +67,8 @@ class PushHandler:
         return self._requests.once(
             peer,
             message,
-            lambda: self._pushed(peer, message, self._push(peer, message, arrays)),
-            lambda is_last: self._pushed(
+            lambda: self._push_reply(peer, message, self._push(peer, message, arrays)),
+            lambda is_last: self._push_reply(
                 peer, message, self._outcome_again(peer, message), is_last
             ),
         )
@@ -78,8 +78,8 @@ class PushHandler:
         return self._requests.once(
             peer,
             message,
-            lambda: self._pushed(peer, message, self._coordinator.apply(peer, message)),
-            lambda is_last: self._pushed(
+            lambda: self._push_reply(peer, message, self._coordinator.apply(peer, message)),
+            lambda is_last: self._push_reply(
                 peer, message, self._outcome_again(peer, message), is_last
             ),
         )
@@ -92,8 +92,8 @@ class PushHandler:
         return self._requests.once(
             peer,
             message,
-            lambda: self._exchanged(self._exchange(peer, message, differences)),
-            lambda _: self._exchanged(self._reread(message, differences)),
+            lambda: self._exchange_reply(self._exchange(peer, message, differences)),
+            lambda _: self._exchange_reply(self._reread(message, differences)),
             # the reply may be large, and a repeated request can read the rows again
             keep=False,
         )
@@ -154,30 +154,21 @@ class PushHandler:
 
     def _push_alone(self, peer: Peer, message: Push, gradients: Gradients, skip: bool) -> Outcome:
         tables, dense, absent, arrays = described(None if skip else gradients)
-        entry = WorkerPart(
-            worker=peer.worker,
-            started_at=peer.started_at,
-            sequence=message.sequence,
-            phase=message.phase,
-            merged=message.merged,
-            seen=message.seen,
-            step=message.step,
-        )
         change = StepApplied(
             message.optimizer,
             message.step,
             message.options,
-            [entry],
+            [worker_part(peer, message)],
             tables,
             dense,
             absent,
             skipped=skip,
         )
         with self._values_lock.shared():
-            self._log.apply(change, arrays, lambda: self._stepped(change, gradients))
+            self._log.apply(change, arrays, lambda: self._apply_step(change, gradients))
         return Outcome(applied=not skip)
 
-    def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
+    def _apply_step(self, change: StepApplied, gradients: Gradients | None) -> None:
         """Apply the change; recovery calls it, too."""
         if gradients is not None and not change.skipped:
             self._state.step(change.optimizer, change.options, change.step, gradients)
@@ -196,10 +187,10 @@ class PushHandler:
         _, _, _, arrays = described(differences)
         with self._values_lock.shared():
             return self._log.apply(
-                change, arrays, lambda: self._differed(change, differences, message.wants)
+                change, arrays, lambda: self._apply_differences(change, differences, message.wants)
             )
 
-    def _differed(
+    def _apply_differences(
         self, change: DifferencesAdded, differences: Gradients, wants: bool
     ) -> list[Array]:
         """Apply the change; recovery calls it, too."""
@@ -214,7 +205,9 @@ class PushHandler:
     ) -> None:
         """Replay a logged change."""
         if isinstance(change, DifferencesAdded):
-            self._differed(change, self._state.differences(change, arrays, "the journal"), False)
+            self._apply_differences(
+                change, self._state.differences(change, arrays, "the journal"), False
+            )
             return
         gradients = None
         if not isinstance(change, HeldStepApplied) and not change.skipped:
@@ -223,7 +216,7 @@ class PushHandler:
             self._coordinator.redo(change, gradients)
         else:
             assert isinstance(change, StepApplied), change
-            self._stepped(change, gradients)
+            self._apply_step(change, gradients)
 
     def baseline(self) -> tuple[LedgerState, StepsState, StepsState]:
         """The progress of all workers; called with `changed` held."""
@@ -281,7 +274,7 @@ class PushHandler:
         where = not_finite(gradients, self._plan)
         return None if where is None else GradientError(refusal(what, where, "on this server"))
 
-    def _pushed(
+    def _push_reply(
         self, peer: Peer, message: Push | Apply, outcome: Outcome, is_last: bool = True
     ) -> Reply:
         arrays: list[Array] = self._state.dense.values() if message.wants_dense else []
@@ -326,7 +319,7 @@ class PushHandler:
         table = self._state.table(pulled.table)
         return [positions, table.pull(pulled.ids[positions], False, step)]
 
-    def _exchanged(self, arrays: list[Array]) -> Reply:
+    def _exchange_reply(self, arrays: list[Array]) -> Reply:
         with self._changed:
             version, slowest = self.progress.versions.version, self.progress.clocks.slowest(0)
             call = self._presence.call

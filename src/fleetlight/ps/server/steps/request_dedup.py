@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.high_water_marks import HighWaterMarks
 from fleetlight.ps.messages import Apply, GeoExchange, Message, Push
-from fleetlight.ps.server.workers.presence import PresenceMonitor, again
+from fleetlight.ps.server.workers.presence import PresenceMonitor, copied_for_thread
 from fleetlight.ps.server.workers.roster import Peer
 
 Reply = tuple[Message, Sequence[NDArray[Any]]]
@@ -89,7 +89,7 @@ class RequestDedup:
         operation = f"push {push.sequence} of {peer}, sent again,"
         self._presence.wait(operation, lambda: push.done, list)
         if push.error is not None:
-            raise again(push.error)
+            raise copied_for_thread(push.error)
         assert push.reply is not None
         return push.reply
 

@@ -22,7 +22,7 @@ from fleetlight.ps.messages import Apply, Push
 from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 from fleetlight.ps.server.steps.progress import TrainingProgress
 from fleetlight.ps.server.steps.step_groups import Complete, StepGroups
-from fleetlight.ps.server.workers.presence import PresenceMonitor, again
+from fleetlight.ps.server.workers.presence import PresenceMonitor, copied_for_thread
 from fleetlight.ps.server.workers.roster import LEFT, LOST, Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
@@ -189,11 +189,11 @@ class SyncStepCoordinator:
             again = isinstance(change, StepHeld) or change.skipped
             groups.passed(change.optimizer, entry.worker, entry.phase, entry.step, again)
         if isinstance(change, StepApplied):
-            self._stepped(change, gradients)
+            self._apply_step(change, gradients)
         elif isinstance(change, StepHeld):
-            self._holding(change, gradients)
+            self._apply_hold(change, gradients)
         else:
-            self._released(self._held.pop(change.optimizer), change)
+            self._apply_release(self._held.pop(change.optimizer), change)
 
     def baseline(self) -> tuple[StepsState, StepsState]:
         """The next pushes and releases of all workers; called with `changed` held."""
@@ -255,7 +255,7 @@ class SyncStepCoordinator:
                 lambda: missing(message.optimizer, part.peer.worker),
             )
         if isinstance(part.outcome, Exception):
-            raise again(part.outcome)
+            raise copied_for_thread(part.outcome)
         assert part.outcome is not None
         return part.outcome
 
@@ -334,17 +334,17 @@ class SyncStepCoordinator:
             complete.optimizer,
             complete.step,
             furthest.options,
-            [_entry(part, part.message.sequence) for part in parts],
+            [worker_part(part.peer, part.message) for part in parts],
             tables,
             dense,
             absent,
             skipped=skip,
             call=self._control_signal(parts),
         )
-        self._log.apply(change, arrays, lambda: self._stepped(change, gradients))
+        self._log.apply(change, arrays, lambda: self._apply_step(change, gradients))
         return _outcome_of(gradients, change.call)
 
-    def _stepped(self, change: StepApplied, gradients: Gradients | None) -> None:
+    def _apply_step(self, change: StepApplied, gradients: Gradients | None) -> None:
         """Apply the change; recovery calls it, too."""
         with self._changed:
             self._held.pop(change.optimizer, None)
@@ -363,7 +363,7 @@ class SyncStepCoordinator:
         change = StepHeld(
             complete.optimizer,
             complete.step,
-            [_entry(part, part.message.sequence) for part in complete.contributions.values()],
+            [worker_part(part.peer, part.message) for part in complete.contributions.values()],
             square,
             tables,
             dense,
@@ -371,10 +371,10 @@ class SyncStepCoordinator:
             skipped=gradients is None,
             refusal="" if refusal is None else str(refusal),
         )
-        self._log.apply(change, arrays, lambda: self._holding(change, gradients))
+        self._log.apply(change, arrays, lambda: self._apply_hold(change, gradients))
         return Outcome(gradients is not None, square=square)
 
-    def _holding(self, change: StepHeld, gradients: Gradients | None) -> None:
+    def _apply_hold(self, change: StepHeld, gradients: Gradients | None) -> None:
         with self._changed:
             self._held[change.optimizer] = _HeldStep(change, gradients)
             self._steps.undone(change.optimizer, [entry.worker for entry in change.entries])
@@ -396,14 +396,14 @@ class SyncStepCoordinator:
             complete.optimizer,
             complete.step,
             furthest.options,
-            [_released(kept, release) for release in releases],
+            [_released_part(kept, release) for release in releases],
             factor,
             skipped=skip or kept.gradients is None,
             call=self._control_signal(releases),
         )
-        return self._log.apply(change, [], lambda: self._released(kept, change))
+        return self._log.apply(change, [], lambda: self._apply_release(kept, change))
 
-    def _released(self, kept: _HeldStep, change: HeldStepApplied) -> Outcome:
+    def _apply_release(self, kept: _HeldStep, change: HeldStepApplied) -> Outcome:
         gradients = None
         if kept.gradients is not None and not change.skipped:
             gradients = scaled(kept.gradients, change.factor)
@@ -419,12 +419,12 @@ class SyncStepCoordinator:
             self._progress.book(change.entries, not change.skipped, change.call)
 
 
-def _entry(part: _Part, sequence: int) -> WorkerPart:
-    peer, message = part.peer, part.message
+def worker_part(peer: Peer, message: Push) -> WorkerPart:
+    """The part of a worker in the change that its push makes."""
     return WorkerPart(
         worker=peer.worker,
         started_at=peer.started_at,
-        sequence=sequence,
+        sequence=message.sequence,
         phase=message.phase,
         merged=message.merged,
         seen=message.seen,
@@ -432,7 +432,7 @@ def _entry(part: _Part, sequence: int) -> WorkerPart:
     )
 
 
-def _released(kept: _HeldStep, release: _Release) -> WorkerPart:
+def _released_part(kept: _HeldStep, release: _Release) -> WorkerPart:
     """The part of a worker in a held step, with the sequence number of its release."""
     entry = kept.entry(release.peer.worker)
     assert entry is not None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import PeerError, ProtocolError
 from fleetlight.ps.changes import BarrierPassed
+from fleetlight.ps.server.workers.presence import copied_for_thread
 
 Array = NDArray[Any]
 
@@ -98,7 +99,7 @@ class Barriers(Generic[T]):
 
     def _check_open(self) -> None:
         if self._broken is not None:
-            raise type(self._broken)(*self._broken.args)
+            raise copied_for_thread(self._broken)
 
     def _check_last(self, worker: int, number: int) -> None:
         assert self._last is not None

@@ -9,12 +9,17 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 
-from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
+from fleetlight.errors import (
+    RAISE_DEADLINE,
+    DeadlineError,
+    MembershipError,
+    PeerError,
+    PeerLostError,
+)
 from fleetlight.ps.resume import Decision, Remains, Report, decide
 from fleetlight.ps.server.workers.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
-LONGER = "if they need longer, raise deadline_s of the strategy given to fleet.init"
 #: how often a wait checks its condition without a notification
 _LOOK_EVERY_S = 1.0
 #: how long a server stays for workers that may have no reply to their goodbye; a launcher waits
@@ -202,7 +207,7 @@ class PresenceMonitor:
 
     def _late(self, operation: str, limit: float, missing: list[int], otherwise: str = "") -> str:
         who = ", ".join(self._described(worker) for worker in missing) or otherwise
-        return f"{operation} waited {limit:g} s for {who}; {LONGER}"
+        return f"{operation} waited {limit:g} s for {who}; {RAISE_DEADLINE}"
 
     def _described(self, worker: int) -> str:
         activity = self._activities[worker]
@@ -247,6 +252,6 @@ class ResumeReports:
         return [worker for worker, report in enumerate(self._reports) if report is None]
 
 
-def again(error: Exception) -> Exception:
+def copied_for_thread(error: Exception) -> Exception:
     """Copy an error for another thread to raise, without the frames of the first thread."""
     return type(error)(*error.args) if isinstance(error, PeerError) else error

@@ -100,42 +100,44 @@ class Roster:
                 member.since, member.away_s = now, away_s
                 member.why = "this server was restarted"
 
-    def arrive(self, hello: Greeting) -> bool:
+    def arrive(self, greeting: Greeting) -> bool:
         """Admit a worker that connects; an error says why it does not belong here.
 
         Return True if the worker has restarted.
         """
-        self._check_fits(hello)
-        member = self._members[hello.worker]
-        is_same = member.started_at == hello.started_at
+        self._check_fits(greeting)
+        member = self._members[greeting.worker]
+        is_same = member.started_at == greeting.started_at
         if is_same:
-            self.check_incarnation(hello.worker, hello.incarnation)
-        if hello.joined and member.state == ABSENT and not self._is_recovered:
+            self.check_incarnation(greeting.worker, greeting.incarnation)
+        if greeting.joined and member.state == ABSENT and not self._is_recovered:
             raise MembershipError(
-                f"worker {hello.worker} trained with an earlier incarnation of this server, whose "
-                "values are lost; restart the whole job (durability='log' keeps the values)"
+                f"worker {greeting.worker} trained with an earlier incarnation of this server, "
+                "whose values are lost; restart the whole job (durability='log' keeps the values)"
             )
-        may_repeat = self._is_recovered or hello.joined or hello.incarnation > member.incarnation
+        may_repeat = (
+            self._is_recovered or greeting.joined or greeting.incarnation > member.incarnation
+        )
         if member.state == LEFT and is_same and may_repeat:
             # the server received its goodbye, and the reply was lost
-            member.incarnation = hello.incarnation
+            member.incarnation = greeting.incarnation
             return False
         if member.state in (LEFT, LOST):
             end = "it had left" if member.state == LEFT else "it was lost"
             raise MembershipError(
-                f"worker {hello.worker} returned after {end}; a job does not admit a worker "
+                f"worker {greeting.worker} returned after {end}; a job does not admit a worker "
                 "again, restart the whole job"
             )
         if member.state in (HERE, AWAY) and not is_same:
             raise MembershipError(
-                f"there are two workers {hello.worker} (started at {member.started_at} and "
-                f"{hello.started_at}): it was started twice, or restarted alone; give every "
+                f"there are two workers {greeting.worker} (started at {member.started_at} and "
+                f"{greeting.started_at}): it was started twice, or restarted alone; give every "
                 "worker its own index, and restart a job as a whole"
             )
-        self._members[hello.worker] = _Member(
-            HERE, hello.started_at, hello.incarnation, hello.away_s
+        self._members[greeting.worker] = _Member(
+            HERE, greeting.started_at, greeting.incarnation, greeting.away_s
         )
-        return is_same and hello.incarnation > member.incarnation
+        return is_same and greeting.incarnation > member.incarnation
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
         """Refuse a process if a newer process has replaced it."""
@@ -250,20 +252,20 @@ class Roster:
     def _fail(self, text: str) -> None:
         self._failure = self._failure or text
 
-    def _check_fits(self, hello: Greeting) -> None:
-        if hello.fleetlight != self._version:
+    def _check_fits(self, greeting: Greeting) -> None:
+        if greeting.fleetlight != self._version:
             raise MembershipError(
-                f"worker {hello.worker} runs fleetlight {hello.fleetlight}, this server "
+                f"worker {greeting.worker} runs fleetlight {greeting.fleetlight}, this server "
                 f"{self._version}; use one version everywhere"
             )
         for fact, here in self._here.items():
-            theirs = getattr(hello, fact)
+            theirs = getattr(greeting, fact)
             if theirs != here:
                 raise MembershipError(
-                    f"worker {hello.worker} expects {fact}={theirs}, but this server has "
+                    f"worker {greeting.worker} expects {fact}={theirs}, but this server has "
                     f"{fact}={here}; give all processes the same endpoints in the same order"
                 )
-        if not 0 <= hello.worker < len(self._members):
+        if not 0 <= greeting.worker < len(self._members):
             raise MembershipError(
-                f"a worker has index {hello.worker}, expected 0 to {len(self._members) - 1}"
+                f"a worker has index {greeting.worker}, expected 0 to {len(self._members) - 1}"
             )

@@ -99,19 +99,19 @@ class WorkerJournal:
         if not wanted.launch:
             wanted = msgspec.structs.replace(wanted, launch=launch_of(wanted.job, wanted.start))
         before = _read(path / _IDENTITY)
-        is_here = before is not None and _is_same(before, wanted)
+        is_same = before is not None and _is_same(before, wanted)
         #: True until all processes have agreed on how this worker resumes
-        self.is_undecided = resume and not is_here
+        self.is_undecided = resume and not is_same
         self.remains = _remains(before)
         self.identity = wanted
-        if before is not None and (is_here or (resume and _is_alike(before, wanted))):
+        if before is not None and (is_same or (resume and _is_alike(before, wanted))):
             self.identity = msgspec.structs.replace(
                 before, incarnation=before.incarnation + 1, launch=wanted.launch, ended=False
             )
             self._open()
         elif resume:
             self.remains = Remains()
-        if is_here or (not resume and self.remains.state in (NOTHING, LEFT)):
+        if is_same or (not resume and self.remains.state in (NOTHING, LEFT)):
             self.begin()
 
     def _open(self) -> None:
