@@ -71,7 +71,7 @@ def test_encrypted_job_trains_and_refuses_other_clients(tmp_path: Path) -> None:
         each = [(kind, port, str(tmp_path / "certs")) for kind in ("server", "worker")]
         _, (moved, error) = run_processes(train, each)
     assert moved
-    assert "takes only clients with a certificate; give --ssl DIR" in error
+    assert "accepts only clients with a certificate; give --ssl DIR" in error
 
 
 @pytest.mark.long

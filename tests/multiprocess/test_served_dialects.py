@@ -43,7 +43,7 @@ def test_encrypted_by_fleetrun(expected: float, tmp_path: Path) -> None:
     codes, text = finish([start(command, cwd=tmp_path)])
     check(codes, text, expected)
     assert "servers ended by themselves" in text
-    assert "takes only clients with a certificate" in text
+    assert "accepts only clients with a certificate" in text
 
 
 @pytest.mark.long

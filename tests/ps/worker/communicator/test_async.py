@@ -276,7 +276,7 @@ def test_nan_is_refused_before_anything_is_sent(staleness: int | None) -> None:
     """A script that catches the error can repeat the step."""
 
     def train(worker: Member) -> Any:
-        with pytest.raises(GradientError, match=r"worker 0 made .*'emb'.* applied anywhere"):
+        with pytest.raises(GradientError, match=r"worker 0 computed .*'emb'.* applied anywhere"):
             step(worker, ONE, factor=float("nan"))
         step(worker, ONE)
         step(worker, ONE)

@@ -271,7 +271,7 @@ def test_nan_is_refused_by_name_and_the_step_can_be_repeated() -> None:
         kept = gradient.parts[0].gradients.copy()
         if worker.index == 1:
             gradient.parts[0].gradients[0, 0] = np.nan
-        with pytest.raises(GradientError, match=r"worker 1 made .*emb.* NaN or infinite"):
+        with pytest.raises(GradientError, match=r"worker 1 computed .*emb.* NaN or infinite"):
             worker.optimizer.step()
         gradient = worker.model.emb.weight.grad  # type: ignore[union-attr]
         gradient.parts[0].gradients[:] = kept
