@@ -207,6 +207,9 @@ class _Connector:
             self._away_s = strategy.durability_configs.away_within(deadline_s)
         #: for all lanes
         self._fence = IncarnationFence()
+        self._shares_memory = strategy.shared_memory
+        #: servers whose shared memory, or lack of it, was reported
+        self._reported: set[int] = set()
         #: True once the servers have this worker's plan
         self.has_joined: Callable[[], bool] = lambda: False
         #: the last push that a server has acknowledged and must still have
@@ -227,11 +230,26 @@ class _Connector:
                 token=self._role.token,
                 greeting=lambda server=server: self._greeting(server, lane),  # type: ignore[misc]
                 check=self._fence.check,
+                on_sharing=self._on_sharing(server),
             )
             for server, endpoint in enumerate(self._endpoints)
         ]
         connect_all(channels, self._deadline_s, _report_not_ready)
         return channels
+
+    def _on_sharing(self, server: int) -> Callable[[str], None] | None:
+        """Report whether a server shares memory, once for all lanes."""
+
+        def report(why: str) -> None:
+            if server in self._reported:
+                return
+            self._reported.add(server)
+            if why:
+                logger.info("server %d is on this host but shares no memory: %s", server, why)
+            else:
+                logger.info("rows and gradients of server %d go through shared memory", server)
+
+        return report if self._shares_memory else None
 
     def _greeting(self, server: int, lane: str) -> m.Greeting:
         greeting = _greeting(self._role, server, len(self._endpoints), lane, self._started_at)

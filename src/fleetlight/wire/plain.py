@@ -37,6 +37,17 @@ class Wire:
         self.peer = peer
         self._step_s = 0.0
 
+    def fileno(self) -> int:
+        """The descriptor, to wait for this connection and others."""
+        return self._socket.fileno()
+
+    def is_local(self) -> bool:
+        """True if both ends are on this host."""
+        try:
+            return bool(self._socket.getsockname()[0] == self._socket.getpeername()[0])
+        except OSError:  # it has ended
+            return False
+
     def read(
         self, into: memoryview, operation: str, silence_s: float = math.inf, until: float = math.inf
     ) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetlight.errors import ProtocolError
-from fleetlight.ps.transport.memory_budget import WORTH_BYTES, MemoryBudget, free_memory
+from fleetlight.ps.transport.memory.memory_budget import WORTH_BYTES, MemoryBudget, free_memory
 
 MIB = 1 << 20
 

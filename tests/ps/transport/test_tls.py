@@ -31,7 +31,7 @@ from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.ps.messages import Done, FiguresRequest, Heartbeat, Leave, Pulled
 from fleetlight.ps.transport import Listener, SocketChannel, connect_all, session
 from fleetlight.ps.transport.interface import RetryPolicy
-from fleetlight.ps.transport.memory_budget import UNLIMITED
+from fleetlight.ps.transport.memory.memory_budget import UNLIMITED
 from fleetlight.ps.transport.session import ConnectionLimits, Session
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire

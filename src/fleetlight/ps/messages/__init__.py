@@ -22,7 +22,7 @@ from fleetlight.ps.messages.checkpoints import (
     TableFile,
     WriteFile,
 )
-from fleetlight.ps.messages.joining import Greeting, Join, Resume, Resumed, Welcome
+from fleetlight.ps.messages.joining import Greeting, Join, Resume, Resumed, ShareMemory, Welcome
 from fleetlight.ps.messages.membership import (
     Barrier,
     BarrierReply,
@@ -99,6 +99,7 @@ __all__ = [
     "Save",
     "Saved",
     "ServerFigures",
+    "ShareMemory",
     "Shrink",
     "Shrunk",
     "SnapshotRequest",
@@ -118,4 +119,5 @@ Message = (
     | DropSnapshot | FetchDense | FetchedDense | Load | RestoreDense | Shrink | Shrunk
     | FiguresRequest | ServerFigures | LeaseRequest | LeaseReply | LeaseProgress
     | RemainingRequest | Remaining | Done | Failure | AuthRequest | Challenge | Proof
+    | ShareMemory
 )  # fmt: skip

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+import msgspec
 
 from fleetlight.ps.messages.base import FORMER_NAMES, MessageBase
 from fleetlight.ps.plan import Plan
@@ -42,6 +44,15 @@ class Welcome(MessageBase, frozen=True, rename=FORMER_NAMES):
     incarnation: int = 1
     #: the state of the server's folder, when the whole job resumes
     remains: Remains | None = None
+
+
+class ShareMemory(MessageBase, frozen=True):
+    """Offer memory of this host for the bodies of the connection's frames. Reply: Done."""
+
+    #: where the descriptor waits (`wire/shared_memory.py`), and what its receiver must know
+    name: str
+    ticket: bytes
+    slot_bytes: Annotated[int, msgspec.Meta(ge=1 << 12, le=1 << 30)]
 
 
 class Resume(MessageBase, frozen=True):

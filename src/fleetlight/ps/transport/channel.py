@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError, ProtocolError
-from fleetlight.ps.messages import Failure, Message
+from fleetlight.ps.messages import Failure, Message, ShareMemory
 from fleetlight.ps.messages.base import error_of, operation_of
 from fleetlight.ps.transport.authentication import authenticate
 from fleetlight.ps.transport.dialing import NotReadyError, dial
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import DEFAULT_RETRY, ReceivedReply, RetryPolicy
+from fleetlight.ps.transport.memory.sharing import offer_memory
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret
@@ -58,17 +59,23 @@ class SocketChannel:
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
         retry: RetryPolicy = DEFAULT_RETRY,
+        on_sharing: Callable[[str], None] | None = None,
         check: Callable[[Message], None] = lambda welcome: None,
     ) -> None:
         """`deadline_s` is how long the server may be silent.
 
         `greeting` makes the first message of every connection, also after a reconnect; `welcome`
         is the latest reply to it, which `check` may refuse. With a `token` both sides prove it.
+        With `on_sharing` a server on this host shares memory for large bodies; the callback gets
+        the reason if it does not.
         """
         self.peer = f"{name} ({endpoint_text(endpoint)})"
         self.welcome: ReceivedReply | None = None
         self._endpoint, self._tls, self._greeting = endpoint, tls, greeting
         self._token, self._check = token, check
+        self._on_sharing = on_sharing
+        #: True while large bodies may go through shared memory
+        self._may_share = False
         self._deadline_s = deadline_s
         #: may change while the channel is open
         self.retry = retry
@@ -117,6 +124,7 @@ class SocketChannel:
                 self._check(welcome.message)
                 self.welcome = welcome
             self._frames = frames
+            self._may_share = self._on_sharing is not None and frames.wire.is_local()
             self.check_not_closed("connecting")
         except BaseException:
             frames.wire.close()
@@ -235,11 +243,30 @@ class SocketChannel:
             raise PeerLostError(
                 f"{self.peer}: the connection was closed before {request.operation}"
             )
+        if self._may_share:
+            self._share_memory(frames, request.arrays)
         try:
             frames.send(request.number, request.message, request.arrays, request.operation)
         except PeerLostError:
             self._raise_refusal(frames, request)
             raise
+
+    def _share_memory(self, frames: Frames, arrays: Sequence[Array]) -> None:
+        """Share memory for bodies of this size, or those of earlier replies."""
+        slot_bytes = frames.wanted_slot(sum(array.nbytes for array in arrays))
+        if not slot_bytes:
+            return
+        offer = _Request(next(self._numbers), ShareMemory("", b"", slot_bytes), ())
+        why = offer_memory(
+            frames,
+            offer.number,
+            slot_bytes,
+            self._deadline_s,
+            lambda: self._next(frames, offer, self._deadline_s).message,
+        )
+        self._may_share = not why
+        assert self._on_sharing is not None
+        self._on_sharing(why)
 
     def _raise_refusal(self, frames: Frames, request: _Request) -> None:
         """Raise the reason of a server that refuses a frame while the client still sends it."""

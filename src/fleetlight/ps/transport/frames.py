@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import Message
-from fleetlight.ps.transport.memory_budget import UNLIMITED, MemoryBudget
+from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, BodySlots, slot_bytes_for
+from fleetlight.ps.transport.memory.memory_budget import UNLIMITED, MemoryBudget
 from fleetlight.ps.transport.protocol import (
     BODY_LIMIT,
     HEADER_LIMIT,
@@ -57,10 +58,27 @@ class Frames:
         self._scratch = memoryview(bytearray(_EARLY_BYTES))
         #: bytes already read beyond the prefix
         self._early = b""
+        #: bodies in memory that the peer shares
+        self.slots: BodySlots | None = None
+        #: the largest body that the wire has carried
+        self.largest_body = 0
 
     def send(self, request: int, message: Message, arrays: Sequence[Array], operation: str) -> None:
         """Send one frame; return when the kernel has all of it."""
-        self.wire.write(_CODEC.encode(request, message, arrays), operation, self._silence_s)
+        into_slot = None
+        if self.slots is not None:
+            self.slots.release()
+            into_slot = self.slots.fill
+        parts = _CODEC.encode(request, message, arrays, into_slot)
+        self.wire.write(parts, operation, self._silence_s)
+
+    def wanted_slot(self, body: int) -> int:
+        """The size of slots for this body and those the wire has carried; 0: no new slots."""
+        largest = max(body, self.largest_body)
+        if largest < LEAST_BYTES or (self.slots is not None and self.slots.slot_bytes >= largest):
+            return 0
+        wanted = slot_bytes_for(largest)
+        return 0 if self.slots is not None and self.slots.slot_bytes >= wanted else wanted
 
     def receive(
         self,
@@ -72,9 +90,13 @@ class Frames:
     ) -> Frame | None:
         """Receive the next frame; None when the peer closed the connection.
 
+        Arrays of earlier frames may refer to shared memory, which the peer gets back here.
+
         `start_s` bounds the wait for the first byte, `until` the whole frame, and `most` the size
         of its parts.
         """
+        if self.slots is not None:
+            self.slots.release()
         try:
             return self._next(operation, start_s, until, most)
         except ProtocolError as error:
@@ -90,10 +112,16 @@ class Frames:
         return Frame(
             header.request,
             header.message,
-            views(header.places, self._body(prefix.body, operation, until)),
+            views(header.places, self._body(prefix, operation, until)),
         )
 
-    def _body(self, size: int, operation: str, until: float) -> NDArray[np.uint8]:
+    def _body(self, prefix: Prefix, operation: str, until: float) -> NDArray[np.uint8]:
+        size = prefix.body
+        if prefix.slot:
+            if self.slots is None:
+                raise ProtocolError(f"a frame names slot {prefix.slot}, but no memory is shared")
+            return self.slots.take(prefix.slot, size)
+        self.largest_body = max(self.largest_body, size)
         body = self._memory.used_before(size)
         if body is not None:
             self._fill(body.data, operation, until)

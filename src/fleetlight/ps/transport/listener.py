@@ -16,7 +16,7 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.messages import Message
 from fleetlight.ps.messages.base import failure_of
 from fleetlight.ps.transport.interface import Handler
-from fleetlight.ps.transport.memory_budget import MemoryBudget, free_memory
+from fleetlight.ps.transport.memory.memory_budget import MemoryBudget, free_memory
 from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.ps.transport.session import ConnectionLimits, Session
 from fleetlight.ps.transport.socket_options import family

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames: the wire format of a message and its arrays. Pure: bytes in, bytes out, no sockets.
 
-    prefix   24 bytes    magic, version, length of the header, length of the body, checksum
+    prefix   24 bytes    magic, version, slot, length of the header, length of the body, checksum
     header   msgpack     number of the request, the message, dtype and shape of each array
     body     raw bytes   the arrays one after another, each at a multiple of 8
+
+A slot other than 0 says that the body is not on the wire but in memory that both ends share.
 
 All numbers are little-endian. The magic and the version never move, so that two versions can name
 each other. Any bytes decode to a frame or raise a `ProtocolError`, and the lengths are compared
@@ -16,7 +18,7 @@ import dataclasses
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
@@ -54,7 +56,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _PADDING = bytes(ALIGNMENT)
 
-#: magic, version, zero, bytes of the header, bytes of the body; the checksum of these follows
+#: magic, version, slot, bytes of the header, bytes of the body; the checksum of these follows
 _LENGTHS = struct.Struct("<4sHHIQ")
 _CHECKSUM = struct.Struct("<I")
 PREFIX_BYTES = _LENGTHS.size + _CHECKSUM.size
@@ -95,10 +97,12 @@ class Prefix:
 
     header: int
     body: int
+    #: where the body is in shared memory; 0: it follows the header
+    slot: int = 0
 
     def pack(self) -> bytes:
         """The first bytes of a frame."""
-        lengths = _LENGTHS.pack(MAGIC, VERSION, 0, self.header, self.body)
+        lengths = _LENGTHS.pack(MAGIC, VERSION, self.slot, self.header, self.body)
         return lengths + _CHECKSUM.pack(zlib.crc32(lengths))
 
     @classmethod
@@ -111,7 +115,7 @@ class Prefix:
             raise ProtocolError(
                 f"a frame ended after {len(data)} of its first {PREFIX_BYTES} bytes"
             )
-        _, _, _, header, body = _LENGTHS.unpack_from(data)
+        _, _, slot, header, body = _LENGTHS.unpack_from(data)
         if _CHECKSUM.unpack_from(data, _LENGTHS.size)[0] != zlib.crc32(data[: _LENGTHS.size]):
             raise ProtocolError("the first bytes of a frame do not fit their checksum")
         for name, size, limit in (("header", header, header_limit), ("body", body, body_limit)):
@@ -119,7 +123,7 @@ class Prefix:
                 raise ProtocolError(
                     f"a frame has a {name} of {size} bytes; at most {limit} are taken"
                 )
-        return cls(header, body)
+        return cls(header, body, slot)
 
 
 def check_start(data: bytes) -> None:
@@ -172,13 +176,24 @@ class MessageCodec(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[Envelope[M]]
         self._decoder = msgspec.msgpack.Decoder(Envelope[union])
 
-    def encode(self, request: int, message: M, arrays: Sequence[Array] = ()) -> list[Buffer]:
-        """Encode a frame as buffers in send order, without copying arrays."""
+    def encode(
+        self,
+        request: int,
+        message: M,
+        arrays: Sequence[Array] = (),
+        into_slot: Callable[[Sequence[Buffer], int], int] | None = None,
+    ) -> list[Buffer]:
+        """Encode a frame as buffers in send order, without copying arrays.
+
+        `into_slot` may copy the body of the given size into shared memory; it returns the slot.
+        """
         specs = tuple(_spec(number, array) for number, array in enumerate(arrays))
         body, size = _laid_out(arrays)
         header = self._encoder.encode(Envelope(request, message, specs))
         self._check_sizes(len(specs), len(header), size)
-        return [Prefix(len(header), size).pack() + header, *body]
+        slot = into_slot(body, size) if into_slot is not None and body else 0
+        start = Prefix(len(header), size, slot).pack() + header
+        return [start] if slot else [start, *body]
 
     def prefix(self, data: bytes) -> Prefix:
         """The prefix of a frame; raise when a part exceeds its limit."""

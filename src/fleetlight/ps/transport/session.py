@@ -20,11 +20,13 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.observe.log import logger
+from fleetlight.ps.messages import Done, ShareMemory
 from fleetlight.ps.messages.base import failure_of, operation_of
 from fleetlight.ps.transport.authentication import admit
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Connection, Handler, Reply
-from fleetlight.ps.transport.memory_budget import MemoryBudget
+from fleetlight.ps.transport.memory.memory_budget import MemoryBudget
+from fleetlight.ps.transport.memory.sharing import accept_memory
 from fleetlight.ps.transport.protocol import BODY_LIMIT, HEADER_LIMIT, MAGIC, Prefix
 from fleetlight.ps.transport.socket_options import prepare
 from fleetlight.roles.secret import Secret
@@ -154,12 +156,23 @@ class Session(threading.Thread):
             raise
 
     def _reply(self, frames: Frames, frame: Frame) -> None:
+        if isinstance(frame.message, ShareMemory):
+            self._share_memory(frames, frame.request, frame.message)
+            return
         message, arrays = self._handled(frame)
         try:
             frames.send(frame.request, message, arrays, "a reply")
         except PlanError as error:
             # the size of a frame is checked before any byte is sent
             frames.send(frame.request, failure_of(error), (), "a reply")
+
+    def _share_memory(self, frames: Frames, request: int, offer: ShareMemory) -> None:
+        try:
+            accept_memory(frames, offer)
+        except PeerError as error:
+            frames.send(request, failure_of(error), (), "a reply")
+        else:
+            frames.send(request, Done(), (), "a reply")
 
     def _handled(self, frame: Frame) -> Reply:
         try:

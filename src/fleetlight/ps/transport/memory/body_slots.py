@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BodySlots`: the bodies of frames in memory that both ends of a connection map.
+
+    flags      one byte for each slot: 1 from the send of a body until the receiver releases it
+    requests   3 slots, which the client fills
+    replies    3 slots, which the server fills
+
+A frame's prefix names the slot; prefix and header still go through the socket, so waits, deadlines
+and the end of a peer are those of a connection without shared memory. The receiver's arrays are
+views of the slot. It releases a slot once no array refers to it; until then the sender uses another
+slot, and the socket where no slot is free.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.errors import ProtocolError
+from fleetlight.wire.plain import Buffer
+
+#: of each direction: a caller often keeps two bodies until the next one arrives
+SLOTS = 3
+#: the flags
+_HEAD_BYTES = 4096
+#: the socket is as fast for smaller bodies
+LEAST_BYTES = 16 << 10
+_SLOT_LEAST, SLOT_MOST = 256 << 10, 64 << 20
+
+
+def slot_bytes_for(body: int) -> int:
+    """The size of slots for bodies of this size: a power of two."""
+    return min(SLOT_MOST, max(_SLOT_LEAST, 1 << (body - 1).bit_length()))
+
+
+def file_bytes(slot_bytes: int) -> int:
+    """The size of the memory with all slots."""
+    return _HEAD_BYTES + 2 * SLOTS * slot_bytes
+
+
+class BodySlots:
+    """One end's view of the memory. For one thread at a time."""
+
+    def __init__(self, memory: mmap.mmap, slot_bytes: int, *, is_client: bool) -> None:
+        self.slot_bytes = slot_bytes
+        flags = np.frombuffer(memory, np.uint8, 2 * SLOTS)
+        slots = [
+            np.frombuffer(memory, np.uint8, slot_bytes, _HEAD_BYTES + number * slot_bytes)
+            for number in range(2 * SLOTS)
+        ]
+        requests, replies = slice(0, SLOTS), slice(SLOTS, None)
+        outgoing, incoming = (requests, replies) if is_client else (replies, requests)
+        self._sent, self._received = flags[outgoing], flags[incoming]
+        self._outgoing, self._incoming = slots[outgoing], slots[incoming]
+        #: slots of received bodies that an array may still refer to
+        self._held: list[int] = []
+
+    def fill(self, parts: Sequence[Buffer], size: int) -> int:
+        """Copy a body into a free slot; returns the slot, 0 if the socket must carry it."""
+        if not LEAST_BYTES <= size <= self.slot_bytes:
+            return 0
+        for number in range(SLOTS):
+            if not self._sent[number]:
+                self._copy(parts, self._outgoing[number])
+                self._sent[number] = 1
+                return number + 1
+        return 0
+
+    def _copy(self, parts: Sequence[Buffer], slot: NDArray[np.uint8]) -> None:
+        at = 0
+        for part in parts:
+            slot[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+
+    def take(self, slot: int, size: int) -> NDArray[np.uint8]:
+        """Return the received body in a slot."""
+        if not 1 <= slot <= SLOTS or size > self.slot_bytes:
+            raise ProtocolError(
+                f"a frame names slot {slot} with {size} bytes; there are {SLOTS} slots of "
+                f"{self.slot_bytes} bytes"
+            )
+        number = slot - 1
+        if not self._is_free(number):
+            raise ProtocolError(f"a frame names slot {slot}, which holds an earlier body")
+        self._held.append(number)
+        return self._incoming[number][:size]
+
+    def release(self) -> None:
+        """Let the sender use the slots that no array refers to."""
+        if self._held:
+            self._held = [number for number in self._held if not self._released(number)]
+
+    def _released(self, number: int) -> bool:
+        if self._is_free(number):
+            self._received[number] = 0
+            return True
+        return False
+
+    def _is_free(self, number: int) -> bool:
+        """True if no array refers to a received slot."""
+        # Every view refers to the slot's array. Two references always exist: the list and the
+        # argument of getrefcount.
+        return sys.getrefcount(self._incoming[number]) == 2

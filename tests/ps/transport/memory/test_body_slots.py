@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots of shared memory: a body stays as it was sent until its last array is gone."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fleetlight.errors import ProtocolError
+from fleetlight.ps.transport.memory.body_slots import (
+    LEAST_BYTES,
+    SLOT_MOST,
+    SLOTS,
+    BodySlots,
+    file_bytes,
+    slot_bytes_for,
+)
+
+SLOT = 64 << 10
+
+
+def two_ends(slot_bytes: int = SLOT) -> tuple[BodySlots, BodySlots]:
+    memory = mmap.mmap(-1, file_bytes(slot_bytes))
+    return (
+        BodySlots(memory, slot_bytes, is_client=True),
+        BodySlots(memory, slot_bytes, is_client=False),
+    )
+
+
+def body_of(value: int, size: int = LEAST_BYTES) -> list[Any]:
+    return [np.full(size, value, np.uint8).data]
+
+
+class Ends(RuleBasedStateMachine):
+    """Both ends send bodies, and keep and drop arrays of those that they receive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = two_ends()
+        self.sent = 0
+        #: by end: arrays and the value that they must have
+        self.kept: list[list[tuple[np.ndarray, int]]] = [[], []]
+
+    @rule(
+        end=st.integers(0, 1),
+        size=st.sampled_from([LEAST_BYTES, LEAST_BYTES + 3, SLOT]),
+        keeps=st.booleans(),
+    )
+    def send(self, end: int, size: int, keeps: bool) -> None:
+        self.sent = (self.sent + 1) % 251
+        sender, receiver = self.ends[end], self.ends[1 - end]
+        sender.release()
+        slot = sender.fill(body_of(self.sent, size), size)
+        receiver.release()
+        held = len(self.kept[1 - end])
+        assert bool(slot) == (held < SLOTS)
+        if slot:
+            body = receiver.take(slot, size)
+            assert body.size == size
+            assert (body == self.sent).all()
+            if keeps:
+                # like the arrays of a frame: a typed view of a part
+                self.kept[1 - end].append((body[8:16].view(np.int64), self.sent))
+            del body
+            receiver.release()
+
+    @precondition(lambda self: any(self.kept))
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        end = data.draw(st.sampled_from([end for end in (0, 1) if self.kept[end]]))
+        self.kept[end].pop(data.draw(st.integers(0, len(self.kept[end]) - 1)))
+        self.ends[end].release()
+
+    @invariant()
+    def kept_arrays_are_unchanged(self) -> None:
+        for kept in self.kept:
+            for array, value in kept:
+                assert (array.view(np.uint8) == value).all()
+
+
+TestEnds = Ends.TestCase
+TestEnds.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
+
+
+@pytest.mark.parametrize("size", [0, LEAST_BYTES - 1, SLOT + 1])
+def test_bodies_of_other_sizes_use_the_socket(size: int) -> None:
+    client, _ = two_ends()
+    assert client.fill(body_of(1, size), size) == 0
+
+
+def test_parts_are_stored_one_after_another() -> None:
+    client, server = two_ends()
+    parts = [np.full(LEAST_BYTES, 1, np.uint8).data, b"\0" * 3, np.full(5, 2, np.uint8).data]
+    slot = client.fill(parts, LEAST_BYTES + 8)
+    assert server.take(slot, LEAST_BYTES + 8)[-9:].tolist() == [1, 0, 0, 0, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("slot", [SLOTS + 1, 65535])
+def test_a_slot_that_does_not_exist_is_refused(slot: int) -> None:
+    _, server = two_ends()
+    with pytest.raises(ProtocolError, match=rf"names slot {slot} .* there are 3 slots of 65536"):
+        server.take(slot, LEAST_BYTES)
+
+
+def test_a_body_larger_than_its_slot_is_refused() -> None:
+    _, server = two_ends()
+    with pytest.raises(ProtocolError, match="slot 1 with 65537 bytes"):
+        server.take(1, SLOT + 1)
+
+
+def test_a_slot_in_use_is_refused() -> None:
+    client, server = two_ends()
+    slot = client.fill(body_of(1), LEAST_BYTES)
+    body = server.take(slot, LEAST_BYTES)
+    with pytest.raises(ProtocolError, match="holds an earlier body"):
+        server.take(slot, LEAST_BYTES)
+    assert (body == 1).all()
+
+
+@pytest.mark.parametrize("nonsense", [0, 1, 255])
+def test_nonsense_in_the_flags_harms_no_received_array(nonsense: int) -> None:
+    """A peer may write any flags: it can only lose its own slots, or its own bodies."""
+    memory = mmap.mmap(-1, file_bytes(SLOT))
+    client = BodySlots(memory, SLOT, is_client=True)
+    server = BodySlots(memory, SLOT, is_client=False)
+    slot = client.fill(body_of(7), LEAST_BYTES)
+    body = server.take(slot, LEAST_BYTES)
+    memory[: 2 * SLOTS] = bytes([nonsense]) * (2 * SLOTS)
+    server.release()
+    assert server.fill(body_of(9), LEAST_BYTES) == (0 if nonsense else 1)
+    assert (body == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "slot"),
+    [(1, 256 << 10), (256 << 10, 256 << 10), ((1 << 20) + 1, 2 << 20), (1 << 40, SLOT_MOST)],
+)
+def test_slots_have_the_next_power_of_two(body: int, slot: int) -> None:
+    assert slot_bytes_for(body) == slot

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that share memory: the same replies, and the same errors, as without."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ps.transport.doubles import LIMIT_S, PULL, RecordingHandler, connected, listening
+
+from fleetlight.errors import PeerLostError
+from fleetlight.ps.messages import FiguresRequest, Heartbeat, ShareMemory
+from fleetlight.ps.transport import Listener, SocketChannel
+from fleetlight.ps.transport.interface import RetryPolicy
+from fleetlight.ps.transport.memory import sharing
+from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, SLOTS
+from fleetlight.roles.secret import Secret
+from fleetlight.security.certificates import contexts
+from fleetlight.wire import shared_memory
+
+pytestmark = pytest.mark.skipif(not shared_memory.IS_AVAILABLE, reason="needs Linux")
+
+
+def floats(size: int, value: float = 1.0) -> Any:
+    return np.full(size // 4, value, np.float32)
+
+
+@contextlib.contextmanager
+def sharing_channel(address: Any, **options: Any) -> Iterator[tuple[SocketChannel, list[str]]]:
+    """A channel, and the reasons why it shares no memory ('': it does)."""
+    reported: list[str] = []
+    with connected(address, on_sharing=reported.append, **options) as channel:
+        channel.call(Heartbeat(0))
+        yield channel, reported
+
+
+def slots_of(channel: SocketChannel) -> Any:
+    assert channel._frames is not None
+    return channel._frames.slots
+
+
+@pytest.mark.parametrize("size", [LEAST_BYTES, 300_000, 3 << 20])
+def test_arrays_round_trip_through_slots(size: int) -> None:
+    with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, why):
+        for value in range(2 * SLOTS):
+            sent = [np.arange(value), floats(size, value), np.array(2.5)]
+            reply = channel.call(PULL, sent)
+            for array, got in zip(sent, reply.arrays, strict=True):
+                np.testing.assert_array_equal(array, got)
+        assert why == [""]
+        # the wire carried the first reply at most
+        assert slots_of(channel) is not None
+        assert channel._frames is not None
+        assert channel._frames.largest_body == 0
+
+
+def test_small_bodies_share_nothing() -> None:
+    with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, why):
+        channel.call(PULL, [floats(LEAST_BYTES // 2)])
+        assert (slots_of(channel), why) == (None, [])
+
+
+def test_slots_grow_with_the_bodies() -> None:
+    with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, _):
+        sizes, kept = [], []
+        for size in (LEAST_BYTES, 1 << 20, 4 << 20, 1 << 20):
+            kept.append(channel.call(PULL, [floats(size, size)]).arrays[0])
+            sizes.append(slots_of(channel).slot_bytes)
+        assert sizes == [256 << 10, 1 << 20, 4 << 20, 4 << 20]
+        # arrays in the earlier, smaller memory are still there
+        assert [array[0] for array in kept] == [LEAST_BYTES, 1 << 20, 4 << 20, 1 << 20]
+
+
+def test_the_socket_carries_bodies_while_all_slots_are_in_use() -> None:
+    with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, _):
+        kept = [channel.call(PULL, [floats(1 << 20, n)]).arrays[0] for n in range(3 * SLOTS)]
+        assert [int(array[-1]) for array in kept] == list(range(3 * SLOTS))
+        assert channel._frames is not None
+        assert channel._frames.largest_body == 1 << 20
+
+
+def test_replies_alone_may_be_large() -> None:
+    handler = RecordingHandler()
+    large = floats(1 << 20, 3.0)
+    handler_call = RecordingHandler.__call__
+
+    class Large(RecordingHandler):
+        def __call__(self, connection: Any, message: Any, arrays: Any) -> Any:
+            reply, _ = handler_call(self, connection, message, arrays)
+            return reply, [large]
+
+    del handler
+    with listening(Large()) as server, sharing_channel(server.address) as (channel, why):
+        for _ in range(3):
+            np.testing.assert_array_equal(channel.call(PULL).arrays[0], large)
+        assert why == [""]
+
+
+@pytest.mark.parametrize("kind", ["tls", "token"])
+def test_authenticated_connections_share_memory(kind: str, certificates: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        if kind == "tls":
+            tls = contexts(certificates)
+            server = stack.enter_context(listening(RecordingHandler(), tls=tls.as_server))
+            options: dict[str, Any] = {"tls": tls.as_client}
+        else:
+            token = Secret("0123456789abcdef0123456789abcdef")
+            server = stack.enter_context(listening(RecordingHandler(), token=token))
+            options = {"token": token, "greeting": lambda: Heartbeat(0)}
+        channel, why = stack.enter_context(sharing_channel(server.address, **options))
+        for value in range(5):
+            got = channel.call(PULL, [floats(1 << 20, value)]).arrays[0]
+            assert (got == value).all()
+        assert why == [""]
+
+
+def refuses(*_: Any) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def is_full(*_: Any) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "double", "reason"),
+    [
+        (sharing, "new_shared_memory", is_full, "cannot allocate it: Cannot allocate memory"),
+        (sharing, "take_descriptor", refuses, "the server cannot map it: Operation not permitted"),
+        (sharing, "IS_AVAILABLE", False, "this system has no sealed memory"),
+    ],
+)
+def test_bodies_use_the_socket_where_memory_cannot_be_shared(
+    module: Any, name: str, double: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, double)
+    with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, why):
+        for value in range(3):
+            assert (channel.call(PULL, [floats(1 << 20, value)]).arrays[0] == value).all()
+        assert (slots_of(channel), why) == (None, [reason])
+
+
+def test_channels_share_nothing_unless_asked() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
+        channel.call(Heartbeat(0))
+        channel.call(PULL, [floats(1 << 20)])
+        assert slots_of(channel) is None
+
+
+def test_a_reconnect_shares_new_memory() -> None:
+    with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, why):
+        first = channel.call(PULL, [floats(1 << 20, 1)]).arrays[0]
+        assert channel._frames is not None
+        channel._frames.wire.interrupt()
+        second = channel.call(PULL, [floats(1 << 20, 2)]).arrays[0]
+        assert (first[0], second[0], why) == (1, 2, ["", ""])
+
+
+def test_a_frame_that_names_a_slot_without_shared_memory_is_refused() -> None:
+    with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, _):
+        channel.call(PULL, [floats(1 << 20)])
+        frames: Any = channel._frames
+        frames.slots.fill = lambda parts, size: SLOTS + 1
+        with pytest.raises(Exception, match=r"names slot 4 .* there are 3 slots"):
+            channel.call(PULL, [floats(1 << 20)])
+
+
+@pytest.mark.parametrize("name", ["0" * 32, "nonsense"])
+def test_an_offer_without_memory_is_refused_and_the_connection_stays(name: str) -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
+        channel.call(Heartbeat(0))
+        with pytest.raises(Exception, match=r"cannot map it|malformed"):
+            channel.call(ShareMemory(name, bytes(16), 1 << 20))
+        channel.call(Heartbeat(0))
+
+
+def _serve(sender: Any) -> None:
+    handler = RecordingHandler()
+    handler.on_ask = lambda connection: os.kill(os.getpid(), signal.SIGKILL)
+    sender.send(Listener(("127.0.0.1", 0), handler).address)
+    signal.pause()
+
+
+@pytest.mark.multiprocess
+def test_killed_server_is_an_error_and_its_arrays_stay() -> None:
+    receiver, sender = get_context("forkserver").Pipe(duplex=False)
+    process = get_context("forkserver").Process(target=_serve, args=(sender,))
+    process.start()
+    try:
+        retry = RetryPolicy(0.0)
+        with sharing_channel(receiver.recv(), retry=retry) as (channel, why):
+            kept = channel.call(PULL, [floats(1 << 20, 5)]).arrays[0]
+            channel.send(FiguresRequest(), [floats(1 << 20)])
+            with pytest.raises(PeerLostError):
+                channel.receive(LIMIT_S)
+            assert why == [""]
+            assert (kept == 5).all()
+    finally:
+        process.join(LIMIT_S)
