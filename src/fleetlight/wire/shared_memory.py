@@ -119,6 +119,7 @@ def take_descriptor(name: str, ticket: bytes, within_s: float) -> int:
         _, descriptors, _, _ = socket.recv_fds(caller, 1, 1)
     if not descriptors:
         raise PeerError("the offer of shared memory has ended")
+    os.set_inheritable(descriptors[0], False)
     return descriptors[0]
 
 

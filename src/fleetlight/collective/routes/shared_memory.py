@@ -29,6 +29,7 @@ from fleetlight.collective.membership.diagnosis import PeerConnectionError
 from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.stamp import BLANK, PACKED_BYTES, GradientStamp
 from fleetlight.errors import DivergedError, counted
+from fleetlight.wire.shared_memory import new_shared_memory
 
 #: tensors begin at multiples of this
 ALIGN = 64
@@ -168,9 +169,7 @@ class Arena:
     """Memory in two halves that other processes can map."""
 
     def __init__(self, half: int) -> None:
-        fd = os.memfd_create("fleetlight", os.MFD_CLOEXEC)
-        os.ftruncate(fd, 2 * half)
-        self._map(fd)
+        self._map(new_shared_memory(2 * half))
 
     @classmethod
     def of(cls, fd: int) -> Arena:

@@ -95,6 +95,7 @@ class SocketChannel:
         token: Secret | None = None,
         greeting: Callable[[], Message] | None = None,
         retry: RetryPolicy = DEFAULT_RETRY,
+        on_sharing: Callable[[str], None] | None = None,
         not_ready: Callable[[list[str]], None] | None = None,
     ) -> SocketChannel:
         """Open a channel to a server that may not listen yet."""
@@ -106,6 +107,7 @@ class SocketChannel:
             token=token,
             greeting=greeting,
             retry=retry,
+            on_sharing=on_sharing,
         )
         connect_all([channel], deadline_s, not_ready)
         return channel

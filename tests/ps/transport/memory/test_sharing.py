@@ -23,7 +23,7 @@ from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.memory import sharing
 from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, SLOTS
 from fleetlight.roles.secret import Secret
-from fleetlight.security.certificates import contexts
+from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import shared_memory
 
 pytestmark = pytest.mark.skipif(not shared_memory.IS_AVAILABLE, reason="needs Linux")
@@ -88,17 +88,14 @@ def test_the_socket_carries_bodies_while_all_slots_are_in_use() -> None:
 
 
 def test_replies_alone_may_be_large() -> None:
-    handler = RecordingHandler()
     large = floats(1 << 20, 3.0)
-    handler_call = RecordingHandler.__call__
 
-    class Large(RecordingHandler):
+    class LargeReplies(RecordingHandler):
         def __call__(self, connection: Any, message: Any, arrays: Any) -> Any:
-            reply, _ = handler_call(self, connection, message, arrays)
+            reply, _ = super().__call__(connection, message, arrays)
             return reply, [large]
 
-    del handler
-    with listening(Large()) as server, sharing_channel(server.address) as (channel, why):
+    with listening(LargeReplies()) as server, sharing_channel(server.address) as (channel, why):
         for _ in range(3):
             np.testing.assert_array_equal(channel.call(PULL).arrays[0], large)
         assert why == [""]
@@ -108,9 +105,9 @@ def test_replies_alone_may_be_large() -> None:
 def test_authenticated_connections_share_memory(kind: str, certificates: Path) -> None:
     with contextlib.ExitStack() as stack:
         if kind == "tls":
-            tls = contexts(certificates)
-            server = stack.enter_context(listening(RecordingHandler(), tls=tls.as_server))
-            options: dict[str, Any] = {"tls": tls.as_client}
+            tls = server_context(certificates)
+            server = stack.enter_context(listening(RecordingHandler(), tls=tls))
+            options: dict[str, Any] = {"tls": client_context(certificates)}
         else:
             token = Secret("0123456789abcdef0123456789abcdef")
             server = stack.enter_context(listening(RecordingHandler(), token=token))

@@ -32,6 +32,23 @@ def _process_groups(strategy: ProcessGroupsFeature, job: JobFacts) -> Effect:
     return True, f"buckets take turns over {count} {job.backend} process groups"
 
 
+_of_sums = reduction_switch(
+    "shared_memory",
+    "workers of one host sum in shared memory where they can",
+    "all sums go through process groups",
+)
+
+
+def _shared_memory(strategy: ProcessGroupsFeature, job: JobFacts) -> Effect:
+    if job.is_collective:
+        return _of_sums(strategy, job)
+    if not job.server_num:
+        return False, "the server is in the worker's process, and needs no connection"
+    if not strategy.shared_memory:
+        return True, "rows and gradients go through sockets"
+    return True, "rows and gradients go through shared memory if the server is on the same host"
+
+
 @settings_class
 class ProcessGroupsFeature(Feature):
     """Process groups, and shared memory in their place."""
@@ -44,12 +61,8 @@ class ProcessGroupsFeature(Feature):
     )
     shared_memory: bool = setting(
         True,
-        "workers of one host sum gradients in shared memory",
-        effect=reduction_switch(
-            "shared_memory",
-            "workers of one host sum in shared memory where they can",
-            "all sums go through process groups",
-        ),
+        "processes of one host exchange gradients and rows in shared memory",
+        effect=_shared_memory,
     )
     sync_nccl_allreduce: bool = setting(
         False,
