@@ -62,8 +62,9 @@ class Word2Vec(nn.Module):
 
     def forward(self, centers: Tensor, targets: Tensor) -> Tensor:
         """Log-odds of each target of each center."""
-        products: Tensor = self.targets(targets) @ self.centers(centers).transpose(1, 2)
-        return products.squeeze(2)
+        # not a batched matrix product, whose backward takes three times as long on a CPU
+        products: Tensor = self.targets(targets) * self.centers(centers)
+        return products.sum(2)
 
 
 MODELS: dict[str, Callable[[MakeRows], nn.Module]] = {"wide_deep": WideDeep, "word2vec": Word2Vec}

@@ -26,7 +26,7 @@ class WordVectors(nn.Module):
     def forward(self, centre: Tensor, context: Tensor, negatives: Tensor) -> Tensor:
         """The loss of a batch: words of the window should fit the centre, others should not."""
         words = torch.cat([context.unsqueeze(1), negatives], dim=1)
-        fits = (self.output(words) @ self.centre(centre).unsqueeze(2)).squeeze(2)
+        fits = (self.output(words) * self.centre(centre).unsqueeze(1)).sum(2)
         is_real = torch.zeros_like(fits)
         is_real[:, 0] = 1
         losses = F.binary_cross_entropy_with_logits(fits, is_real, reduction="none")
