@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -332,3 +333,50 @@ def test_different_scripts_are_refused() -> None:
     answers = run_job(serve_until_error, other_script, servers=1, workers=1)
     assert answers[1][1].startswith("PlanError")
     assert "plan.tables[emb].dim: 4 here, 5 there" in answers[1][1]
+
+
+class _Kept(logging.Handler):
+    """Keeps the log lines of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def trained_in_memory(shared_memory: bool) -> Any:
+    """Train with rows of 2 KiB; returns the values and what the log says of memory."""
+    kept = _Kept()
+    logging.getLogger("fleetlight").addHandler(kept)
+    model, optimizer = registered(DistributedStrategy(shared_memory=shared_memory), dim=512)
+    fleet.init_worker()
+    for ids, target in fleet.shard(DataLoader(records(), batch_size=16)):
+        optimizer.zero_grad()
+        ((model(ids) - target) ** 2).mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        rows = model.emb(torch.arange(IDS))
+    fleet.stop_worker()
+    return rows.numpy().tolist(), [line for line in kept.lines if "memory" in line]
+
+
+def serve_wide_rows() -> str:
+    registered(dim=512)
+    fleet.init_server()
+    fleet.run_server()
+    return "served"
+
+
+def test_rows_and_gradients_are_the_same_through_shared_memory() -> None:
+    said = {True: ["rows and gradients of server 0 go through shared memory"], False: []}
+    values = []
+    for shares, lines in said.items():
+        work = functools.partial(trained_in_memory, shares)
+        _, worker = run_job(serve_wide_rows, work, servers=1, workers=1)
+        assert worker[0] == "value", worker[1]
+        rows, found = worker[1]
+        assert found == lines
+        values.append(rows)
+    assert values[0] == values[1]

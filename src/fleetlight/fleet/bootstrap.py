@@ -159,7 +159,10 @@ def _served_worker(
     # a worker that cannot resume reports that before the servers admit it
     replay = replay_of(journal, functools.partial(report_restartable, role))
     group, session = ServedGroup(client, deadline_s), ServerSession(client, None)
-    return served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
+    job = served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
+    # the script may give its strategy after fleet.init
+    connector.shares_memory = lambda: job.strategy.shared_memory
+    return job
 
 
 def _single_process(
@@ -207,7 +210,8 @@ class _Connector:
             self._away_s = strategy.durability_configs.away_within(deadline_s)
         #: for all lanes
         self._fence = IncarnationFence()
-        self._shares_memory = strategy.shared_memory
+        #: True if large messages may go through shared memory
+        self.shares_memory: Callable[[], bool] = lambda: strategy.shared_memory
         #: servers whose shared memory, or lack of it, was reported
         self._reported: set[int] = set()
         #: True once the servers have this worker's plan
@@ -249,7 +253,7 @@ class _Connector:
             else:
                 logger.info("rows and gradients of server %d go through shared memory", server)
 
-        return report if self._shares_memory else None
+        return report if self.shares_memory() else None
 
     def _greeting(self, server: int, lane: str) -> m.Greeting:
         greeting = _greeting(self._role, server, len(self._endpoints), lane, self._started_at)
