@@ -32,11 +32,11 @@ MODES: dict[str, dict[str, object]] = {
 
 
 class Counter(torch.nn.Module):
-    """One number for each id, and one for the number of batches."""
+    """A row of equal numbers for each id, and one number for the number of batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.rows = fleet.nn.SparseEmbedding(1, initializer="zeros")
+        self.rows = fleet.nn.SparseEmbedding(width, initializer="zeros")
         self.batches = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def main() -> int:
         self_kill = SelfKill(f"{options.seed} {kind} {number} {incarnation}")
         if incarnation > 1:
             self_kill.install()
-    model = fleet.distributed_model(Counter())
+    model = fleet.distributed_model(Counter(options.width))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     if fleet.is_server():
         fleet.init_server()
@@ -78,6 +78,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--mode", choices=MODES, default="async")
     parser.add_argument("--deal", choices=("blocks", "queue"), default="blocks")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--width", type=int, default=1, help="numbers in a row")
     parser.add_argument("--snapshot_s", type=float, default=1.0)
     parser.add_argument("--every_steps", type=int, default=0, help="between two checkpoints")
     parser.add_argument(
@@ -162,7 +163,9 @@ def _count(
             break
     fleet.barrier_worker()
     with torch.no_grad():
-        found = torch.cat([model.rows(torch.arange(IDS)).flatten(), model.batches])
+        rows = model.rows(torch.arange(IDS))
+        assert torch.equal(rows, rows[:, :1].expand_as(rows)), "a row was updated in part"
+        found = torch.cat([rows[:, 0], model.batches])
     steps = TURN * fleet.worker_num()
     expected = epochs * torch.cat([torch.bincount(ids), torch.tensor([steps])]).double()
     if options.mode == "sync":

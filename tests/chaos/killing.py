@@ -72,15 +72,18 @@ def chaos(
     harms: Sequence[str] = (),
     self_kill: bool = False,
     deal: str = "blocks",
+    width: int = 1,
 ) -> Outcome:
     """Run a job of two workers and two servers, and kill processes of it so many times.
 
     `self_kill`: processes kill themselves within an action. `harms` affect all of them meanwhile.
-    With "freeze", every second kill stops a process for a while instead.
+    With "freeze", every second kill stops a process for a while instead. Rows of a `width` of 512
+    go through shared memory.
     """
     counts = ["--server_num", str(SERVERS), "--worker_num", str(WORKERS)]
     flags = [*counts, "--max_restarts", str(kills + 2 * (SERVERS + WORKERS))]
-    script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), "--deal", deal, "--self_kill"]
+    script = [str(SCRIPT), "--mode", mode, "--seed", str(seed), "--deal", deal]
+    script += ["--width", str(width), "--self_kill"]
     script += kinds if self_kill else []
     script += ["--harms", *(harm for harm in harms if harm in HARMS)]
     with (folder / "output").open("w") as output:
@@ -195,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--harms", nargs="*", choices=(*HARMS, "freeze"), default=[])
     parser.add_argument("--deal", choices=("blocks", "queue"), default="blocks")
+    parser.add_argument("--width", type=int, default=1, help="numbers in a row; 512: shared memory")
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of processes that die"
     )
@@ -216,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         harms=options.harms,
                         self_kill=self_kill,
                         deal=options.deal,
+                        width=options.width,
                     )
                 except ChaosError as error:
                     print(error)
