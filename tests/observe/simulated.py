@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of one job as threads that exchange arrays."""
+"""Workers of one job as threads that exchange arrays, and samples split among them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, DataError
 from fleetlight.observe.metrics import Gather, Reduce
 
 OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -50,3 +51,33 @@ class Job:
             return functools.reduce(OPS[op], gathered)
 
         return body(rank, reduce, gather)
+
+
+#: many ties, values that differ only in the last bit, and any others.
+scores_strategy = st.sampled_from([0.0, -0.0, 0.5, 0.1 + 0.2, 0.3]) | st.floats(
+    allow_nan=False, allow_infinity=False
+)
+
+
+@st.composite
+def splits(draw: st.DrawFn, element: st.SearchStrategy[Any], min_size: int = 1) -> list[list[Any]]:
+    """Samples split among up to 4 workers; some may have none."""
+    workers = draw(st.integers(1, 4))
+    parts: list[list[Any]] = [[] for _ in range(workers)]
+    for sample in draw(st.lists(element, min_size=min_size, max_size=60)):
+        parts[draw(st.integers(0, workers - 1))].append(sample)
+    return parts
+
+
+def equal_on_all(results: list[Any]) -> Any:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        np.testing.assert_array_equal(result, results[0])
+    return results[0]
+
+
+def errors(results: list[Any]) -> list[str]:
+    """The messages; all workers must fail alike, and none by waiting."""
+    assert [type(result) for result in results] == [DataError] * len(results)
+    return [str(result) for result in results]

@@ -14,40 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
-from tests.observe.simulated import Job
+from tests.observe.simulated import Job, equal_on_all, errors, scores_strategy, splits
 
-from fleetlight.errors import DataError
 from fleetlight.observe import metrics
 
 numbers = st.floats(-1e6, 1e6, width=32)
-# Many ties, values that differ only in the last bit, and any others.
-scores_strategy = st.sampled_from([0.0, -0.0, 0.5, 0.1 + 0.2, 0.3]) | st.floats(
-    allow_nan=False, allow_infinity=False
-)
-
-
-@st.composite
-def splits(draw: st.DrawFn, element: st.SearchStrategy[Any], min_size: int = 1) -> list[list[Any]]:
-    """Samples split among up to 4 workers; some may have none."""
-    workers = draw(st.integers(1, 4))
-    parts: list[list[Any]] = [[] for _ in range(workers)]
-    for sample in draw(st.lists(element, min_size=min_size, max_size=60)):
-        parts[draw(st.integers(0, workers - 1))].append(sample)
-    return parts
-
-
-def equal_on_all(results: list[Any]) -> Any:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-        np.testing.assert_array_equal(result, results[0])
-    return results[0]
-
-
-def errors(results: list[Any]) -> list[str]:
-    """The messages; all workers must fail alike, and none by waiting."""
-    assert [type(result) for result in results] == [DataError] * len(results)
-    return [str(result) for result in results]
 
 
 def auc_of(parts: list[list[tuple[float, int]]]) -> float:

@@ -74,7 +74,7 @@ def auc(scores: object, labels: object, reduce: Reduce, gather: Gather) -> float
     for very many scores count them in bins and use `auc_from_histograms`. With one class missing
     there is no curve: a warning names the class, and the result is 0.5.
     """
-    table = _on_all_workers(lambda: _score_table(scores, labels), reduce)
+    table = on_all_workers(lambda: _score_table(scores, labels), reduce)
     tables = [part.reshape(3, -1) for part in gather(table.ravel())]
     positives, negatives = _merged(np.concatenate(tables, axis=1))[1:]
     return _area(positives, negatives)
@@ -85,7 +85,7 @@ def auc_from_histograms(stat_pos: object, stat_neg: object, reduce: Reduce) -> f
 
     Bins go from the lowest score to the highest. Scores that share a bin count as ties.
     """
-    counts = _on_all_workers(lambda: _histograms(stat_pos, stat_neg), reduce)
+    counts = on_all_workers(lambda: _histograms(stat_pos, stat_neg), reduce)
     positives, negatives = np.asarray(sum(counts, reduce))
     return _area(positives, negatives)
 
@@ -106,8 +106,54 @@ def as_array(value: Any) -> NDArray[Any]:
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 
+def on_all_workers(prepare: Callable[[], T], reduce: Reduce) -> T:
+    """The result of `prepare`; an error on all workers when it fails on any."""
+    problem: DataError | None = None
+    try:
+        result = prepare()
+    except DataError as error:
+        problem = error
+    failures = int(reduce(np.array([problem is not None], np.int64), "sum")[0])
+    if problem is not None:
+        raise problem
+    if failures:
+        raise DataError(f"{failures} other worker(s) got bad input; their messages say which")
+    return result
+
+
+def scores_and_labels(
+    name: str, scores: object, labels: object
+) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Flat arrays of one score and one label per record, no score NaN."""
+    values, truths = as_array(scores).ravel().astype(np.float64), as_array(labels).ravel()
+    if values.size != truths.size:
+        raise DataError(
+            f"{name}: got {values.size} scores for {truths.size} labels, expected one score each "
+            "(that of class 1)"
+        )
+    if nans := np.count_nonzero(np.isnan(values)):
+        raise DataError(f"{name}: got {nans} NaN among {values.size} scores")
+    return values, truths
+
+
+def is_positive(name: str, truths: NDArray[Any]) -> NDArray[np.bool_]:
+    """True per label 1, false per label 0; no other label is allowed."""
+    positive: NDArray[np.bool_] = truths == 1
+    if np.any(wrong := ~positive & (truths != 0)):
+        raise DataError(f"{name}: got the label {truths[wrong][0]}, expected 0 or 1")
+    return positive
+
+
+def warn_of_missing(name: str, counts: dict[str, Any], result: float) -> None:
+    """Warn which counts are zero on all workers, so that the metric is not defined."""
+    missing: Sequence[str] = [what for what, count in counts.items() if not np.any(count)]
+    logger.warning(
+        "%s: no %s on any worker; the result is %s", name, " and no ".join(missing), result
+    )
+
+
 def _elementwise(value: object, op: str, reduce: Reduce) -> Number | NDArray[Any]:
-    array = _on_all_workers(lambda: as_array(value), reduce)
+    array = on_all_workers(lambda: as_array(value), reduce)
     # Integers here and floats there, or other shapes, would be added up as garbage.
     is_float, largest, smallest_negated = reduce(
         np.array([array.dtype.kind == "f", array.size, -array.size], np.int64), "max"
@@ -124,7 +170,7 @@ def _elementwise(value: object, op: str, reduce: Reduce) -> Number | NDArray[Any
 
 def _sums(name: str, part: object, total: object, reduce: Reduce) -> tuple[float, float]:
     """Both values over all samples of all workers. float64 holds counts up to 2**53 exactly."""
-    sums = _on_all_workers(
+    sums = on_all_workers(
         lambda: np.array([as_array(part).sum(), as_array(total).sum()], np.float64), reduce
     )
     value, count = reduce(sums, "sum").tolist()
@@ -136,34 +182,10 @@ def _sums(name: str, part: object, total: object, reduce: Reduce) -> tuple[float
     return value, count
 
 
-def _on_all_workers(prepare: Callable[[], T], reduce: Reduce) -> T:
-    """The result of `prepare`; an error on all workers when it fails on any."""
-    problem: DataError | None = None
-    try:
-        result = prepare()
-    except DataError as error:
-        problem = error
-    failures = int(reduce(np.array([problem is not None], np.int64), "sum")[0])
-    if problem is not None:
-        raise problem
-    if failures:
-        raise DataError(f"{failures} other worker(s) got bad input; their messages say which")
-    return result
-
-
 def _score_table(scores: object, labels: object) -> NDArray[np.float64]:
     """Rows: distinct scores in order, how many positives and negatives have them."""
-    values, truths = as_array(scores).ravel().astype(np.float64), as_array(labels).ravel()
-    if values.size != truths.size:
-        raise DataError(
-            f"auc: got {values.size} scores for {truths.size} labels, expected one score each "
-            "(that of class 1)"
-        )
-    if nans := np.count_nonzero(np.isnan(values)):
-        raise DataError(f"auc: got {nans} NaN among {values.size} scores")
-    positive = truths == 1
-    if np.any(wrong := ~positive & (truths != 0)):
-        raise DataError(f"auc: got the label {truths[wrong][0]}, expected 0 or 1")
+    values, truths = scores_and_labels("auc", scores, labels)
+    positive = is_positive("auc", truths)
     return _merged(np.stack([values, positive, ~positive]))
 
 
@@ -190,12 +212,7 @@ def _area(positives: NDArray[np.float64], negatives: NDArray[np.float64]) -> flo
     """Pairs of one positive and one negative in the right order, over all pairs; ties are half."""
     pairs = float(positives.sum() * negatives.sum())
     if not pairs:
-        _warn_of_missing_class({"positives": positives, "negatives": negatives})
+        warn_of_missing("auc", {"positives": positives, "negatives": negatives}, 0.5)
         return 0.5
     below = np.cumsum(negatives) - negatives
     return float(positives @ (below + negatives / 2)) / pairs
-
-
-def _warn_of_missing_class(counts: dict[str, NDArray[np.float64]]) -> None:
-    missing: Sequence[str] = [name for name, count in counts.items() if not count.any()]
-    logger.warning("auc: no %s on any worker; the result is 0.5", " and no ".join(missing))

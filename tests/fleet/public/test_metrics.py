@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.workers import run_workers
 
 import fleetlight as fleet
 from fleetlight.errors import ConfigError
+from fleetlight.observe.grouped_metrics import GroupedMetric
 
 pytestmark = pytest.mark.multiprocess
 
@@ -39,6 +41,30 @@ def test_metrics_cover_all_workers() -> None:
         assert mae == 0.5
         assert rmse == pytest.approx(8**0.5)
         assert mse == 8
+
+
+def recommender_metrics() -> Any:
+    part = slice(fleet.worker_index(), None, 2)
+    scores = torch.tensor([0.9, 0.8, 0.3, 0.6, 0.2, 0.7], requires_grad=True)[part]
+    labels = torch.tensor([1, 0, 1, 0, 1, 0])[part]
+    groups = torch.tensor([1, 1, 2, 1, 2, 2])[part]
+    return (
+        fleet.metrics.normalised_entropy(scores, labels),
+        fleet.metrics.calibration(scores, labels),
+        fleet.metrics.ndcg(scores, labels, groups),
+        fleet.metrics.gauc(scores, labels, groups),
+    )
+
+
+def test_recommender_metrics_cover_all_workers() -> None:
+    log_loss = -sum(math.log(p) for p in (0.9, 0.2, 0.3, 0.4, 0.2, 0.3))
+    # the labels of group 2 in the order of scores: 0, 1, 1
+    ndcg = (1 + (1 / math.log2(3) + 1 / 2) / (1 + 1 / math.log2(3))) / 2
+    for entropy, calibration, ndcgs, gauc in run_workers(recommender_metrics):
+        assert entropy == pytest.approx(log_loss / 6 / math.log(2), rel=1e-6)
+        assert calibration == pytest.approx(3.5 / 3, rel=1e-6)
+        assert ndcgs == GroupedMetric(pytest.approx(ndcg), 2, 0)
+        assert gauc == GroupedMetric(0.5, 2, 0)
 
 
 def unlike() -> list[str]:

@@ -12,9 +12,25 @@ from numpy.typing import NDArray
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import current
 from fleetlight.fleet.training.consistency import check_same_shape
+from fleetlight.observe import grouped_metrics as _grouped
 from fleetlight.observe import metrics as _metrics
+from fleetlight.observe import probability_metrics as _probabilities
+from fleetlight.observe.grouped_metrics import GroupedMetric
 
-__all__ = ["acc", "auc", "mae", "max", "min", "mse", "rmse", "sum"]
+__all__ = [
+    "acc",
+    "auc",
+    "calibration",
+    "gauc",
+    "mae",
+    "max",
+    "min",
+    "mse",
+    "ndcg",
+    "normalised_entropy",
+    "rmse",
+    "sum",
+]
 
 
 def sum(value: Any) -> Any:
@@ -59,13 +75,71 @@ def auc(
 
     `stat_pos` and `stat_neg` are histograms of the scores of either class, as in Fleet.
     """
-    if (stat_pos is None) != (stat_neg is None) or (scores is None) != (labels is None):
-        raise ConfigError("auc: give scores and labels, or stat_pos and stat_neg")
-    if (stat_pos is None) == (scores is None):
-        raise ConfigError("auc: give either scores and labels, or stat_pos and stat_neg")
-    if stat_pos is not None:
-        return _metrics.auc_from_histograms(stat_pos, stat_neg, _reduce)
-    return _metrics.auc(scores, labels, _reduce, _gather)
+    if _of_records(
+        "auc", {"scores": scores, "labels": labels}, {"stat_pos": stat_pos, "stat_neg": stat_neg}
+    ):
+        return _metrics.auc(scores, labels, _reduce, _gather)
+    return _metrics.auc_from_histograms(stat_pos, stat_neg, _reduce)
+
+
+def normalised_entropy(
+    probabilities: Any = None,
+    labels: Any = None,
+    *,
+    log_loss: Any = None,
+    positives: Any = None,
+    total: Any = None,
+) -> float:
+    """Mean log loss of all workers' records over the entropy of their base rate.
+
+    `log_loss`, `positives` and `total` are this worker's sums, in place of its records.
+    """
+    if _of_records(
+        "normalised_entropy",
+        {"probabilities": probabilities, "labels": labels},
+        {"log_loss": log_loss, "positives": positives, "total": total},
+    ):
+        return _probabilities.normalised_entropy(probabilities, labels, _reduce)
+    return _probabilities.normalised_entropy_from_sums(log_loss, positives, total, _reduce)
+
+
+def calibration(
+    probabilities: Any = None, labels: Any = None, *, predicted: Any = None, positives: Any = None
+) -> float:
+    """The sum of all workers' probabilities over the number of their positives.
+
+    `predicted` and `positives` are this worker's sums, in place of its records.
+    """
+    if _of_records(
+        "calibration",
+        {"probabilities": probabilities, "labels": labels},
+        {"predicted": predicted, "positives": positives},
+    ):
+        return _probabilities.calibration(probabilities, labels, _reduce)
+    return _probabilities.calibration_from_sums(predicted, positives, _reduce)
+
+
+def ndcg(scores: Any, labels: Any, groups: Any, k: int | None = None) -> GroupedMetric:
+    """Mean NDCG of the groups of all workers' records, of the k highest scores if k is given."""
+    if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
+        raise ConfigError(f"ndcg: got k={k!r}, expected a whole number of at least 1, or None")
+    return _grouped.ndcg(scores, labels, groups, k, _reduce, _gather, current().group.index)
+
+
+def gauc(scores: Any, labels: Any, groups: Any) -> GroupedMetric:
+    """Mean AUC of the groups of all workers' records, weighted with their numbers of records."""
+    return _grouped.gauc(scores, labels, groups, _reduce, _gather, current().group.index)
+
+
+def _of_records(name: str, records: dict[str, Any], statistics: dict[str, Any]) -> bool:
+    """True if records are given, False if statistics are; an error for parts of both."""
+    given = [
+        [value is not None for value in arguments.values()] for arguments in (records, statistics)
+    ]
+    if any(map(all, given)) and not all(map(any, given)):
+        return all(given[0])
+    either, other = (" and ".join(arguments) for arguments in (records, statistics))
+    raise ConfigError(f"{name}: give either {either}, or {other}")
 
 
 def _reduce(values: NDArray[Any], op: str) -> NDArray[Any]:
