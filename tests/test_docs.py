@@ -154,6 +154,17 @@ def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: P
     printed([sys.executable, "program.py"], tmp_path)
 
 
+@pytest.mark.multiprocess
+def test_program_of_the_page_about_metrics_prints_the_same_with_workers(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "metrics.md"
+    program = next(body for body in blocks(page, "python") if "fleet.init" in body)
+    (tmp_path / "rank.py").write_text(program)
+    shown = next(body for body in blocks(page, "text") if "GAUC" in body)
+    job = [sys.executable, "-m", "fleetlight.launch", "--nproc_per_node", "2", "rank.py"]
+    for command in ([sys.executable, "rank.py"], job):
+        assert shown in printed(command, tmp_path)
+
+
 def weights(command: list[str], folder: Path) -> list[float]:
     """The last line that the quick start's script prints."""
     output = printed(command, folder)

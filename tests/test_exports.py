@@ -131,6 +131,28 @@ def test_version_equals_that_of_the_changelog() -> None:
     assert f"## {fleet.__version__}" in changelog
 
 
+METRICS = [
+    "acc",
+    "auc",
+    "calibration",
+    "gauc",
+    "mae",
+    "max",
+    "min",
+    "mse",
+    "ndcg",
+    "normalised_entropy",
+    "rmse",
+    "sum",
+]
+
+
+def test_names_of_metrics() -> None:
+    assert sorted(fleet.metrics.__all__) == METRICS
+    for name in METRICS:
+        assert getattr(fleet.metrics, name).__doc__, name
+
+
 STATIC = [
     "EndOfData",
     "ExecutionStrategy",
