@@ -18,7 +18,7 @@ from fleetlight.ps.transport.authentication import authenticate
 from fleetlight.ps.transport.dialing import NotReadyError, dial
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import DEFAULT_RETRY, ReceivedReply, RetryPolicy
-from fleetlight.ps.transport.memory.sharing import offer_memory
+from fleetlight.ps.transport.memory_sharing import offer_memory
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.roles.role import Endpoint, endpoint_text
 from fleetlight.roles.secret import Secret

@@ -26,7 +26,7 @@ from fleetlight.ps.transport.authentication import admit
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Connection, Handler, Reply
 from fleetlight.ps.transport.memory.memory_budget import MemoryBudget
-from fleetlight.ps.transport.memory.sharing import accept_memory
+from fleetlight.ps.transport.memory_sharing import accept_memory
 from fleetlight.ps.transport.protocol import BODY_LIMIT, HEADER_LIMIT, MAGIC, Prefix
 from fleetlight.ps.transport.socket_options import prepare
 from fleetlight.roles.secret import Secret

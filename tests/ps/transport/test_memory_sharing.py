@@ -19,8 +19,8 @@ from tests.ps.transport.doubles import LIMIT_S, PULL, RecordingHandler, connecte
 from fleetlight.errors import PeerLostError
 from fleetlight.ps.messages import FiguresRequest, Heartbeat, ShareMemory
 from fleetlight.ps.transport import Listener, SocketChannel
+from fleetlight.ps.transport import memory_sharing as sharing
 from fleetlight.ps.transport.interface import RetryPolicy
-from fleetlight.ps.transport.memory import sharing
 from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, SLOTS
 from fleetlight.roles.secret import Secret
 from fleetlight.security.context import client_context, server_context
