@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.optim import Lamb, Lars
+from fleetlight.optim import Ftrl, Lamb, Lars, RowwiseAdam
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +26,8 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.Adadelta, {"lr": 1.0}),
     (Lars, {"lr": 1.0, "lars_coeff": 0.1}),
     (Lamb, {"lr": 0.01}),
+    (Ftrl, {"lr": 0.1, "l1": 0.01, "l2": 0.01}),
+    (RowwiseAdam, {"lr": 0.01, "weight_decay": 0.01}),
 ]
 
 

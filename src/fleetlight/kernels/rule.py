@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Rule`: how a row changes with its gradient. Each file of `kernels/rules` declares a rule.
 
-Rules compute what torch does with coalesced gradients: SGD, Adagrad, and SparseAdam for Adam.
-Updates are lazy: momentum and weight decay act only on rows with a gradient. The step number comes
-with each call, because rows do not count steps.
+Rules compute what torch does with coalesced gradients: SGD, Adagrad, AdamW, and SparseAdam for
+Adam. Updates are lazy: momentum and weight decay act only on rows with a gradient. The step number
+comes with each call, because rows do not count steps.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Rule:
     counts_steps: bool = False
     #: torch's defaults for a layer that names this rule; None: layers cannot name it
     layer_options: Mapping[str, float] | None = None
-    #: By the name of a class of torch.optim: a function that returns the fixed options of a param
-    #: group, or None if the group needs another rule.
+    #: By the name of a class of torch.optim or fleet.optim: a function that returns the fixed
+    #: options of a param group, or None if the group needs another rule.
     optimizers: Mapping[str, Callable[[Options], dict[str, float] | None]] = dataclasses.field(
         default_factory=dict, repr=False
     )

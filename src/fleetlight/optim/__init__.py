@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.optim`: optimizers for large batches that torch does not have."""
+"""`fleet.optim`: optimizers for large batches and for tables that torch does not have."""
 
+from fleetlight.optim.ftrl import Ftrl
 from fleetlight.optim.lamb import Lamb
 from fleetlight.optim.lars import Lars
+from fleetlight.optim.rowwise_adam import RowwiseAdam
 
-__all__ = ["Lamb", "Lars"]
+__all__ = ["Ftrl", "Lamb", "Lars", "RowwiseAdam"]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from fleetlight.errors import ConfigError
 from fleetlight.optim.layerwise import Layerwise, norm, trust
 
 
@@ -38,8 +37,6 @@ class Lamb(Layerwise):
         lamb_weight_decay: float = 0.01,
         exclude_from_weight_decay: Collection[str] = (),
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"Lamb: got betas={betas}, expected each at least 0 and below 1")
         super().__init__(
             params,
             exclude_from_weight_decay,
@@ -49,7 +46,7 @@ class Lamb(Layerwise):
             lamb_weight_decay=lamb_weight_decay,
         )
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update_dense(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         update = _adam(self.state[parameter], parameter, gradient, group)
         if group["excluded"]:
             parameter.sub_(update * group["lr"])

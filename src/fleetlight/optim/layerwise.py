@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from fleetlight.errors import ConfigError
+from fleetlight.optim.each_parameter import EachParameter
 
 _EXCLUDE = "exclude_from_weight_decay"
 
@@ -26,7 +26,7 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     )
 
 
-class Layerwise(torch.optim.Optimizer):
+class Layerwise(EachParameter):
     """An optimizer that scales the learning rate of each parameter by norms.
 
     Parameters whose name contains a string of `exclude_from_weight_decay`, such as biases and batch
@@ -36,9 +36,6 @@ class Layerwise(torch.optim.Optimizer):
     def __init__(self, params: ParamsT, exclude: Collection[str], **options: float | Any) -> None:
         if isinstance(exclude, str):
             raise ConfigError(f"{_EXCLUDE}: got the string {exclude!r}, expected a list of strings")
-        for name, value in options.items():
-            if isinstance(value, (int, float)) and not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"{type(self).__name__}: got {name}={value}, expected 0 or more")
         super().__init__(params, {**options, _EXCLUDE: list(exclude), "excluded": False})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -60,33 +57,17 @@ class Layerwise(torch.optim.Optimizer):
             if part:
                 super().add_param_group({**param_group, "params": part, "excluded": excluded})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step; return the loss of `closure`, which computes the gradients, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                gradient = self._gradient(parameter)
-                if gradient is not None:
-                    self._update(parameter, gradient, group)
-        return loss
-
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Change a parameter by its gradient."""
-        raise NotImplementedError
-
-    def _gradient(self, parameter: Tensor) -> Tensor | None:
-        """The gradient, which must be dense."""
-        gradient = parameter.grad
-        if gradient is not None and gradient.is_sparse:
+        if gradient.is_sparse:
             raise ConfigError(
                 f"{type(self).__name__} got a sparse gradient, but needs the norm of a dense one; "
                 "build the embedding with sparse=False, or give its weight another optimizer"
             )
-        return gradient
+        self._update_dense(parameter, gradient, group)
+
+    def _update_dense(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Change a parameter by its dense gradient."""
+        raise NotImplementedError
 
 
 def norm(tensor: Tensor) -> Tensor:

@@ -14,13 +14,20 @@ from numpy.typing import NDArray
 from tests.kernels.batches import id_batches, numbers, same
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import Initializer, RowTable, first_values, rule_named
+from fleetlight.kernels import RULES, Initializer, RowTable, first_values, rule_named
 from fleetlight.kernels.rows import index as index_module
 from fleetlight.kernels.rows import memory
 from fleetlight.kernels.twin_table import TwinTable
 
 UNIFORM = Initializer("uniform", -0.1, 0.1)
-OPTIONS = {"lr": 0.1, "initial_accumulator_value": 0.1, "weight_decay": 0.01, "momentum": 0.9}
+OPTIONS = {
+    "lr": 0.1,
+    "initial_accumulator_value": 0.1,
+    "weight_decay": 0.01,
+    "momentum": 0.9,
+    "l1": 0.5,
+    "l2": 0.1,
+}
 Batch = NDArray[np.int64]
 
 
@@ -29,7 +36,7 @@ class Both(RuleBasedStateMachine):
 
     @initialize(
         dim=st.integers(1, 5),
-        name=st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam", "add", "momentum"]),
+        name=st.sampled_from(sorted(RULES)),
         kind=st.sampled_from(["uniform", "normal"]),
         meta=st.integers(0, 4),
     )

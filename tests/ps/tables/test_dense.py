@@ -15,7 +15,7 @@ from tests.ps.servers import DenseServers
 from torch import Tensor, nn
 
 from fleetlight.errors import CheckpointError, PlanError
-from fleetlight.optim import Lamb, Lars
+from fleetlight.optim import Ftrl, Lamb, Lars, RowwiseAdam
 from fleetlight.ps.placement import CUT_ABOVE
 from fleetlight.ps.plan import ASYNC, GEO
 from fleetlight.ps.tables.dense_state import DenseState
@@ -107,6 +107,8 @@ OTHERS: dict[str, Make] = {
     "Adafactor": lambda p: torch.optim.Adafactor(p, 0.01),
     "Lars": lambda p: Lars(p, 0.5),
     "Lamb": lambda p: Lamb(p, 0.01),
+    "Ftrl": lambda p: Ftrl(p, 0.1, l1=0.01),
+    "RowwiseAdam": lambda p: RowwiseAdam(p, 0.01, weight_decay=0.1),
     "own": lambda p: Clipped(p, 0.5),
 }
 

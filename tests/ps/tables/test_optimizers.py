@@ -12,6 +12,7 @@ from torch import nn
 
 from fleetlight.errors import PlanError
 from fleetlight.kernels import RULES
+from fleetlight.optim import Ftrl, RowwiseAdam
 from fleetlight.ps.plan import RulePlan
 from fleetlight.ps.tables.optimizers import (
     PushOptions,
@@ -51,6 +52,10 @@ def rule(kind: Any, **options: Any) -> RulePlan:
         ),
         (torch.optim.Adam, {"betas": (0.5, 0.9)}, RulePlan("adam", {})),
         (torch.optim.SparseAdam, {}, RulePlan("adam", {})),
+        (torch.optim.AdamW, {}, RulePlan("adamw", {})),
+        (torch.optim.Adam, {"decoupled_weight_decay": True}, RulePlan("adamw", {})),
+        (Ftrl, {"l1": 0.5}, RulePlan("ftrl", {})),
+        (RowwiseAdam, {"betas": (0.5, 0.9)}, RulePlan("rowwise_adam", {})),
     ],
 )
 def test_a_table_gets_the_rule_of_its_optimizer(
@@ -63,7 +68,7 @@ class Mine(torch.optim.SGD):
     pass
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop, Mine])
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.RMSprop, Mine])
 def test_other_classes_are_refused_with_the_supported_ones(kind: Any) -> None:
     with pytest.raises(
         PlanError, match=rf"table 'emb' is in .*{kind.__name__}; a table works with"
@@ -77,7 +82,7 @@ def test_other_classes_are_refused_with_the_supported_ones(kind: Any) -> None:
         (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}, "dampening=0.1, expected 0"),
         (torch.optim.SGD, {"maximize": True}, "maximize=True, expected False"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True, expected False"),
-        (torch.optim.Adam, {"decoupled_weight_decay": True}, "decoupled_weight_decay=True"),
+        (torch.optim.AdamW, {"maximize": True}, "maximize=True"),
         (torch.optim.Adagrad, {"differentiable": True}, "differentiable=True"),
     ],
 )
@@ -95,6 +100,8 @@ def test_a_layers_own_rule_takes_only_the_learning_rate_of_its_group() -> None:
         assert {key: options[key] for key in plan.options} == plan.options
     adam = rule_options(own_rule("adam", "emb"), group)
     assert RULES["adam"].hyper(adam, 3).tolist() == RULES["adam"].hyper({"lr": 0.1}, 3).tolist()
+    ftrl = rule_options(own_rule("ftrl", "emb"), {**group, "l1": 3.0, "beta": 7.0})
+    assert RULES["ftrl"].hyper(ftrl).tolist() == RULES["ftrl"].hyper({"lr": 0.1}).tolist()
     with pytest.raises(PlanError, match=r"'emb': got optimizer='adagard', did you mean 'adagrad'"):
         own_rule("adagard", "emb")
 
@@ -124,6 +131,9 @@ def test_options_changed_by_a_scheduler_are_read_again() -> None:
     assert rule_options(plan, group)["lr"] == 0.5
     with pytest.raises(PlanError, match=r"momentum=0.9, but the table was planned with 0"):
         rule_options(plan, {**group, "momentum": 0.9})
+    adam = rule_of(torch.optim.Adam(weights()), {"lr": 0.1}, "emb")
+    with pytest.raises(PlanError, match="decoupled_weight_decay=True, but the table was planned"):
+        rule_options(adam, {"lr": 0.1, "decoupled_weight_decay": True})
     with pytest.raises(PlanError, match="dampening=1"):
         rule_options(plan, {**group, "dampening": 1})
 
@@ -139,6 +149,11 @@ def test_elementwise_torch_classes_are_known(name: str) -> None:
     plan = optimizer_plan(kind(groups, lr=0.1))
     assert (plan.groups, plan.elementwise) == (2, True)
     assert plan.class_name == f"{kind.__module__}.{name}"
+
+
+def test_ftrl_may_split_parameters_and_rowwise_adam_may_not() -> None:
+    assert optimizer_plan(Ftrl(weights(), lr=0.1)).elementwise
+    assert not optimizer_plan(RowwiseAdam(weights())).elementwise
 
 
 def test_other_classes_get_whole_parameters() -> None:

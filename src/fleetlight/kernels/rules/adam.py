@@ -11,6 +11,10 @@ from fleetlight.kernels.arrays import Floats, Values
 from fleetlight.kernels.compiling.kernel import part
 from fleetlight.kernels.rule import Array, Numbers, Options, Rule, lr_and_decay
 
+LAYER_OPTIONS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+#: Adam with this option is AdamW
+_DECOUPLED = "decoupled_weight_decay"
+
 
 @part
 def _step(
@@ -33,7 +37,8 @@ def _twin(weights: Array, state: Array, grads: Array, h: Array) -> tuple[Array, 
     return weights - h[0] * mean / (np.sqrt(square) + h[4]), np.hstack([mean, square])
 
 
-def _hyper_parameters(options: Options, step: int) -> tuple[float, ...]:
+def hyper_parameters(options: Options, step: int) -> tuple[float, ...]:
+    """The corrected learning rate, the weight decay, 1 - each beta, and epsilon."""
     lr, decay = lr_and_decay(options)
     first, second = map(float, options.get("betas", (0.9, 0.999)))
     # a layer's own options name each beta
@@ -48,9 +53,13 @@ RULE = Rule(
     "adam",
     _step,
     _twin,
-    _hyper_parameters,
+    hyper_parameters,
     weight_state=("exp_avg", "exp_avg_sq"),
     counts_steps=True,
-    layer_options={"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
-    optimizers={"Adam": lambda group: {}, "SparseAdam": lambda group: {}},
+    layer_options=LAYER_OPTIONS,
+    optimizers={
+        "Adam": lambda group: None if group.get(_DECOUPLED) else {},
+        "SparseAdam": lambda group: {},
+    },
+    zero_options=(_DECOUPLED,),
 )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fleetlight.optim
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.kernels import RULES
 from fleetlight.optim.layerwise import user_class
@@ -25,14 +26,13 @@ _PLAIN = {
     "maximize": False,
     "dampening": 0,
     "amsgrad": False,
-    "decoupled_weight_decay": False,
     "differentiable": False,
 }
 #: elementwise optimizers: a parameter may be cut into pieces
 _ELEMENTWISE: frozenset[type] = frozenset({
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam,
     torch.optim.RAdam, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop,
-    torch.optim.ASGD, torch.optim.Adadelta,
+    torch.optim.ASGD, torch.optim.Adadelta, fleetlight.optim.Ftrl,
 })  # fmt: skip
 #: options for the implementation of a step, which the stepping process chooses
 _PLACES = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -46,7 +46,7 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], table: s
         rule.name: read
         for rule in RULES.values()
         for name, read in rule.optimizers.items()
-        if getattr(torch.optim, name, None) is kind
+        if kind in (getattr(torch.optim, name, None), getattr(fleetlight.optim, name, None))
     }
     if not readers:
         raise PlanError(f"table {table!r} is in the optimizer {class_path(kind)}; {what_works()}")
@@ -67,7 +67,8 @@ def own_rule(name: str, table: str) -> RulePlan:
         raise PlanError(
             f"table {table!r}: got optimizer={name!r}, {did_you_mean(str(name), layer_rules())}"
         )
-    return RulePlan(name, dict(options))
+    # a rule without a decay of its own does not take that of the group
+    return RulePlan(name, {"weight_decay": 0.0, **options})
 
 
 def layer_rules() -> list[str]:
@@ -77,10 +78,12 @@ def layer_rules() -> list[str]:
 
 def what_works() -> str:
     """The optimizers and rules that a table supports, for error texts."""
-    *others, last = sorted({name for rule in RULES.values() for name in rule.optimizers})
+    names = sorted({name for rule in RULES.values() for name in rule.optimizers})
+    ours = [name for name in names if hasattr(fleetlight.optim, name)]
+    theirs = [name for name in names if name not in ours]
     return (
-        f"a table works with torch.optim.{', '.join(others)} or {last}, or with its layer's own "
-        f"optimizer=, one of {', '.join(layer_rules())}"
+        f"a table works with torch.optim.{', '.join(theirs)}, with fleet.optim.{', '.join(ours)}, "
+        f"or with its layer's own optimizer=, one of {', '.join(layer_rules())}"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import PlanError
-from fleetlight.optim import Lamb, Lars
+from fleetlight.optim import Ftrl, Lamb, Lars, RowwiseAdam
 from fleetlight.optim.layerwise import user_class
 from fleetlight.static.ops.marks import LAID_OUT, is_dense
 from fleetlight.torch_compat.optimizers import traced_as_compiled
@@ -28,6 +28,8 @@ CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.Adadelta,
     Lars,
     Lamb,
+    Ftrl,
+    RowwiseAdam,
 )
 #: torch has one kernel for the whole step of these, without temporary memory
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad)

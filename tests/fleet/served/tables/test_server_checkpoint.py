@@ -124,6 +124,26 @@ def test_any_number_of_servers_resumes_from_a_checkpoint(tmp_path: Path, servers
         equal(one, other)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, fleet.optim.Ftrl, fleet.optim.RowwiseAdam])
+def test_the_state_of_each_rule_is_saved_while_training_continues(
+    tmp_path: Path, kind: Any
+) -> None:
+    def build() -> Built:
+        model = Mixed()
+        return model, [kind(model.parameters(), lr=0.05)]
+
+    expected = saved_job(tmp_path, build=build, background=True)
+
+    def work(member: Member) -> Any:
+        load(member, tmp_path)
+        train(member, range(4, 8))
+        return state(member)
+
+    for one, other in zip(Job(build, SYNC, workers=2, servers=1).run(work), expected, strict=True):
+        equal(one, other)
+
+
 @pytest.mark.parametrize("how", [{"background": True}, {"via": "worker0"}])
 def test_all_ways_to_save_make_the_same_checkpoint(tmp_path: Path, how: dict[str, Any]) -> None:
     saved_job(tmp_path / "one")
