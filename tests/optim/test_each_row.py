@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Ftrl` and `RowwiseAdam` equal the rules of tables, with dense and with sparse gradients."""
+"""`Ftrl` and the row-wise optimizers equal the rules of tables, with dense and sparse gradients."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ ROWS, DIM, STEPS = 9, 4, 8
 Make = Callable[..., torch.optim.Optimizer]
 MAKES: dict[str, Make] = {
     "ftrl": lambda p: fleet.optim.Ftrl(p, 0.3, beta=0.5, l1=0.4, l2=0.1),
+    "rowwise_adagrad": lambda p: fleet.optim.RowwiseAdagrad(
+        p, 0.3, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.5
+    ),
     "rowwise_adam": lambda p: fleet.optim.RowwiseAdam(p, 0.1, betas=(0.8, 0.9), weight_decay=0.1),
 }
 
@@ -41,7 +44,8 @@ def sparse(ids: Tensor, values: Tensor) -> Tensor:
 
 def table_of(name: str, weight: Tensor) -> RowTable:
     table = RowTable(DIM, name)
-    state = np.zeros((ROWS, table.state_width), np.float32)
+    first = 0.5 if name == "rowwise_adagrad" else 0.0
+    state = np.full((ROWS, table.state_width), first, np.float32)
     table.load(np.arange(ROWS), np.hstack([weight.detach().numpy(), state]))
     return table
 
@@ -87,17 +91,21 @@ def test_ftrl_keeps_weights_of_0_until_there_is_evidence() -> None:
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.2 * 0.1 / (1 + 0.72**0.5), 0, 0]))
 
 
-def test_the_second_moment_of_rowwise_adam_is_one_number_for_each_row() -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "step"),
+    [(fleet.optim.RowwiseAdam, "exp_avg_sq", 0.001), (fleet.optim.RowwiseAdagrad, "sum", 0.01)],
+)
+def test_a_row_has_one_number_of_state(kind: Any, name: str, step: float) -> None:
     shapes = {(): (), (3,): (3,), (3, 2): (3, 1), (3, 2, 4): (3, 1, 1)}
     parameters = [nn.Parameter(torch.ones(shape)) for shape in shapes]
-    optimizer = fleet.optim.RowwiseAdam(parameters)
+    optimizer = kind(parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    found = [tuple(optimizer.state[p]["exp_avg_sq"].shape) for p in parameters]
+    found = [tuple(optimizer.state[p][name].shape) for p in parameters]
     assert found == list(shapes.values())
     for parameter in parameters:
-        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 0.999))
+        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 1 - step))
 
 
 @pytest.mark.parametrize("name", MAKES)

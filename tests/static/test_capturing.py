@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
-from fleetlight.optim import Ftrl, Lamb, Lars, RowwiseAdam
+from fleetlight.optim import Ftrl, Lamb, Lars, RowwiseAdagrad, RowwiseAdam
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +27,7 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (Lars, {"lr": 1.0, "lars_coeff": 0.1}),
     (Lamb, {"lr": 0.01}),
     (Ftrl, {"lr": 0.1, "l1": 0.01, "l2": 0.01}),
+    (RowwiseAdagrad, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5}),
     (RowwiseAdam, {"lr": 0.01, "weight_decay": 0.01}),
 ]
 

@@ -4,6 +4,7 @@
 from fleetlight.optim.ftrl import Ftrl
 from fleetlight.optim.lamb import Lamb
 from fleetlight.optim.lars import Lars
+from fleetlight.optim.rowwise_adagrad import RowwiseAdagrad
 from fleetlight.optim.rowwise_adam import RowwiseAdam
 
-__all__ = ["Ftrl", "Lamb", "Lars", "RowwiseAdam"]
+__all__ = ["Ftrl", "Lamb", "Lars", "RowwiseAdagrad", "RowwiseAdam"]

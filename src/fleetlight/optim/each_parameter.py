@@ -51,7 +51,7 @@ class EachRow(EachParameter):
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            state.update(self._first_state(parameter))
+            state.update(self.first_state(parameter, group))
         if not gradient.is_sparse:
             parameter.copy_(self._moved(parameter, gradient, state, group))
             return
@@ -63,7 +63,7 @@ class EachRow(EachParameter):
             if value.dim():
                 state[name][rows] = value
 
-    def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+    def first_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """The state before the first step."""
         raise NotImplementedError
 
@@ -72,3 +72,14 @@ class EachRow(EachParameter):
     ) -> Tensor:
         """The weights after a step, which changes `state` in place."""
         raise NotImplementedError
+
+
+def number_by_row(parameter: Tensor, value: float) -> Tensor:
+    """A number for each row, in a shape that broadcasts with the parameter."""
+    shape = [*parameter.shape[:1], *[1] * (parameter.dim() - 1)]
+    return parameter.new_full(shape, value)
+
+
+def row_means(values: Tensor) -> Tensor:
+    """The mean of each row."""
+    return values.mean(list(range(1, values.dim())), keepdim=True) if values.dim() > 1 else values

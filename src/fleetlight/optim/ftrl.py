@@ -31,7 +31,8 @@ class Ftrl(EachRow):
     ) -> None:
         super().__init__(params, {"lr": lr, "beta": beta, "l1": l1, "l2": l2})
 
-    def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+    def first_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """See `EachRow`."""
         return {name: torch.zeros_like(parameter) for name in ("z", "n")}
 
     def _moved(

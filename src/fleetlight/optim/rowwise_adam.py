@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from fleetlight.optim.each_parameter import EachRow
+from fleetlight.optim.each_parameter import EachRow, number_by_row, row_means
 
 
 class RowwiseAdam(EachRow):
@@ -36,10 +36,10 @@ class RowwiseAdam(EachRow):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, options)
 
-    def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        rows = parameter.new_zeros([*parameter.shape[:1], *[1] * (parameter.dim() - 1)])
-        mean = torch.zeros_like(parameter)
-        return {"step": torch.zeros(()), "exp_avg": mean, "exp_avg_sq": rows}
+    def first_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """See `EachRow`."""
+        mean, square = torch.zeros_like(parameter), number_by_row(parameter, 0.0)
+        return {"step": torch.zeros(()), "exp_avg": mean, "exp_avg_sq": square}
 
     def _moved(
         self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]
@@ -48,11 +48,8 @@ class RowwiseAdam(EachRow):
         # powers of numbers near 1 need double precision
         count = state["step"].add_(1).to(torch.float64)
         gradient = gradient.add(weights, alpha=group["weight_decay"])
-        squares = gradient * gradient
-        if squares.dim() > 1:
-            squares = squares.mean(list(range(1, squares.dim())), keepdim=True)
         mean = state["exp_avg"].lerp_(gradient, 1 - beta1)
-        square = state["exp_avg_sq"].lerp_(squares, 1 - beta2)
+        square = state["exp_avg_sq"].lerp_(row_means(gradient * gradient), 1 - beta2)
         rate = group["lr"] * (1 - beta2**count).sqrt() / (1 - beta1**count)
         moved: Tensor = weights - mean / (square.sqrt() + group["eps"]) * rate
         return moved

@@ -12,7 +12,7 @@ from torch import nn
 
 from fleetlight.errors import PlanError
 from fleetlight.kernels import RULES
-from fleetlight.optim import Ftrl, RowwiseAdam
+from fleetlight.optim import Ftrl, RowwiseAdagrad, RowwiseAdam
 from fleetlight.ps.plan import RulePlan
 from fleetlight.ps.tables.optimizers import (
     PushOptions,
@@ -55,6 +55,11 @@ def rule(kind: Any, **options: Any) -> RulePlan:
         (torch.optim.AdamW, {}, RulePlan("adamw", {})),
         (torch.optim.Adam, {"decoupled_weight_decay": True}, RulePlan("adamw", {})),
         (Ftrl, {"l1": 0.5}, RulePlan("ftrl", {})),
+        (
+            RowwiseAdagrad,
+            {"initial_accumulator_value": 0.5},
+            RulePlan("rowwise_adagrad", {"initial_accumulator_value": 0.5}),
+        ),
         (RowwiseAdam, {"betas": (0.5, 0.9)}, RulePlan("rowwise_adam", {})),
     ],
 )

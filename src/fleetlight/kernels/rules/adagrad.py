@@ -40,6 +40,11 @@ def hyper_parameters(options: Options, step: int) -> tuple[float, ...]:
     return rate, decay, float(options.get("eps", 1e-10))
 
 
+def fixed(group: Options) -> dict[str, float]:
+    """The first value of the accumulators: rows that begin later have it, too."""
+    return {INITIAL: float(group[INITIAL])}
+
+
 RULE = Rule(
     "adagrad",
     _step,
@@ -49,5 +54,5 @@ RULE = Rule(
     initial_option=INITIAL,
     counts_steps=True,
     layer_options=LAYER_OPTIONS,
-    optimizers={"Adagrad": lambda group: {INITIAL: float(group[INITIAL])}},
+    optimizers={"Adagrad": fixed},
 )

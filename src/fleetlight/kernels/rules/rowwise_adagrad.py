@@ -10,7 +10,7 @@ import numpy as np
 from fleetlight.kernels.arrays import Floats, Values
 from fleetlight.kernels.compiling.kernel import part
 from fleetlight.kernels.rule import Array, Numbers, Rule
-from fleetlight.kernels.rules.adagrad import INITIAL, LAYER_OPTIONS, hyper_parameters
+from fleetlight.kernels.rules.adagrad import INITIAL, LAYER_OPTIONS, fixed, hyper_parameters
 
 
 @part
@@ -44,4 +44,5 @@ RULE = Rule(
     initial_option=INITIAL,
     counts_steps=True,
     layer_options=LAYER_OPTIONS,
+    optimizers={"RowwiseAdagrad": fixed},
 )

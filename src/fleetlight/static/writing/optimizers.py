@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fleetlight.errors import PlanError
-from fleetlight.optim import Ftrl, Lamb, Lars, RowwiseAdam
+from fleetlight.optim import Ftrl, Lamb, Lars, RowwiseAdagrad, RowwiseAdam
+from fleetlight.optim.each_parameter import EachRow
 from fleetlight.optim.layerwise import user_class
 from fleetlight.static.ops.marks import LAID_OUT, is_dense
 from fleetlight.torch_compat.optimizers import traced_as_compiled
@@ -29,6 +30,7 @@ CAPTURED: tuple[type[torch.optim.Optimizer], ...] = (
     Lars,
     Lamb,
     Ftrl,
+    RowwiseAdagrad,
     RowwiseAdam,
 )
 #: torch has one kernel for the whole step of these, without temporary memory
@@ -71,6 +73,8 @@ def _first_state(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor
 ) -> State:
     one = parameter.detach().clone()
+    if isinstance(optimizer, EachRow):
+        return optimizer.first_state(one, dict(group))
     one.grad = torch.zeros_like(one)
     double = _double(optimizer, [{**group, "params": [one], "lr": 0.0}], {})
     with torch.no_grad():

@@ -12,6 +12,7 @@ from tests.served import ASYNC, SYNC, Member, batches, geo, loss_of, run, starte
 from torch import Tensor, nn
 
 import fleetlight as fleet
+from fleetlight.kernels import RULES
 from fleetlight.ps.layers.embedding import SparseEmbedding
 
 ROWS, DIM, STEPS = 12, 4, 12
@@ -42,6 +43,7 @@ def groups_of(model: nn.Module, first: dict[str, Any], second: dict[str, Any]) -
     ]
 
 
+#: the options of the first and of the second table
 DECAY = {"lr": 0.05, "weight_decay": 0.02}, {"lr": 0.01, "weight_decay": 0.5}
 FTRL = {"lr": 0.2, "l1": 0.001, "l2": 0.01}, {"lr": 0.05, "beta": 0.1, "l2": 1.0}
 CASES: dict[str, tuple[Make, Any]] = {
@@ -53,6 +55,7 @@ CASES: dict[str, tuple[Make, Any]] = {
     "rowwise_adam": (lambda groups: fleet.optim.RowwiseAdam(groups, 0.01, eps=1e-5), DECAY),
     "ftrl": (lambda groups: fleet.optim.Ftrl(groups, 0.1), FTRL),
     "adagrad": (lambda groups: torch.optim.Adagrad(groups, 0.05), DECAY),
+    "rowwise_adagrad": (lambda groups: fleet.optim.RowwiseAdagrad(groups, 0.05), DECAY),
 }
 
 
@@ -107,6 +110,10 @@ def train_on(ids: Tensor, targets: Tensor) -> Callable[[Member], list[Tensor]]:
         return [*rows, *(p.detach().clone() for p in linear.parameters())]
 
     return train
+
+
+def test_each_rule_of_an_optimizer_is_tested() -> None:
+    assert set(CASES) == {name for name, rule in RULES.items() if rule.optimizers}
 
 
 @pytest.mark.slow

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adagrad with one accumulator for each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from fleetlight.optim.each_parameter import EachRow, number_by_row, row_means
+
+
+class RowwiseAdagrad(EachRow):
+    """Adagrad whose accumulator is one number for each row, for embeddings.
+
+    For each row w with gradient g, in step t:
+
+        g = g + weight_decay * w
+        s = s + mean(g * g)
+        w = w - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)
+
+    A row has all elements of one index of the first dimension, so a vector has rows of one element.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.01,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+    ) -> None:
+        options = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+        options["initial_accumulator_value"] = initial_accumulator_value
+        super().__init__(params, options)
+
+    def first_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """See `EachRow`."""
+        total = number_by_row(parameter, group["initial_accumulator_value"])
+        return {"step": torch.zeros(()), "sum": total}
+
+    def _moved(
+        self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]
+    ) -> Tensor:
+        before = state["step"].clone()
+        state["step"].add_(1)
+        gradient = gradient.add(weights, alpha=group["weight_decay"])
+        root = state["sum"].add_(row_means(gradient * gradient)).sqrt()
+        rate = group["lr"] / (1 + before * group["lr_decay"])
+        moved: Tensor = weights - gradient / (root + group["eps"]) * rate
+        return moved
