@@ -82,6 +82,7 @@ HINTS: Mapping[str, str] = {
     **{name: f"fleet.metrics.{name}" for name in ("auc", "acc", "mae", "rmse")},
     **dict.fromkeys(("Lars", "LARS", "LarsMomentumOptimizer"), f"fleet.optim.Lars{_NAMED}"),
     **dict.fromkeys(("Lamb", "LAMB", "LambOptimizer"), f"fleet.optim.Lamb{_NAMED}"),
+    **dict.fromkeys(("Ftrl", "FTRL", "FtrlOptimizer"), "fleet.optim.Ftrl(params, lr)"),
     "DGCMomentumOptimizer": "torch.optim.SGD(momentum=...) and strategy.dgc",
     **dict.fromkeys(("set_auto_parallel_context", "get_auto_parallel_context"), _CONTEXT),
     "reset_auto_parallel_context": _CONTEXT,

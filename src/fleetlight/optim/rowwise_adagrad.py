@@ -45,10 +45,10 @@ class RowwiseAdagrad(EachRow):
     def _moved(
         self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]
     ) -> Tensor:
-        before = state["step"].clone()
-        state["step"].add_(1)
+        # in double precision, as on servers
+        count = state["step"].add_(1).to(torch.float64)
         gradient = gradient.add(weights, alpha=group["weight_decay"])
         root = state["sum"].add_(row_means(gradient * gradient)).sqrt()
-        rate = group["lr"] / (1 + before * group["lr_decay"])
+        rate = group["lr"] / (1 + (count - 1) * group["lr_decay"])
         moved: Tensor = weights - gradient / (root + group["eps"]) * rate
         return moved
