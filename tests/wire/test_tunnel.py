@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import ssl
 import threading
@@ -190,3 +191,32 @@ def test_the_exit_speaks_tls_only(echo: tuple[str, int], folders: tuple[Path, Pa
             wire.sendall(b"hello")
             assert wire.recv(5) == b"HELLO"
             assert wire.version() == "TLSv1.3"
+
+
+def test_closing_ends_connections_with_bytes_that_nobody_reads(
+    folders: tuple[Path, Path],
+) -> None:
+    """Their sockets would stay open until a garbage collection, which warns."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        leave = exit_at(
+            socket.create_server(("127.0.0.1", 0)),
+            listener.getsockname(),
+            server_context(folders[0]),
+        )
+        stack.callback(leave.close)
+        enter = entrance_to(leave.address, client_context(folders[0]))
+        stack.callback(enter.close)
+        near = stack.enter_context(socket.create_connection(enter.address, LIMIT_S))
+        far = stack.enter_context(listener.accept()[0])
+        near.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                near.send(bytes(1 << 16))
+        # the far side ends its direction and reads nothing
+        far.shutdown(socket.SHUT_WR)
+        near.settimeout(LIMIT_S)
+        with contextlib.suppress(ConnectionResetError):
+            assert near.recv(1) == b""
+        enter.close()
+        leave.close()
+        gc.collect()

@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fleetlight.roles.role import Endpoint
 from fleetlight.security.tls_errors import explain
@@ -26,6 +26,8 @@ _LOOPBACK = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
 _CONNECT_S = 10.0
 _STOP_S = 5.0
+#: after this time a task that continues is cancelled again
+_CANCEL_S = 0.1
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -55,7 +57,8 @@ class Tunnel:
         keep_port_from_children(port)
         self._listener = listener
         self._loop = asyncio.new_event_loop()
-        self._writers: set[asyncio.StreamWriter] = set()
+        #: the socket of each connection that may be open
+        self._writers: dict[asyncio.StreamWriter, Any] = {}
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet-tunnel", daemon=True)
         self._thread.start()
@@ -88,17 +91,27 @@ class Tunnel:
 
     async def _hang_up(self) -> None:
         """Abort all connections and let the loop close their sockets."""
-        talks = asyncio.all_tasks() - {asyncio.current_task()}
-        for talk in talks:
-            talk.cancel()
-        await asyncio.gather(*talks, return_exceptions=True)
+        this = asyncio.current_task()
+        talks = {talk for talk in asyncio.all_tasks() if talk is not this}
+        while talks:
+            for talk in talks:
+                talk.cancel()
+            # a connection that opens just now takes a second request: wait_for drops the first
+            ended, talks = await asyncio.wait(talks, timeout=_CANCEL_S)
+            await asyncio.gather(*ended, return_exceptions=True)
+        self._forget_closed()
         for writer in self._writers:
             writer.transport.abort()
-        while self._writers:
-            self._writers -= {w for w in self._writers if w.transport.is_closing()}
+        # transports close their sockets in later calls of the loop
+        end = self._loop.time() + _STOP_S
+        while self._forget_closed() and self._loop.time() < end:
             await asyncio.sleep(0)
-        # transports close their sockets in a later call of the loop
         await asyncio.sleep(0)
+
+    def _forget_closed(self) -> bool:
+        """Forget the writers whose sockets are closed; True if others remain."""
+        self._writers = {w: endpoint for w, endpoint in self._writers.items() if _is_open(endpoint)}
+        return bool(self._writers)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # the tunnel cancels this task when it closes
@@ -125,11 +138,12 @@ class Tunnel:
 
     @contextlib.contextmanager
     def _open(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        self._writers.add(writer)
+        self._forget_closed()
+        self._writers[writer] = writer.get_extra_info("socket")
         try:
             yield
-            self._writers.discard(writer)
         finally:
+            # it closes after its last bytes, which the peer may never read
             writer.close()
 
 
@@ -172,6 +186,10 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         while data := await reader.read(_CHUNK_BYTES):
             writer.write(data)
             await writer.drain()
+
+
+def _is_open(endpoint: Any) -> bool:
+    return endpoint is not None and endpoint.fileno() >= 0
 
 
 def _is_own(port: int) -> bool:
