@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import signal
 from collections.abc import Iterator
@@ -16,12 +17,12 @@ import numpy as np
 import pytest
 from tests.ps.transport.doubles import LIMIT_S, PULL, RecordingHandler, connected, listening
 
-from fleetlight.errors import PeerLostError
+from fleetlight.errors import PeerLostError, ProtocolError
 from fleetlight.ps.messages import FiguresRequest, Heartbeat, ShareMemory
 from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport import memory_sharing as sharing
 from fleetlight.ps.transport.interface import RetryPolicy
-from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, SLOTS
+from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, SLOTS, BodySlots, file_bytes
 from fleetlight.roles.secret import Secret
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import shared_memory
@@ -161,12 +162,21 @@ def test_a_reconnect_shares_new_memory() -> None:
         assert (first[0], second[0], why) == (1, 2, ["", ""])
 
 
-def test_a_frame_that_names_a_slot_without_shared_memory_is_refused() -> None:
+def test_a_frame_that_names_another_slot_is_refused() -> None:
     with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, _):
         channel.call(PULL, [floats(1 << 20)])
-        frames: Any = channel._frames
-        frames.slots.fill = lambda parts, size: SLOTS + 1
-        with pytest.raises(Exception, match=r"names slot 4 .* there are 3 slots"):
+        slots_of(channel).fill = lambda parts, size: SLOTS + 1
+        with pytest.raises(ProtocolError, match=r"names slot 4 .* there are 3 slots"):
+            channel.call(PULL, [floats(1 << 20)])
+
+
+def test_a_frame_that_names_a_slot_without_shared_memory_is_refused() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
+        channel.call(Heartbeat(0))
+        assert channel._frames is not None
+        memory = mmap.mmap(-1, file_bytes(1 << 20))
+        channel._frames.slots = BodySlots(memory, 1 << 20, is_client=True)
+        with pytest.raises(ProtocolError, match="names slot 1, but no memory is shared"):
             channel.call(PULL, [floats(1 << 20)])
 
 

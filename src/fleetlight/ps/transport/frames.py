@@ -75,10 +75,9 @@ class Frames:
     def wanted_slot(self, body: int) -> int:
         """The size of slots for this body and those the wire has carried; 0: no new slots."""
         largest = max(body, self.largest_body)
-        if largest < LEAST_BYTES or (self.slots is not None and self.slots.slot_bytes >= largest):
-            return 0
-        wanted = slot_bytes_for(largest)
-        return 0 if self.slots is not None and self.slots.slot_bytes >= wanted else wanted
+        wanted = slot_bytes_for(largest) if largest >= LEAST_BYTES else 0
+        present = 0 if self.slots is None else self.slots.slot_bytes
+        return wanted if wanted > present else 0
 
     def receive(
         self,
