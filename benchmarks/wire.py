@@ -29,7 +29,8 @@ from benchmarks.wire_sizes import DENSE_BYTES, DIM, IDS, batches, plan, prepare_
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport import SocketChannel
-from fleetlight.ps.worker.client import Client, Wanted
+from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.reply_values import Wanted
 from fleetlight.security.certificates import make
 from fleetlight.security.context import client_context
 

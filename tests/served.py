@@ -23,9 +23,10 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel
-from fleetlight.ps.worker.client import Client, Wanted
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator
 from fleetlight.ps.worker.connections import CONTROL, PUSH
+from fleetlight.ps.worker.reply_values import Wanted
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
@@ -89,7 +90,9 @@ class Job:
     def __init__(
         self, build: Build, strategy: dict[str, Any], *, workers: int, servers: int, **facts: Any
     ) -> None:
+        """`is_local=False`: workers treat the servers as those of another host."""
         self.build = build
+        self.is_local = facts.get("is_local", True)
         self.strategy = strategy
         self.workers = workers
         self.deadline_s = facts.get("deadline_s", 20.0)
@@ -119,6 +122,8 @@ class Job:
 
         def connect(lane: str) -> Sequence[MemoryChannel]:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
+            for channel in channels:
+                channel.is_local = self.is_local
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
                 channel.call(m.Greeting("test", index, self.workers, server, servers, 1, known))

@@ -36,8 +36,8 @@ class Observing(NoObserver):
     def between_batches(self) -> None:
         self._between()
 
-    def wants_lookahead(self) -> bool:
-        return self._announce is not None and self._announce.wanted()
+    def batches_ahead(self) -> int:
+        return 0 if self._announce is None else self._announce.batches_ahead()
 
     def announce(self, batches: Sequence[Any]) -> None:
         hints = getattr(self._announce, "announce", self._announce)

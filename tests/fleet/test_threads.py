@@ -121,7 +121,7 @@ def check(rows: Tensor, workers: int, mode: dict[str, Any]) -> None:
 def test_threads_read_in_memory_while_one_trains(mode: dict[str, Any]) -> None:
     def work(worker: Member) -> Any:
         def ahead(ids: Tensor) -> None:
-            worker.communicator.announce({0: ids.numpy()})
+            worker.communicator.announce([{0: ids.numpy()}])
 
         train(worker.model, worker.optimizer, ahead, 2)
         worker.barrier()
@@ -150,7 +150,7 @@ def works(mode: dict[str, Any]) -> Any:
     session = current().session
     assert session is not None
     announce = session.communicator.announce
-    train(model, optimizer, lambda ids: announce({0: ids.numpy()}), 2)
+    train(model, optimizer, lambda ids: announce([{0: ids.numpy()}]), 2)
     fleet.barrier_worker()
     with torch.no_grad():
         rows = model(torch.arange(IDS)).numpy()
@@ -232,8 +232,8 @@ def test_prefetched_rows_outdated_by_a_concurrent_step_are_dropped() -> None:
     def work(worker: Member) -> None:
         ids = torch.arange(4)
         for _ in range(2):
-            worker.communicator.announce({0: ids.numpy()})
-        prefetcher = worker.communicator.prefetcher
+            worker.communicator.announce([{0: ids.numpy()}])
+        prefetcher = worker.communicator.lookahead
         assert isinstance(prefetcher, Prefetcher)
         assert prefetcher._now is not None
         wait = prefetcher._now.pulled.result
@@ -246,4 +246,4 @@ def test_prefetched_rows_outdated_by_a_concurrent_step_are_dropped() -> None:
         prefetcher._now.pulled.result = step_meanwhile  # type: ignore[method-assign, assignment]
         assert prefetcher.whole(0, ids.numpy(), 0) is None
 
-    run(build, work, SYNC, workers=1)
+    run(build, work, SYNC, workers=1, is_local=False)

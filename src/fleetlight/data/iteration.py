@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -109,20 +111,26 @@ class BatchLoop:
             torch.set_rng_state(before)
 
     def _looking_ahead(self, loaded: Iterator[_Loaded]) -> Iterator[_Loaded]:
-        """All of them; the observer may want the next one loaded before each is handed out."""
-        if not self._observer.wants_lookahead():
+        """All of them; the observer may want batches loaded before the one handed out."""
+        ahead = self._observer.batches_ahead()
+        if not ahead:
             yield from loaded
             return
-        now = next(loaded, None)
-        while now is not None:
-            error, coming = None, None
-            try:
-                coming = next(loaded, None)
-            except Exception as problem:
-                # it belongs to the next batch
-                error = problem
-            self._observer.announce([now.batch] if coming is None else [now.batch, coming.batch])
-            yield now
-            if error is not None:
-                raise error
-            now = coming
+        early: deque[_Loaded] = deque()
+        error = _fill(early, loaded, 1)
+        while early:
+            # an error belongs to the batch after those loaded
+            error = error or _fill(early, loaded, 1 + ahead)
+            self._observer.announce([one.batch for one in early])
+            yield early.popleft()
+        if error is not None:
+            raise error
+
+
+def _fill(early: deque[_Loaded], loaded: Iterator[_Loaded], count: int) -> Exception | None:
+    """Load up to `count` batches; return the error of the next one, if it has one."""
+    try:
+        early.extend(itertools.islice(loaded, count - len(early)))
+    except Exception as error:
+        return error
+    return None

@@ -32,11 +32,11 @@ class LoaderObserver(Protocol):
     def between_batches(self) -> None:
         """The last batch is done and the next one is not made: training may be interrupted."""
 
-    def wants_lookahead(self) -> bool:
-        """True when each batch is to be loaded one step early; called when an epoch starts."""
+    def batches_ahead(self) -> int:
+        """How many batches are to be loaded early; called when an epoch starts."""
 
     def announce(self, batches: Sequence[Any]) -> None:
-        """The batch handed out now, and the next one unless it is the last."""
+        """The batch handed out now, and those after it that are loaded."""
 
 
 class NoObserver:
@@ -55,9 +55,9 @@ class NoObserver:
     def between_batches(self) -> None:
         """Do nothing."""
 
-    def wants_lookahead(self) -> bool:
+    def batches_ahead(self) -> int:
         """Load no batch early."""
-        return False
+        return 0
 
     def announce(self, batches: Sequence[Any]) -> None:
         """Do nothing."""

@@ -343,13 +343,13 @@ class NoReplay:
 
 
 class PrefetchHints(Protocol):
-    """Announces the ids of the next batch; implemented by `served.prefetch_hints.IdLookahead`."""
+    """Announces the ids of coming batches; implemented by `served.prefetch_hints.IdLookahead`."""
 
-    def wanted(self) -> bool:
-        """True when the loader reads one batch ahead."""
+    def batches_ahead(self) -> int:
+        """How many batches the loader reads ahead."""
 
     def announce(self, batches: Sequence[Any]) -> None:
-        """The current batch and, if there is one, the next."""
+        """The current batch and those after it that are loaded."""
 
 
 class ServerSnapshot(Protocol):

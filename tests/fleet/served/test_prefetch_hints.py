@@ -81,11 +81,11 @@ def test_function_hints_from_the_first_batch_on() -> None:
 def test_geo_prefetches_no_batch() -> None:
     assert prefetched_rows(strategy=geo(2)) == 0
 
-    def wanted(worker: Member) -> bool:
-        return worker.context.prefetch_hints(None).wanted()
+    def ahead(worker: Member) -> int:
+        return worker.context.prefetch_hints(None).batches_ahead()
 
-    assert run(build, wanted, geo(2), workers=1) == [False]
-    assert run(build, wanted, SYNC, workers=1) == [True]
+    assert run(build, ahead, geo(2), workers=1) == [0]
+    assert run(build, ahead, SYNC, workers=1) == [1]
 
 
 def test_invalid_functions_are_refused() -> None:
@@ -147,6 +147,6 @@ def test_batch_changed_in_place_is_pulled_again() -> None:
 def test_loader_in_a_subprocess_announces_nothing() -> None:
     def train(worker: Member) -> Any:
         copy = pickle.loads(pickle.dumps(JobObserver(worker.context, None)))
-        return type(copy), copy.wants_lookahead()
+        return type(copy), copy.batches_ahead()
 
-    assert run(build, train, workers=1) == [(NoObserver, False)]
+    assert run(build, train, workers=1) == [(NoObserver, 0)]

@@ -15,10 +15,11 @@ from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import DEFAULT_RETRY, MemoryChannel, ReceivedReply
 from fleetlight.ps.update import TableGradients, Update
-from fleetlight.ps.worker.client import Client, Wanted
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.push_request import PushRequest
 from fleetlight.ps.worker.replay.worker_journal import WorkerJournal
+from fleetlight.ps.worker.reply_values import Wanted
 
 
 class LoggingChannel:
@@ -26,6 +27,7 @@ class LoggingChannel:
 
     welcome = None
     retry = DEFAULT_RETRY
+    is_local = False
 
     def __init__(self, inner: Any, log: list[Any], server: int) -> None:
         self.peer = f"server {server}"

@@ -20,8 +20,9 @@ from fleetlight.ps.transport.interface import Connection, Reply
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.update import TableGradients
 from fleetlight.ps.worker import client
-from fleetlight.ps.worker.client import Client, Wanted
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PUSH
+from fleetlight.ps.worker.reply_values import Wanted
 
 SERVERS, ROWS, STEPS, LIMIT_S = 2, 40, 6, 20.0
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from tests.ps.gates import Gate
-from tests.served import ASYNC, SYNC, Job, Member, Net, batches, loss_of, run
+from tests.served import ASYNC, SYNC, Job, Member, Net, batches, loss_of
+from tests.served import run as run_anywhere
 from torch import nn
 
 from fleetlight.errors import GradientError, PeerLostError
@@ -20,6 +21,11 @@ from fleetlight.ps.worker.connections import PREFETCH
 from fleetlight.ps.worker.prefetcher import Prefetcher
 
 IDS = 30
+
+
+def run(*job: Any, **facts: Any) -> list[Any]:
+    """Train with servers on another host."""
+    return run_anywhere(*job, is_local=False, **facts)
 
 
 def build(**layer: Any) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
@@ -36,12 +42,12 @@ def step(worker: Member, ids: Any, target: Any) -> None:
 def announce(worker: Member, *ids: Any) -> None:
     """Announce the ids of the next batch; without ids the current batch is the last."""
     flat = {0: np.concatenate([np.asarray(i).reshape(-1) for i in ids])} if ids else {}
-    worker.communicator.announce(flat)
+    worker.communicator.announce([flat] if ids else [])
 
 
 def prefetcher(worker: Member) -> Prefetcher:
-    assert worker.communicator.prefetcher is not None
-    return worker.communicator.prefetcher
+    assert isinstance(worker.communicator.lookahead, Prefetcher)
+    return worker.communicator.lookahead
 
 
 def wait_for_prefetch(worker: Member) -> None:
@@ -255,7 +261,7 @@ def test_async_reads_prefetched_rows_with_newer_dense_values() -> None:
 
 
 def test_an_error_of_the_prefetch_is_raised_by_the_read() -> None:
-    job = Job(build, SYNC, workers=1, servers=1)
+    job = Job(build, SYNC, workers=1, servers=1, is_local=False)
 
     def train(worker: Member) -> None:
         job.servers[0].close("for a test")

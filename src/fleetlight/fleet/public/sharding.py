@@ -165,8 +165,8 @@ class JobObserver:
         if self._autosave is not None and in_main_thread():
             self._autosave.between(self._loaders[self._number])
 
-    def wants_lookahead(self) -> bool:
-        return self._hints is not None and self._hints.wanted()
+    def batches_ahead(self) -> int:
+        return 0 if self._hints is None else self._hints.batches_ahead()
 
     def announce(self, batches: Sequence[Any]) -> None:
         if self._hints is not None:

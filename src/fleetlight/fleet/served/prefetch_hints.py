@@ -7,7 +7,7 @@ table unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from fleetlight.fleet.job import IdsOf, Job
 from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps.layers.embedding import ids_of
-from fleetlight.ps.plan import GEO
+from fleetlight.ps.plan import ASYNC, GEO, SYNC
 from fleetlight.ps.update import Ids
 from fleetlight.torch_compat.tensors import tree_flatten_with_path
 
@@ -28,38 +28,40 @@ _Memory = tuple[int, int]
 
 
 class IdLookahead:
-    """The lookahead of one loader, which passes it two batches: the current and the next."""
+    """The lookahead of one loader, which passes it the current batch and those after it."""
 
     def __init__(self, job: Job, session: ServerSession, ids_of_batch: IdsOf | None) -> None:
         self._job, self._session = job, session
         self._ids_of_batch = ids_of_batch
-        #: the current batch, referenced so that no other tensor gets the memory of its tensors
-        self._now: Any = None
+        #: the current batch and those after it: no other tensor gets the memory of their tensors
+        self._batches: list[_Batch] = []
         self._paths: dict[_Memory, Any] = {}
         #: by table: the paths of its ids in a batch
         self._learned: dict[int, dict[Any, None]] = {}
 
-    def wanted(self) -> bool:
-        """True when the loader reads one batch ahead; workers of GeoSGD have their own rows."""
-        return mode_of(self._job.strategy) != GEO
+    def batches_ahead(self) -> int:
+        """How many batches the loader reads ahead; workers of GeoSGD have their own rows.
+
+        An async worker trains on one while the rows of the other are in flight.
+        """
+        return {SYNC: 1, ASYNC: 2, GEO: 0}[mode_of(self._job.strategy)]
 
     def announce(self, batches: Sequence[Any]) -> None:
-        """Prefetch the rows of the next batch; `batches` are the current and the next."""
-        session = self._session
-        self._now, coming = batches[0], batches[1:]
+        """Announce the batches after the current one, which comes first."""
+        known = {id(one.batch): one for one in self._batches}
+        self._batches = [known.get(id(batch)) or _Batch(batch) for batch in batches]
         if self._ids_of_batch is None:
-            self._watch(self._now)
-        if not session.is_open:
+            self._paths = self._batches[0].paths
+        if not self._session.is_open:
             return
-        communicator = session.communicator
+        communicator = self._session.communicator
         if self._ids_of_batch is None:
             communicator.reached = self._reached
-        communicator.announce(self._ids(coming[0]) if coming else {})
-
-    def _watch(self, batch: Any) -> None:
-        self._paths = {
-            (tensor.data_ptr(), tensor.numel()): path for path, tensor in _id_tensors(batch)
-        }
+        coming = self._batches[1:]
+        for one in coming:
+            # the first batches are loaded before any table is known
+            one.ids = one.ids or self._ids(one)
+        communicator.announce([one.ids for one in coming])
 
     def _reached(self, table: int, ids: Ids) -> None:
         """Learn the path of ids that a table reads, if they are a tensor of the batch."""
@@ -67,14 +69,11 @@ class IdLookahead:
         if path is not None:
             self._learned.setdefault(table, {})[path] = None
 
-    def _ids(self, batch: Any) -> dict[int, Ids]:
+    def _ids(self, one: _Batch) -> dict[int, Ids]:
         if self._ids_of_batch is not None:
-            return self._numbered(self._ids_of_batch(batch))
-        if not self._learned:
-            return {}
-        tensors = dict(_id_tensors(batch))
+            return self._numbered(self._ids_of_batch(one.batch))
         found = {
-            table: [_flat(tensors[path]) for path in paths if path in tensors]
+            table: [_flat(one.tensors[path]) for path in paths if path in one.tensors]
             for table, paths in self._learned.items()
         }
         return {table: _joined(parts) for table, parts in found.items() if parts}
@@ -92,17 +91,36 @@ class IdLookahead:
         return {numbers[name]: ids_of(ids, f"lookahead of {name}") for name, ids in given.items()}
 
 
-def _id_tensors(batch: Any) -> list[tuple[Any, Tensor]]:
+class _Batch:
+    """A batch, its tensors that can reach a table unchanged, and its announced ids."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.ids: dict[int, Ids] = {}
+        #: by their path in the batch
+        self.tensors: dict[Any, Tensor] = dict(_id_tensors(batch))
+        self.paths: dict[_Memory, Any] = {
+            (tensor.data_ptr(), tensor.numel()): path for path, tensor in self.tensors.items()
+        }
+
+
+def _id_tensors(batch: Any) -> Iterator[tuple[Any, Tensor]]:
     """The tensors of a nested batch that can reach a table unchanged, with their paths."""
-    return [
-        (path, leaf)
-        for path, leaf in tree_flatten_with_path(batch)[0]
-        if isinstance(leaf, Tensor)
-        and leaf.dtype == torch.int64
-        and leaf.device.type == "cpu"
-        and leaf.numel()
-        and leaf.is_contiguous()
-    ]
+    if isinstance(batch, Tensor):
+        leaves: Iterable[tuple[Any, Any]] = [((), batch)]
+    elif type(batch) in (list, tuple) and all(isinstance(leaf, Tensor) for leaf in batch):
+        leaves = enumerate(batch)
+    else:
+        leaves = tree_flatten_with_path(batch)[0]
+    for path, leaf in leaves:
+        if (
+            isinstance(leaf, Tensor)
+            and leaf.dtype == torch.int64
+            and leaf.device.type == "cpu"
+            and leaf.numel()
+            and leaf.is_contiguous()
+        ):
+            yield path, leaf
 
 
 def _flat(tensor: Tensor) -> Ids:

@@ -33,6 +33,10 @@ class Deduped:
         """The slice of `ids` that the server owns."""
         return slice(int(self.starts[server]), int(self.starts[server + 1]))
 
+    def count_of(self, server: int) -> int:
+        """How many of `ids` the server owns."""
+        return int(self.starts[server + 1] - self.starts[server])
+
 
 def dedup(ids: ArrayLike, servers: int = 1) -> Deduped:
     """The distinct ids, grouped by the server that owns them."""

@@ -66,8 +66,9 @@ class TablePush(msgspec.Struct, frozen=True):
 
 
 class Push(MessageBase, frozen=True):
-    """Gradients of one optimizer's step. Arrays: those of each table; then its D if `dense`.
+    """Gradients of one optimizer's step.
 
+    Arrays: those of each table; its D if `dense`; the ids of each table in `ahead`.
     Reply: Pushed; in sync mode after the pushes of all workers for that step are applied.
     """
 
@@ -98,10 +99,12 @@ class Push(MessageBase, frozen=True):
     merged: int = 1
     #: `version` of the values that the gradients were computed with
     seen: int = 0
+    #: tables of the optimizer, for a later batch: the reply has rows of these ids
+    ahead: list[int] = msgspec.field(default_factory=list)
 
 
 class Apply(MessageBase, frozen=True):
-    """Apply the held gradients times a factor. Reply: Pushed."""
+    """Apply the held gradients times a factor. Arrays: ids of each in `ahead`. Reply: Pushed."""
 
     repeatable: ClassVar[bool] = True
     sequence: int
@@ -113,13 +116,14 @@ class Apply(MessageBase, frozen=True):
     options: list[dict[str, Any]]
     skip: bool = False
     wants_dense: bool = True
+    ahead: list[int] = msgspec.field(default_factory=list)
 
 
 class Pushed(MessageBase, frozen=True):
-    """Arrays: D (of all optimizers) if requested; then for each of `changed`: positions, rows.
+    """Arrays: rows of each table in `ahead`; D (of all optimizers) if requested; changed rows.
 
-    `changed` are tables with prefetched rows that this step changed. Positions index the ids of the
-    prefetched batch, whose number is in `batches`.
+    The last are positions and rows for each of `changed`: tables with prefetched rows that this
+    step changed. Positions index the ids of the prefetched batch, whose number is in `batches`.
     """
 
     version: int

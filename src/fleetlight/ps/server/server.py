@@ -320,7 +320,7 @@ class Server:
             case m.Push():
                 return self._serving().pushes.push(peer, message, arrays)
             case m.Apply():
-                return self._serving().pushes.apply(peer, message)
+                return self._serving().pushes.apply(peer, message, arrays)
             case m.GeoExchange():
                 return self._serving().pushes.exchange(peer, message, arrays)
             case m.EndPhase():

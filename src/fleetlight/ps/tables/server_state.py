@@ -16,7 +16,7 @@ from torch import Tensor
 from fleetlight.errors import CheckpointError, PlanError, ProtocolError
 from fleetlight.ps.changes import DifferencesAdded, StepApplied, StepHeld
 from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
-from fleetlight.ps.messages import Fill, GeoExchange, Load, Pull, Push, Shrink, TableFile
+from fleetlight.ps.messages import Apply, Fill, GeoExchange, Load, Pull, Push, Shrink, TableFile
 from fleetlight.ps.placement import Block, Placement, buckets_of
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense import DenseBlocks
@@ -84,7 +84,17 @@ class ServerState:
     def gradients(self, message: Push, arrays: Sequence[Array], who: str) -> Gradients:
         """Unpack a push, after checking its options."""
         self._check_options(message.optimizer, message.options, who)
-        return self.unpacked(message, arrays, f"a push of {who}")
+        last = len(arrays) - len(message.ahead)
+        return self.unpacked(message, arrays[: max(0, last)], f"a push of {who}")
+
+    def ahead_ids(self, message: Push | Apply, arrays: Sequence[Array], who: str) -> list[Array]:
+        """Unpack the ids that a push or a release asks rows of: its last arrays."""
+        if not message.ahead:
+            return []
+        unpacking = Unpacking(arrays[-len(message.ahead) :], f"a push of {who}")
+        ids = [unpacking.ids(self.table(number).plan) for number in message.ahead]
+        unpacking.end()
+        return ids
 
     def unpacked(
         self, message: Push | StepApplied | StepHeld, arrays: Sequence[Array], operation: str

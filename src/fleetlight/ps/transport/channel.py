@@ -132,6 +132,12 @@ class SocketChannel:
             frames.wire.close()
             raise
 
+    @property
+    def is_local(self) -> bool:
+        """True while the connection is to a server on this host."""
+        frames = self._frames
+        return frames is not None and frames.wire.is_local()
+
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the previous one must have its reply."""
         assert self._request is None, f"{self.peer}: one request in flight per channel"

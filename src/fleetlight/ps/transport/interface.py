@@ -58,6 +58,10 @@ class Channel(Protocol):
     #: how the channel treats a server that it cannot reach
     retry: RetryPolicy
 
+    @property
+    def is_local(self) -> bool:
+        """True if the server is on this host."""
+
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the previous one must have its reply."""
 
@@ -130,6 +134,7 @@ class MemoryChannel:
         self.retry = RetryPolicy(0.0)
         self._handler = handler
         self._connection = Connection("worker 0 (in this process)")
+        self.is_local = True
         self._reply: Reply | None = None
         self._open = True
 

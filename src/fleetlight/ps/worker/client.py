@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import PlanError
-from fleetlight.kernels import Deduped, dedup
+from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.high_water_marks import common_epoch
 from fleetlight.ps.placement import Placement
@@ -23,7 +24,15 @@ from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.transport.interface import ReceivedReply
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.chunks import CHUNK_BYTES, LONE_CHUNK_BYTES, Chunk, chunks_of
-from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, Connect, Connections, Request
+from fleetlight.ps.worker.connections import (
+    CONTROL,
+    PULL,
+    PUSH,
+    Connect,
+    Connections,
+    Request,
+    SentRequests,
+)
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.push_request import (
     PushRequest,
@@ -34,41 +43,18 @@ from fleetlight.ps.worker.push_request import (
 )
 from fleetlight.ps.worker.replay.commit_log import Committed
 from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal, StepOrigin
+from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
 from fleetlight.wire.control_signals import combined
 
 Array = NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """Rows requested from one table."""
+class PushInFlight:
+    """A push whose replies are not received yet."""
 
-    table: int
-    ids: Deduped
-    insert: bool
-
-
-@dataclasses.dataclass
-class ReplyValues:
-    """The merged replies of all servers to a pull, a push or an exchange."""
-
-    #: rows of each requested table, in the order of the distinct ids
-    rows: list[Floats] = dataclasses.field(default_factory=list)
-    #: of an exchange: table, range of the sent ids, their rows
-    pieces: list[tuple[int, slice, Floats]] = dataclasses.field(default_factory=list)
-    #: dense blocks by server
-    dense: dict[int, list[Array]] = dataclasses.field(default_factory=dict)
-    #: by server: number of pushes applied
-    versions: dict[int, int] = dataclasses.field(default_factory=dict)
-    #: applied steps of the slowest worker, over all servers
-    slowest: int = 0
-    #: of a pull: the incarnation of each server
-    incarnations: list[int] = dataclasses.field(default_factory=list)
-    applied: bool = True
-    #: the square of the norm of held gradients, over all servers
-    square: float = 0.0
-    #: (server, batch, table, positions, rows) of prefetched rows that a step changed
-    changed: list[tuple[int, int, int, Array, Array]] = dataclasses.field(default_factory=list)
+    push: PushRequest
+    sent: SentRequests
 
 
 class Client(Connections):
@@ -189,7 +175,7 @@ class Client(Connections):
         """
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
-            mine = [w for w in wanted if w.ids.starts[server] < w.ids.starts[server + 1]]
+            mine = [w for w in wanted if w.ids.count_of(server)]
             blocks = self.placement.blocks_of(server) if dense else []
             if not mine and not blocks:
                 continue
@@ -203,23 +189,36 @@ class Client(Connections):
                 batch=batch or 0,
             )
             requests[server] = message, [w.ids.ids[w.ids.of_server(server)] for w in mine]
-        values = self._merge_pull_replies(wanted, self.ask(lane, requests))
+        values = self._merge_replies(wanted, self.ask(lane, requests))
         values.incarnations = self.incarnations(lane)
         return values
 
-    def _merge_pull_replies(
+    def _merge_replies(
         self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
     ) -> ReplyValues:
+        """Merge the rows, then the dense values, of each reply."""
         values = _merge_versions(replies)
         parts: list[list[Floats]] = [[] for _ in wanted]
         for server, reply in replies.items():
             arrays = Unpacking(reply.arrays, f"the reply of server {server}")
             for number, w in enumerate(wanted):
-                if count := int(w.ids.starts[server + 1] - w.ids.starts[server]):
+                if count := w.ids.count_of(server):
                     parts[number].append(arrays.rows(self.plan.tables[w.table], count))
             if rest := arrays.rest():
                 values.dense[server] = rest
         values.rows = [self._joined(part, w.table) for part, w in zip(parts, wanted, strict=True)]
+        return values
+
+    def _merge_push_replies(
+        self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
+    ) -> ReplyValues:
+        changed = _changed_rows(replies)
+        values = self._merge_replies(wanted, replies)
+        values.changed = changed
+        for reply in replies.values():
+            assert isinstance(reply.message, m.Pushed), reply.message
+            values.applied &= reply.message.applied
+            values.square += reply.message.square
         return values
 
     def _joined(self, parts: list[Floats], table: int) -> Floats:
@@ -249,15 +248,19 @@ class Client(Connections):
         phase: int,
         hold: bool = False,
         wants_dense: bool = True,
-        everywhere: bool = True,
     ) -> ReplyValues:
-        """Send a push request; without `everywhere` only to servers with a part in it."""
+        """Send a push request to every server, and return the merged replies."""
+        requests = self._push_requests(push, phase=phase, hold=hold, wants_dense=wants_dense)
+        return self._pushed(push, self.ask(PUSH, _with_ahead(requests, push.ahead)))
+
+    def _push_requests(
+        self, push: PushRequest, *, phase: int, hold: bool = False, wants_dense: bool = True
+    ) -> dict[int, Request]:
+        """The request of each server, logged in the journal."""
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
             tables, arrays = _of_server(push.tables, server)
             blocks = push.blocks.get(server, [])
-            if not (everywhere or tables or blocks):
-                continue
             message = m.Push(
                 sequence=self._next(server),
                 epoch=self.epoch,
@@ -279,7 +282,7 @@ class Client(Connections):
         if not hold:
             # held gradients change no values, and a restarted worker computes them again
             self._commit(push.origin, {server: [one] for server, one in requests.items()})
-        return self._send_pushes(requests)
+        return requests
 
     def apply(
         self, push: PushRequest, *, phase: int, factor: float, wants_dense: bool = True
@@ -300,12 +303,23 @@ class Client(Connections):
             )
             requests[server] = message, ()
         self._commit(push.origin, {server: [one] for server, one in requests.items()})
-        return self._send_pushes(requests)
+        return self._pushed(push, self.ask(PUSH, _with_ahead(requests, push.ahead)))
 
-    def _send_pushes(self, requests: Mapping[int, Request]) -> ReplyValues:
-        replies = self.ask(PUSH, requests)
+    def start_push(self, push: PushRequest, *, phase: int) -> PushInFlight:
+        """Send a push request; nothing else may use its lane until `finish_push`."""
+        requests = _with_ahead(self._push_requests(push, phase=phase), push.ahead)
+        return PushInFlight(push, self.send(PUSH, requests))
+
+    def finish_push(self, started: PushInFlight) -> ReplyValues:
+        """Wait for the replies to a push, and return them merged."""
+        return self._pushed(started.push, self.replies_to(started.sent))
+
+    def _pushed(self, push: PushRequest, replies: Mapping[int, ReceivedReply]) -> ReplyValues:
         self._receive_signals(replies.values())
-        return _merge_push_replies(replies)
+        values = self._merge_push_replies([one.wanted for one in push.ahead], replies)
+        for one, rows in zip(push.ahead, values.rows, strict=True):
+            one.arrived(rows, values)
+        return values
 
     def _receive_signals(self, replies: Iterable[ReceivedReply]) -> None:
         """Record the control signals in replies to steps."""
@@ -438,19 +452,31 @@ def _merge_versions(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
     return values
 
 
-def _merge_push_replies(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
-    values = _merge_versions(replies)
+def _changed_rows(
+    replies: Mapping[int, ReceivedReply],
+) -> list[tuple[int, int, int, Array, Array]]:
+    """Take the changed rows, which are the last arrays of each reply."""
+    found = []
     for server, reply in replies.items():
         message = reply.message
         assert isinstance(message, m.Pushed), message
-        values.applied &= message.applied
-        values.square += message.square
-        changed = len(message.changed)
-        dense = reply.arrays[: len(reply.arrays) - 2 * changed]
-        if dense:
-            values.dense[server] = dense
-        pairs = reply.arrays[len(dense) :]
+        pairs = reply.arrays[len(reply.arrays) - 2 * len(message.changed) :]
+        del reply.arrays[len(reply.arrays) - len(pairs) :]
         for number, (table, batch) in enumerate(zip(message.changed, message.batches, strict=True)):
             positions, rows = pairs[2 * number : 2 * number + 2]
-            values.changed.append((server, batch, table, positions, rows))
-    return values
+            found.append((server, batch, table, positions, rows))
+    return found
+
+
+def _with_ahead(requests: Mapping[int, Request], ahead: Sequence[Ahead]) -> Mapping[int, Request]:
+    """Let pushes or releases request rows, too; the journal has them without."""
+    if not ahead:
+        return requests
+    extended: dict[int, Request] = {}
+    for server, (message, arrays) in requests.items():
+        assert isinstance(message, (m.Push, m.Apply)), message
+        mine = [one.wanted for one in ahead if one.wanted.ids.count_of(server)]
+        ids = [wanted.ids.ids[wanted.ids.of_server(server)] for wanted in mine]
+        message = msgspec.structs.replace(message, ahead=[wanted.table for wanted in mine])
+        extended[server] = message, [*arrays, *ids]
+    return extended

@@ -9,6 +9,7 @@ since requests on other lanes may take long.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,16 @@ Connect = Callable[[str], Sequence[Channel]]
 CONTROL, PUSH, PULL, PREFETCH, HEARTBEAT = "control", "push", "pull", "prefetch", "beat"
 #: how long a goodbye may wait for a lane, and for its reply
 _LANE_S, _GOODBYE_REPLY_S = 1.0, 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SentRequests:
+    """Requests without replies yet, and the errors of servers that did not get theirs."""
+
+    lane: str
+    requests: Mapping[int, Request]
+    asked: Sequence[int]
+    errors: dict[int, Exception]
 
 
 class Connections:
@@ -60,6 +71,11 @@ class Connections:
                 _hang_up(channels)
         self._check_not_closed()
         return channels
+
+    @property
+    def servers_are_local(self) -> bool:
+        """True if all servers are on this host."""
+        return all(channel.is_local for channel in self.open_lane(CONTROL))
 
     def expect_restarts(self, away_s: float) -> None:
         """Expect servers to restart after failures with all acknowledged pushes."""
@@ -110,9 +126,44 @@ class Connections:
     ) -> dict[int, ReceivedReply]:
         """Send to all servers, then receive from all; raise one error after the last reply."""
         with self._lane_lock(lane):
-            replies, errors = self._send_and_receive(lane, requests, deadline_s)
-        if errors:
-            raise self._cause(errors)
+            return self.replies_to(self.send(lane, requests), deadline_s)
+
+    def send(self, lane: str, requests: Mapping[int, Request]) -> SentRequests:
+        """Send to all servers; the lane is in use until `replies_to`."""
+        channels = self.open_lane(lane)
+        errors: dict[int, Exception] = {}
+        asked = []
+        for server, (message, arrays) in requests.items():
+            try:
+                channels[server].send(message, arrays)
+                asked.append(server)
+            except Exception as error:
+                errors[server] = error
+                # Reachable servers still receive the request: a goodbye is for each. An error in
+                # the request itself is the same for all servers.
+                if not isinstance(error, PeerError):
+                    break
+        return SentRequests(lane, requests, asked, errors)
+
+    def replies_to(
+        self, sent: SentRequests, deadline_s: float | None = None
+    ) -> dict[int, ReceivedReply]:
+        """Receive from all servers; raise one error after the last reply."""
+        replies = self._receive(sent, deadline_s)
+        if sent.errors:
+            raise self._cause(sent.errors)
+        return replies
+
+    def _receive(self, sent: SentRequests, deadline_s: float | None) -> dict[int, ReceivedReply]:
+        """The replies of reachable servers; the errors of the others are added."""
+        channels = self._lanes[sent.lane]
+        replies = {}
+        for server in sent.asked:
+            try:
+                replies[server] = channels[server].receive(deadline_s)
+                self._acknowledge(server, sent.requests[server])
+            except Exception as error:
+                sent.errors[server] = error
         return replies
 
     def _lane_lock(self, lane: str) -> threading.Lock:
@@ -144,35 +195,6 @@ class Connections:
             )
             return DeadlineError(f"no heartbeat reply from {silent}; meanwhile {first}")
         return first
-
-    def _send_and_receive(
-        self,
-        lane: str,
-        requests: Mapping[int, Request],
-        deadline_s: float | None,
-    ) -> tuple[dict[int, ReceivedReply], dict[int, Exception]]:
-        """The replies of reachable servers, and the errors of the others."""
-        channels = self.open_lane(lane)
-        errors: dict[int, Exception] = {}
-        asked = []
-        for server, (message, arrays) in requests.items():
-            try:
-                channels[server].send(message, arrays)
-                asked.append(server)
-            except Exception as error:
-                errors[server] = error
-                # Reachable servers still receive the request: a goodbye is for each. An error in
-                # the request itself is the same for all servers.
-                if not isinstance(error, PeerError):
-                    break
-        replies = {}
-        for server in asked:
-            try:
-                replies[server] = channels[server].receive(deadline_s)
-                self._acknowledge(server, requests[server])
-            except Exception as error:
-                errors[server] = error
-        return replies, errors
 
     def _ask_in_turns(
         self, lane: str, requests: Mapping[int, Sequence[Request]]
@@ -254,7 +276,7 @@ class Connections:
             # the heartbeat lane of a hung server may still owe a reply
             free = self._heartbeats.collect(_LANE_S) if lane == HEARTBEAT else servers
             goodbyes = dict.fromkeys([s for s in servers if s in free], (m.Leave(error), ()))
-            received, _ = self._send_and_receive(lane, goodbyes, _GOODBYE_REPLY_S)
+            received = self._receive(self.send(lane, goodbyes), _GOODBYE_REPLY_S)
         except PeerError:
             return servers
         finally:

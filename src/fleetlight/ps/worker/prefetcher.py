@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Prefetcher`: pulls rows of the next batch while the current batch trains.
 
-In sync mode the results do not change: the reply to the worker's next push has the prefetched rows
-that the step changed. This reply and that of the pull may arrive in either order, so a read
-applies the changed rows.
+For servers on other hosts, where the bytes of rows take longer than a message. In sync mode the
+results do not change: the reply to the worker's next push has the prefetched rows that the step
+changed. This reply and that of the pull may arrive in either order, so a read applies the changed
+rows.
 
 A prefetch inserts no rows, since an announced batch may not be trained on; the first push inserts
 them. Tables with an entry count ids in training and are not prefetched.
@@ -22,15 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.kernels import Deduped, dedup
-from fleetlight.kernels.ids.dedup import collect
 from fleetlight.ps.update import Floats, Ids
-from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import PREFETCH
+from fleetlight.ps.worker.lookahead import Fetch, rows_among
+from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
 
 #: prefetched rows that a push changed: server, batch, table, positions, rows
 Changed = tuple[int, int, int, NDArray[Any], NDArray[Any]]
-#: reads rows of distinct ids from the servers
-Fetch = Callable[[Deduped], Floats]
 
 
 @dataclasses.dataclass
@@ -83,8 +83,11 @@ class Prefetcher:
         self._missed = 0
         self._waited_s = 0.0
 
-    def announce(self, ids: Mapping[int, Ids], *, at_least: int, phase: int, step: int) -> None:
-        """Start to prefetch these ids; the previously announced batch becomes the current one."""
+    def announce(
+        self, coming: Sequence[Mapping[int, Ids]], *, at_least: int, phase: int, step: int
+    ) -> None:
+        """Start to prefetch the next batch; the one announced before becomes the current one."""
+        ids = coming[0] if coming else {}
         with self._lock:
             self._now, self._next = self._next, None
         tables = self._client.plan.tables
@@ -129,15 +132,9 @@ class Prefetcher:
         if found is None:
             self._missed += len(wanted.ids)
             return fetch(wanted)
-        places = _places(wanted.ids, found.distinct.ids)
-        here = places >= 0
-        self._read += int(here.sum())
-        if here.all():
-            return found.rows[places]
-        self._missed += int((~here).sum())
-        rows = np.empty((len(places), found.rows.shape[1]), np.float32)
-        rows[here] = found.rows[places[here]]
-        rows[~here] = fetch(part_of(wanted, ~here))
+        rows, missed = rows_among(found.distinct, found.rows, wanted, fetch)
+        self._read += len(rows) - missed
+        self._missed += missed
         return rows
 
     def _found(self, table: int, at_least: int) -> _Found | None:
@@ -158,8 +155,13 @@ class Prefetcher:
             # a step of another thread may have outdated them
             return batch.found(table) if table in batch.changed else None
 
-    def pushed(self, optimizer: int, changed: Sequence[Changed] = ()) -> None:
+    def wanted(self, optimizer: int) -> list[Ahead]:
+        """Nothing: pulls have a lane of their own."""
+        return []
+
+    def pushed(self, optimizer: int, values: ReplyValues | None = None) -> None:
         """Invalidate the rows of the current batch; correct those of the next one once."""
+        changed = [] if values is None else values.changed
         mine = {n for n, t in enumerate(self._client.plan.tables) if t.optimizer == optimizer}
         with self._lock:
             self._pushed(mine, changed)
@@ -196,19 +198,6 @@ class Prefetcher:
             "rows fetched on demand": float(self._missed),
             "waited for prefetched rows s": self._waited_s,
         }
-
-
-def part_of(wanted: Deduped, chosen: NDArray[np.bool_]) -> Deduped:
-    """Select distinct ids; they stay grouped by server."""
-    before = np.concatenate(([0], np.cumsum(chosen)))
-    return Deduped(wanted.ids[chosen], np.empty(0, np.int32), before[wanted.starts])
-
-
-def _places(ids: Ids, among: Ids) -> NDArray[np.int32]:
-    """The position of each id among distinct ids, -1 if absent."""
-    places = collect(np.concatenate((among, ids)))[1][len(among) :]
-    places[places >= len(among)] = -1
-    return places
 
 
 def _drop(batch: _Batch, tables: set[int]) -> None:

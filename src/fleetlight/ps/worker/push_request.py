@@ -16,6 +16,7 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
+from fleetlight.ps.worker.reply_values import Ahead
 
 #: dense blocks of each server
 Shares = Mapping[int, Sequence[NDArray[Any]]]
@@ -40,6 +41,8 @@ class PushRequest:
     refusal: str = ""
     #: the position of the step, for the worker's journal
     origin: StepOrigin | None = None
+    #: rows of later batches, which the reply returns
+    ahead: list[Ahead] = dataclasses.field(default_factory=list)
 
 
 def packed(

@@ -15,7 +15,7 @@ from torch import nn
 
 from fleetlight.errors import DeadlineError, GradientError, PeerLostError
 from fleetlight.ps.update import TableGradients
-from fleetlight.ps.worker.communicator.async_ import merged
+from fleetlight.ps.worker.communicator.push_queue import merged
 from fleetlight.ps.worker.connections import PUSH
 from fleetlight.ps.worker.push_request import PushRequest
 
@@ -103,7 +103,7 @@ def test_a_push_is_sent_after_the_reply_to_the_previous_one() -> None:
         worker.communicator.flush()
         return worker.communicator.figures(), worker.session.client.figures()
 
-    [(figures, counted)] = run(build, train, settings(), workers=1, servers=1)
+    [(figures, counted)] = run(build, train, settings(), workers=1, is_local=False)
     assert (figures["pushes"], figures["longest queue"]) == (2, 1)
     assert counted[0].staleness == {0: 1, 1: 1}
 
@@ -123,6 +123,7 @@ def test_acknowledged_steps_are_counted() -> None:
         steps.append((counted.made, counted.acknowledged))
         first.open()
         second.wait()
+        counted.refresh()
         steps.append((counted.made, counted.acknowledged))
         second.open()
         counted.flush()
@@ -200,7 +201,7 @@ def test_bounded_staleness_waits_for_the_slowest_worker(ahead: bool) -> None:
     def steps(worker: Member) -> None:
         for _ in range(9):
             if ahead:
-                worker.communicator.announce({0: ONE.reshape(-1).numpy()})
+                worker.communicator.announce([{0: ONE.reshape(-1).numpy()}])
             step(worker, ONE)
 
     def train(worker: Member) -> Any:
@@ -268,7 +269,48 @@ def test_an_error_of_the_sender_is_raised_by_later_calls() -> None:
         raise KeyError("over")
 
     with pytest.raises(KeyError):
+        run(build, train, ASYNC, workers=1, is_local=False)
+
+
+def test_an_error_of_the_push_in_flight_is_raised_by_later_calls() -> None:
+    """Its gradients are lost, so no step may follow."""
+
+    def train(worker: Member) -> None:
+        gate = Gate(worker.session.client, PUSH, "receive")
+        gate.open()
+        step(worker, ONE)
+
+        def fail(*_: Any) -> Any:
+            raise PeerLostError("server 0 is gone")
+
+        gate.receive = fail  # type: ignore[method-assign]
+        for _ in range(2):
+            with pytest.raises(PeerLostError, match="server 0 is gone"):
+                step(worker, ONE)
+        with pytest.raises(PeerLostError, match="server 0 is gone"):
+            worker.communicator.flush()
+        raise KeyError("over")
+
+    with pytest.raises(KeyError):
         run(build, train, ASYNC, workers=1)
+
+
+def test_the_reply_to_a_push_is_received_by_the_next_step() -> None:
+    """Servers on this host: no thread, and one push in flight."""
+
+    def train(worker: Member) -> Any:
+        gate = Gate(worker.session.client, PUSH, "receive")
+        step(worker, ONE)
+        counts = [(worker.communicator.made, worker.communicator.acknowledged)]
+        gate.open()
+        step(worker, ONE)
+        counts.append((worker.communicator.made, worker.communicator.acknowledged))
+        worker.communicator.flush()
+        counts.append((worker.communicator.made, worker.communicator.acknowledged))
+        assert "fleet-push" not in [thread.name for thread in threading.enumerate()]
+        return counts, worker.communicator.figures()["pushes"]
+
+    assert run(build, train, ASYNC, workers=1) == [([(1, 0), (2, 1), (2, 2)], 2)]
 
 
 @pytest.mark.parametrize("staleness", [None, 0])

@@ -15,9 +15,9 @@ from tests.ps.serving import plan
 
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import DensePlan
-from fleetlight.ps.worker.client import ReplyValues
 from fleetlight.ps.worker.communicator.local_dense import LocalDense
 from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.reply_values import ReplyValues
 
 WORKERS = 3
 PLAN = plan("async", WORKERS, dense=[DensePlan("weight", (2,), "float64", 0, 0)])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from fleetlight.ps.server.workers.presence import PresenceMonitor
 from fleetlight.ps.server.workers.roster import Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
+from fleetlight.ps.update import Ids
 
 Array = NDArray[Any]
 
@@ -64,23 +65,26 @@ class PushHandler:
 
     def push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Reply:
         """Apply the gradients of one worker."""
-        return self._requests.once(
-            peer,
-            message,
-            lambda: self._push_reply(peer, message, self._push(peer, message, arrays)),
-            lambda is_last: self._push_reply(
-                peer, message, self._outcome_again(peer, message), is_last
-            ),
-        )
+        return self._once(peer, message, arrays, lambda: self._push(peer, message, arrays))
 
-    def apply(self, peer: Peer, message: Apply) -> Reply:
+    def apply(self, peer: Peer, message: Apply, arrays: Sequence[Array]) -> Reply:
         """Apply held gradients, times a factor."""
+        return self._once(peer, message, arrays, lambda: self._coordinator.apply(peer, message))
+
+    def _once(
+        self,
+        peer: Peer,
+        message: Push | Apply,
+        arrays: Sequence[Array],
+        carry_out: Callable[[], Outcome],
+    ) -> Reply:
+        ahead = self._state.ahead_ids(message, arrays, str(peer))
         return self._requests.once(
             peer,
             message,
-            lambda: self._push_reply(peer, message, self._coordinator.apply(peer, message)),
+            lambda: self._push_reply(peer, message, ahead, carry_out()),
             lambda is_last: self._push_reply(
-                peer, message, self._outcome_again(peer, message), is_last
+                peer, message, ahead, self._outcome_again(peer, message), is_last
             ),
         )
 
@@ -275,9 +279,19 @@ class PushHandler:
         return None if where is None else GradientError(refusal(what, where, "on this server"))
 
     def _push_reply(
-        self, peer: Peer, message: Push | Apply, outcome: Outcome, is_last: bool = True
+        self,
+        peer: Peer,
+        message: Push | Apply,
+        ahead: Sequence[Ids],
+        outcome: Outcome,
+        is_last: bool = True,
     ) -> Reply:
-        arrays: list[Array] = self._state.dense.values() if message.wants_dense else []
+        arrays: list[Array] = [
+            self._state.table(number).pull(ids, False, message.step)
+            for number, ids in zip(message.ahead, ahead, strict=True)
+        ]
+        if message.wants_dense:
+            arrays += self._state.dense.values()
         changed: list[PrefetchedBatch] = []
         # rows prefetched after it belong to the reply to a later push
         if is_last and not (isinstance(message, Push) and message.hold):

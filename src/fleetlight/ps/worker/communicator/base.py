@@ -11,11 +11,12 @@ import numpy as np
 from fleetlight.errors import ConfigError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import Floats, Ids, Update
-from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.local_parameters import LocalParameters
-from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.lookahead import Lookahead
 from fleetlight.ps.worker.replay.commit_log import Committed
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
+from fleetlight.ps.worker.reply_values import ReplyValues, Wanted
 
 
 class Communicator:
@@ -38,8 +39,8 @@ class Communicator:
         self.made = self.acknowledged = 0
         #: `version` of each server's values in use
         self.versions = [0] * client.server_num
-        #: prefetches the next batch; None for a worker with local rows
-        self.prefetcher: Prefetcher | None = None
+        #: reads the rows of coming batches; None for a worker with local rows
+        self.lookahead: Lookahead | None = None
         #: called with the ids of a lookup, as they are in the caller's tensor
         self.reached: Callable[[int, Ids], None] | None = None
 
@@ -60,16 +61,16 @@ class Communicator:
     def refresh(self) -> None:
         """Copy received values into the parameters."""
 
-    def announce(self, ids: Mapping[int, Ids]) -> None:
-        """Announce the ids of each table in the next batch."""
-        if self.prefetcher is not None:
+    def announce(self, coming: Sequence[Mapping[int, Ids]]) -> None:
+        """Announce the batches after the one handed out now: the ids of each table."""
+        if self.lookahead is not None:
             at_least = self.at_least()
-            self.prefetcher.announce(ids, at_least=at_least, phase=self.phase, step=self.steps)
+            self.lookahead.announce(coming, at_least=at_least, phase=self.phase, step=self.steps)
 
     def look_up(self, table: int, ids: Ids, insert: bool) -> tuple[Deduped, Floats]:
         """Return the distinct ids and their rows."""
         found = (
-            None if self.prefetcher is None else self.prefetcher.whole(table, ids, self.at_least())
+            None if self.lookahead is None else self.lookahead.whole(table, ids, self.at_least())
         )
         if found is not None:
             return found
@@ -82,9 +83,9 @@ class Communicator:
         def fetch(missing: Deduped) -> Floats:
             return self.fetch([Wanted(table, missing, insert)])[0]
 
-        if self.prefetcher is None:
+        if self.lookahead is None:
             return fetch(wanted)
-        return self.prefetcher.read(table, wanted, fetch, self.at_least())
+        return self.lookahead.read(table, wanted, fetch, self.at_least())
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Floats]:
         """Pull rows from the servers."""
@@ -138,13 +139,13 @@ class Communicator:
     def stop(self) -> None:
         """Stop after a successful run, once the servers have applied all pushes."""
         self.flush()
-        if self.prefetcher is not None:
-            self.prefetcher.stop()
+        if self.lookahead is not None:
+            self.lookahead.stop()
 
     def drop_prefetched(self) -> None:
         """Drop prefetched rows: they may have changed without a push of this worker."""
-        if self.prefetcher is not None:
-            self.prefetcher.forget()
+        if self.lookahead is not None:
+            self.lookahead.forget()
 
     def pull_dense(self) -> None:
         """Pull the servers' dense values."""
@@ -160,7 +161,7 @@ class Communicator:
 
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""
-        prefetched = {} if self.prefetcher is None else self.prefetcher.figures()
+        prefetched = {} if self.lookahead is None else self.lookahead.figures()
         return {"steps": float(self._before + self.steps), **prefetched}
 
 

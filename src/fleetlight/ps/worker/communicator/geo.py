@@ -22,11 +22,12 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
-from fleetlight.ps.worker.client import Client, ReplyValues, Wanted
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
+from fleetlight.ps.worker.reply_values import ReplyValues, Wanted
 
 Array = NDArray[Any]
 _TORCH = {

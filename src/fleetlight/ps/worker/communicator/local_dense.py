@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
-from fleetlight.ps.worker.client import Client, ReplyValues
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.reply_values import ReplyValues
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from fleetlight.kernels.rows import copies
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
-from fleetlight.ps.worker.prefetcher import part_of
+from fleetlight.ps.worker.lookahead import part_of
 
 #: reads rows of distinct ids from the servers
 Fetch = Callable[[Deduped], Floats]

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 from fleetlight.errors import ConfigError
 from fleetlight.ps.update import Update
-from fleetlight.ps.worker.client import Client, ReplyValues
+from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.base import Communicator, clip_factor
 from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.lookahead import Lookahead
 from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.pull_in_push import PullInPush
 from fleetlight.ps.worker.push_request import PushRequest
+from fleetlight.ps.worker.reply_values import ReplyValues
 
 
 class Sync(Communicator):
@@ -20,7 +23,11 @@ class Sync(Communicator):
 
     def __init__(self, client: Client, live: LocalParameters) -> None:
         super().__init__(client, live)
-        self.prefetcher = Prefetcher(client)
+        self.lookahead: Lookahead = (
+            PullInPush(client, steps_together=True)
+            if client.servers_are_local
+            else Prefetcher(client)
+        )
         #: by optimizer: the gradients held on the servers, and their clip factor
         self._held: dict[int, tuple[PushRequest, float]] = {}
 
@@ -36,8 +43,7 @@ class Sync(Communicator):
         self.made = self.acknowledged = self.made + 1
         self.note(values)
         self.client.unpack(values, self.live)
-        assert self.prefetcher is not None
-        self.prefetcher.pushed(update.optimizer, values.changed)
+        self.lookahead.pushed(update.optimizer, values)
         return values.applied
 
     def _push(self, update: Update) -> ReplyValues:
@@ -45,10 +51,12 @@ class Sync(Communicator):
         if held is not None:
             push, factor = held
             push.skip, push.origin = update.skip, self.origin(update, 1)
+            push.ahead = self.lookahead.wanted(update.optimizer)
             return self.client.apply(push, phase=self.phase, factor=factor)
         update.seen = tuple(self.versions)
         push = self.client.build_push(update, self.live)
         push.origin = self.origin(update, 1)
+        push.ahead = self.lookahead.wanted(update.optimizer)
         return self.client.push(push, phase=self.phase)
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:

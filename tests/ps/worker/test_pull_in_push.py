@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PullInPush: the reply to a push has the rows of a later batch, as a pull would return them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.served import ASYNC, SYNC, Member, Net, batches, loss_of, run
+from torch import nn
+
+from fleetlight.errors import GradientError, PlanError, ProtocolError
+from fleetlight.ps import messages as m
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.worker.connections import PULL, PUSH
+from fleetlight.ps.worker.pull_in_push import PullInPush
+
+IDS = 30
+
+
+def build(**layer: Any) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    model = Net(**layer)
+    return model, [torch.optim.Adagrad(model.parameters(), lr=0.1)]
+
+
+def step(worker: Member, ids: Any, target: Any = None) -> None:
+    ids = torch.as_tensor(ids).view(-1, 3)
+    worker.optimizer.zero_grad()
+    loss_of(worker.model, ids, torch.ones(len(ids), 1) if target is None else target).backward()
+    worker.optimizer.step()
+
+
+class Announcing:
+    """Announces batches as a loader does: the same mapping is the same batch."""
+
+    def __init__(self, worker: Member, batches: list[Any], ahead: int) -> None:
+        self._worker, self._ahead, self._at = worker, ahead, 0
+        self._batches = [{0: np.asarray(ids).reshape(-1)} for ids in batches]
+
+    def next(self) -> None:
+        self._at += 1
+        self._worker.communicator.announce(self._batches[self._at : self._at + self._ahead])
+
+
+def read(worker: Member, *ids: int) -> Any:
+    """The rows that a forward would read."""
+    wanted, rows = worker.communicator.look_up(0, np.array(ids), True)
+    return rows[wanted.inverse]
+
+
+class Sent:
+    """The messages that a worker sends on a lane."""
+
+    def __init__(self, worker: Member, lane: str) -> None:
+        self.messages: list[m.Message] = []
+        for channel in worker.session.client.open_lane(lane):
+            self._watch(channel)
+
+    def _watch(self, channel: Any) -> None:
+        send = channel.send
+
+        def watched(message: m.Message, arrays: Any = ()) -> None:
+            self.messages.append(message)
+            send(message, arrays)
+
+        channel.send = watched
+
+
+def trained(worker: Member, ahead: int, steps: int = 30) -> Any:
+    ids, targets = batches(steps, 2, ids=IDS)
+    # each announcement omits some ids of the batch
+    announced = [ids[t, worker.index][t % 3 :] for t in range(steps)]
+    announcing = Announcing(worker, announced, ahead)
+    for t in range(steps):
+        if ahead:
+            announcing.next()
+        step(worker, ids[t, worker.index], targets[t, worker.index])
+    worker.barrier()
+    dense = [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
+    return worker.rows(range(IDS)), dense, worker.communicator.figures()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", [1, 3])
+def test_sync_training_is_bitwise_the_same(servers: int) -> None:
+    plain = run(build, lambda w: trained(w, 0), servers=servers)
+    ahead = run(build, lambda w: trained(w, 1), servers=servers)
+    for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
+        assert np.array_equal(rows, rows_)
+        assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
+        assert figures["prefetched rows"] > 3 * figures["rows fetched on demand"] > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ahead", "expected"), [(SYNC, 1, [1, 1, 1, 1, 1]), (ASYNC, 2, [2, 1, 1, 1, 0])]
+)
+def test_a_step_is_one_message(strategy: dict[str, Any], ahead: int, expected: list[int]) -> None:
+    batches = [[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]
+
+    def train(worker: Member) -> Any:
+        assert isinstance(worker.communicator.lookahead, PullInPush)
+        pulls, pushes = Sent(worker, PULL), Sent(worker, PUSH)
+        announcing = Announcing(worker, batches, ahead)
+        for ids in batches[:-1]:
+            announcing.next()
+            step(worker, ids)
+        # the first batch is never announced; the reply to its push arrives after the second lookup
+        assert len(pulls.messages) == ahead
+        return [len(one.ahead) for one in pushes.messages if isinstance(one, m.Push)]
+
+    assert run(build, train, strategy, workers=1) == [expected]
+
+
+def test_rows_are_those_after_the_step_in_sync() -> None:
+    def train(worker: Member) -> None:
+        announcing = Announcing(worker, [[0], [2, 3, 4]], 1)
+        announcing.next()
+        before = worker.rows([2, 3, 4])
+        step(worker, [1, 2, 3])
+        announcing.next()
+        pulls = Sent(worker, PULL)
+        found = read(worker, 2, 3, 4)
+        assert not pulls.messages
+        assert np.array_equal(found, worker.rows([2, 3, 4]))
+        assert not np.array_equal(found[:2], before[:2])
+
+    run(build, train, workers=1, servers=2)
+
+
+def test_a_second_step_on_a_batch_renews_the_rows() -> None:
+    def train(worker: Member) -> None:
+        announcing = Announcing(worker, [[0], [2, 3, 4]], 1)
+        announcing.next()
+        for _ in range(2):
+            step(worker, [1, 2, 3])
+        announcing.next()
+        assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
+        assert worker.communicator.figures()["prefetched rows"] == 3
+
+    run(build, train, workers=1)
+
+
+def test_rows_of_the_current_batch_are_stale_after_its_step() -> None:
+    def train(worker: Member) -> None:
+        announcing = Announcing(worker, [[0], [1, 2, 3]], 1)
+        announcing.next()
+        step(worker, [7, 8, 9])
+        announcing.next()
+        for _ in range(2):
+            step(worker, [1, 2, 3])
+            assert np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
+
+    run(build, train, workers=1)
+
+
+def test_the_first_lookup_of_a_batch_without_rows_pulls_all_its_tables() -> None:
+    """As with gradient accumulation, where no push brought the rows."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = SparseEmbedding(2), SparseEmbedding(2)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return (self.a(a) * self.b(b)).sum(1, keepdim=True)
+
+    def two() -> Any:
+        model = Two()
+        return model, [torch.optim.SGD(model.parameters(), lr=0.5)]
+
+    def train(worker: Member) -> None:
+        ids = np.array([1, 2, 3])
+        for _ in range(2):
+            worker.communicator.announce([{0: ids, 1: ids + 9}])
+        pulls = Sent(worker, PULL)
+        for table, its in ((0, ids), (1, ids + 9)):
+            worker.communicator.look_up(table, its, True)
+        [pull] = pulls.messages
+        assert isinstance(pull, m.Pull)
+        assert [one.table for one in pull.tables] == [0, 1]
+
+    run(two, train, workers=1)
+
+
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC])
+def test_an_announced_batch_that_is_not_trained_creates_no_rows(strategy: dict[str, Any]) -> None:
+    def train(worker: Member) -> Any:
+        announcing = Announcing(worker, [[0], [7, 8, 9], [4]], 2)
+        announcing.next()
+        step(worker, [1, 2, 3])
+        worker.communicator.flush()
+        return [counted.rows for counted in worker.session.client.figures()]
+
+    assert run(build, train, strategy, workers=1) == [[{"emb": 3}]]
+
+
+def test_tables_with_an_admission_rule_are_not_announced() -> None:
+    def train(worker: Member) -> Any:
+        for _ in range(2):
+            worker.communicator.announce([{0: np.array([1, 2, 3])}])
+            step(worker, [1, 2, 3])
+        return worker.communicator.figures()
+
+    def counted() -> Any:
+        return build(entry=CountFilterEntry(2))
+
+    assert "prefetched rows" not in run(counted, train, workers=1)[0]
+
+
+def test_rows_changed_during_a_barrier_are_read_again() -> None:
+    def train(worker: Member) -> Any:
+        announcing = Announcing(worker, [[0], [1, 2, 3]], 1)
+        announcing.next()
+        step(worker, [7, 8, 9])
+        if worker.index == 1:
+            for _ in range(3):
+                step(worker, [1, 2, 3])
+        worker.barrier()
+        announcing.next()
+        return read(worker, 1, 2, 3), worker.rows([1, 2, 3])
+
+    for found, on_demand in run(build, train):
+        assert np.array_equal(found, on_demand)
+
+
+def test_rows_are_right_after_a_refused_step() -> None:
+    def train(worker: Member) -> None:
+        announcing = Announcing(worker, [[0], [*range(9)]], 1)
+        announcing.next()
+        worker.optimizer.zero_grad()
+        loss_of(worker.model, torch.arange(9).view(3, 3), torch.ones(3, 1)).backward()
+        grad: Any = worker.model.emb.weight.grad  # type: ignore[union-attr]
+        grad.parts[0].gradients[-1] = np.nan  # on the last server
+        with pytest.raises(GradientError, match="emb"):
+            worker.optimizer.step()
+        announcing.next()
+        assert np.array_equal(read(worker, *range(9)), worker.rows(range(9)))
+
+    run(build, train, workers=1, servers=3)
+
+
+def test_clipped_steps_bring_rows_too() -> None:
+    def train(worker: Member) -> None:
+        announcing = Announcing(worker, [[0], [1, 2, 3]], 1)
+        announcing.next()
+        worker.optimizer.zero_grad()
+        loss_of(worker.model, torch.tensor([[1, 2, 3]]), torch.ones(1, 1)).backward()
+        worker.clip(1e-3)
+        worker.optimizer.step()
+        announcing.next()
+        pulls = Sent(worker, PULL)
+        found = read(worker, 1, 2, 3)
+        assert not pulls.messages
+        assert np.array_equal(found, worker.rows([1, 2, 3]))
+
+    run(build, train, workers=1, servers=2)
+
+
+def test_rows_without_enough_steps_of_all_workers_are_read_again() -> None:
+    """With staleness 0, rows that arrived before the last step lack it."""
+
+    def train(worker: Member) -> Any:
+        announcing = Announcing(worker, [[0], [4, 5, 6], [1, 2, 3], [7]], 2)
+        for ids in ([7, 8, 9], [1, 2, 3]):
+            announcing.next()
+            step(worker, ids)
+        announcing.next()
+        return np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
+
+    strict = {"a_sync": True, "a_sync_configs": {"staleness": 0}}
+    assert run(build, train, strict, workers=1) == [True]
+
+
+def test_announced_ids_of_the_wrong_type_are_refused() -> None:
+    def train(worker: Member) -> None:
+        client = worker.session.client
+        [channel] = client.open_lane(PUSH)
+        push = m.Push(1, client.epoch, 0, 0, 0, [{"lr": 0.1}], [], False, ahead=[0])
+        for ids, error in (([np.zeros(2, np.int32)], PlanError), ([], ProtocolError)):
+            with pytest.raises(error, match="ids of table 'emb'"):
+                channel.call(push, ids)
+
+    run(build, train, workers=1)
+
+
+def test_async_counts_the_staleness_of_the_rows_that_it_reads() -> None:
+    def train(worker: Member) -> Any:
+        batches = [[0], *([n, n + 1, n + 2] for n in range(1, 9))]
+        announcing = Announcing(worker, batches, 2)
+        for ids in batches[1:6]:
+            step(worker, ids)
+            announcing.next()
+        worker.communicator.flush()
+        return worker.session.client.figures()[0].staleness
+
+    [staleness] = run(build, train, ASYNC, workers=1)
+    assert sum(staleness.values()) == 5
+    assert max(staleness) <= 1
