@@ -86,6 +86,7 @@ class Window:
 
     def __exit__(self, *_: Any) -> None:
         self.seconds = time.perf_counter() - self._start
+        self.ended_at = time.time()
         self.cpu_seconds = cpu_s(os.getpid()) - self._cpu
         self.server_cpu_seconds = sum(map(cpu_s, self._servers)) - self._served
         self.server_mib = max([_peak_mib(pid) for pid in self._servers] or [0.0])
@@ -94,6 +95,7 @@ class Window:
         """Print the line the harness reads."""
         told: Dict[str, Any] = {  # noqa: UP006
             "rank": rank,
+            "ended_at": self.ended_at,
             "steps": options.steps,
             "examples": options.steps * BATCH,
             "seconds": self.seconds,

@@ -168,6 +168,7 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         help="how often to restart after a failure (default: 0)",
     )
     add("--tee", action="store_true", help="show the output of all processes, each line prefixed")
+    add("--no_preload", action="store_true", help="let each process load torch itself")
     add(
         "-v",
         "--verbose",

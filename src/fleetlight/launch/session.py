@@ -116,7 +116,7 @@ class _Session:
         self._announce(gang)
         for reservation in reservations:
             reservation.hand_over()
-        gang.start()
+        gang.start(self._interrupts.check)
         left = self._job.max_restarts - layout.failures
         watch = supervise(gang, self._machines.exchange_state, self._interrupts, left)
         return _Attempt(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))

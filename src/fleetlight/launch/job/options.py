@@ -31,6 +31,7 @@ class LaunchOptions:
     start_port: int | None = None
     max_restarts: int = 0
     tee: bool = False
+    no_preload: bool = False
     verbose: bool = False
     deadline_s: float = 300.0
     #: None: the default of the job

@@ -63,6 +63,7 @@ def plan(
         log_dir=options.log_dir,
         max_restarts=options.max_restarts,
         tee=options.tee,
+        preload=not options.no_preload,
         deadline_s=options.deadline_s,
         grace_s=_GRACE_S if options.grace_s is None else options.grace_s,
         stop_s=_STOP_S if options.grace_s is None else options.grace_s,

@@ -87,6 +87,8 @@ class JobSpec:
     log_dir: str = "log"
     max_restarts: int = 0
     tee: bool = False
+    #: True when processes may be forked from one that has loaded torch
+    preload: bool = True
     deadline_s: float = 300.0
     #: time between SIGTERM and SIGKILL
     grace_s: float = 3.0

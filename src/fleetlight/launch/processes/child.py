@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
+from typing import Protocol
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.processes import reaper as reaper_program
@@ -19,6 +22,7 @@ from fleetlight.roles.password import PASSWORD
 
 _PR_SET_PDEATHSIG = 1
 _REAPER_DEADLINE_S = 5.0
+_REAP_EVERY_S = 0.005
 
 
 class Reaper:
@@ -42,7 +46,11 @@ class Reaper:
 
     def add_self(self) -> None:
         """Register the calling child, before its program starts."""
-        self._tell(b"add", os.getpid())
+        self.add(os.getpid())
+
+    def add(self, group: int) -> None:
+        """Register a process group, before its program starts."""
+        self._tell(b"add", group)
 
     def drop(self, group: int) -> None:
         """Forget a group that has ended, since its number may be reused."""
@@ -79,6 +87,41 @@ def _die_with(parent: int, reaper: Reaper) -> Callable[[], None]:
     return prepare
 
 
+class _Process(Protocol):
+    """A child process of fleetrun."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class AdoptedProcess:
+    """A child process that fleetrun did not start."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, -N for signal N, None while the process runs; reaps the process."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; TimeoutExpired if the process still runs after `timeout` seconds."""
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        while (status := self.poll()) is None:
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(_REAP_EVERY_S)
+        return status
+
+
 class Child:
     """One running process, which leads a process group of its own."""
 
@@ -88,10 +131,12 @@ class Child:
         environment: Mapping[str, str],
         output: int,
         reaper: Reaper,
+        keep: Collection[int] = (),
     ) -> None:
+        """`keep` has descriptors that the process inherits."""
         self._reaper = reaper
         try:
-            self._process = subprocess.Popen(
+            self._process: _Process = subprocess.Popen(
                 [sys.executable, *command],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -99,11 +144,21 @@ class Child:
                 stderr=output,
                 start_new_session=True,
                 preexec_fn=_die_with(os.getpid(), reaper),
+                pass_fds=tuple(keep),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(f"cannot start {sys.executable}: {error}") from error
         self.pid: int = self._process.pid
         self._status: int | None = None
+
+    @classmethod
+    def adopt(cls, process: AdoptedProcess, reaper: Reaper) -> Child:
+        """A process that leads a group, whose parent has become fleetrun."""
+        child = cls.__new__(cls)
+        child._reaper, child._process, child._status = reaper, process, None
+        child.pid = process.pid
+        reaper.add(process.pid)
+        return child
 
     def poll(self) -> int | None:
         """The exit code, -N for signal N, None while the process runs.
@@ -134,7 +189,7 @@ class Child:
             self._process.wait(timeout=_REAPER_DEADLINE_S)
 
 
-def _peek(process: subprocess.Popen[bytes]) -> int | None:
+def _peek(process: _Process) -> int | None:
     if not hasattr(os, "waitid"):
         return process.poll()
     try:

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.job.preload import modules_to_preload
 from fleetlight.launch.processes.child import Child, Reaper
 from fleetlight.launch.processes.failure import ProcessExit, continuing_without, restarting_process
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
+from fleetlight.launch.processes.preloading import template
+from fleetlight.launch.processes.preloading.template import Start
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
 from fleetlight.launch.status import ProcessStatus, clear_saves_at_sigterm, read
@@ -51,29 +55,36 @@ class Gang:
         self._terminal: PtyFollower | None = None
         self._prefixed: list[Prefixed] = []
 
-    def start(self) -> None:
-        """Start all processes, or none if one cannot start."""
+    def start(self, check: Callable[[], None] = lambda: None) -> None:
+        """Start all processes, or none if one cannot start; `check` may raise to end a wait."""
         try:
-            for member in self.members:
-                self._children[member] = self._start(member)
+            with contextlib.ExitStack() as held:
+                outputs = {m: held.enter_context(self._output(m)) for m in self.members}
+                self._children.update(self._fork(outputs, check))
+                for member, output in outputs.items():
+                    if member not in self._children:
+                        self._children[member] = self._spawn(member, output)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, member: JobProcess, incarnation: int = 0) -> Child:
+    @contextlib.contextmanager
+    def _output(self, member: JobProcess, incarnation: int = 0) -> Iterator[int]:
+        """Follow the output of a process; the descriptor that the process starts with."""
         log = self._folder.open(member, self.run.restart + incarnation)
         if self._gets_terminal(member):
             terminal = PtyFollower(log, self._screen.show, lambda: self._screen.size)
             self._replace_terminal(terminal)
             try:
-                return self._spawn(member, terminal.slave)
+                yield terminal.slave
             finally:
                 terminal.started()
+            return
         try:
             if not incarnation:
                 # the follower of an earlier incarnation still reads the file
                 self._follow(member)
-            return self._spawn(member, log)
+            yield log
         finally:
             os.close(log)
 
@@ -97,9 +108,22 @@ class Gang:
         elif _is_first(member):
             self._followers.append(FileFollower(self._folder.file(member), self._screen.show))
 
+    def _fork(
+        self, outputs: Mapping[JobProcess, int], check: Callable[[], None]
+    ) -> dict[JobProcess, Child]:
+        """Fork all processes from one that has loaded their modules, or none."""
+        starts = [Start(self._variables(member), output) for member, output in outputs.items()]
+        modules = modules_to_preload(self.run, [start.environment for start in starts])
+        if not modules:
+            return {}
+        children = template.fork(self.run.job.command, modules, starts, self._reaper, check)
+        return dict(zip(outputs, children, strict=False))
+
     def _spawn(self, member: JobProcess, output: int) -> Child:
-        variables = environment.of_member(self.run, member, self._outside)
-        return Child(self.run.job.command, variables, output, self._reaper)
+        return Child(self.run.job.command, self._variables(member), output, self._reaper)
+
+    def _variables(self, member: JobProcess) -> dict[str, str]:
+        return environment.of_member(self.run, member, self._outside)
 
     def pump(self) -> None:
         """Show what the processes have written since the last call."""
@@ -133,7 +157,8 @@ class Gang:
         self._children[member].end()
         # the new incarnation reports it again
         clear_saves_at_sigterm(self.run.error_file(member))
-        self._children[member] = self._start(member, incarnation)
+        with self._output(member, incarnation) as output:
+            self._children[member] = self._spawn(member, output)
         del self._exits[member]
 
     def can_stop(self) -> bool:
