@@ -25,8 +25,11 @@ CLAIM = (
 THIS, OTHER = "this version", "the version before"
 AT_LEAST = 2.0
 PROGRAM = str(Path(__file__).parent / "ps_train.py")
-_OPTIONS = "--system fleetlight --model wide_deep --mode sync --steps 1 --warmup 0".split()
-#: workers add a barrier after the step, less than 1 % of the time
+#: the result of a worker comes after a barrier, a few milliseconds after its step
+_OPTIONS = (
+    *("--system", "fleetlight", "--model", "wide_deep"),
+    *("--mode", "sync", "--steps", "1", "--warmup", "0"),
+)
 _SIZE = ("--server_num", "2", "--worker_num", "2")
 
 

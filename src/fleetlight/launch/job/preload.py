@@ -35,10 +35,12 @@ def modules_to_preload(run: Run, environments: Sequence[Mapping[str, str]]) -> t
         return ()
     try:
         with open(job.script, "rb") as file:
-            source = ast.parse(file.read())
+            text = file.read()
+        source = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return ()
-    return _modules(source, has_servers=bool(run.layout.servers))
+    # numba reads its variables when it loads, which may be later in the script
+    return _modules(source, uses_numba=bool(run.layout.servers) and b"NUMBA" not in text)
 
 
 def _hook_runs() -> bool:
@@ -52,14 +54,14 @@ def _differ_in_role(environments: Sequence[Mapping[str, str]]) -> bool:
     return all(map(_ROLE.fullmatch, different))
 
 
-def _modules(source: ast.Module, *, has_servers: bool) -> tuple[str, ...]:
+def _modules(source: ast.Module, *, uses_numba: bool) -> tuple[str, ...]:
     """Those that the script imports: torch if it comes early enough, and fleetlight with it."""
     if "torch" not in _first_imports(source.body):
         return ()
     everywhere = {name for node in ast.walk(source) for name in _imported(node)}
     if "fleetlight" not in everywhere:
         return ("torch",)
-    return ("torch", *_FLEET, *(("numba",) if has_servers else ()))
+    return ("torch", *_FLEET, *(("numba",) if uses_numba else ()))
 
 
 def _first_imports(body: Sequence[ast.stmt]) -> Iterator[str]:

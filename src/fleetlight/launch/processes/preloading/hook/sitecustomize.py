@@ -131,4 +131,4 @@ if "FLEET_TEMPLATE" in os.environ:
     _run()
     # Python's own one; without one, the error that Python expects in this case
     del sys.modules["sitecustomize"]
-    import sitecustomize as sitecustomize
+    importlib.import_module("sitecustomize")
