@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 CHILDREN = str(Path(__file__).with_name("children"))
 
-# `make quick` tries fewer examples, unless a test sets its own number
-settings.register_profile("quick", max_examples=15)
+# a slow machine fails no test; `make quick` tries fewer examples, unless a test sets its own number
+settings.register_profile("usual", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("usual"), max_examples=15)
+settings.load_profile("usual")
 
 
 def pytest_configure() -> None:

@@ -95,7 +95,7 @@ class RowTable:
         out = room(out, (len(ids), self.dim))
         numbers = self._locate(ids, insert)
         row_access.read(self._slab.flat, self.width, numbers, out)
-        if not insert:
+        if not insert and len(numbers) and numbers.min() < 0:
             row_access.read_unknown(numbers, ids, *self._first(), out)
         return out
 

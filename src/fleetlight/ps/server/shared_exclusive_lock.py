@@ -18,18 +18,22 @@ class SharedExclusiveLock:
         self._changed = threading.Condition()
         self._shared = 0
         self._is_exclusive = False
+        self._shared_hold = _SharedHold(self._acquire_shared, self._release_shared)
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock shared; wait while another thread holds or requests it exclusively."""
+        return self._shared_hold
+
+    def _acquire_shared(self) -> None:
         with self._changed:
-            self._wait(lambda: not self._is_exclusive, "a push", "a snapshot or a load")
+            if self._is_exclusive:
+                self._wait(lambda: not self._is_exclusive, "a push", "a snapshot or a load")
             self._shared += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._shared -= 1
+
+    def _release_shared(self) -> None:
+        with self._changed:
+            self._shared -= 1
+            if self._is_exclusive:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -52,3 +56,16 @@ class SharedExclusiveLock:
     def _wait(self, ready: Callable[[], bool], who: str, what: str) -> None:
         if not self._changed.wait_for(ready, self._deadline_s):
             raise DeadlineError(f"{who} waited {self._deadline_s:g} s for {what} on this server")
+
+
+class _SharedHold:
+    """One object for all holders: it has no state of its own."""
+
+    def __init__(self, acquire: Callable[[], None], release: Callable[[], None]) -> None:
+        self._acquire, self._release = acquire, release
+
+    def __enter__(self) -> None:
+        self._acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._release()

@@ -81,6 +81,7 @@ class Session(threading.Thread):
         #: True once the client has authenticated, as far as the server requires it
         self.is_known = False
         self._is_interrupted = False
+        self._most = Prefix(HEADER_LIMIT, limits.body)
 
     def interrupt(self) -> None:
         """Close the connection, from another thread."""
@@ -143,8 +144,11 @@ class Session(threading.Thread):
         return greeting
 
     def _request(self, frames: Frames) -> Frame | None:
-        with self._refusing(frames):
-            return frames.receive("a request", most=Prefix(HEADER_LIMIT, self._limits.body))
+        try:
+            return frames.receive("a request", most=self._most)
+        except (ProtocolError, MembershipError) as error:
+            self._refuse(frames, error)
+            raise
 
     @contextlib.contextmanager
     def _refusing(self, frames: Frames) -> Iterator[None]:

@@ -189,9 +189,7 @@ class Client(Connections):
                 batch=batch or 0,
             )
             requests[server] = message, [w.ids.ids[w.ids.of_server(server)] for w in mine]
-        values = self._merge_replies(wanted, self.ask(lane, requests))
-        values.incarnations = self.incarnations(lane)
-        return values
+        return self._merge_replies(wanted, self.ask(lane, requests))
 
     def _merge_replies(
         self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]

@@ -43,12 +43,16 @@ class _Found:
     rows: Floats
 
 
+#: by table what was found, the reply, and the incarnation of each server
+_Pulled = tuple[dict[int, _Found], ReplyValues, list[int]]
+
+
 @dataclasses.dataclass
 class _Batch:
     """An announced batch."""
 
     number: int
-    pulled: Future[tuple[dict[int, _Found], ReplyValues]]
+    pulled: Future[_Pulled]
     #: by readable table: the rows that pushes changed since
     changed: dict[int, list[Changed]]
     #: tables whose id lists the servers have dropped
@@ -98,14 +102,14 @@ class Prefetcher:
         self._numbers += 1
         number = self._numbers
 
-        def pull() -> tuple[dict[int, _Found], ReplyValues]:
+        def pull() -> _Pulled:
             return self._pull(number, wanted, at_least, phase, step)
 
         self._next = _Batch(number, self._thread.submit(pull), {n: [] for n in wanted})
 
     def _pull(
         self, number: int, ids: Mapping[int, Ids], at_least: int, phase: int, step: int
-    ) -> tuple[dict[int, _Found], ReplyValues]:
+    ) -> _Pulled:
         distinct = [dedup(its, self._client.server_num) for its in ids.values()]
         values = self._client.pull(
             [Wanted(table, d, insert=False) for table, d in zip(ids, distinct, strict=True)],
@@ -116,7 +120,7 @@ class Prefetcher:
             lane=PREFETCH,
         )
         found = map(_Found, ids.values(), distinct, values.rows)
-        return dict(zip(ids, found, strict=True)), values
+        return dict(zip(ids, found, strict=True)), values, self._client.incarnations(PREFETCH)
 
     def whole(self, table: int, ids: Ids, at_least: int) -> tuple[Deduped, Floats] | None:
         """The distinct ids and their rows, if exactly these ids were announced."""
@@ -143,9 +147,9 @@ class Prefetcher:
             return None
         began = time.monotonic()
         # the connection watches the deadline
-        values = batch.pulled.result()[1]
+        _, values, incarnations = batch.pulled.result()
         self._waited_s += time.monotonic() - began
-        if values.slowest < at_least or values.incarnations != self._client.incarnations():
+        if values.slowest < at_least or incarnations != self._client.incarnations():
             # a restarted server has lost the prefetch lists, so its replies to pushes do not
             # contain changed rows
             return None

@@ -47,8 +47,6 @@ class ReplyValues:
     versions: dict[int, int] = dataclasses.field(default_factory=dict)
     #: applied steps of the slowest worker, over all servers
     slowest: int = 0
-    #: of a pull: the incarnation of each server
-    incarnations: list[int] = dataclasses.field(default_factory=list)
     applied: bool = True
     #: the square of the norm of held gradients, over all servers
     square: float = 0.0

@@ -7,9 +7,8 @@ the summed gradients until every worker has sent the factor to apply.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -297,18 +296,14 @@ class SyncStepCoordinator:
     ) -> Outcome | Exception:
         try:
             # a snapshot of the progress finds the step applied, or still in progress
-            with self._values_lock.shared(), self._until_carried_out(groups, complete):
-                return act()
+            with self._values_lock.shared():
+                try:
+                    return act()
+                finally:
+                    with self._changed:
+                        groups.carried_out(complete)
         except Exception as error:
             return error
-
-    @contextlib.contextmanager
-    def _until_carried_out(self, groups: StepGroups[P], complete: Complete[P]) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            with self._changed:
-                groups.carried_out(complete)
 
     def _set_outcome(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
         for part in parts:

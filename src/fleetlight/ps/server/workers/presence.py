@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from fleetlight.errors import (
     RAISE_DEADLINE,
@@ -35,6 +35,21 @@ class _Activity:
     step: int | None = None
     #: the requests in progress; several if the worker uses several connections
     doing: list[str] = dataclasses.field(default_factory=list)
+
+
+class _Doing:
+    """An operation of a worker in progress."""
+
+    def __init__(self, activity: _Activity, operation: str, clock: Callable[[], float]) -> None:
+        self._activity, self._operation, self._clock = activity, operation, clock
+
+    def __enter__(self) -> None:
+        self._activity.last_seen = self._clock()
+        self._activity.doing.append(self._operation)
+
+    def __exit__(self, *_: object) -> None:
+        self._activity.doing.remove(self._operation)
+        self._activity.last_seen = self._clock()
 
 
 class PresenceMonitor:
@@ -66,17 +81,9 @@ class PresenceMonitor:
         """Ask all workers to stop; signal handlers may call it at any time."""
         self._stops = True
 
-    @contextlib.contextmanager
-    def during(self, worker: int, operation: str) -> Iterator[None]:
+    def during(self, worker: int, operation: str) -> contextlib.AbstractContextManager[None]:
         """Note that the worker is alive and waits for this operation."""
-        activity = self._activities[worker]
-        activity.last_seen = self._clock()
-        activity.doing.append(operation)
-        try:
-            yield
-        finally:
-            activity.doing.remove(operation)
-            activity.last_seen = self._clock()
+        return _Doing(self._activities[worker], operation, self._clock)
 
     def lose(self, worker: int, why: str) -> None:
         """The worker disconnects without goodbye; called with `changed` held."""
