@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,7 @@ _ANY = Prefix(HEADER_LIMIT, BODY_LIMIT)
 _CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 
-@dataclasses.dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A received frame."""
 
     request: int

@@ -15,7 +15,7 @@ from fleetlight.ps.transport.protocol import Array
 Reply: TypeAlias = tuple[Message, Sequence[Array]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class ReceivedReply:
     """A received reply. The caller may keep the arrays."""
 

@@ -19,7 +19,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -58,8 +58,8 @@ _PADDING = bytes(ALIGNMENT)
 
 #: magic, version, slot, bytes of the header, bytes of the body; the checksum of these follows
 _LENGTHS = struct.Struct("<4sHHIQ")
-_CHECKSUM = struct.Struct("<I")
-PREFIX_BYTES = _LENGTHS.size + _CHECKSUM.size
+_PREFIX = struct.Struct("<4sHHIQI")
+PREFIX_BYTES = _PREFIX.size
 
 #: first bytes of other protocols
 _STRANGERS = {
@@ -91,8 +91,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, array_like=True):
     arrays: Annotated[tuple[ArraySpec, ...], msgspec.Meta(max_length=ARRAY_LIMIT)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Prefix:
+class Prefix(NamedTuple):
     """The lengths of the two parts that follow the prefix of a frame."""
 
     header: int
@@ -103,27 +102,37 @@ class Prefix:
     def pack(self) -> bytes:
         """The first bytes of a frame."""
         lengths = _LENGTHS.pack(MAGIC, VERSION, self.slot, self.header, self.body)
-        return lengths + _CHECKSUM.pack(zlib.crc32(lengths))
+        return lengths + _checksum(lengths).to_bytes(4, "little")
 
     @classmethod
     def parse(
         cls, data: bytes, body_limit: int = BODY_LIMIT, header_limit: int = HEADER_LIMIT
     ) -> Prefix:
         """Decode and check the first bytes of a frame."""
-        check_start(data)
-        if len(data) != PREFIX_BYTES:
-            raise ProtocolError(
-                f"a frame ended after {len(data)} of its first {PREFIX_BYTES} bytes"
-            )
-        _, _, slot, header, body = _LENGTHS.unpack_from(data)
-        if _CHECKSUM.unpack_from(data, _LENGTHS.size)[0] != zlib.crc32(data[: _LENGTHS.size]):
-            raise ProtocolError("the first bytes of a frame do not fit their checksum")
-        for name, size, limit in (("header", header, header_limit), ("body", body, body_limit)):
-            if size > limit:
-                raise ProtocolError(
-                    f"a frame has a {name} of {size} bytes; at most {limit} are taken"
-                )
-        return cls(header, body, slot)
+        if len(data) == PREFIX_BYTES:
+            magic, version, slot, header, body, checksum = _PREFIX.unpack(data)
+            is_known = magic == MAGIC and version == VERSION and checksum == _checksum(data)
+            if is_known and header <= header_limit and body <= body_limit:
+                return cls(header, body, slot)
+        raise _refusal(data, body_limit, header_limit)
+
+
+def _checksum(data: bytes) -> int:
+    return zlib.crc32(data[: _LENGTHS.size])
+
+
+def _refusal(data: bytes, body_limit: int, header_limit: int) -> ProtocolError:
+    """The error for bytes that are no prefix."""
+    check_start(data)
+    if len(data) != PREFIX_BYTES:
+        return ProtocolError(f"a frame ended after {len(data)} of its first {PREFIX_BYTES} bytes")
+    _, _, _, header, body, checksum = _PREFIX.unpack(data)
+    if checksum != _checksum(data):
+        return ProtocolError("the first bytes of a frame do not fit their checksum")
+    what, size, limit = ("header", header, header_limit)
+    if header <= header_limit:
+        what, size, limit = ("body", body, body_limit)
+    return ProtocolError(f"a frame has a {what} of {size} bytes; at most {limit} are taken")
 
 
 def check_start(data: bytes) -> None:
@@ -146,8 +155,7 @@ def _described(data: bytes) -> str:
     return f"bytes that start with {data[:8]!r}"
 
 
-@dataclasses.dataclass(frozen=True)
-class ArrayLocation:
+class ArrayLocation(NamedTuple):
     """Position of an array in the body."""
 
     offset: int
@@ -156,7 +164,7 @@ class ArrayLocation:
     shape: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Header(Generic[M]):
     """The decoded header of a frame."""
 
@@ -250,13 +258,14 @@ def _laid_out(arrays: Iterable[Array]) -> tuple[list[Buffer], int]:
     parts: list[Buffer] = []
     size = 0
     for array in arrays:
-        if not array.nbytes:
+        nbytes = array.nbytes
+        if not nbytes:
             continue
         if gap := -size % ALIGNMENT:
             parts.append(_PADDING[:gap])
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        parts.append(flat.data)
-        size += gap + array.nbytes
+        whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        parts.append(whole.reshape(-1).view(np.uint8).data)
+        size += gap + nbytes
     return parts, size
 
 
@@ -264,11 +273,11 @@ def _places(specs: Iterable[ArraySpec]) -> tuple[tuple[ArrayLocation, ...], int]
     """The position of each array, and the length of the body, as laid out by `_laid_out`."""
     places, end = [], 0
     for spec in specs:
-        dtype = DTYPES[spec.dtype]
-        if math.prod(max(1, n) for n in spec.shape) > 1 << 50:
-            raise ProtocolError(f"a frame announces an array of shape {spec.shape}")
-        nbytes = math.prod(spec.shape) * dtype.itemsize
+        dtype, shape = DTYPES[spec.dtype], spec.shape
+        if len(shape) > 1 and math.prod(max(1, n) for n in shape) > 1 << 50:
+            raise ProtocolError(f"a frame announces an array of shape {shape}")
+        nbytes = math.prod(shape) * dtype.itemsize
         offset = end + -end % ALIGNMENT if nbytes else 0
-        places.append(ArrayLocation(offset, nbytes, dtype, spec.shape))
+        places.append(ArrayLocation(offset, nbytes, dtype, shape))
         end = offset + nbytes if nbytes else end
     return tuple(places), end
