@@ -33,6 +33,24 @@ def build() -> Any:
 
 
 @MODES
+def test_layers_with_a_common_weight_push_its_gradient_once(mode: dict[str, Any]) -> None:
+    def tied() -> Any:
+        model = nn.ModuleList(nn.Embedding(5, 2, sparse=True) for _ in range(2))
+        model[1].weight = model[0].weight
+        return model, [torch.optim.SGD(model.parameters(), lr=1.0)]
+
+    def train(worker: Member) -> Any:
+        before = worker.rows([3])
+        one, other = worker.model.children()
+        (one(ONE) + other(ONE)).sum().backward()
+        worker.optimizer.step()
+        worker.barrier()
+        return (before - worker.rows([3])).tolist()
+
+    assert run(tied, train, mode, workers=1) == [[pytest.approx([2.0, 2.0])]]
+
+
+@MODES
 def test_gradients_remain_after_the_step(mode: dict[str, Any]) -> None:
     def train(worker: Member) -> None:
         worker.model(ONE).sum().backward()

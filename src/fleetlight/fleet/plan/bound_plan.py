@@ -44,8 +44,9 @@ class BoundPlan:
     optimizers: list[torch.optim.Optimizer]
 
     def weights(self, table: int) -> list[nn.Parameter]:
-        """The weights in the model that stand for a table."""
-        return [layer.weight for layer in self.layers[table]]  # type: ignore[misc]
+        """The weights in the model that stand for a table; layers may share one."""
+        weights: dict[int, Any] = {id(layer.weight): layer.weight for layer in self.layers[table]}
+        return list(weights.values())
 
 
 def bound_plan_of(job: Job) -> BoundPlan:
