@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.layers.embedding import TableLayer
-from fleetlight.ps.layers.handle import TableHandle
+from fleetlight.ps.layers.handle import Asked, TableHandle
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import InitializerPlan, RulePlan, TablePlan
 
@@ -28,10 +28,13 @@ class Kept:
         self.noticed: list[Any] = []
         self.reached: Callable[[int, Any], None] | None = lambda _, ids: self.noticed.append(ids)
 
-    def look_up(self, table: int, ids: Any, insert: bool) -> tuple[Deduped, Any]:
-        wanted = dedup(ids, 2)
-        self.asked.append((table, sorted(wanted.ids.tolist()), insert))
-        return wanted, self.rows[wanted.ids]
+    def look_up(self, asked: Sequence[Asked]) -> list[tuple[Deduped, Any]]:
+        found = []
+        for table, ids, insert in asked:
+            wanted = dedup(ids, 2)
+            self.asked.append((table, sorted(wanted.ids.tolist()), insert))
+            found.append((wanted, self.rows[wanted.ids]))
+        return found
 
 
 def handle(kept: Kept, rows: int = 0) -> TableHandle:

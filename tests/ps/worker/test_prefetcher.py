@@ -17,6 +17,7 @@ from torch import nn
 from fleetlight.errors import GradientError, PeerLostError
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.worker.connections import PREFETCH
 from fleetlight.ps.worker.prefetcher import Prefetcher
 
@@ -59,7 +60,7 @@ def wait_for_prefetch(worker: Member) -> None:
 
 def read(worker: Member, *ids: int) -> Any:
     """The rows that a forward would read."""
-    wanted, rows = worker.communicator.look_up(0, np.array(ids), True)
+    [(wanted, rows)] = worker.communicator.look_up([Asked(0, np.array(ids), True)])
     return rows[wanted.inverse]
 
 

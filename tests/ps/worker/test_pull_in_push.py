@@ -47,7 +47,7 @@ class Announcing:
 
 def read(worker: Member, *ids: int) -> Any:
     """The rows that a forward would read."""
-    wanted, rows = worker.communicator.look_up(0, np.array(ids), True)
+    wanted, rows = worker.communicator.look_up([Asked(0, np.array(ids), True)])[0]
     return rows[wanted.inverse]
 
 

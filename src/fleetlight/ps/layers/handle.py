@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,22 @@ from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.update import Floats, Ids
 
 
+class Asked(NamedTuple):
+    """The ids that a forward looks up in one table; with `insert`, unknown ids get a row."""
+
+    table: int
+    ids: Ids
+    insert: bool
+
+
 class RowSource(Protocol):
     """Provides rows to a layer; a communicator."""
 
     #: called with the ids of a lookup, including padding
     reached: Callable[[int, Ids], None] | None
 
-    def look_up(self, table: int, ids: Ids, insert: bool) -> tuple[Deduped, Floats]:
-        """Return the distinct ids and their rows, in the same order."""
+    def look_up(self, asked: Sequence[Asked]) -> list[tuple[Deduped, Floats]]:
+        """Return the distinct ids of each table and their rows, in the same order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +88,14 @@ class TableHandle:
 
     def visit(self, ids: Ids, insert: bool) -> Visit:
         """Read the rows of ids; with `insert`, insert rows for unknown ids."""
-        return Visit(*self._rows().look_up(self.number, ids, insert))
+        return self.visit_all([(self, ids, insert)])[0]
+
+    @staticmethod
+    def visit_all(asked: Sequence[tuple[TableHandle, Ids, bool]]) -> list[Visit]:
+        """`visit` for several tables of a job, with one request to each server."""
+        source = asked[0][0]._rows()
+        found = source.look_up([Asked(table.number, ids, insert) for table, ids, insert in asked])
+        return [Visit(*one) for one in found]
 
     def __deepcopy__(self, memo: object) -> TableHandle:
         return self

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from fleetlight.kernels import Deduped
 from fleetlight.kernels.ids.dedup import collect
 from fleetlight.ps.update import Floats, Ids
+from fleetlight.ps.worker.joint_reads import Read
 from fleetlight.ps.worker.reply_values import Ahead, ReplyValues
-
-#: reads rows of distinct ids from the servers
-Fetch = Callable[[Deduped], Floats]
 
 
 class Lookahead(Protocol):
@@ -32,7 +30,7 @@ class Lookahead(Protocol):
     def whole(self, table: int, ids: Ids, at_least: int) -> tuple[Deduped, Floats] | None:
         """The distinct ids and their rows, if exactly these ids were announced."""
 
-    def read(self, table: int, wanted: Deduped, fetch: Fetch, at_least: int) -> Floats:
+    def read(self, table: int, wanted: Deduped, at_least: int) -> Read:
         """Rows of distinct ids; rows that were not read ahead are fetched now."""
 
     def pushed(self, optimizer: int, values: ReplyValues | None = None) -> None:
@@ -49,8 +47,8 @@ class Lookahead(Protocol):
 
 
 def rows_among(
-    distinct: Deduped, rows: Floats, wanted: Deduped, fetch: Fetch
-) -> tuple[Floats, int]:
+    distinct: Deduped, rows: Floats, wanted: Deduped
+) -> Generator[Deduped, Floats, tuple[Floats, int]]:
     """Rows of wanted ids, found among those of other ids; missing ones are fetched and counted."""
     places = _places(wanted.ids, distinct.ids)
     here = places >= 0
@@ -59,7 +57,7 @@ def rows_among(
         return rows[places], 0
     found = np.empty((len(places), rows.shape[1]), np.float32)
     found[here] = rows[places[here]]
-    found[~here] = fetch(part_of(wanted, ~here))
+    found[~here] = yield part_of(wanted, ~here)
     return found, missed
 
 

@@ -26,7 +26,8 @@ from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import PREFETCH
-from fleetlight.ps.worker.lookahead import Fetch, rows_among
+from fleetlight.ps.worker.joint_reads import Read
+from fleetlight.ps.worker.lookahead import rows_among
 from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
 
 #: prefetched rows that a push changed: server, batch, table, positions, rows
@@ -130,13 +131,13 @@ class Prefetcher:
         self._read += len(found.rows)
         return found.distinct, found.rows
 
-    def read(self, table: int, wanted: Deduped, fetch: Fetch, at_least: int) -> Floats:
+    def read(self, table: int, wanted: Deduped, at_least: int) -> Read:
         """Rows of distinct ids; rows that were not prefetched are fetched now."""
         found = self._found(table, at_least)
         if found is None:
             self._missed += len(wanted.ids)
-            return fetch(wanted)
-        rows, missed = rows_among(found.distinct, found.rows, wanted, fetch)
+            return (yield wanted)
+        rows, missed = yield from rows_among(found.distinct, found.rows, wanted)
         self._read += len(rows) - missed
         self._missed += missed
         return rows

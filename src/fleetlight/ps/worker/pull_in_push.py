@@ -18,7 +18,8 @@ import numpy as np
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.lookahead import Fetch, rows_among
+from fleetlight.ps.worker.joint_reads import Read
+from fleetlight.ps.worker.lookahead import rows_among
 from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
 
 #: rows, and the reply that brought them
@@ -137,14 +138,14 @@ class PullInPush:
             self._read += len(rows)
         return batch.distinct(table), rows
 
-    def read(self, table: int, wanted: Deduped, fetch: Fetch, at_least: int) -> Floats:
+    def read(self, table: int, wanted: Deduped, at_least: int) -> Read:
         """Rows of distinct ids; rows that have not arrived are fetched now."""
         batch = self._now
         rows = self._recent(batch, table, at_least)
         if rows is None:
             self._missed += len(wanted.ids)
-            return fetch(wanted)
-        found, missed = rows_among(batch.distinct(table), rows, wanted, fetch)
+            return (yield wanted)
+        found, missed = yield from rows_among(batch.distinct(table), rows, wanted)
         self._read += len(found) - missed
         self._missed += missed
         return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from tests.ps.made_tables import table_plan
 
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import TableGradients
+from fleetlight.ps.worker.client import Wanted
 from fleetlight.ps.worker.communicator import local_rows
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
+from fleetlight.ps.worker.joint_reads import read_together
 
 
 class Servers:
@@ -32,9 +35,17 @@ def make(limit: int = 100) -> tuple[LocalRows, Servers]:
     return LocalRows(table_plan(), servers=2, workers=2, limit=limit), Servers()
 
 
+def whole(rows: LocalRows, servers: Servers, wanted: Deduped, keep: bool = True) -> Any:
+    def fetch(missing: Sequence[Wanted]) -> Any:
+        return [servers.fetch(one.ids) for one in missing]
+
+    [found] = read_together([Wanted(0, wanted, keep)], lambda w: rows.read(w.ids, w.insert), fetch)
+    return found
+
+
 def read(rows: LocalRows, servers: Servers, *ids: int, keep: bool = True) -> list[float]:
     wanted = dedup(np.array(ids), 2)
-    found = rows.read(wanted, servers.fetch, keep)
+    found = whole(rows, servers, wanted, keep)
     return [float(row[0]) for row in found[wanted.inverse]]
 
 
@@ -112,7 +123,7 @@ def test_a_recently_used_row_is_read_from_the_cache() -> None:
 def test_gradients_find_their_rows_by_any_array_of_ids() -> None:
     rows, servers = make()
     wanted = dedup(np.array([3, 4, 5]), 2)
-    rows.read(wanted, servers.fetch, True)
+    whole(rows, servers, wanted)
     grads = np.ones((3, 3), np.float32)
     for ids in (wanted.ids, wanted.ids.copy()):
         rows.learn(TableGradients(ids, wanted.starts, grads), {"lr": 1.0, "momentum": 0.0}, 0)
@@ -122,7 +133,7 @@ def test_gradients_find_their_rows_by_any_array_of_ids() -> None:
 def test_gradients_of_an_evicted_row_are_dropped() -> None:
     rows, servers = make(limit=1)
     wanted = dedup(np.array([3]), 2)
-    rows.read(wanted, servers.fetch, True)
+    whole(rows, servers, wanted)
     rows.differences()
     read(rows, servers, 4)
     rows.differences()

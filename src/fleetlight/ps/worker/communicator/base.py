@@ -10,8 +10,10 @@ import numpy as np
 
 from fleetlight.errors import ConfigError
 from fleetlight.kernels import Deduped, dedup
+from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.update import Floats, Ids, Update
 from fleetlight.ps.worker.client import Client
+from fleetlight.ps.worker.joint_reads import Read, read_together
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.lookahead import Lookahead
 from fleetlight.ps.worker.replay.commit_log import Committed
@@ -67,20 +69,35 @@ class Communicator:
             at_least = self.at_least()
             self.lookahead.announce(coming, at_least=at_least, phase=self.phase, step=self.steps)
 
-    def look_up(self, table: int, ids: Ids, insert: bool) -> tuple[Deduped, Floats]:
-        """Return the distinct ids and their rows."""
-        found = (
-            None if self.lookahead is None else self.lookahead.whole(table, ids, self.at_least())
-        )
-        if found is not None:
-            return found
-        wanted = dedup(ids, self.client.server_num)
-        return wanted, self.pull(table, wanted, insert)
+    def look_up(self, asked: Sequence[Asked]) -> list[tuple[Deduped, Floats]]:
+        """Return the distinct ids and their rows, by table, with one request to each server."""
+        found = [self._read_ahead(one) for one in asked]
+        wanted = [
+            Wanted(one.table, dedup(one.ids, self.client.server_num), one.insert)
+            for one, known in zip(asked, found, strict=True)
+            if known is None
+        ]
+        if not wanted:
+            return [one for one in found if one is not None]
+        pulled = zip((one.ids for one in wanted), self.pull(wanted), strict=True)
+        return [next(pulled) if one is None else one for one in found]
 
-    def pull(self, table: int, wanted: Deduped, insert: bool) -> Floats:
-        """Return the rows of distinct ids."""
+    def _read_ahead(self, asked: Asked) -> tuple[Deduped, Floats] | None:
+        """The rows of a table whose ids are exactly those announced."""
+        if self.lookahead is None:
+            return None
+        return self.lookahead.whole(asked.table, asked.ids, self.at_least())
 
-        def fetch(missing: Deduped) -> Floats:
+    def pull(self, wanted: Sequence[Wanted]) -> list[Floats]:
+        """Return the rows of distinct ids, by table, with one request to each server."""
+        return read_together(wanted, self.read, self.fetch)
+
+    def read(self, wanted: Wanted) -> Read:
+        """Read rows of one table: those read ahead, and those that are fetched now."""
+        assert self.lookahead is not None
+        return self.lookahead.read(wanted.table, wanted.ids, self.at_least())
+
+    def fetch(missing: Deduped) -> Floats:
             return self.fetch([Wanted(table, missing, insert)])[0]
 
         if self.lookahead is None:

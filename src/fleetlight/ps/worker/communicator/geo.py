@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.kernels import Deduped
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
@@ -25,6 +24,7 @@ from fleetlight.ps.update import Floats, Ids, TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.communicator.local_rows import LocalRows
+from fleetlight.ps.worker.joint_reads import Read
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.reply_values import ReplyValues, Wanted
@@ -84,13 +84,16 @@ class Geo(Communicator):
         if self._exchange is not None and self._exchange.done():
             self._finish_exchange()
 
-    def pull(self, table: int, wanted: Deduped, insert: bool) -> Floats:
+    def pull(self, wanted: Sequence[Wanted]) -> list[Floats]:
         """Return local rows; pull those that are missing or expired."""
+        # all threads lock tables in the same order, so none waits for another's
+        order = sorted(range(len(wanted)), key=lambda number: wanted[number].table)
+        pulled = dict(zip(order, super().pull([wanted[n] for n in order]), strict=True))
+        return [pulled[number] for number in range(len(wanted))]
 
-        def fetch(missing: Deduped) -> Floats:
-            return self.fetch([Wanted(table, missing, insert)])[0]
-
-        return self._tables[table].read(wanted, fetch, keep=insert)
+    def read(self, wanted: Wanted) -> Read:
+        """Read local rows of one table."""
+        return self._tables[wanted.table].read(wanted.ids, keep=wanted.insert)
 
     def step(self, update: Update) -> bool:
         """Update local rows; start an exchange every k steps."""

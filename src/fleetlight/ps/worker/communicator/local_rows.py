@@ -8,7 +8,7 @@ use. A window lasts from one exchange to the next.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,9 @@ from fleetlight.kernels.rows import copies
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
+from fleetlight.ps.worker.joint_reads import Read
 from fleetlight.ps.worker.lookahead import part_of
 
-#: reads rows of distinct ids from the servers
-Fetch = Callable[[Deduped], Floats]
 Numbers = NDArray[np.int64]
 #: A row that was not used for this many windows is pulled again before use. Until then it may miss
 #: updates of other workers: few, if they use it as rarely.
@@ -44,8 +43,8 @@ class LocalRows:
         self._servers = servers
         self._workers = workers
         self._limit = limit
-        #: held while rows are read or change
-        self._lock = threading.Lock()
+        #: held while rows are read or change; a thread may read a table twice at once
+        self._lock = threading.RLock()
         self._last_hyper: tuple[Any, int, NDArray[np.float64]] = None, 0, np.empty(0)
         self.window = 1
         self.clear()
@@ -75,7 +74,7 @@ class LocalRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, wanted: Deduped, fetch: Fetch, keep: bool) -> Floats:
+    def read(self, wanted: Deduped, keep: bool) -> Read:
         """Rows of distinct ids; missing and expired rows are pulled from the servers.
 
         Without `keep`, ids without a local row get none.
@@ -83,13 +82,12 @@ class LocalRows:
         weights = np.empty((len(wanted.ids), self.plan.dim), np.float32)
         if keep:
             with self._lock:
-                self._read_to_train(wanted, weights, fetch)
-            return weights
+                return (yield from self._read_to_train(wanted, weights))
         with self._lock:
             numbers = self._rows.find(wanted.ids)
             stale = copies.read(self._rows.rows, numbers, self._oldest, weights)
         if len(stale):
-            weights[stale] = fetch(_of_positions(wanted, stale))
+            weights[stale] = yield _of_positions(wanted, stale)
         return weights
 
     @property
@@ -97,19 +95,20 @@ class LocalRows:
         """The oldest window of a row that has not expired."""
         return max(1, self.window - KEPT_WINDOWS)
 
-    def _read_to_train(self, wanted: Deduped, weights: Floats, fetch: Fetch) -> None:
+    def _read_to_train(self, wanted: Deduped, weights: Floats) -> Read:
         numbers = self._rows.find(wanted.ids)
         rows = self._rows.rows
         stale, used = copies.visit(rows, numbers, self._oldest, self.window, weights)
         self._used.append(used)
         if len(stale):
             missing = _of_positions(wanted, stale)
-            arrived = fetch(missing)
+            arrived = yield missing
             numbers[stale] = mine = self._rows.insert(missing.ids)
             copies.renew(self._rows.rows, mine, arrived)
             self._used.append(copies.mark(self._rows.rows, mine, self.window))
             weights[stale] = self._rows.rows[mine, : self.plan.dim]
         self._remember(wanted.ids, numbers)
+        return weights
 
     def _remember(self, ids: Ids, numbers: Numbers) -> None:
         if len(self._visited) == _REMEMBERED:
