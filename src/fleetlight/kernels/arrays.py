@@ -23,6 +23,7 @@ Codes: TypeAlias = NDArray[np.int8]
 Values: TypeAlias = NDArray[np.float32]  #: one dimension
 Grid: TypeAlias = NDArray[np.float32]  #: two dimensions
 Doubles: TypeAlias = NDArray[np.float64]
+Layout: TypeAlias = NDArray[np.int64]  #: two dimensions
 
 # written
 Bools: TypeAlias = NDArray[np.bool_]
@@ -43,6 +44,7 @@ _ARRAYS = {
     "Values": ("float32", 1, True),
     "Grid": ("float32", 2, True),
     "Doubles": ("float64", 1, True),
+    "Layout": ("int64", 2, True),
     "Bools": ("boolean", 1, False),
     "Int8s": ("int8", 1, False),
     "Int32s": ("int32", 1, False),

@@ -23,6 +23,7 @@ from fleetlight.kernels.arrays import (
 from fleetlight.kernels.copy_on_write.pending_rows import Batch
 from fleetlight.kernels.ids.dedup import Deduped
 from fleetlight.kernels.ids.hashing import FIRST, GAMMA, mix
+from fleetlight.kernels.ids.pooling import EACH, WEIGHTED, Pooling
 from fleetlight.kernels.rows.first_values import NORMAL_BITS, NORMAL_MEAN, UNIFORM_BITS, Initializer
 from fleetlight.kernels.rule import Rule
 
@@ -137,6 +138,70 @@ def weight_grads(grads: Grid, rows: Grid, inverse: Positions, offsets: Ids) -> F
     """The product of each member with its bag's gradient."""
     bag = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     return np.asarray((grads[bag] * rows[inverse]).sum(1), np.float32)
+
+
+def pool(rows: Values, pooling: Pooling) -> tuple[Floats, Int32s]:
+    """Each feature separately; a row for each id is a bag of one id."""
+    out = np.zeros(pooling.size, np.float32)
+    chosen = np.full(pooling.size if pooling.has_maxima else 0, -1, np.int32)
+    for one in _features(pooling):
+        mine = rows[one.first :][: (len(rows) - one.first) // one.dim * one.dim]
+        bags, places = gather_bags(
+            mine.reshape(-1, one.dim), one.inverse, one.offsets, one.weights, one.mode
+        )
+        out[one.results] = bags
+        if places is not None:
+            chosen[one.results] = places
+    return out, chosen
+
+
+def spread(grads: Values, pooling: Pooling, count: int, chosen: Int32s) -> Floats:
+    """Each feature separately."""
+    out = np.zeros(count, np.float32)
+    for one in _features(pooling):
+        rows = (count - one.first) // one.dim
+        places = chosen[one.results] if one.mode == "max" else None
+        summed = spread_bags(
+            grads[one.results], one.inverse, one.offsets, one.weights, one.mode, rows, places
+        )
+        out[one.first :][: summed.size] += summed.reshape(-1)
+    return out
+
+
+def position_grads(grads: Values, rows: Values, pooling: Pooling) -> Floats:
+    """Each feature with weights separately."""
+    out = np.zeros(len(pooling.inverse), np.float32)
+    for one in _features(pooling):
+        if one.weights is not None:
+            mine = rows[one.first :][: (len(rows) - one.first) // one.dim * one.dim]
+            dots = weight_grads(
+                grads[one.results], mine.reshape(-1, one.dim), one.inverse, one.offsets
+            )
+            out[one.span] = dots
+    return out
+
+
+class _OneFeature:
+    """One feature of a pooling as bags: with the mode EACH, of one id or of none."""
+
+    def __init__(self, pooling: Pooling, number: int) -> None:
+        self.first, self.dim, mode, at, step = pooling.layout[number].tolist()
+        bounds = pooling.bounds[number]
+        self.span = slice(int(bounds[0]), int(bounds[-1]))
+        inverse = pooling.inverse[self.span]
+        self.inverse, self.offsets = inverse, bounds - bounds[0]
+        self.mode = ("sum", "mean", "max", "sum", "sum")[mode]
+        self.weights = pooling.weights[self.span] if mode == WEIGHTED else None
+        if mode == EACH:
+            self.inverse, step = inverse[inverse >= 0], self.dim
+            self.offsets = np.concatenate(([0], np.cumsum(inverse >= 0)))
+        starts = at + np.arange(len(self.offsets) - 1) * step
+        #: the places of the results in the flat array
+        self.results = starts[:, None] + np.arange(self.dim)
+
+
+def _features(pooling: Pooling) -> list[_OneFeature]:
+    return [_OneFeature(pooling, number) for number in range(len(pooling.layout))]
 
 
 def update(

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.kernels.ids.bags import Mode
-from fleetlight.ps.layers.embedding import bag_bounds, ids_of, refuse_outside
+from fleetlight.ps.layers.embedding import (
+    bag_bounds,
+    bounds_without,
+    ids_of,
+    refuse_outside,
+)
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import embed, embed_bags
 from fleetlight.ps.layers.table_weight import stand_for
@@ -95,7 +99,7 @@ class RemoteEmbedding:
     ) -> Tensor:
         if module.padding_idx is not None:
             real = flat != module.padding_idx
-            bounds = np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)
+            bounds = bounds_without(bounds, real)
             flat = flat[real]
             weights = None if weights is None else weights[torch.from_numpy(real)]
         return embed_bags(module.weight, weights, self._visit(flat), bounds, _mode(module), None)

@@ -80,7 +80,8 @@ class TableLayer(nn.Module):
             [str(self.dim), *(f"{k}={v!r}" for k, v in settings.items() if v is not None)]
         )
 
-    def _handle(self) -> TableHandle:
+    def opened(self) -> TableHandle:
+        """The table, once it is open."""
         if self.handle is None:
             raise PlanError(
                 f"{type(self).__name__}: its table is not open yet; after fleet.init() "
@@ -92,7 +93,7 @@ class TableLayer(nn.Module):
     def rows(self, ids: Tensor, show: Tensor | None = None, click: Tensor | None = None) -> Tensor:
         """Return a row for each id; the row of padding is zero."""
         flat = ids_of(ids, type(self).__name__)
-        self._handle().reached(flat)
+        self.opened().reached(flat)
         real = None if self.padding_idx is None else flat != self.padding_idx
         given = given_counts(show, click, len(flat), real)
         rows = self._rows(flat if real is None or real.all() else flat[real], given)
@@ -102,14 +103,15 @@ class TableLayer(nn.Module):
         return rows.view(*ids.shape, self.dim)
 
     def _rows(self, flat: Ids, given: Given) -> Tensor:
-        visit = self._handle().visit(flat, self._inserts())
-        return embed(self.weight, visit, self._counts(visit, given), None)
+        visit = self.opened().visit(flat, self.inserts())
+        return embed(self.weight, visit, self.counts(visit, given), None)
 
-    def _inserts(self) -> bool:
+    def inserts(self) -> bool:
+        """True when a lookup inserts rows for unknown ids, since it trains them."""
         with without_functions():
             return torch.is_grad_enabled() and self.weight.requires_grad
 
-    def _counts(self, visit: Visit, given: Given) -> Counts:
+    def counts(self, visit: Visit, given: Given) -> Counts:
         """Sum shows and clicks of each distinct id."""
         show, click = given
         if show is None and click is None:
@@ -180,23 +182,23 @@ class SparseEmbeddingBag(TableLayer):
     ) -> Tensor:
         """Bags are the rows of 2-D ids, or start at `offsets` of 1-D ids."""
         if self.written is not None:
-            each = _weights(per_sample_weights, ids, self.combiner)
+            each = sample_weights(per_sample_weights, ids, self.combiner)
             return self.written(ids, offsets, each, show, click)
         flat = ids_of(ids, "SparseEmbeddingBag")
-        self._handle().reached(flat)
+        self.opened().reached(flat)
         bounds = bag_bounds(ids, offsets, self.include_last_offset)
-        weights = _weights(per_sample_weights, ids, self.combiner)
+        weights = sample_weights(per_sample_weights, ids, self.combiner)
         real = None
         if self.padding_idx is not None and (flat == self.padding_idx).any():
             real = flat != self.padding_idx
         given = given_counts(show, click, len(flat), real)
         if real is not None:
-            bounds = np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)
+            bounds = bounds_without(bounds, real)
             flat = flat[real]
             if weights is not None:
                 weights = weights[torch.from_numpy(real).to(weights.device)]
-        visit = self._handle().visit(flat, self._inserts())
-        counts = self._counts(visit, given)
+        visit = self.opened().visit(flat, self.inserts())
+        counts = self.counts(visit, given)
         return embed_bags(self.weight, weights, visit, bounds, self.combiner, counts)
 
     def extra_repr(self) -> str:
@@ -251,6 +253,11 @@ def bag_bounds(ids: Tensor, offsets: Tensor | None, include_last: bool) -> NDArr
     return np.ascontiguousarray(bounds)
 
 
+def bounds_without(bounds: NDArray[np.int64], real: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The bounds of bags once only the ids in the mask `real` remain."""
+    return np.concatenate(([0], np.cumsum(real)))[bounds].astype(np.int64)
+
+
 def refuse_outside(ids: Ids, table: str, rows: int) -> None:
     """Raise for ids outside a table with a fixed number of rows."""
     if rows and len(ids) and (ids.min() < 0 or ids.max() >= rows):
@@ -273,18 +280,20 @@ def initializer_plan(initializer: Initializer) -> InitializerPlan:
     return InitializerPlan(name, a, b)
 
 
-def _weights(weights: Tensor | None, ids: Tensor, combiner: str) -> Tensor | None:
+def sample_weights(
+    weights: Tensor | None, ids: Tensor, combiner: str | None, layer: str = "SparseEmbeddingBag"
+) -> Tensor | None:
+    """The weight of each id, as a flat tensor."""
     if weights is None:
         return None
     if combiner != "sum":
         raise ConfigError(
-            "SparseEmbeddingBag: per_sample_weights need combiner='sum', this layer has "
-            f"{combiner!r}"
+            f"{layer}: per_sample_weights need combiner='sum', this one has {combiner!r}"
         )
     if weights.shape != ids.shape:
         raise ConfigError(
-            f"SparseEmbeddingBag: per_sample_weights have shape {tuple(weights.shape)}, expected "
-            f"that of the ids, {tuple(ids.shape)}"
+            f"{layer}: per_sample_weights have shape {tuple(weights.shape)}, expected that of the "
+            f"ids, {tuple(ids.shape)}"
         )
     return weights.reshape(-1)
 

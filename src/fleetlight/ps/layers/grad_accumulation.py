@@ -22,14 +22,15 @@ _lock = threading.Lock()
 
 
 def accumulated(
-    node: Any, weight: Tensor, incoming: Tensor, part: TableGradients
+    node: Any, weight: Tensor, incoming: Tensor, part: TableGradients, place: int = 0
 ) -> TableGradient | None:
     """Return the gradient of `weight` for the backward of `node`; None if it is accumulated here.
 
-    `weight` is the first input of `node`; `incoming` is the gradient that `part` was computed from.
+    `weight` is the tensor number `place` of the inputs of `node`; `incoming` is the gradient that
+    `part` was computed from.
     """
     with without_functions():
-        if incoming.requires_grad or not _would_only_add(node, weight):
+        if incoming.requires_grad or not _would_only_add(node, weight, place):
             return TableGradient(weight, [part])
         with _lock:
             there = weight.grad
@@ -42,14 +43,14 @@ def accumulated(
         return None
 
 
-def _would_only_add(node: Any, weight: Tensor) -> bool:
+def _would_only_add(node: Any, weight: Tensor, place: int) -> bool:
     """True when torch would only add the gradient to `weight.grad`, without calling a hook.
 
     Hooks on the lookup's own node are not checked: they receive no gradient.
     """
     if not weight.requires_grad or has_gradient_hooks(weight):
         return False
-    keeper = node.next_functions[0][0]
+    keeper = node.next_functions[place][0]
     if getattr(keeper, "variable", None) is not weight:
         return False
     return runs_in_backward(keeper)

@@ -63,11 +63,11 @@ class _Embed(torch.autograd.Function):
         visit: Visit = ctx.visit
         count = len(visit.wanted.ids)
         if gradient.device.type == "cpu":
-            summed = sum_visited(_floats(gradient), visit.inverse, count)
+            summed = sum_visited(as_floats(gradient), visit.inverse, count)
         else:
             inverse = torch.from_numpy(visit.inverse).to(gradient.device, torch.int64)
             sums = gradient.new_zeros(count, gradient.shape[1]).index_add_(0, inverse, gradient)
-            summed = _floats(sums)
+            summed = as_floats(sums)
         part = _part(visit, summed, ctx.counts)
         if ctx.trained is not None and not ctx.trained.all():
             part = part.only(ctx.trained)
@@ -87,7 +87,7 @@ class _EmbedBags(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.weights, ctx.visit, ctx.counts = weight, weights, visit, counts
         ctx.offsets, ctx.mode = offsets, mode
-        each = None if weights is None else _floats(weights)
+        each = None if weights is None else as_floats(weights)
         out, ctx.argmax = gather_bags(visit.rows, visit.inverse, offsets, each, mode)
         return torch.from_numpy(out).to(weight.device, weight.dtype)
 
@@ -95,8 +95,8 @@ class _EmbedBags(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         visit: Visit = ctx.visit
-        grads = _floats(gradient)
-        each = None if ctx.weights is None else _floats(ctx.weights)
+        grads = as_floats(gradient)
+        each = None if ctx.weights is None else as_floats(ctx.weights)
         summed = spread_bags(
             grads, visit.inverse, ctx.offsets, each, ctx.mode, len(visit.wanted.ids), ctx.argmax
         )
@@ -113,6 +113,7 @@ def _part(visit: Visit, summed: Floats, counts: Counts) -> TableGradients:
     return TableGradients(visit.wanted.ids, visit.wanted.starts, summed, shows, clicks)
 
 
-def _floats(tensor: Tensor) -> Floats:
+def as_floats(tensor: Tensor) -> Floats:
+    """A tensor of any device as an array of float32."""
     array: Floats = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
     return array

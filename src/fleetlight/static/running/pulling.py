@@ -22,6 +22,7 @@ from fleetlight.kernels import dedup, sum_by
 from fleetlight.ps.layers.embedding import (
     TableLayer,
     bag_bounds,
+    bounds_without,
     given_counts,
     ids_of,
     refuse_outside,
@@ -112,7 +113,7 @@ class _LookupRequest:
         #: whether its padding reads a shadow row in the graph
         self.shadowed = self.real is not None and (lookup.mode == ROWS or wanted.weighted)
         if self.bounds is not None and self.real is not None and not self.shadowed:
-            self.bounds = np.concatenate(([0], np.cumsum(self.real)))[self.bounds].astype(np.int64)
+            self.bounds = bounds_without(self.bounds, self.real)
 
     def places(self, inverse: Places, shadow: int) -> Places:
         """The row index of each id; `shadow` for padding."""

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`EmbeddingCollection`: many features in one call, with rows on the parameter servers.
+
+Each feature has a `SparseEmbeddingBag` or a `SparseEmbedding`, and features that share a table
+share one weight. So plans, checkpoints and exports contain ordinary layers of tables. Only the
+forward is joint; programs and exported models call layer by layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.kernels.ids.bags import Mode
+from fleetlight.ps.layers.collection.feature_ids import (
+    FeatureIds,
+    Features,
+    Numbers,
+    feature_ids,
+)
+from fleetlight.ps.layers.collection.joint_lookup import (
+    FeatureLookup,
+    JointLookup,
+    checked_bounds,
+    visited,
+)
+from fleetlight.ps.layers.embedding import (
+    COMBINERS,
+    DEFAULT,
+    Initializer,
+    SparseEmbedding,
+    SparseEmbeddingBag,
+    TableLayer,
+)
+from fleetlight.ps.layers.entries import EntryPolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingFeature:
+    """One feature of an `EmbeddingCollection`; without `table` it has a table of its own."""
+
+    dim: int
+    table: str | None = None
+    #: None: a row for each id
+    combiner: Mode | None = "sum"
+    _: dataclasses.KW_ONLY
+    initializer: Initializer = DEFAULT
+    optimizer: str | None = None
+    entry: EntryPolicy | None = None
+    padding_idx: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.combiner is not None and self.combiner not in COMBINERS:
+            raise ConfigError(
+                f"got combiner={self.combiner!r}, expected one of {COMBINERS} or None"
+            )
+
+    def layer(self, include_last_offset: bool) -> TableLayer:
+        """The layer of this feature alone."""
+        settings: dict[str, Any] = {
+            "initializer": self.initializer,
+            "optimizer": self.optimizer,
+            "entry": self.entry,
+            "padding_idx": self.padding_idx,
+            "table": self.table,
+        }
+        if self.combiner is None:
+            return SparseEmbedding(self.dim, **settings)
+        settings["include_last_offset"] = include_last_offset
+        return SparseEmbeddingBag(self.dim, self.combiner, **settings)
+
+    def of_table(self) -> dict[str, object]:
+        """The settings that features of one table have in common."""
+        return {
+            "dim": self.dim,
+            "initializer": self.initializer,
+            "optimizer": self.optimizer,
+            "entry": self.entry and self.entry.plan,
+        }
+
+
+class EmbeddingCollection(nn.Module):
+    """Looks up many features at once: one request to each server, and one kernel for all.
+
+    It returns the result of each feature by its name. With `concatenated`, all features are pooled,
+    and it returns one tensor with their columns side by side, in the order of `features`.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, EmbeddingFeature | Sequence[Any]],
+        *,
+        concatenated: bool = False,
+        include_last_offset: bool = False,
+    ) -> None:
+        super().__init__()
+        if not features:
+            raise ConfigError("EmbeddingCollection: got no features, expected at least one")
+        self.features = {name: _feature(name, given) for name, given in features.items()}
+        self.concatenated = concatenated
+        self.include_last_offset = include_last_offset
+        #: the layers of the features
+        self.layers = nn.ModuleDict()
+        #: by feature: its name in `layers`
+        self._keys: dict[str, str] = {}
+        #: the features of each table
+        self._tables: list[list[str]] = []
+        self._add_layers()
+        #: the first column of each pooled feature, and the number of columns
+        self._columns: dict[str, int] = {}
+        self._width = 0
+        for name, feature in self.features.items():
+            if feature.combiner is not None:
+                self._columns[name] = self._width
+                self._width += feature.dim
+            elif concatenated:
+                raise ConfigError(
+                    f"EmbeddingCollection: feature {name!r} has combiner=None, but "
+                    "concatenated=True needs one row for each sample; give it a combiner, or its "
+                    "own collection"
+                )
+
+    def _add_layers(self) -> None:
+        by_table: dict[str, list[str]] = {}
+        for name, feature in self.features.items():
+            key = _free_name(name, self.layers)
+            self._keys[name] = key
+            try:
+                self.layers[key] = layer = feature.layer(self.include_last_offset)
+            except ConfigError as error:
+                raise ConfigError(f"EmbeddingCollection: feature {name!r}: {error}") from None
+            if feature.table is None:
+                self._tables.append([name])
+                continue
+            others = by_table.setdefault(feature.table, [])
+            if others:
+                _check_same(name, feature, others[0], self.features[others[0]])
+                layer.weight = self[others[0]].weight
+            else:
+                self._tables.append(others)
+            others.append(name)
+
+    def __getitem__(self, feature: str) -> TableLayer:
+        """The layer of a feature, such as for `fleet.rows(collection["user"], ids)`."""
+        if feature not in self._keys:
+            raise ConfigError(
+                f"EmbeddingCollection: no feature {feature!r}; "
+                f"{did_you_mean(feature, list(self._keys))}"
+            )
+        return self.layers[self._keys[feature]]  # type: ignore[return-value]
+
+    def forward(
+        self,
+        features: Features,
+        weights: Numbers = None,
+        show: Numbers = None,
+        click: Numbers = None,
+    ) -> dict[str, Tensor] | Tensor:
+        """The results of all features, from their ids by name.
+
+        `features` is a dict of 2-D ids, pairs of ids and offsets, or nested tensors, or a
+        KeyedJaggedTensor of torchrec. `weights`, `show` and `click` have a number for each id of
+        some features.
+        """
+        given = self._given(features, weights, (show, click))
+        layers = {name: self[name] for name in self.features}
+        if any(not isinstance(one, TableLayer) or one.written for one in layers.values()):
+            found = {name: self._alone(name, its) for name, its in given.items()}
+            joined = torch.cat([found[name] for name in layers], 1) if self.concatenated else None
+        else:
+            joined, found = self._together(layers, given)
+        if self.concatenated:
+            assert joined is not None
+            return joined
+        return self._shaped(found, given)
+
+    def _together(
+        self, layers: Mapping[str, TableLayer], given: Mapping[str, FeatureIds]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The pooled features as one tensor, and the results of all features."""
+        tables = [
+            [FeatureLookup(name, layers[name], given[name]) for name in names]
+            for names in self._tables
+        ]
+        bounds = checked_bounds([one for lookups in tables for one in lookups])
+        pooled, found = JointLookup(visited(tables), bounds, self._columns, self._width).results()
+        if not self.concatenated:
+            dims = [self.features[name].dim for name in self._columns]
+            found.update(zip(self._columns, torch.split(pooled, dims, 1), strict=True))
+        return pooled, found
+
+    def _alone(self, name: str, given: FeatureIds) -> Tensor:
+        """The result of one feature by its own layer, or by what replaces it."""
+        layer: nn.Module = self[name]
+        out: Tensor
+        if self.features[name].combiner is None:
+            out = layer(given.ids, show=given.show, click=given.click)
+            return out
+        offsets = given.offsets
+        if offsets is not None and given.ends and not self.include_last_offset:
+            offsets = offsets[:-1]
+        out = layer(given.ids, offsets, given.weights, given.show, given.click)
+        return out
+
+    def _given(
+        self, features: Features, weights: Numbers, counts: tuple[Numbers, Numbers]
+    ) -> dict[str, FeatureIds]:
+        given = feature_ids(features, self.features, self.include_last_offset, weights, counts)
+        if counts != (None, None):
+            self._check_counted(given)
+        return given
+
+    def _check_counted(self, given: Mapping[str, FeatureIds]) -> None:
+        """ConfigError for a table of which some features have shows or clicks, and others none."""
+        for names in self._tables:
+            counted = [n for n in names if given[n].is_counted]
+            without = [name for name in names if name not in counted]
+            if counted and without:
+                raise ConfigError(
+                    f"EmbeddingCollection: feature {counted[0]!r} has show or click, but feature "
+                    f"{without[0]!r} of the same table has neither; give them for both"
+                )
+
+    def _shaped(
+        self, found: Mapping[str, Tensor], given: Mapping[str, FeatureIds]
+    ) -> dict[str, Tensor]:
+        """The results in the order of features; a row for each id has the form of the ids."""
+        shaped = {}
+        for name, feature in self.features.items():
+            value, ids = found[name], given[name]
+            if feature.combiner is None:
+                if ids.is_nested:
+                    value = torch.nested.nested_tensor_from_jagged(value, ids.offsets)
+                else:
+                    value = value.view(*ids.ids.shape, feature.dim)
+            shaped[name] = value
+        return shaped
+
+    def ids_by_table(self, features: Features) -> dict[str, Tensor]:
+        """The ids that a forward would look up, by table: for `fleet.shard(lookahead=...)`."""
+        given = self._given(features, None, (None, None))
+        return {
+            self[names[0]].opened().plan.name: torch.cat([
+                given[name].ids.reshape(-1).long() for name in names
+            ])
+            for names in self._tables
+        }  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The arguments that `print(model)` shows."""
+        return f"concatenated={self.concatenated}"
+
+
+def _feature(name: str, given: EmbeddingFeature | Sequence[Any]) -> EmbeddingFeature:
+    try:
+        return given if isinstance(given, EmbeddingFeature) else EmbeddingFeature(*given)
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(
+            f"EmbeddingCollection: feature {name!r}: {error}; expected a "
+            "fleet.nn.EmbeddingFeature or (dim, table, combiner)"
+        ) from None
+
+
+def _free_name(name: str, layers: nn.ModuleDict) -> str:
+    """A name for a module that is neither used nor an attribute, such as `items`."""
+    free = name.replace(".", "_") or "_"
+    while free in layers or hasattr(layers, free):
+        free += "_"
+    return free
+
+
+def _check_same(name: str, feature: EmbeddingFeature, other: str, its: EmbeddingFeature) -> None:
+    """ConfigError for two features of one table that differ."""
+    mine, theirs = feature.of_table(), its.of_table()
+    for setting, value in mine.items():
+        if value != theirs[setting]:
+            raise ConfigError(
+                f"EmbeddingCollection: features {other!r} and {name!r} share the table "
+                f"{feature.table!r}, but have {setting}={theirs[setting]} and {value}; give both "
+                "the same, or their own tables"
+            )
