@@ -106,6 +106,19 @@ def test_quick_start_trains_the_same_weights_alone_and_in_a_job(tmp_path: Path) 
     assert weights(job, tmp_path) == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.multiprocess
+def test_example_of_many_features_prints_its_comment(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "parameter-servers.md"
+    [program] = [one for one in blocks(page, "python") if "EmbeddingCollection" in one]
+    [printed] = re.findall(r"^# (.+)$", program, re.MULTILINE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == printed, done.stderr
+
+
 #: replaces the parts of lightning that the page uses
 LIGHTNING = "from torch.nn import Module as LightningModule\n"
 

@@ -76,6 +76,11 @@ def test_public_names() -> None:
     assert set(PUBLIC) <= set(dir(fleet))
 
 
+def test_public_names_of_layers() -> None:
+    layers = ["EmbeddingCollection", "EmbeddingFeature", "SparseEmbedding", "SparseEmbeddingBag"]
+    assert fleet.nn.__all__ == layers
+
+
 def test_dir_shows_the_public_names_and_no_others() -> None:
     shown = {name for name in dir(fleet) if not name.startswith("__")}
     assert shown == {*PUBLIC, "static", "main_program"}

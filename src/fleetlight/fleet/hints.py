@@ -79,6 +79,10 @@ HINTS: Mapping[str, str] = {
     "sparse_embedding": "fleet.nn.SparseEmbedding(dim)(ids)",
     "SparseEmbedding": "fleet.nn.SparseEmbedding(dim)",
     "SparseEmbeddingBag": "fleet.nn.SparseEmbeddingBag(dim)",
+    **dict.fromkeys(
+        ("EmbeddingCollection", "EmbeddingBagCollection"),
+        'fleet.nn.EmbeddingCollection({"user": (16, "people", "sum"), ...})',
+    ),
     **{name: f"fleet.metrics.{name}" for name in ("auc", "acc", "mae", "rmse")},
     **dict.fromkeys(("Lars", "LARS", "LarsMomentumOptimizer"), f"fleet.optim.Lars{_NAMED}"),
     **dict.fromkeys(("Lamb", "LAMB", "LambOptimizer"), f"fleet.optim.Lamb{_NAMED}"),
