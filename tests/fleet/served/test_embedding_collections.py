@@ -165,6 +165,36 @@ def test_prefetched_rows_are_used_for_all_features() -> None:
     assert figures["prefetched rows"] > 100
 
 
+def test_nested_tensors_of_a_batch_are_learned() -> None:
+    """A loader announces them without a function."""
+
+    def build() -> Any:
+        model = EmbeddingCollection({"a": (2, "t"), "b": (2, "t")})
+        return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+    def train(worker: Member) -> Any:
+        lookahead = worker.context.prefetch_hints(None)
+        assert lookahead is not None
+        nested = [
+            torch.nested.nested_tensor_from_jagged(one.reshape(-1), ENDS) for one in IDS[:3, 0]
+        ]
+        all_batches: list[Any] = [{"a": one, "b": IDS[0, 1]} for one in nested]
+        for step, batch in enumerate(all_batches):
+            lookahead.announce(all_batches[step : step + 2])
+            sum(one.sum() for one in worker.model(batch).values()).backward()
+            worker.optimizer.step()
+            worker.optimizer.zero_grad()
+        return worker.communicator.figures()["rows fetched on demand"]
+
+    first, second = (torch.cat([one.reshape(-1), IDS[0, 1].reshape(-1)]) for one in IDS[:2, 0])
+    # learned from the first batch, after the second was announced
+    on_demand = sum(len(set(one.tolist())) for one in (first, second))
+    assert run(build, train, SYNC, workers=1) == [on_demand]
+
+
+ENDS = torch.arange(0, 25, 3)
+
+
 def ids_without_padding(ids: Tensor) -> dict[str, Tensor]:
     """The ids of each table without padding."""
     batch = ragged(ids)

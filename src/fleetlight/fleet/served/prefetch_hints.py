@@ -113,6 +113,7 @@ def _id_tensors(batch: Any) -> Iterator[tuple[Any, Tensor]]:
     else:
         leaves = tree_flatten_with_path(batch)[0]
     for path, leaf in leaves:
+        leaf = _values(leaf)
         if (
             isinstance(leaf, Tensor)
             and leaf.dtype == torch.int64
@@ -121,6 +122,12 @@ def _id_tensors(batch: Any) -> Iterator[tuple[Any, Tensor]]:
             and leaf.is_contiguous()
         ):
             yield path, leaf
+
+
+def _values(leaf: Any) -> Any:
+    """The values of a jagged tensor, which has no memory of its own; other leaves as they are."""
+    is_jagged = isinstance(leaf, Tensor) and leaf.layout == torch.jagged
+    return leaf.values() if is_jagged else leaf
 
 
 def _flat(tensor: Tensor) -> Ids:
