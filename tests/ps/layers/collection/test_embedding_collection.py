@@ -226,7 +226,7 @@ def test_concatenated_columns_have_the_order_of_features() -> None:
     (together * pull).sum().backward()
     (torch.cat(list(found.values()), 1) * pull).sum().backward()
     assert torch.equal(dense(one["user"].weight), dense(other["user"].weight))
-    # the results are views, so joining neighbours again would copy them
+    # the results are views of one tensor
     assert found["user"]._base is found["friend"]._base
     with pytest.raises(ConfigError, match="'tags' has combiner=None, but concatenated=True"):
         EmbeddingCollection(FEATURES, concatenated=True)
