@@ -348,6 +348,7 @@ def test_wrong_weights_are_refused() -> None:
     ids = dict.fromkeys("abc", TWO)
     for name, wrong, message in (
         ("d", ONE, "weights has 'd', which is no feature"),
+        ("a", [1.0, 2.0], "got weights of type dict, expected a dict of tensors by feature"),
         ("a", torch.ones(3), r"'a': per_sample_weights have shape \(3,\), expected that of"),
         ("b", torch.ones(2, 1), "'b': per_sample_weights need combiner='sum', this one has 'mean'"),
         ("c", torch.ones(2, 1), "'c': per_sample_weights need combiner='sum', this one has None"),

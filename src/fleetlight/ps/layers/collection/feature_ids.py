@@ -70,11 +70,27 @@ def feature_ids(
             f"{', '.join(names)}; a feature without ids in this batch has offsets of zeros"
         )
     for what, numbers in zip(("weights", "show", "click"), (weights, *counts), strict=True):
-        _check_names(what, numbers or {}, names)
-        for name, its in (numbers or {}).items():
-            values: Any = its.values() if its.is_nested else its
-            found[name] = dataclasses.replace(found[name], **{what: values})
+        for name, values in _numbers(what, numbers, names).items():
+            more: Any = {what: values}
+            found[name] = dataclasses.replace(found[name], **more)
     return found
+
+
+def _numbers(what: str, given: Numbers, names: Collection[str]) -> dict[str, Any]:
+    """The weights, shows or clicks of features, as tensors like their ids."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(its, Tensor) for its in given.values()):
+        raise ConfigError(
+            f"EmbeddingCollection: got {what} of type {type(given).__name__}, expected a dict of "
+            "tensors by feature, with a number for each id"
+        )
+    _check_names(what, given, names)
+    return {name: _flat(its) for name, its in given.items()}
+
+
+def _flat(numbers: Any) -> Any:
+    return numbers.values() if numbers.is_nested else numbers
 
 
 def _check_names(what: str, given: Collection[str], names: Collection[str]) -> None:
