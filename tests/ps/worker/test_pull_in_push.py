@@ -15,6 +15,7 @@ from fleetlight.errors import GradientError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
+from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.worker.connections import PULL, PUSH
 from fleetlight.ps.worker.pull_in_push import PullInPush
 
@@ -47,7 +48,7 @@ class Announcing:
 
 def read(worker: Member, *ids: int) -> Any:
     """The rows that a forward would read."""
-    wanted, rows = worker.communicator.look_up([Asked(0, np.array(ids), True)])[0]
+    [(wanted, rows)] = worker.communicator.look_up([Asked(0, np.array(ids), True)])
     return rows[wanted.inverse]
 
 
@@ -177,7 +178,7 @@ def test_the_first_lookup_of_a_batch_without_rows_pulls_all_its_tables() -> None
             worker.communicator.announce([{0: ids, 1: ids + 9}])
         pulls = Sent(worker, PULL)
         for table, its in ((0, ids), (1, ids + 9)):
-            worker.communicator.look_up(table, its, True)
+            worker.communicator.look_up([Asked(table, its, True)])
         [pull] = pulls.messages
         assert isinstance(pull, m.Pull)
         assert [one.table for one in pull.tables] == [0, 1]

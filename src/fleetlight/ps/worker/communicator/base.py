@@ -97,13 +97,6 @@ class Communicator:
         assert self.lookahead is not None
         return self.lookahead.read(wanted.table, wanted.ids, self.at_least())
 
-    def fetch(missing: Deduped) -> Floats:
-            return self.fetch([Wanted(table, missing, insert)])[0]
-
-        if self.lookahead is None:
-            return fetch(wanted)
-        return self.lookahead.read(table, wanted, fetch, self.at_least())
-
     def fetch(self, wanted: Sequence[Wanted]) -> list[Floats]:
         """Pull rows from the servers."""
         # read the phase first: the training thread may reset the steps meanwhile
