@@ -56,10 +56,12 @@ def fleetlight(options: argparse.Namespace) -> None:
     import fleetlight as fleet
 
     fleet.init()
-    geo = options.mode == "geo"
     strategy = fleet.DistributedStrategy(
         a_sync=options.mode != "sync",
-        a_sync_configs={"k_steps": options.k_steps} if geo else {},
+        a_sync_configs={
+            "k_steps": options.k_steps if options.mode == "geo" else 0,
+            "table_wire": options.table_wire,
+        },
         seed=options.seed,
     )
     records = task(options.task, options.data, options.seed, options.samples)
@@ -135,6 +137,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--data", default="", help="folder of the real records")
     parser.add_argument("--mode", choices=("sync", "async", "geo"), default="sync")
     parser.add_argument("--k_steps", type=int, default=20)
+    parser.add_argument("--table_wire", default="fp32", help="fp32, bf16, fp16 or int8")
     parser.add_argument("--workers", type=int, default=2, help="whose batches torch puts together")
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
     parser.add_argument("--epochs", type=int, default=1)

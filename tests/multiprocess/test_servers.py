@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import fleetlight as fleet
 from fleetlight.errors import PeerError
 from fleetlight.fleet.job import current, current_or_none
-from fleetlight.ps.plan import ASYNC, GEO
+from fleetlight.ps.plan import ASYNC, GEO, SYNC
 from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy.config_dicts import ASyncConfigsDict
 
 pytestmark = pytest.mark.multiprocess
 
@@ -159,10 +160,12 @@ def test_servers_and_workers_equal_one_process(single: Any) -> None:
     compare([answer for _, answer in answers[2:]], single)
 
 
-def train_asynchronously(k_steps: int) -> tuple[float, float]:
-    """A process of an asynchronous job: the loss before and after."""
+def train_in(mode: str, wire: str = "fp32") -> tuple[float, float]:
+    """A process of a job: the loss before and after."""
     torch.manual_seed(0)
-    strategy = DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": k_steps})
+    k_steps = 4 if mode == GEO else 0
+    configs: ASyncConfigsDict = {"k_steps": k_steps, "table_wire": wire}
+    strategy = DistributedStrategy(a_sync=mode != SYNC, a_sync_configs=configs)
     model = fleet.distributed_model(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer = fleet.distributed_optimizer(optimizer, strategy)
@@ -173,7 +176,8 @@ def train_asynchronously(k_steps: int) -> tuple[float, float]:
     fleet.init_worker()
     session = current().session
     assert session is not None
-    assert session.bound.plan.mode == (GEO if k_steps else ASYNC)
+    plan = session.bound.plan
+    assert (plan.mode, plan.tables[0].wire) == (mode, wire)
     ids, target = records().tensors
 
     def loss() -> float:
@@ -194,9 +198,18 @@ def train_asynchronously(k_steps: int) -> tuple[float, float]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.contract
-@pytest.mark.parametrize("k_steps", [0, 4], ids=["asynchronous", "GeoSGD"])
-def test_asynchronous_workers_train(k_steps: int) -> None:
-    work = functools.partial(train_asynchronously, k_steps)
+@pytest.mark.parametrize("mode", [ASYNC, GEO])
+def test_asynchronous_workers_train(mode: str) -> None:
+    work = functools.partial(train_in, mode)
+    answers = run_job(work, work)
+    assert [kind for kind, _ in answers] == ["value"] * 4, answers
+    for before, after in (losses for _, losses in answers[2:]):
+        assert after < before
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC, GEO])
+def test_rows_travel_as_bfloat16(mode: str) -> None:
+    work = functools.partial(train_in, mode, "bf16")
     answers = run_job(work, work)
     assert [kind for kind, _ in answers] == ["value"] * 4, answers
     for before, after in (losses for _, losses in answers[2:]):

@@ -311,7 +311,7 @@ def test_inert_settings_of_the_exchange_are_reported(
 
 
 def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
-    configs = {"dense": "allreduce", "on_nonfinite": "skip"}
+    configs = {"dense": "allreduce", "on_nonfinite": "skip", "table_wire": "bf16"}
     for a_sync in (False, True):
         assert DistributedStrategy(a_sync=a_sync, a_sync_configs=configs).inert(SERVERS) == []
 
@@ -330,6 +330,8 @@ def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
         ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "caches up to 5,000 rows of a table"),
         ({"send_queue_size": 2}, "send_queue_size", "pushes that may wait to be sent: 2"),
         ({"max_merge": 3}, "max_merge", "up to 3 queued pushes travel as one"),
+        ({"table_wire": "int8"}, "table_wire", "travel as int8, unless a layer has its own"),
+        ({}, "table_wire", "rows and gradients of tables travel as float32"),
     ],
 )
 def test_fields_of_the_exchange_are_explained(configs: Any, field: str, sentence: str) -> None:

@@ -63,6 +63,7 @@ CONFIGS = {
         "dense",
         "on_nonfinite",
         "cache_rows",
+        "table_wire",
     },
     "localsgd_configs": AVERAGING | {"k_steps"},
     "adaptive_localsgd_configs": AVERAGING | {"init_k_steps", "max_k_steps"},

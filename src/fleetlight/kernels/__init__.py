@@ -7,6 +7,13 @@ Numba compiles each kernel when it is first used. `twins` has the kernels in rea
 from fleetlight.kernels.checksums import checksum
 from fleetlight.kernels.codecs.blocks import add_blocks, block_count, to_blocks
 from fleetlight.kernels.codecs.magnitudes import add_at, all_finite, largest, take_out
+from fleetlight.kernels.codecs.narrow_rows import (
+    from_bfloat16,
+    from_int8,
+    to_bfloat16,
+    to_float16,
+    to_int8,
+)
 from fleetlight.kernels.copy_on_write.copied_rows import lay_aside, read_as_they_were
 from fleetlight.kernels.copy_on_write.pending_rows import Batch, PendingRows
 from fleetlight.kernels.ids.bags import gather_bags, spread_bags, weight_grads
@@ -39,6 +46,8 @@ __all__ = [
     "copy_rows",
     "dedup",
     "first_values",
+    "from_bfloat16",
+    "from_int8",
     "gather",
     "gather_bags",
     "gather_visited",
@@ -55,6 +64,9 @@ __all__ = [
     "sum_visited",
     "table_seed",
     "take_out",
+    "to_bfloat16",
     "to_blocks",
+    "to_float16",
+    "to_int8",
     "weight_grads",
 ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Ids: TypeAlias = NDArray[np.int64]
 Positions: TypeAlias = NDArray[np.int32]
 Codes: TypeAlias = NDArray[np.int8]
+Words: TypeAlias = NDArray[np.uint16]
 Values: TypeAlias = NDArray[np.float32]  #: one dimension
 Grid: TypeAlias = NDArray[np.float32]  #: two dimensions
 Doubles: TypeAlias = NDArray[np.float64]
@@ -28,6 +29,7 @@ Layout: TypeAlias = NDArray[np.int64]  #: two dimensions
 # written
 Bools: TypeAlias = NDArray[np.bool_]
 Int8s: TypeAlias = NDArray[np.int8]
+Uint16s: TypeAlias = NDArray[np.uint16]
 Int32s: TypeAlias = NDArray[np.int32]
 Int64s: TypeAlias = NDArray[np.int64]
 Uint32s: TypeAlias = NDArray[np.uint32]
@@ -41,12 +43,14 @@ _ARRAYS = {
     "Ids": ("int64", 1, True),
     "Positions": ("int32", 1, True),
     "Codes": ("int8", 1, True),
+    "Words": ("uint16", 1, True),
     "Values": ("float32", 1, True),
     "Grid": ("float32", 2, True),
     "Doubles": ("float64", 1, True),
     "Layout": ("int64", 2, True),
     "Bools": ("boolean", 1, False),
     "Int8s": ("int8", 1, False),
+    "Uint16s": ("uint16", 1, False),
     "Int32s": ("int32", 1, False),
     "Int64s": ("int64", 1, False),
     "Uint32s": ("uint32", 1, False),

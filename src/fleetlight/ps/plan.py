@@ -51,6 +51,8 @@ class TablePlan(msgspec.Struct, frozen=True):
     entry: EntryPlan | None = None
     #: above 0: ids are 0..rows-1 and worker 0 brings their first values
     rows: int = 0
+    #: the form of rows and gradients on the connection: fp32 | bf16 | fp16 | int8
+    wire: str = "fp32"
 
 
 class DensePlan(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ class ASyncConfigsDict(TypedDict, total=False):
     dense: str
     on_nonfinite: str
     cache_rows: int
+    table_wire: str
 
 
 class AdaptiveLocalSGDConfigsDict(TypedDict, total=False):

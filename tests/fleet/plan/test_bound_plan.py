@@ -99,6 +99,18 @@ def test_modes() -> None:
     assert (plan.mode, plan.staleness, plan.k_steps) == ("async", 3, 0)
 
 
+def test_a_table_has_the_form_of_its_layer_or_of_the_strategy() -> None:
+    layers = [
+        SparseEmbedding(2, wire="int8"),
+        SparseEmbeddingBag(2),
+        nn.Embedding(3, 2, sparse=True),
+    ]
+    model = nn.Sequential(*layers)
+    assert [t.wire for t in bound(model).plan.tables] == ["int8", "fp32", "fp32"]
+    plan = bound(model, a_sync_configs={"table_wire": "bf16"}).plan
+    assert [t.wire for t in plan.tables] == ["int8", "bf16", "bf16"]
+
+
 def test_geo_with_dense_allreduce_is_refused() -> None:
     configs = {"k_steps": 4, "dense": "allreduce"}
     with pytest.raises(StrategyError, match="leave one of them out"):
@@ -139,6 +151,7 @@ def rmsprop() -> Any:
         (groups_apart, "'words' is shared by layers whose weights are in different param groups"),
         (lambda: bound(Model(entry=None)), r"'words' is shared by layers that differ"),
         (lambda: bound(Model(initializer="zeros")), "'words' is shared by layers that differ"),
+        (lambda: bound(Model(wire="int8")), "'words' is shared by layers that differ"),
         (lambda: bound(nn.Embedding(3, 2, sparse=True, max_norm=1.0)), "with max_norm cannot"),
         (by_frequency, "0: EmbeddingBag with scale_grad_by_freq cannot be moved"),
         (complex_numbers, r"parameter p is of torch\.complex64; parameter servers keep float32"),

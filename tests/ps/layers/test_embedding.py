@@ -149,6 +149,7 @@ def test_layer_has_one_weight_and_a_repr() -> None:
     assert [p.shape for p in layer.parameters()] == [(0, DIM)]
     assert "3, padding_idx=3, table='users'" in repr(layer)
     assert "combiner='max'" in repr(SparseEmbeddingBag(DIM, "max"))
+    assert "wire='bf16'" in repr(SparseEmbeddingBag(DIM, wire="bf16"))
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,10 @@ def test_layer_has_one_weight_and_a_repr() -> None:
         (lambda: SparseEmbedding(2.0), "got dim=2.0"),  # type: ignore[arg-type]
         (lambda: SparseEmbedding(2, entry="x"), "got entry='x', expected a CountFilterEntry"),  # type: ignore[arg-type]
         (lambda: SparseEmbeddingBag(2, "avg"), "got combiner='avg', expected one of"),  # type: ignore[arg-type]
+        (
+            lambda: SparseEmbedding(2, wire="bf32"),
+            "SparseEmbedding: got wire='bf32', expected one of",
+        ),
         (lambda: SparseEmbedding(2, initializer="one"), "initializer: got 'one', expected"),
         (lambda: SparseEmbedding(2, initializer=("uniform", 1.0)), "initializer: got"),
     ],

@@ -53,8 +53,9 @@ def test_a_chunk_sends_ids_and_rows_of_each_table_then_blocks() -> None:
     parts = tables((2, 0), (1, 1))
     block = np.ones(3, np.float32)
     [chunk] = chunks_of(parts, [block], 0, CHUNK_BYTES)
-    ids, rows, other_ids, other_rows, last = chunk.arrays(parts)
+    sent = {number: [part.gradients] for number, part in parts.items()}
+    ids, rows, other_ids, other_rows, last = chunk.arrays(parts, sent)
     assert (ids.tolist(), rows.tolist()) == ([0, 1], [[0], [0]])
     assert (other_ids.tolist(), other_rows.tolist()) == ([0], [[1, 1, 1, 1]])
     assert last is block
-    assert Chunk().arrays(parts) == []
+    assert Chunk().arrays(parts, sent) == []

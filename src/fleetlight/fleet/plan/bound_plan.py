@@ -100,7 +100,10 @@ def build_plan(
         worker_num=worker_num,
         server_num=server_num,
         seed=strategy.seed,
-        tables=[_table(name, group, optimizers, owners) for name, group in layers.items()],
+        tables=[
+            _table(name, group, optimizers, owners, configs.table_wire)
+            for name, group in layers.items()
+        ],
         dense=[_dense(name, parameter, owners) for name, parameter in dense],
         optimizers=[optimizer_plan(optimizer) for optimizer in optimizers],
         k_steps=configs.k_steps if strategy.a_sync else 0,
@@ -171,10 +174,10 @@ def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _check_same_settings(name: str, layers: list[Any]) -> None:
-    facts = [(_dim(layer), _initializer(layer), _entry(layer)) for layer in layers]
+    facts = [(_dim(one), _initializer(one), _entry(one), _wire(one)) for one in layers]
     if any(fact != facts[0] for fact in facts):
         raise PlanError(
-            f"table {name!r} is shared by layers that differ: (dim, initializer, entry) is "
+            f"table {name!r} is shared by layers that differ: (dim, initializer, entry, wire) is "
             f"{' and '.join(str(fact) for fact in dict.fromkeys(map(str, facts)))}"
         )
 
@@ -192,11 +195,16 @@ def _entry(layer: Any) -> Any:
     return layer.entry.plan if isinstance(layer, TableLayer) and layer.entry else None
 
 
+def _wire(layer: Any) -> str | None:
+    return layer.wire if isinstance(layer, TableLayer) else None
+
+
 def _table(
     name: str,
     layers: list[Any],
     optimizers: list[torch.optim.Optimizer],
     owners: dict[int, tuple[int, int]],
+    wire: str,
 ) -> TablePlan:
     places = {owners.get(id(layer.weight), _NO_OPTIMIZER) for layer in layers}
     if len(places) > 1:
@@ -214,6 +222,7 @@ def _table(
         group=group,
         entry=_entry(layers[0]),
         rows=0 if isinstance(layers[0], TableLayer) else int(layers[0].num_embeddings),
+        wire=_wire(layers[0]) or wire,
     )
 
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fleetlight.kernels.arrays import Codes, Floats, Int8s, Int32s, Positions, Values
+from fleetlight.kernels.arrays import Codes, Floats, Grid, Int8s, Int32s, Matrix, Positions, Values
+from fleetlight.kernels.ids.hashing import GAMMA, mix
 
 _BLOCK = 256
 _UNSIGNED = np.int32(0x7FFFFFFF)
@@ -57,3 +59,46 @@ def take_out(values: Floats, places: Positions, taken: Floats) -> None:
 def add_at(places: Positions, values: Values, total: Floats) -> None:
     """Places may repeat."""
     np.add.at(total, places, values)
+
+
+def to_bfloat16(rows: Grid) -> Matrix:
+    """The nearest values with 8 significant bits."""
+    return _nearest(rows, 8, -126, float(np.float32(2.0**127 * (2 - 2.0**-7))))
+
+
+def to_float16(rows: Grid) -> Matrix:
+    """The nearest values with 11 significant bits, or multiples of 2**-24."""
+    return _nearest(rows, 11, -14, 65504.0)
+
+
+def _nearest(rows: Grid, bits: int, lowest: int, most: float) -> Matrix:
+    """Round in double precision; finite values stay within `most`."""
+    wide = rows.astype(np.float64)
+    finite = np.isfinite(wide)
+    exponents = np.frexp(np.where(finite, wide, 0))[1] - 1
+    units = np.ldexp(1.0, np.maximum(exponents, lowest) - (bits - 1))
+    rounded = np.clip(np.rint(np.where(finite, wide, 0) / units) * units, -most, most)
+    return np.where(finite, rounded, wide).astype(np.float32)
+
+
+def to_int8(rows: Grid, seed: int | None) -> tuple[NDArray[np.int8], Floats]:
+    """Codes, and scales of 17 significant bits; a row that is not finite has the scale NaN."""
+    most = np.abs(rows).max(1, initial=0)
+    mantissas, exponents = np.frexp(most / np.float32(127))
+    scales = np.ldexp(np.ceil(mantissas * 2**17) / np.float32(2**17), exponents)
+    scales = np.minimum(scales, np.float32(2.0**121 * (1 + 2.0**-7)))
+    scales = np.where(most < np.float32(2e-36), 0, scales).astype(np.float32)
+    inverse = np.divide(1, scales, where=scales > 0, out=np.zeros_like(scales))
+    finite = np.isfinite(most)
+    values = np.where(finite[:, None], rows, 0) * np.where(finite, inverse, 0)[:, None]
+    codes = np.clip(_whole(values, seed), -127, 127).astype(np.int8)
+    return codes, np.where(finite, scales, np.float32(np.nan))
+
+
+def _whole(values: Grid, seed: int | None) -> Matrix:
+    if seed is None:
+        return np.rint(values)
+    words = mix(np.uint64(seed) + np.arange(-(-values.size // 4), dtype=np.uint64) * GAMMA)
+    noise = words.view(np.uint16)[: values.size].reshape(values.shape)
+    below = np.floor(values)
+    return below + (noise < (values - below) * np.float32(65536))

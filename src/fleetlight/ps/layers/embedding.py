@@ -24,6 +24,7 @@ from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
 from fleetlight.ps.layers.table_weight import TableWeight
 from fleetlight.ps.plan import InitializerPlan
 from fleetlight.ps.update import Floats, Ids
+from fleetlight.ps.wire_forms import FORMS
 from fleetlight.torch_compat.tensors import without_functions
 
 #: ("uniform", low, high), ("normal", mean, std), ("constant", value) or "zeros"
@@ -51,6 +52,7 @@ class TableLayer(nn.Module):
         entry: EntryPolicy | None = None,
         padding_idx: int | None = None,
         table: str | None = None,
+        wire: str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
@@ -62,12 +64,18 @@ class TableLayer(nn.Module):
                 f"{type(self).__name__}: got entry={entry!r}, expected a CountFilterEntry, a "
                 "ProbabilityEntry or a ShowClickEntry"
             )
+        if wire is not None and wire not in FORMS:
+            raise ConfigError(
+                f"{type(self).__name__}: got wire={wire!r}, expected one of {tuple(FORMS)}, or "
+                "None for that of the strategy"
+            )
         self.dim = dim
         self.optimizer = optimizer
         self.initializer = initializer_plan(initializer)
         self.entry = entry
         self.padding_idx = padding_idx
         self.table = table
+        self.wire = wire
         #: represents the table in `model.parameters()` and in param groups
         self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
@@ -75,7 +83,8 @@ class TableLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that `print(model)` shows."""
-        settings = {"padding_idx": self.padding_idx, "table": self.table, "entry": self.entry}
+        names = ("padding_idx", "table", "entry", "wire")
+        settings = {name: getattr(self, name) for name in names}
         return ", ".join(
             [str(self.dim), *(f"{k}={v!r}" for k, v in settings.items() if v is not None)]
         )
@@ -156,6 +165,7 @@ class SparseEmbeddingBag(TableLayer):
         entry: EntryPolicy | None = None,
         padding_idx: int | None = None,
         table: str | None = None,
+        wire: str | None = None,
     ) -> None:
         super().__init__(
             dim,
@@ -164,6 +174,7 @@ class SparseEmbeddingBag(TableLayer):
             entry=entry,
             padding_idx=padding_idx,
             table=table,
+            wire=wire,
         )
         if combiner not in COMBINERS:
             raise ConfigError(

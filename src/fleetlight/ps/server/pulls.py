@@ -13,6 +13,7 @@ from fleetlight.ps.messages import Pull, TablePull
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.ps.update import Floats, Ids
+from fleetlight.ps.wire_forms import encoded
 
 Array = NDArray[Any]
 
@@ -23,10 +24,10 @@ def pulled(
     """Rows of each requested table, and dense values."""
     if not log.logs_values:
         return state.pull(message, ids)
-    found: list[Array] = [
-        _rows(state, log, wanted, its, message.step)
-        for wanted, its in zip(message.tables, ids, strict=True)
-    ]
+    found: list[Array] = []
+    for wanted, its in zip(message.tables, ids, strict=True):
+        rows = _rows(state, log, wanted, its, message.step)
+        found += encoded(rows, state.table(wanted.table).plan)
     return found + state.dense.values() if message.dense else found
 
 

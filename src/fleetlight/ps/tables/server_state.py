@@ -24,6 +24,7 @@ from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.table import Table, TableSnapshot
 from fleetlight.ps.tables.table_file import Pause, no_pause, of_table
 from fleetlight.ps.tables.unpacking import Unpacking
+from fleetlight.ps.wire_forms import encoded
 
 Array = NDArray[Any]
 Options = list[dict[str, Any]]
@@ -100,7 +101,7 @@ class ServerState:
         self, message: Push | StepApplied | StepHeld, arrays: Sequence[Array], operation: str
     ) -> Gradients:
         """Unpack gradients."""
-        unpacking = Unpacking(arrays, operation)
+        unpacking = Unpacking(arrays, operation, narrow=isinstance(message, Push))
         tables = {}
         for part in message.tables:
             plan = self.table(part.table).plan
@@ -140,10 +141,10 @@ class ServerState:
 
     def pull(self, message: Pull, ids: Sequence[Array]) -> list[Array]:
         """The requested rows of each table, and dense values."""
-        found: list[Array] = [
-            self.table(wanted.table).pull(its, wanted.insert, message.step)
-            for wanted, its in zip(message.tables, ids, strict=True)
-        ]
+        found: list[Array] = []
+        for wanted, its in zip(message.tables, ids, strict=True):
+            table = self.table(wanted.table)
+            found += encoded(table.pull(its, wanted.insert, message.step), table.plan)
         return found + self.dense.values() if message.dense else found
 
     def pulled_ids(self, message: Pull, arrays: Sequence[Array], who: str) -> list[Array]:
@@ -157,16 +158,20 @@ class ServerState:
         self, message: GeoExchange | DifferencesAdded, arrays: Sequence[Array], who: str
     ) -> Gradients:
         """Unpack the differences of an exchange."""
-        tables, dense = self._rows(message.tables, message.dense, arrays, f"an exchange of {who}")
+        unpacking = Unpacking(
+            arrays, f"an exchange of {who}", narrow=isinstance(message, GeoExchange)
+        )
+        tables, dense = self._rows(message.tables, message.dense, unpacking)
         return Gradients(tables, dense, self.blocks())
 
     def exchange(self, differences: Gradients, wants: bool) -> list[Array]:
         """Add differences; return the new values if `wants`."""
         found: list[Array] = []
         for number, part in differences.tables.items():
-            rows = self.table(number).exchange(part.ids, part.rows, wants)
+            table = self.table(number)
+            rows = table.exchange(part.ids, part.rows, wants)
             if rows is not None:
-                found.append(rows)
+                found += encoded(rows, table.plan)
         if differences.dense is None:
             return found
         with self.dense.lock:
@@ -175,10 +180,10 @@ class ServerState:
 
     def reread(self, differences: Gradients, step: int) -> list[Array]:
         """The reply to an exchange, without adding differences."""
-        found: list[Array] = [
-            self.table(number).pull(part.ids, False, step)
-            for number, part in differences.tables.items()
-        ]
+        found: list[Array] = []
+        for number, part in differences.tables.items():
+            table = self.table(number)
+            found += encoded(table.pull(part.ids, False, step), table.plan)
         return found if differences.dense is None else found + self.dense.values()
 
     def wants(self, message: Fill) -> bool:
@@ -187,7 +192,8 @@ class ServerState:
 
     def fill(self, message: Fill, arrays: Sequence[Array]) -> None:
         """Set worker 0's first values, unless the server has values already."""
-        tables, dense = self._rows(message.tables, message.dense, arrays, "the first values")
+        unpacking = Unpacking(arrays, "the first values")
+        tables, dense = self._rows(message.tables, message.dense, unpacking)
         with self._once:
             if not self.wants(message):
                 return
@@ -292,9 +298,8 @@ class ServerState:
         return self._has_values
 
     def _rows(
-        self, numbers: Sequence[int], dense: bool, arrays: Sequence[Array], operation: str
+        self, numbers: Sequence[int], dense: bool, unpacking: Unpacking
     ) -> tuple[dict[int, TablePart], list[Array] | None]:
-        unpacking = Unpacking(arrays, operation)
         tables = {}
         for number in numbers:
             plan = self.table(number).plan

@@ -14,15 +14,17 @@ from fleetlight.ps.dtypes import numpy_dtype
 from fleetlight.ps.placement import Block
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.update import Floats, Ids
+from fleetlight.ps.wire_forms import FORMS, FP32
 
 Array = NDArray[Any]
 
 
 class Unpacking:
-    """The arrays of one message, in order."""
+    """The arrays of one message, in order; with `narrow`, rows are in the form of their table."""
 
-    def __init__(self, arrays: Sequence[Array], operation: str) -> None:
+    def __init__(self, arrays: Sequence[Array], operation: str, *, narrow: bool = False) -> None:
         self._arrays = list(arrays)
+        self._narrow = narrow
         self._taken = 0
         #: `push of worker 1`, for error texts
         self._operation = operation
@@ -36,11 +38,14 @@ class Unpacking:
 
     def rows(self, table: TablePlan, count: int) -> Floats:
         """Take the rows, gradients or differences of `count` ids of a table."""
-        array = self._next(f"rows of table {table.name!r}")
-        if array.dtype != np.float32 or array.shape != (count, table.dim):
-            expected = f"float32[{count}, {table.dim}]"
-            raise self._unfit(f"rows of table {table.name!r}", array, expected)
-        return array
+        what, arrays = f"rows of table {table.name!r}", []
+        form = FORMS[table.wire if self._narrow else FP32]
+        for dtype, shape in form.shapes(count, table.dim):
+            array = self._next(what)
+            if array.dtype != dtype or array.shape != shape:
+                raise self._unfit(what, array, f"{dtype}[{', '.join(map(str, shape))}]")
+            arrays.append(array)
+        return form.decode(arrays)
 
     def counts(self, table: TablePlan, count: int) -> Floats:
         """Take one number for each of `count` ids."""

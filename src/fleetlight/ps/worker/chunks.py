@@ -27,11 +27,13 @@ class Chunk:
     spans: dict[int, slice] = dataclasses.field(default_factory=dict)
     blocks: Sequence[Array] = ()
 
-    def arrays(self, tables: Mapping[int, TableGradients]) -> list[Array]:
-        """Ids and differences of each table, then the dense differences."""
+    def arrays(
+        self, tables: Mapping[int, TableGradients], sent: Mapping[int, Sequence[Array]]
+    ) -> list[Array]:
+        """Ids and `sent` differences of each table, then the dense differences."""
         found: list[Array] = []
         for number, span in self.spans.items():
-            found += [tables[number].ids[span], tables[number].gradients[span]]
+            found += [tables[number].ids[span], *(array[span] for array in sent[number])]
         return [*found, *self.blocks]
 
 

@@ -23,6 +23,7 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.transport.interface import ReceivedReply
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
+from fleetlight.ps.wire_forms import encoded, encoded_gradients, form_of
 from fleetlight.ps.worker.chunks import CHUNK_BYTES, LONE_CHUNK_BYTES, Chunk, chunks_of
 from fleetlight.ps.worker.connections import (
     CONTROL,
@@ -198,7 +199,7 @@ class Client(Connections):
         values = _merge_versions(replies)
         parts: list[list[Floats]] = [[] for _ in wanted]
         for server, reply in replies.items():
-            arrays = Unpacking(reply.arrays, f"the reply of server {server}")
+            arrays = Unpacking(reply.arrays, f"the reply of server {server}", narrow=True)
             for number, w in enumerate(wanted):
                 if count := w.ids.count_of(server):
                     parts[number].append(arrays.rows(self.plan.tables[w.table], count))
@@ -210,7 +211,7 @@ class Client(Connections):
     def _merge_push_replies(
         self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
     ) -> ReplyValues:
-        changed = _changed_rows(replies)
+        changed = _changed_rows(replies, self.plan)
         values = self._merge_replies(wanted, replies)
         values.changed = changed
         for reply in replies.values():
@@ -256,8 +257,9 @@ class Client(Connections):
     ) -> dict[int, Request]:
         """The request of each server, logged in the journal."""
         requests: dict[int, Request] = {}
+        gradients = encoded_gradients(push.tables, self.plan, self.worker, push.step)
         for server in range(self.server_num):
-            tables, arrays = _of_server(push.tables, server)
+            tables, arrays = _of_server(push.tables, gradients, server)
             blocks = push.blocks.get(server, [])
             message = m.Push(
                 sequence=self._next(server),
@@ -339,6 +341,7 @@ class Client(Connections):
         check_differences(tables, blocks, step, self.plan, self.placement, self.worker)
         # the chunks of different servers overlap
         piece_bytes = CHUNK_BYTES if self.server_num > 1 else LONE_CHUNK_BYTES
+        sent = {n: encoded(part.gradients, self.plan.tables[n]) for n, part in tables.items()}
         pieces: dict[int, list[Chunk]] = {}
         requests: dict[int, list[Request]] = {}
         for server in range(self.server_num):
@@ -348,7 +351,7 @@ class Client(Connections):
                 requests[server] = [
                     (
                         self._piece(server, piece, piece is cut[-1], step, wants),
-                        piece.arrays(tables),
+                        piece.arrays(tables, sent),
                     )
                     for piece in cut
                 ]
@@ -358,7 +361,7 @@ class Client(Connections):
         values = _merge_versions({server: received[-1] for server, received in replies.items()})
         for server, received in replies.items() if wants else ():
             for piece, reply in zip(pieces[server], received, strict=True):
-                arrived = Unpacking(reply.arrays, f"the reply of server {server}")
+                arrived = Unpacking(reply.arrays, f"the reply of server {server}", narrow=True)
                 for number, span in piece.spans.items():
                     rows = arrived.rows(self.plan.tables[number], span.stop - span.start)
                     values.pieces.append((number, span, rows))
@@ -422,7 +425,7 @@ class Client(Connections):
 
 
 def _of_server(
-    tables: Mapping[int, TableGradients], server: int
+    tables: Mapping[int, TableGradients], gradients: Mapping[int, Sequence[Array]], server: int
 ) -> tuple[list[m.TablePush], list[Array]]:
     """The part of one server: contiguous, since ids are grouped by server."""
     pushes: list[m.TablePush] = []
@@ -432,7 +435,7 @@ def _of_server(
         if start == stop:
             continue
         pushes.append(m.TablePush(number, counted=part.shows is not None))
-        arrays += [part.ids[start:stop], part.gradients[start:stop]]
+        arrays += [part.ids[start:stop], *(array[start:stop] for array in gradients[number])]
         if part.shows is not None and part.clicks is not None:
             arrays += [part.shows[start:stop], part.clicks[start:stop]]
     return pushes, arrays
@@ -451,17 +454,20 @@ def _merge_versions(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
 
 
 def _changed_rows(
-    replies: Mapping[int, ReceivedReply],
+    replies: Mapping[int, ReceivedReply], plan: Plan
 ) -> list[tuple[int, int, int, Array, Array]]:
     """Take the changed rows, which are the last arrays of each reply."""
     found = []
     for server, reply in replies.items():
         message = reply.message
         assert isinstance(message, m.Pushed), message
-        pairs = reply.arrays[len(reply.arrays) - 2 * len(message.changed) :]
-        del reply.arrays[len(reply.arrays) - len(pairs) :]
-        for number, (table, batch) in enumerate(zip(message.changed, message.batches, strict=True)):
-            positions, rows = pairs[2 * number : 2 * number + 2]
+        forms = [form_of(plan.tables[table]) for table in message.changed]
+        first = len(reply.arrays) - sum(1 + len(form.arrays) for form in forms)
+        arrays = iter(reply.arrays[first:])
+        del reply.arrays[first:]
+        for table, batch, form in zip(message.changed, message.batches, forms, strict=True):
+            positions = next(arrays)
+            rows = form.decode([next(arrays) for _ in form.arrays])
             found.append((server, batch, table, positions, rows))
     return found
 

@@ -84,6 +84,13 @@ def _cache_rows(strategy: ASyncFeature, job: JobFacts) -> Effect:
     return True, f"a worker caches up to {configs.cache_rows:,} rows of a table"
 
 
+def _table_wire(strategy: ASyncFeature, job: JobFacts) -> Effect:
+    form = strategy.a_sync_configs.table_wire
+    if form == "fp32":
+        return True, "rows and gradients of tables travel as float32"
+    return True, f"rows and gradients of tables travel as {form}, unless a layer has its own wire="
+
+
 def _mode(strategy: ASyncFeature, job: JobFacts) -> Effect:
     configs = strategy.a_sync_configs
     if job.is_collective:
@@ -142,6 +149,13 @@ class ASyncConfigs(Settings):
         "rows of a table that a worker of GeoSGD keeps at most",
         effect=_cache_rows,
         minimum=1,
+    )
+
+    table_wire: str = setting(
+        "fp32",
+        "the form in which rows and gradients of tables travel, if their layer names none",
+        effect=_table_wire,
+        choices=("fp32", "bf16", "fp16", "int8"),
     )
 
     @property

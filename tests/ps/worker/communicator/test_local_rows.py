@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.ps.made_tables import table_plan
@@ -104,6 +105,23 @@ def test_a_row_unused_for_some_windows_is_fetched_again(
     # old is 1 + 4 + 2: the servers' 100 and the unsent part, 9 - 7
     assert read(rows, servers, 1) == [102]
     assert servers.asked == [[1], [1]]
+
+
+@pytest.mark.parametrize(("workers", "windows"), [(1, 4), (2, 40)])
+@pytest.mark.parametrize("wire", ["bf16", "fp16", "int8"])
+def test_what_a_narrow_form_drops_is_sent_later(wire: str, workers: int, windows: int) -> None:
+    plan = msgspec.structs.replace(table_plan(), wire=wire)
+    rows, servers = LocalRows(plan, servers=1, workers=workers, limit=100), Servers()
+    servers.values[7] = 0.0
+    read(rows, servers, 7)
+    gradient = np.array([[1.0, 0.01234567, -0.7654321]], np.float32)
+    rows.learn(TableGradients(np.array([7]), np.array([0, 1]), gradient), {"lr": 1.0}, 0)
+    sent = [rows.differences().gradients[0].astype(np.float64)]
+    assert (np.abs(sent[0] + gradient[0] / workers) > 1e-5).any()
+    for _ in range(windows):
+        read(rows, servers, 7)
+        sent.append(rows.differences().gradients[0])
+    np.testing.assert_allclose(np.sum(sent, axis=0), -gradient[0], atol=1e-6)
 
 
 def test_a_recently_used_row_is_read_from_the_cache() -> None:

@@ -34,6 +34,7 @@ from fleetlight.ps.server.workers.roster import Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.ps.update import Ids
+from fleetlight.ps.wire_forms import encoded
 
 Array = NDArray[Any]
 
@@ -286,10 +287,10 @@ class PushHandler:
         outcome: Outcome,
         is_last: bool = True,
     ) -> Reply:
-        arrays: list[Array] = [
-            self._state.table(number).pull(ids, False, message.step)
-            for number, ids in zip(message.ahead, ahead, strict=True)
-        ]
+        arrays: list[Array] = []
+        for number, ids in zip(message.ahead, ahead, strict=True):
+            table = self._state.table(number)
+            arrays += encoded(table.pull(ids, False, message.step), table.plan)
         if message.wants_dense:
             arrays += self._state.dense.values()
         changed: list[PrefetchedBatch] = []
@@ -331,7 +332,8 @@ class PushHandler:
         if not len(positions):
             return []
         table = self._state.table(pulled.table)
-        return [positions, table.pull(pulled.ids[positions], False, step)]
+        rows = table.pull(pulled.ids[positions], False, step)
+        return [positions, *encoded(rows, table.plan)]
 
     def _exchange_reply(self, arrays: list[Array]) -> Reply:
         with self._changed:

@@ -19,6 +19,7 @@ from fleetlight.kernels.rows import copies
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
+from fleetlight.ps.wire_forms import as_sent
 from fleetlight.ps.worker.joint_reads import Read
 from fleetlight.ps.worker.lookahead import part_of
 
@@ -159,12 +160,21 @@ class LocalRows:
         found = dedup(self._rows.ids_of(numbers), self._servers)
         grouped = np.empty_like(numbers)
         grouped[found.inverse] = numbers
-        differences = copies.share(self._rows.rows, grouped, self._workers, self.plan.dim)
+        differences = self._share(grouped)
         self.window += 1
         self._evict(grouped)
         if self.window > MOST_WINDOWS:
             self._count_anew()
         return TableGradients(found.ids, found.starts, differences)
+
+    def _share(self, numbers: Numbers) -> Floats:
+        """Count local progress as sent, except for what a narrow form does not carry."""
+        dim = self.plan.dim
+        share = copies.share(self._rows.rows, numbers, self._workers, dim)
+        sent = as_sent(share, self.plan)
+        if sent is not share:
+            self._rows.rows[numbers, self._last - dim : self._last] -= share - sent
+        return sent
 
     def _count_anew(self) -> None:
         """Restart the window counter, with all rows used in the first window."""

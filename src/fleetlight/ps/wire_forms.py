@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms in which the rows and gradients of a table cross a connection.
+
+Rows in replies and differences of GeoSGD round to the nearest value; gradients in float16 and int8
+round at random, since small gradients would otherwise be lost. A worker adds no noise of its own to
+a repeated push: the seed is a function of table, worker and step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlight.kernels import (
+    from_bfloat16,
+    from_int8,
+    table_seed,
+    to_bfloat16,
+    to_float16,
+    to_int8,
+)
+from fleetlight.ps.plan import Plan, TablePlan
+from fleetlight.ps.update import Floats, TableGradients
+
+Array = NDArray[Any]
+FP32, BF16, FP16, INT8 = "fp32", "bf16", "fp16", "int8"
+
+
+@dataclasses.dataclass(frozen=True)
+class WireForm:
+    """Rows as arrays, and back."""
+
+    #: of each array: its dtype, and whether it has one value for each row
+    arrays: tuple[tuple[str, bool], ...]
+    #: from rows and the seed of random rounding, None: to the nearest value
+    encode: Callable[[Floats, int | None], list[Array]]
+    decode: Callable[[Sequence[Array]], Floats]
+
+    def shapes(self, count: int, dim: int) -> list[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of each array of `count` rows."""
+        return [(dtype, (count,) if each else (count, dim)) for dtype, each in self.arrays]
+
+
+def _encode_int8(rows: Floats, seed: int | None) -> list[Array]:
+    codes, scales = to_int8(rows, seed)
+    # frames have no int8
+    return [codes.view(np.uint8), scales]
+
+
+FORMS = {
+    FP32: WireForm((("float32", False),), lambda rows, _: [rows], lambda arrays: arrays[0]),
+    BF16: WireForm(
+        (("uint16", False),),
+        lambda rows, _: [to_bfloat16(rows)],
+        lambda arrays: from_bfloat16(arrays[0]),
+    ),
+    FP16: WireForm(
+        (("float16", False),),
+        lambda rows, seed: [to_float16(rows, seed)],
+        lambda arrays: arrays[0].astype(np.float32),
+    ),
+    INT8: WireForm(
+        (("uint8", False), ("float32", True)),
+        _encode_int8,
+        lambda arrays: from_int8(arrays[0].view(np.int8), arrays[1]),
+    ),
+}
+
+
+def form_of(table: TablePlan) -> WireForm:
+    """The form of a table's rows and gradients."""
+    return FORMS[table.wire]
+
+
+def encoded(rows: Floats, table: TablePlan) -> list[Array]:
+    """Rows or differences as they cross the connection."""
+    return form_of(table).encode(rows, None)
+
+
+def as_sent(differences: Floats, table: TablePlan) -> Floats:
+    """The differences that arrive; the argument itself if all of them do."""
+    form = form_of(table)
+    return form.decode(form.encode(differences, None))
+
+
+def encoded_gradients(
+    tables: Mapping[int, TableGradients], plan: Plan, worker: int, step: int
+) -> dict[int, list[Array]]:
+    """By table: the gradients of a push as they cross the connection."""
+    found = {}
+    for number, part in tables.items():
+        table = plan.tables[number]
+        seed = None
+        if table.wire != FP32:
+            seed = table_seed(plan.seed, f"{table.name}:{worker}:{step}")
+        found[number] = form_of(table).encode(part.gradients, seed)
+    return found
