@@ -61,6 +61,7 @@ def fleetlight(options: argparse.Namespace) -> None:
         a_sync_configs={
             "k_steps": options.k_steps if options.mode == "geo" else 0,
             "table_wire": options.table_wire,
+            "table_dtype": options.table_dtype,
         },
         seed=options.seed,
     )
@@ -138,6 +139,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--mode", choices=("sync", "async", "geo"), default="sync")
     parser.add_argument("--k_steps", type=int, default=20)
     parser.add_argument("--table_wire", default="fp32", help="fp32, bf16, fp16 or int8")
+    parser.add_argument("--table_dtype", default="fp32", help="fp32 or bf16")
     parser.add_argument("--workers", type=int, default=2, help="whose batches torch puts together")
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
     parser.add_argument("--epochs", type=int, default=1)

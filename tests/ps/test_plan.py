@@ -36,6 +36,7 @@ ONE = plan()
     [
         (changed(ONE, mode="async"), "plan.mode: 'sync' here, 'async' there"),
         (table(ONE, 1, dim=9), "plan.tables[items].dim: 2 here, 9 there"),
+        (table(ONE, 0, dtype="bf16"), "plan.tables[users].dtype: 'fp32' here, 'bf16' there"),
         (table(ONE, 1, wire="bf16"), "plan.tables[items].wire: 'fp32' here, 'bf16' there"),
         (
             table(ONE, 0, rule=RulePlan("adagrad", {"initial_accumulator_value": 0.0})),

@@ -17,10 +17,10 @@ from tests.ps.worker.in_process_job import InProcessJob
 from fleetlight.errors import GradientError, PlanError
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.plan import Plan
+from fleetlight.ps.plan import BF16, FP32, Plan
 from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.ps.update import TableGradients, Update
-from fleetlight.ps.wire_forms import BF16, FORMS, FP16, FP32, INT8, as_sent
+from fleetlight.ps.wire_forms import FORMS, FP16, INT8, as_sent
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.ps.worker.replay.step_journal import StepOrigin

@@ -64,6 +64,7 @@ CONFIGS = {
         "on_nonfinite",
         "cache_rows",
         "table_wire",
+        "table_dtype",
     },
     "localsgd_configs": AVERAGING | {"k_steps"},
     "adaptive_localsgd_configs": AVERAGING | {"init_k_steps", "max_k_steps"},

@@ -22,6 +22,7 @@ from fleetlight.kernels.ids.dedup import Deduped, dedup, member
 from fleetlight.kernels.ids.gathering import gather, gather_visited, sum_by, sum_visited
 from fleetlight.kernels.ids.hashing import BUCKETS, buckets, servers_of, splitmix64
 from fleetlight.kernels.rows.first_values import Initializer, first_values, table_seed
+from fleetlight.kernels.rows.narrow_table import NarrowRowTable
 from fleetlight.kernels.rows.row_access import copy_rows
 from fleetlight.kernels.rows.table import RowTable
 from fleetlight.kernels.rows.updates import RULES, rule_named
@@ -34,6 +35,7 @@ __all__ = [
     "BucketCount",
     "Deduped",
     "Initializer",
+    "NarrowRowTable",
     "PendingRows",
     "RowTable",
     "Rule",

@@ -15,6 +15,8 @@ import msgspec
 
 #: the modes of training with parameter servers
 SYNC, ASYNC, GEO = "sync", "async", "geo"
+#: the types of the weights of a table
+DTYPES = FP32, BF16 = "fp32", "bf16"
 
 
 class RulePlan(msgspec.Struct, frozen=True):
@@ -53,6 +55,8 @@ class TablePlan(msgspec.Struct, frozen=True):
     rows: int = 0
     #: the form of rows and gradients on the connection: fp32 | bf16 | fp16 | int8
     wire: str = "fp32"
+    #: the type of the weights on the servers: fp32 | bf16
+    dtype: str = "fp32"
 
 
 class DensePlan(msgspec.Struct, frozen=True):

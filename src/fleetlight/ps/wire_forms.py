@@ -23,11 +23,11 @@ from fleetlight.kernels import (
     to_float16,
     to_int8,
 )
-from fleetlight.ps.plan import Plan, TablePlan
+from fleetlight.ps.plan import BF16, FP32, Plan, TablePlan
 from fleetlight.ps.update import Floats, TableGradients
 
 Array = NDArray[Any]
-FP32, BF16, FP16, INT8 = "fp32", "bf16", "fp16", "int8"
+FP16, INT8 = "fp16", "int8"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ class ASyncConfigsDict(TypedDict, total=False):
     on_nonfinite: str
     cache_rows: int
     table_wire: str
+    table_dtype: str
 
 
 class AdaptiveLocalSGDConfigsDict(TypedDict, total=False):

@@ -99,14 +99,17 @@ def test_modes() -> None:
     assert (plan.mode, plan.staleness, plan.k_steps) == ("async", 3, 0)
 
 
-def test_a_table_has_the_form_of_its_layer_or_of_the_strategy() -> None:
+def test_a_table_has_the_types_of_its_layer_or_of_the_strategy() -> None:
     layers = [
         SparseEmbedding(2, wire="int8"),
-        SparseEmbeddingBag(2),
+        SparseEmbeddingBag(2, dtype="bf16"),
         nn.Embedding(3, 2, sparse=True),
     ]
     model = nn.Sequential(*layers)
     assert [t.wire for t in bound(model).plan.tables] == ["int8", "fp32", "fp32"]
+    assert [t.dtype for t in bound(model).plan.tables] == ["fp32", "bf16", "fp32"]
+    plan = bound(model, a_sync_configs={"table_dtype": "bf16"}).plan
+    assert [t.dtype for t in plan.tables] == ["bf16"] * 3
     plan = bound(model, a_sync_configs={"table_wire": "bf16"}).plan
     assert [t.wire for t in plan.tables] == ["int8", "bf16", "bf16"]
 

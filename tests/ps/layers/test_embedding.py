@@ -163,6 +163,7 @@ def test_layer_has_one_weight_and_a_repr() -> None:
             lambda: SparseEmbedding(2, wire="bf32"),
             "SparseEmbedding: got wire='bf32', expected one of",
         ),
+        (lambda: SparseEmbedding(2, dtype="fp16"), "got dtype='fp16', expected one of"),
         (lambda: SparseEmbedding(2, initializer="one"), "initializer: got 'one', expected"),
         (lambda: SparseEmbedding(2, initializer=("uniform", 1.0)), "initializer: got"),
     ],

@@ -27,7 +27,7 @@ from fleetlight.ps.plan import (
     TablePlan,
 )
 from fleetlight.ps.tables.optimizers import optimizer_plan, own_rule, rule_of
-from fleetlight.strategy import DistributedStrategy
+from fleetlight.strategy import ASyncConfigs, DistributedStrategy
 
 #: the optimizer and group of a parameter that no optimizer steps
 _NO_OPTIMIZER = (-1, -1)
@@ -100,10 +100,7 @@ def build_plan(
         worker_num=worker_num,
         server_num=server_num,
         seed=strategy.seed,
-        tables=[
-            _table(name, group, optimizers, owners, configs.table_wire)
-            for name, group in layers.items()
-        ],
+        tables=[_table(name, group, optimizers, owners, configs) for name, group in layers.items()],
         dense=[_dense(name, parameter, owners) for name, parameter in dense],
         optimizers=[optimizer_plan(optimizer) for optimizer in optimizers],
         k_steps=configs.k_steps if strategy.a_sync else 0,
@@ -174,10 +171,11 @@ def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _check_same_settings(name: str, layers: list[Any]) -> None:
-    facts = [(_dim(one), _initializer(one), _entry(one), _wire(one)) for one in layers]
+    facts = [(_dim(one), _initializer(one), _entry(one), *_narrow(one)) for one in layers]
     if any(fact != facts[0] for fact in facts):
         raise PlanError(
-            f"table {name!r} is shared by layers that differ: (dim, initializer, entry, wire) is "
+            f"table {name!r} is shared by layers that differ: "
+            "(dim, initializer, entry, wire, dtype) is "
             f"{' and '.join(str(fact) for fact in dict.fromkeys(map(str, facts)))}"
         )
 
@@ -195,8 +193,9 @@ def _entry(layer: Any) -> Any:
     return layer.entry.plan if isinstance(layer, TableLayer) and layer.entry else None
 
 
-def _wire(layer: Any) -> str | None:
-    return layer.wire if isinstance(layer, TableLayer) else None
+def _narrow(layer: Any) -> tuple[str | None, str | None]:
+    """The layer's own `wire` and `dtype`."""
+    return (layer.wire, layer.dtype) if isinstance(layer, TableLayer) else (None, None)
 
 
 def _table(
@@ -204,7 +203,7 @@ def _table(
     layers: list[Any],
     optimizers: list[torch.optim.Optimizer],
     owners: dict[int, tuple[int, int]],
-    wire: str,
+    configs: ASyncConfigs,
 ) -> TablePlan:
     places = {owners.get(id(layer.weight), _NO_OPTIMIZER) for layer in layers}
     if len(places) > 1:
@@ -213,6 +212,7 @@ def _table(
             "them into one group"
         )
     number, group = places.pop()
+    wire, dtype = _narrow(layers[0])
     return TablePlan(
         name=name,
         dim=_dim(layers[0]),
@@ -222,7 +222,8 @@ def _table(
         group=group,
         entry=_entry(layers[0]),
         rows=0 if isinstance(layers[0], TableLayer) else int(layers[0].num_embeddings),
-        wire=_wire(layers[0]) or wire,
+        wire=wire or configs.table_wire,
+        dtype=dtype or configs.table_dtype,
     )
 
 

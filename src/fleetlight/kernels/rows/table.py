@@ -54,7 +54,9 @@ class RowTable:
         self.initializer = initializer or Initializer()
         self.meta_width = meta_width
         self.state_width = self.rule.state_width(dim)
-        self.width = dim + self.state_width + meta_width
+        #: the floats of a row that hold its weights
+        self.weights_width = self._weights_width(dim)
+        self.width = self.weights_width + self.state_width + meta_width
         self._slab = Slab(self.width)
         self._index = Index(capacity_hint)
         self._update = update_by(self.rule.name, self.rule.step)
@@ -94,9 +96,9 @@ class RowTable:
         ids = as_ids(ids)
         out = room(out, (len(ids), self.dim))
         numbers = self._locate(ids, insert)
-        row_access.read(self._slab.flat, self.width, numbers, out)
+        self._read(numbers, out)
         if not insert and len(numbers) and numbers.min() < 0:
-            row_access.read_unknown(numbers, ids, *self._first(), out)
+            self._read_unknown(numbers, ids, out)
         return out
 
     def push(
@@ -106,10 +108,12 @@ class RowTable:
         hyper: Doubles,
         distinct: bool = False,
         changing: Callable[[Int64s, Ids], None] | None = None,
+        step: int = 0,
     ) -> None:
         """Change the row of each id once, by the sum of its gradients.
 
-        `changing` is called first, with the numbers and the ids of the rows.
+        `changing` is called first, with the numbers and the ids of the rows. `step` seeds the
+        rounding of a table that rounds.
         """
         ids = as_ids(ids)
         grads = as_grid(grads, self.dim, "gradients", rows=len(ids))
@@ -119,7 +123,7 @@ class RowTable:
         numbers = self._locate(ids, insert=True)
         if changing is not None:
             changing(numbers, ids)
-        self.learn(numbers, grads, hyper)
+        self._change(numbers, ids, grads, hyper, step)
 
     def learn(self, numbers: Int64s, grads: ArrayLike, hyper: Doubles) -> None:
         """Update rows by number; numbers must be distinct."""
@@ -160,9 +164,54 @@ class RowTable:
     def load(self, ids: ArrayLike, full_rows: ArrayLike) -> None:
         """Set whole rows: weights, state and metadata."""
         ids = as_ids(ids)
-        values = as_grid(full_rows, self.width, "rows", rows=len(ids))
+        values = self._packed(as_grid(full_rows, self.whole_width, "rows", rows=len(ids)))
         numbers = self._locate(ids, insert=True, begin=False)
         row_access.write(self._slab.flat, self.width, numbers, values)
+
+    def set_weights(self, numbers: Int64s, weights: Grid) -> None:
+        """Replace the weights of rows by number."""
+        self.rows[numbers, : self.dim] = weights
+
+    @property
+    def whole_width(self) -> int:
+        """The number of floats of weights, state and metadata of a row."""
+        return self.dim + self.state_width + self.meta_width
+
+    def whole(self, rows: Matrix) -> Matrix:
+        """The weights, state and metadata of stored rows."""
+        return rows
+
+    @staticmethod
+    def _weights_width(dim: int) -> int:
+        return dim
+
+    def _packed(self, whole: Grid) -> Grid:
+        """Inverse of `whole`."""
+        return whole
+
+    def _read(self, numbers: Int64s, out: Matrix) -> None:
+        row_access.read(self._slab.flat, self.width, numbers, out)
+
+    def _read_unknown(self, numbers: Int64s, ids: Ids, out: Matrix) -> None:
+        row_access.read_unknown(numbers, ids, *self._first(), out)
+
+    def _change(self, numbers: Int64s, ids: Ids, grads: Grid, hyper: Doubles, step: int) -> None:
+        self.learn(numbers, grads, hyper)
+
+    def _begin(self, numbers: Int64s, ids: Ids, fresh: Int64s) -> None:
+        """Initialise the rows at these positions of `numbers`."""
+        first, initial = self._first(), self.rule.initial
+        row_access.begin(
+            self._slab.flat,
+            self.width,
+            numbers,
+            ids,
+            fresh,
+            self.weights_width,
+            *first,
+            self.state_width,
+            initial,
+        )
 
     def _locate(self, ids: Ids, insert: bool, begin: bool = True) -> Int64s:
         """The rows of ids; `begin` initialises new rows, else the caller writes them whole."""
@@ -199,11 +248,7 @@ class RowTable:
         fresh = fresh[: slab.counters[FRESH]]
         index.inserted(len(fresh), len(self))
         if begin:
-            state, initial = self.state_width, self.rule.initial
-            first = self._first()
-            row_access.begin(
-                slab.flat, self.width, numbers, ids, fresh, self.dim, *first, state, initial
-            )
+            self._begin(numbers, ids, fresh)
         return done
 
     def _grow(self) -> None:

@@ -22,7 +22,7 @@ from fleetlight.ps.layers.entries import EntryPolicy
 from fleetlight.ps.layers.handle import TableHandle, Visit
 from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
 from fleetlight.ps.layers.table_weight import TableWeight
-from fleetlight.ps.plan import InitializerPlan
+from fleetlight.ps.plan import DTYPES, InitializerPlan
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.wire_forms import FORMS
 from fleetlight.torch_compat.tensors import without_functions
@@ -53,6 +53,7 @@ class TableLayer(nn.Module):
         padding_idx: int | None = None,
         table: str | None = None,
         wire: str | None = None,
+        dtype: str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
@@ -64,11 +65,12 @@ class TableLayer(nn.Module):
                 f"{type(self).__name__}: got entry={entry!r}, expected a CountFilterEntry, a "
                 "ProbabilityEntry or a ShowClickEntry"
             )
-        if wire is not None and wire not in FORMS:
-            raise ConfigError(
-                f"{type(self).__name__}: got wire={wire!r}, expected one of {tuple(FORMS)}, or "
-                "None for that of the strategy"
-            )
+        for name, got, known in (("wire", wire, tuple(FORMS)), ("dtype", dtype, DTYPES)):
+            if got is not None and got not in known:
+                raise ConfigError(
+                    f"{type(self).__name__}: got {name}={got!r}, expected one of {known}, or None "
+                    "for that of the strategy"
+                )
         self.dim = dim
         self.optimizer = optimizer
         self.initializer = initializer_plan(initializer)
@@ -76,6 +78,7 @@ class TableLayer(nn.Module):
         self.padding_idx = padding_idx
         self.table = table
         self.wire = wire
+        self.dtype = dtype
         #: represents the table in `model.parameters()` and in param groups
         self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
@@ -83,7 +86,7 @@ class TableLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that `print(model)` shows."""
-        names = ("padding_idx", "table", "entry", "wire")
+        names = ("padding_idx", "table", "entry", "wire", "dtype")
         settings = {name: getattr(self, name) for name in names}
         return ", ".join(
             [str(self.dim), *(f"{k}={v!r}" for k, v in settings.items() if v is not None)]
@@ -166,6 +169,7 @@ class SparseEmbeddingBag(TableLayer):
         padding_idx: int | None = None,
         table: str | None = None,
         wire: str | None = None,
+        dtype: str | None = None,
     ) -> None:
         super().__init__(
             dim,
@@ -175,6 +179,7 @@ class SparseEmbeddingBag(TableLayer):
             padding_idx=padding_idx,
             table=table,
             wire=wire,
+            dtype=dtype,
         )
         if combiner not in COMBINERS:
             raise ConfigError(

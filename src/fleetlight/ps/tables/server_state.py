@@ -164,12 +164,12 @@ class ServerState:
         tables, dense = self._rows(message.tables, message.dense, unpacking)
         return Gradients(tables, dense, self.blocks())
 
-    def exchange(self, differences: Gradients, wants: bool) -> list[Array]:
-        """Add differences; return the new values if `wants`."""
+    def exchange(self, differences: Gradients, wants: bool, step: int) -> list[Array]:
+        """Add the differences of a worker's step; return the new values if `wants`."""
         found: list[Array] = []
         for number, part in differences.tables.items():
             table = self.table(number)
-            rows = table.exchange(part.ids, part.rows, wants)
+            rows = table.exchange(part.ids, part.rows, wants, step)
             if rows is not None:
                 found += encoded(rows, table.plan)
         if differences.dense is None:

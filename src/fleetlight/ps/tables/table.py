@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, DeadlineError, PlanError
 from fleetlight.kernels import (
     Initializer,
+    NarrowRowTable,
     RowTable,
     dedup,
     first_values,
@@ -23,7 +24,7 @@ from fleetlight.kernels import (
     table_seed,
 )
 from fleetlight.ps.messages import TableFile
-from fleetlight.ps.plan import TablePlan
+from fleetlight.ps.plan import BF16, FP32, TablePlan
 from fleetlight.ps.tables import admission
 from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.tables.ordered_snapshot import Lock, OrderedSnapshot
@@ -45,6 +46,8 @@ from fleetlight.ps.update import Floats, Ids
 CHUNK_BYTES = 1 << 20
 #: how long a shrink, reset or load waits for another one
 UPKEEP_S = 600.0
+#: by dtype of the plan
+_KINDS = {FP32: RowTable, BF16: NarrowRowTable}
 
 
 class TableSnapshot(Protocol):
@@ -126,15 +129,15 @@ class Table:
         """Change the row of each id once, by the sum of its gradients; `step` counts from 0."""
         hyper = self._rule.hyper(rule_options(self.plan.rule, options), step + 1)
         with self.lock:
-            self._learn(ids, gradients, hyper, shows, clicks)
+            self._learn(ids, gradients, hyper, step, shows, clicks)
 
-    def exchange(self, ids: Ids, differences: Floats, wants: bool) -> Floats | None:
-        """Add differences; return the new rows if `wants`.
+    def exchange(self, ids: Ids, differences: Floats, wants: bool, step: int = 0) -> Floats | None:
+        """Add differences, of the worker's step; return the new rows if `wants`.
 
         The result reuses the memory of the differences where that is writable.
         """
         with self.lock:
-            self._learn(ids, differences, self._rule.hyper({}))
+            self._learn(ids, differences, self._rule.hyper({}), step)
             out = differences if differences.flags.writeable else None
             return self._rows.pull(ids, out, insert=False) if wants else None
 
@@ -147,7 +150,7 @@ class Table:
                 known = self._rows.find(its) >= 0
                 numbers = self._rows.insert(its)
                 self._keep(numbers, its)
-                self._rows.rows[numbers, : self.plan.dim] = rows[start : start + size]
+                self._rows.set_weights(numbers, rows[start : start + size])
                 if self._admission is not None:
                     # rows without counts were trained, so their ids are admitted
                     admission.meta_of(self._rows)[numbers[~known], admission.LET_IN] = 1
@@ -165,7 +168,7 @@ class Table:
                     ids = self._rows.ids_of(piece)
                     self._keep(piece, ids)
                     first = first_values(ids, self.plan.dim, self._seed, how)
-                    self._rows.rows[piece, : self.plan.dim] = first
+                    self._rows.set_weights(piece, first)
 
     def sum(
         self, ids: Sequence[Ids], gradients: Sequence[Floats], scale: float = 1.0
@@ -240,7 +243,7 @@ class Table:
         try:
             cut.make_room()
             cut.prepare(self.lock, pause_with_room)
-            pieces = cut.pieces(self.lock)
+            pieces = ((ids, self._rows.whole(rows)) for ids, rows in cut.pieces(self.lock))
             size, digest = write_table(
                 folder / name, self._columns, len(cut), pieces, about, pause_with_room, cut.starts
             )
@@ -275,7 +278,7 @@ class Table:
 
     def _empty(self, count: int = 0) -> RowTable:
         how = self.plan.initializer
-        return RowTable(
+        return _KINDS[self.plan.dtype](
             self.plan.dim,
             self._rule,
             self._seed,
@@ -289,13 +292,14 @@ class Table:
         ids: Ids,
         gradients: Floats,
         hyper: NDArray[np.float64],
+        step: int,
         shows: Floats | None = None,
         clicks: Floats | None = None,
     ) -> None:
         """Apply the rule to the rows of admitted ids."""
         if self._admission is None:
             keep = None if self._cut is None else self._cut.keep
-            self._rows.push(ids, gradients, hyper, changing=keep)
+            self._rows.push(ids, gradients, hyper, changing=keep, step=step)
             return
         distinct = dedup(ids)
         count = len(distinct.ids)
@@ -303,7 +307,7 @@ class Table:
         known = np.ascontiguousarray(distinct.ids[learning])
         keep = None if self._cut is None else self._cut.keep
         summed = sum_by(gradients, distinct.inverse, count)[learning]
-        self._rows.push(known, summed, hyper, distinct=True, changing=keep)
+        self._rows.push(known, summed, hyper, distinct=True, changing=keep, step=step)
         events = (
             None if c is None else sum_by(c[:, None], distinct.inverse, count)[learning, 0]
             for c in (shows, clicks)
@@ -339,7 +343,7 @@ class Table:
         return [column for column in self._columns if column.name in (WEIGHTS, META)]
 
     def _take(self, reader: TableReader, buckets: range | None) -> None:
-        blank = np.zeros(self._rows.width, np.float32)
+        blank = np.zeros(self._rows.whole_width, np.float32)
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
         if self._admission is not None:
             # rows without counts were trained, so their ids are admitted

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fleetlight.errors import PlanError, ProtocolError
 from fleetlight.ps.dtypes import numpy_dtype
 from fleetlight.ps.placement import Block
-from fleetlight.ps.plan import TablePlan
+from fleetlight.ps.plan import FP32, TablePlan
 from fleetlight.ps.update import Floats, Ids
-from fleetlight.ps.wire_forms import FORMS, FP32
+from fleetlight.ps.wire_forms import FORMS
 
 Array = NDArray[Any]
 

@@ -91,6 +91,13 @@ def _table_wire(strategy: ASyncFeature, job: JobFacts) -> Effect:
     return True, f"rows and gradients of tables travel as {form}, unless a layer has its own wire="
 
 
+def _table_dtype(strategy: ASyncFeature, job: JobFacts) -> Effect:
+    dtype = strategy.a_sync_configs.table_dtype
+    if dtype == "fp32":
+        return True, "servers keep the weights of tables as float32"
+    return True, f"servers keep the weights of tables as {dtype}, unless a layer has its own dtype="
+
+
 def _mode(strategy: ASyncFeature, job: JobFacts) -> Effect:
     configs = strategy.a_sync_configs
     if job.is_collective:
@@ -156,6 +163,13 @@ class ASyncConfigs(Settings):
         "the form in which rows and gradients of tables travel, if their layer names none",
         effect=_table_wire,
         choices=("fp32", "bf16", "fp16", "int8"),
+    )
+
+    table_dtype: str = setting(
+        "fp32",
+        "the type of the weights of tables on servers, if their layer names none",
+        effect=_table_dtype,
+        choices=("fp32", "bf16"),
     )
 
     @property

@@ -199,7 +199,7 @@ class PushHandler:
         self, change: DifferencesAdded, differences: Gradients, wants: bool
     ) -> list[Array]:
         """Apply the change; recovery calls it, too."""
-        found = self._state.exchange(differences, wants)
+        found = self._state.exchange(differences, wants, change.step)
         self._book([change.entry], applied=not change.more)
         return found
 
