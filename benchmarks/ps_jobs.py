@@ -49,6 +49,8 @@ class Ours:
     ssl: str = ""
     #: how many steps an async worker may be ahead of the slowest
     staleness: int | None = None
+    #: the form in which rows and gradients travel
+    table_wire: str = "fp32"
     #: workers tell how far they are, for jobs that take turns
     count: bool = False
     #: the folder `src` of another checkout, whose fleetlight is used in place of this one's
@@ -84,6 +86,9 @@ class Ours:
         argv += ["--ssl", self.ssl] * bool(self.ssl)
         if self.staleness is not None:
             argv += ["--staleness", str(self.staleness)]
+        if self.table_wire != "fp32":
+            # another checkout may not know it
+            argv += ["--table_wire", self.table_wire]
         argv += ["--lookahead"] * self.lookahead + ["--count"] * self.count
         return argv + ["--core", str(core)] * self.own_core
 

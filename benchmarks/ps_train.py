@@ -55,6 +55,7 @@ def fleetlight(options: argparse.Namespace) -> None:
     configs: ASyncConfigsDict = {"k_steps": options.k_steps} if options.mode == "geo" else {}
     if options.staleness is not None:
         configs["staleness"] = options.staleness
+    configs["table_wire"] = options.table_wire
     strategy = fleet.DistributedStrategy(
         a_sync=options.mode != "sync",
         a_sync_configs=configs,
@@ -180,6 +181,7 @@ def _parse() -> Any:
     parser.description = __doc__
     parser.add_argument("--system", choices=("torch", "fleetlight", "static"), required=True)
     parser.add_argument("--staleness", type=int, help="a bound for async")
+    parser.add_argument("--table_wire", default="fp32", help="fp32, bf16, fp16 or int8")
     parser.add_argument("--lookahead", action="store_true", help="pull the next batch's rows ahead")
     parser.add_argument("--durability", choices=("none", "snapshot", "log"), default="none")
     parser.add_argument("--snapshot_s", type=float, default=300.0)

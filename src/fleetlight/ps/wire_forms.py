@@ -2,8 +2,8 @@
 """The forms in which the rows and gradients of a table cross a connection.
 
 Rows in replies and differences of GeoSGD round to the nearest value; gradients in float16 and int8
-round at random, since small gradients would otherwise be lost. A worker adds no noise of its own to
-a repeated push: the seed is a function of table, worker and step.
+round at random, since small gradients would otherwise be lost. The seed is a function of table,
+worker and step, so a worker that computes a push again sends the same bytes.
 """
 
 from __future__ import annotations
