@@ -12,7 +12,7 @@ from benchmarks.peers import ps_timed
 from benchmarks.ps_jobs import Bar, Figures, Ours, section
 from benchmarks.ps_models import MODELS, Bags
 
-from benchmarks import geo_link, jobs, peers_ps, ps_modes, static_ps
+from benchmarks import geo_link, jobs, narrow_link, peers_ps, ps_modes, static_ps
 
 pytestmark = pytest.mark.long
 
@@ -76,6 +76,8 @@ def test_every_bar_names_existing_variants() -> None:
             assert {name for bar in page.bars(model) for name in (bar.over, bar.under)} <= names
     known = set(geo_link.variants([100, 400], {"async": 1, "geo": 1}))
     assert {geo_link.name_of(k) for k in geo_link.AT_LEAST} <= known
+    for model, wire in narrow_link.AT_LEAST:
+        assert wire in narrow_link.variants(model, 1)
 
 
 def test_peers_that_are_not_installed_are_omitted() -> None:
