@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
+from fleetlight.cli.plan import add_plan
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
 
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     cert.add_argument("--replace", action="store_true", help="replace existing certificates")
     cert.set_defaults(command=_cert)
     _add_doctor(commands)
+    add_plan(commands)
     return parser
 
 

@@ -20,6 +20,8 @@ ACCEPT_PAUSE_S = 0.5
 CANNOT_ACCEPT = "cannot accept another connection: %s"
 
 _TIMEVAL = struct.Struct("ll")
+#: tcpi_bytes_acked and tcpi_bytes_received of the kernel's struct tcp_info, and where they end
+_TCP_BYTES, _TCP_BYTES_END = struct.Struct("QQ"), 136
 
 
 def open_sockets(process: str = "self") -> dict[int, str]:
@@ -63,6 +65,20 @@ def bound_waits(endpoint: socket.socket, seconds: float) -> None:
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def bytes_moved(endpoint: socket.socket) -> tuple[int, int]:
+    """The bytes that the peer of a TCP socket has acknowledged, and those received from it.
+
+    (0, 0) on systems that do not count them.
+    """
+    info = b""
+    with contextlib.suppress(AttributeError, OSError):
+        info = endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES_END)
+    if len(info) < _TCP_BYTES_END:
+        return 0, 0
+    sent, received = _TCP_BYTES.unpack_from(info, _TCP_BYTES_END - _TCP_BYTES.size)
+    return sent, received
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.wire.descriptors import bound_waits
+from fleetlight.wire.descriptors import bound_waits, bytes_moved
 
 T = TypeVar("T")
 #: what sockets and files write
@@ -47,6 +47,10 @@ class Wire:
             return bool(self._socket.getsockname()[0] == self._socket.getpeername()[0])
         except OSError:  # it has ended
             return False
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """How many bytes have been sent and received; (0, 0) where the system does not count."""
+        return bytes_moved(self._socket)
 
     def read(
         self, into: memoryview, operation: str, silence_s: float = math.inf, until: float = math.inf

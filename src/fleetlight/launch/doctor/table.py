@@ -20,7 +20,7 @@ def of_exam(exam: Exam) -> str:
         interface = [facts.interface or "?", str(facts.mtu or "?")]
         machines.append([exam.asked.hosts[number], *_machine(facts), *interface, clock])
     if not exam.links:
-        return _aligned(machines)
+        return aligned(machines)
     links = [["from", "to", "round trip", "bandwidth", "ports"]]
     for link in exam.links:
         ends = [exam.asked.hosts[link.sender], exam.asked.hosts[link.receiver]]
@@ -28,7 +28,7 @@ def of_exam(exam: Exam) -> str:
         rate = "-" if link.bytes_per_s is None else bits(link.bytes_per_s)
         ports = "-" if link.error else "closed" if link.closed else "open"
         links.append([*ends, trip, rate, ports])
-    return f"{_aligned(machines)}\n\n{_aligned(links)}"
+    return f"{aligned(machines)}\n\n{aligned(links)}"
 
 
 def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -> str:
@@ -49,7 +49,7 @@ def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -
     for (interface, address), mtu in zip(addresses, mtus, strict=True):
         size = f", MTU {mtu}" if mtu else ""
         rows.append(("address", f"{address} ({interface or 'interface unknown'}{size})"))
-    return _aligned([[name, value] for name, value in rows])
+    return aligned([[name, value] for name, value in rows])
 
 
 def of_findings(found: Iterable[Finding]) -> str:
@@ -70,7 +70,8 @@ def _gib(size: int | None) -> str:
     return "none" if size is None else f"{size / 2**30:.3g} GiB"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines, each column as wide as its widest word."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     padded = (
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True))

@@ -138,6 +138,11 @@ class SocketChannel:
         frames = self._frames
         return frames is not None and frames.wire.is_local()
 
+    def bytes_moved(self) -> tuple[int, int]:
+        """How many bytes the present connection has sent and received."""
+        frames = self._frames
+        return (0, 0) if frames is None else frames.wire.bytes_moved()
+
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the previous one must have its reply."""
         assert self._request is None, f"{self.peer}: one request in flight per channel"

@@ -79,6 +79,9 @@ class Channel(Protocol):
     ) -> ReceivedReply:
         """Send and receive."""
 
+    def bytes_moved(self) -> tuple[int, int]:
+        """How many bytes the connection has sent and received."""
+
     def reopen(self, limit_s: float) -> bool:
         """Try once to reconnect; False while the server is away or if it will not return."""
 
@@ -162,6 +165,10 @@ class MemoryChannel:
         """Send and receive."""
         self.send(message, arrays)
         return self.receive(deadline_s)
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """No bytes move."""
+        return 0, 0
 
     def reopen(self, limit_s: float) -> bool:
         """False: the server is in this process."""

@@ -77,6 +77,14 @@ class Connections:
         """True if all servers are on this host."""
         return all(channel.is_local for channel in self.open_lane(CONTROL))
 
+    def bytes_moved(self) -> dict[str, tuple[int, int]]:
+        """By lane: how many bytes this worker has sent and received."""
+        found = {}
+        for lane, channels in list(self._lanes.items()):
+            sent, received = zip(*(channel.bytes_moved() for channel in channels), strict=True)
+            found[lane] = sum(sent), sum(received)
+        return found
+
     def expect_restarts(self, away_s: float) -> None:
         """Expect servers to restart after failures with all acknowledged pushes."""
         self._away_s = away_s

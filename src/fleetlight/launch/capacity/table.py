@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Format predictions as a table, and as values for JSON; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fleetlight.launch.capacity.prediction import MOST_CONNECTIONS, Prediction
+from fleetlight.launch.capacity.profile import Profile, Workload
+from fleetlight.launch.doctor.table import aligned
+
+_GIB, _MIB = 2**30, 2**20
+
+
+def of_workload(work: Workload) -> str:
+    """One line: what a step costs with one server."""
+    cpu = [1e3 * line.at(1) for line in (work.worker_cpu_s, work.server_cpu_s)]
+    sent = sum(lane.sent.at(1) for lane in work.lanes.values()) / _MIB
+    received = sum(lane.received.at(1) for lane in work.lanes.values()) / _MIB
+    batch = "batch not known" if work.batch is None else f"batch {work.batch:.0f}"
+    return (
+        f"{work.mode}, {batch}; a step: {cpu[0]:.3g} ms CPU of a worker, {cpu[1]:.3g} ms of the "
+        f"servers; {sent:.3g} MiB sent, {received:.3g} MiB received"
+    )
+
+
+def of_predictions(predictions: Sequence[Prediction]) -> str:
+    """A row for each layout."""
+    knows = all(one.examples_per_s is not None for one in predictions)
+    head = ["workers", "servers", "examples/s" if knows else "steps/s", "each worker", "limit"]
+    head += ["worker CPU", "server CPU", "server link", "server memory"]
+    return aligned([head, *(_row(one, predictions[0], knows) for one in predictions)])
+
+
+def _row(one: Prediction, first: Prediction, knows: bool) -> list[str]:
+    rate = one.examples_per_s if knows else one.steps_per_s
+    assert rate is not None
+    speed = f"{first.step_s / one.step_s:.0%}"
+    row = [str(one.layout.workers), str(one.layout.servers), f"{rate:,.4g}", speed, one.limit]
+    if rate >= 1000:
+        row[2] = f"{rate:,.0f}"
+    if one.is_refused:
+        row[4] = f"refused: {one.connections} connections to a server, at most {MOST_CONNECTIONS}"
+    link = max(one.use["link of a server"], one.use["link of a server, replies"])
+    row += [f"{share:.0%}" for share in (one.use["worker CPU"], one.use["server CPU"], link)]
+    return [*row, f"{one.server_bytes / _GIB:.2f} GiB"]
+
+
+def as_values(
+    measured: Profile, differences: Sequence[str], predictions: Sequence[Prediction]
+) -> dict[str, Any]:
+    """What JSON has: the machine, how it differs from this one, the workload, all predictions."""
+    return {
+        "machine": msgspec.to_builtins(measured.machine),
+        "differences": list(differences),
+        "workload": msgspec.to_builtins(measured.workload),
+        "predictions": [_values(one) for one in predictions],
+    }
+
+
+def _values(one: Prediction) -> dict[str, Any]:
+    values = dataclasses.asdict(one) | {"is_refused": one.is_refused}
+    if math.isinf(one.layout.link_bits_per_s):
+        # JSON has no infinite numbers
+        values["layout"]["link_bits_per_s"] = None
+    return values
