@@ -42,7 +42,7 @@ RATES = {"1 Gbit/s": 1e9, "200 Mbit/s": 2e8}
 #: hosts of workers, where there are as many workers
 WORKER_HOSTS = 2
 #: about how long the timed part of a run takes, and its fewest and most steps
-TIMED_S, FEWEST, MOST = 4.0, 10, 400
+TIMED_S, FEWEST, MOST = 3.0, 10, 400
 WARMUP = 15
 PROBE = str(Path(__file__).parent / "ps_train.py")
 PROBE_S = 120.0
@@ -85,6 +85,12 @@ class Point:
         predicted = sum(cost.at(self.layout.servers) for cost in costs)
         return 1e3 * predicted, 1e3 * statistics.median(map(_cpu_s, self.runs))
 
+    @property
+    def memory_mib(self) -> tuple[float, float]:
+        """MiB of a server: as predicted, and the peak of the largest in the runs."""
+        peak = max(r["server_mib"] for run in self.runs for r in run.results)
+        return self.predicted.server_bytes / 2**20, peak
+
     def _with(self, cores: float) -> Prediction:
         return predict(self.work, dataclasses.replace(self.layout, total_cores=cores))
 
@@ -114,19 +120,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     _set_environment()
     points: list[Point] = []
     for model, mode in MODES:
-        if options.jobs and f"{model}:{mode}" not in options.jobs:
+        if f"{model}:{mode}" not in options.jobs:
             continue
         work = probed(model, mode)
         for rate, bits in RATES.items():
             points += measured(model, mode, work, rate, bits, options)
-    parts = [section(points, model, mode) for model, mode in MODES]
-    parts = [summary(points), *filter(None, parts)]
-    parts.append(report.foreign_line([run.foreign for point in points for run in point.runs]))
+            parts = page(points)
+            if options.write:
+                # a long run that is stopped leaves a page of what it has measured
+                path = report.write("scaling", CLAIM, parts)
+                print(f"written: {path.relative_to(jobs.ROOT)}", flush=True)
     print("\n\n".join(parts))
-    if options.write:
-        path = report.write("scaling", CLAIM, parts)
-        print(f"\nwritten: {path.relative_to(jobs.ROOT)}")
     return 0
+
+
+def page(points: Sequence[Point]) -> list[str]:
+    """The sections of the page: all errors, the table of each workload, the load."""
+    tables = [section(points, model, mode) for model, mode in MODES]
+    foreign = report.foreign_line([run.foreign for point in points for run in point.runs])
+    return [summary(points), *filter(None, tables), foreign]
 
 
 def _set_environment() -> None:
@@ -174,8 +186,8 @@ def measured(
         runs = harness.rounds(make, options.rounds, options.idle_s, attempts=2)
     for name, one in layouts.items():
         point = Point(model, mode, rate, work, one, runs[name])
-        cpu = " / ".join(map(report.short, point.cpu_ms))
-        print(f"{name}: {point.error:+.0%}, CPU ms of a step {cpu}", flush=True)
+        told = f"CPU ms {_pair(point.cpu_ms)}, MiB {_pair(point.memory_mib)}"
+        print(f"{name}: {point.error:+.0%}, {told}", flush=True)
         yield point
 
 
@@ -238,7 +250,8 @@ def section(points: Sequence[Point], model: str, mode: str) -> str:
             point.rate,
             str(point.layout.workers),
             str(point.layout.servers),
-            " / ".join(map(report.short, point.cpu_ms)),
+            _pair(point.cpu_ms),
+            _pair(point.memory_mib),
             report.short(point.predicted.layout.total_cores or 0.0),
             report.short(point.predicted.steps_per_s * BATCH),
             str(point.measured),
@@ -248,17 +261,23 @@ def section(points: Sequence[Point], model: str, mode: str) -> str:
         for point in mine
     ]
     head = (
-        *("links", "workers", "servers", "CPU ms of a step, predicted / measured"),
+        *("links", "workers", "servers", "CPU ms of a step", "MiB of a server"),
         *("cores left", "predicted examples/s"),
         *("measured: median (min..max)", "error", "limit"),
     )
     return f"## {TITLES[model]}: {mode}\n\n{report.table(head, rows)}"
 
 
+def _pair(of: tuple[float, float]) -> str:
+    """Predicted and measured."""
+    return " / ".join(map(report.short, of))
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", nargs="+", metavar="MODEL:MODE", help="only these")
+    every = [f"{model}:{mode}" for model, mode in MODES]
+    parser.add_argument("--jobs", nargs="+", choices=every, default=every, help="only these")
     parser.add_argument("--most", type=int, default=16, help="workers of the largest layout")
     parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)

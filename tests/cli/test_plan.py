@@ -133,7 +133,7 @@ def test_a_script_is_measured_and_predicted(
     assert main(["plan", *flags, "--deadline_s", "120", script, "1000000"]) == 0
     shown = capsys.readouterr()
     assert [line.split()[:2] for line in shown.out.splitlines()[3:]] == [["1", "1"], ["1000", "1"]]
-    assert "measuring train.py with 1 worker and 4 servers" in shown.err
+    assert "measuring train.py with 1 worker and " in shown.err
     work = load(tmp_path / "p.json").workload
     assert (work.mode, work.batch, work.rows) == ("sync", 32, 640)
     # 64 ids and gradients of 4 floats, 9 dense ones, and headers

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +44,21 @@ def test_linger_delivers_the_last_message_to_a_sending_peer(
     theirs.close()
     lingering.join(LIMIT_S)
     assert mine.fileno() == -1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts the bytes of a connection")
+def test_a_connection_counts_its_bytes(pair: tuple[socket.socket, socket.socket]) -> None:
+    mine, theirs = pair
+    wire = Wire(mine, "the peer")
+    assert wire.bytes_moved() == (0, 0)
+    wire.write([b"four"], "a request", LIMIT_S)
+    assert theirs.recv(4) == b"four"
+    theirs.sendall(b"seven..")
+    assert wire.read(memoryview(bytearray(7)), "a reply", LIMIT_S) == 7
+    # the peer's bytes acknowledge the four
+    assert wire.bytes_moved() == (4, 7)
+    mine.close()
+    assert wire.bytes_moved() == (0, 0)
 
 
 @pytest.mark.slow

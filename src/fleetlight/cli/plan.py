@@ -28,7 +28,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="predict the speed of a job with parameter servers",
         usage="fleetlight plan [flags] script.py [arguments of the script]",
         description="Runs the script twice for some seconds on this machine, with one server and "
-        "with four, and predicts jobs of other sizes. --profile FILE predicts without a run.",
+        "with several, and predicts jobs of other sizes. --profile FILE predicts without a run.",
     )
     add = plan.add_argument
     add("--workers", default="1,2,4,8,16", metavar="N,N", help="default: 1,2,4,8,16")

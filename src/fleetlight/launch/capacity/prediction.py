@@ -26,8 +26,8 @@ _SERVER_UP, _SERVER_DOWN = "link of a server", "link of a server, replies"
 _PAYLOAD = 1448 / 1514
 #: cores that one server keeps busy: its threads share one interpreter
 SERVER_CORES = 1.0
-#: bytes of a server for each connection: the touched stack of a thread, and buffers
-CONNECTION_BYTES = 256 << 10
+#: bytes of a server for each connection, measured: a thread and its socket
+CONNECTION_BYTES = 27 << 10
 #: connections that a server accepts
 MOST_CONNECTIONS = 1024
 
@@ -90,10 +90,7 @@ def predict(work: Workload, layout: Layout) -> Prediction:
         limit=limit,
         sent_bytes=job.sent,
         received_bytes=job.received,
-        use={
-            name: min(1.0, one.users * one.seconds / (one.capacity * step_s))
-            for name, one in job.resources().items()
-        },
+        use={name: min(1.0, one.full_s / step_s) for name, one in job.resources().items()},
         server_bytes=_server_bytes(work, layout, job.sent, connections),
         connections=connections,
     )
@@ -107,8 +104,8 @@ def alone_s(work: Workload) -> float:
 def _server_bytes(work: Workload, layout: Layout, sent: float, connections: int) -> float:
     rows = work.rows if layout.rows is None else layout.rows
     tables = rows * work.row_bytes / layout.servers
-    # the pushes of a step wait for the last worker
-    held = layout.workers * sent / layout.servers if work.mode == SYNC else 0.0
+    # each connection keeps the last request that it has received
+    held = layout.workers * sent / layout.servers
     return work.server_bytes + tables + held + connections * CONNECTION_BYTES
 
 
@@ -155,7 +152,7 @@ class _Job:
         return [compute, idle, *self._stages(overlaps=False)]
 
     def _beside(self) -> list[Stage]:
-        """What goes on meanwhile."""
+        """What is done meanwhile."""
         return self._stages(overlaps=True)
 
     def _stages(self, *, overlaps: bool) -> list[Stage]:

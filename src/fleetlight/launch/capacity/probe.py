@@ -37,8 +37,9 @@ from fleetlight.launch.processes.ports import reserve
 
 Say = Callable[[str], None]
 S = TypeVar("S")
-#: servers of the two jobs: the costs of other numbers are on the line through them
-FEW, MANY = 1, 4
+#: servers of the second job: the costs of other numbers are on the line through both. More of them
+#: than cores would take the cores from each other, which servers on hosts of their own do not.
+_FEWEST, _MOST = 2, 4
 _SERVER_HOST, _WORKER_HOST = "127.0.0.2", "127.0.0.1"
 _MODULE = "fleetlight.fleet.probed_script"
 _LOOK_EVERY_S = 0.2
@@ -49,7 +50,7 @@ _END_S = 30.0
 def measure(command: Sequence[str], deadline_s: float, say: Say) -> Profile:
     """The profile of a script with its arguments; `deadline_s` bounds each of the two jobs."""
     observed = []
-    for servers in (FEW, MANY):
+    for servers in (1, min(_MOST, max(_FEWEST, inventory.cores()))):
         counted = "1 server" if servers == 1 else f"{servers} servers"
         say(f"measuring {Path(command[0]).name} with 1 worker and {counted}")
         observed.append(_observe(command, servers, deadline_s))

@@ -32,7 +32,7 @@ class Resource:
     @property
     def full_s(self) -> float:
         """A cycle when the resource never rests."""
-        return self.seconds * max(1.0, self.users / self.capacity)
+        return self.seconds * self.users / self.capacity
 
     def slower(self, cycle_s: float) -> float:
         """How many times as long a worker takes here, in cycles of this length."""
