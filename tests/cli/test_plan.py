@@ -61,6 +61,15 @@ def test_a_plan_from_another_machine_says_so(file: str, capsys: pytest.CaptureFi
     assert first == ("from the profile of another machine: cpu there (here here), cores 8 (here 2)")
 
 
+def test_a_plan_measured_on_a_busy_machine_says_so(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(profile(other_programs=0.3), pathlib.Path(file))
+    assert main(["plan", "--profile", file]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("other programs used 30% of the machine meanwhile, expected at most")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

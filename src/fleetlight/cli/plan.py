@@ -50,6 +50,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _plan(found: argparse.Namespace) -> int:
     from fleetlight.launch.capacity import probe, table
     from fleetlight.launch.capacity.prediction import predict
+    from fleetlight.launch.capacity.profile import QUIET
 
     _check(found)
     measured = _profile(found)
@@ -61,6 +62,11 @@ def _plan(found: argparse.Namespace) -> int:
         return 0
     if differences:
         print(f"from the profile of another machine: {', '.join(differences)}")
+    if measured.other_programs > QUIET:
+        print(
+            f"other programs used {measured.other_programs:.0%} of the machine meanwhile, expected "
+            f"at most {QUIET:.0%}: the figures are rough; measure again on an idle machine"
+        )
     print(f"{table.of_workload(measured.workload)}\n\n{table.of_predictions(predictions)}")
     return 0
 

@@ -83,6 +83,7 @@ def _of_worker(job: Job, times: _StepTimes) -> WorkerSample | None:
     return WorkerSample(
         at=time.monotonic(),
         cpu_s=_cpu_s(),
+        busy_s=_busy_s(),
         # of the main thread
         ready_s=_ready_s(Path("/proc/self/schedstat")),
         memory=_memory(),
@@ -105,6 +106,16 @@ def _memory() -> int:
 def _cpu_s() -> float:
     """CPU seconds of this process, without those of the thread that samples."""
     return time.process_time() - time.thread_time()
+
+
+def _busy_s() -> float:
+    """CPU seconds of all programs since the machine started; 0 where the system has no count."""
+    try:
+        fields = Path("/proc/stat").read_text().split(maxsplit=9)
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _other_threads() -> list[Path]:

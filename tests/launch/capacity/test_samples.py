@@ -15,6 +15,7 @@ from fleetlight.launch.capacity.samples import (
     Observed,
     ServerSample,
     WorkerSample,
+    other_programs,
     workload_of,
 )
 
@@ -28,6 +29,7 @@ def worker(at: float, servers: int, mode: str = SYNC, **changed: object) -> Work
     sample = WorkerSample(
         at=at,
         cpu_s=3 + steps * (0.020 + 0.001 * servers),
+        busy_s=100 + at,
         ready_s=1.0,
         memory=300,
         mode=mode,
@@ -87,6 +89,12 @@ def test_time_that_other_programs_took_is_no_part_of_a_step() -> None:
     ]
     work = workload_of(Observed(late, crowded.servers), observed(4))
     assert work.idle_s == pytest.approx(STEP_S - 0.021 - 0.007 - 0.01)
+
+
+def test_the_share_of_other_programs_is_what_the_job_did_not_use() -> None:
+    # one of four cores is busy; a step of 50 ms uses 28 ms of it, or 34 with four servers
+    share = other_programs([observed(1), observed(4)], cores=4)
+    assert share == pytest.approx((1 - 0.028 / STEP_S) / 4)
 
 
 def test_memory_of_a_server_is_apart_from_its_rows() -> None:

@@ -41,7 +41,14 @@ def workload(mode: str = SYNC, **changed: object) -> Workload:
     return msgspec.structs.replace(work, **changed)
 
 
-def profile(machine: MachineFacts = HERE, work: Workload | None = None) -> Profile:
+def profile(
+    machine: MachineFacts = HERE, work: Workload | None = None, other_programs: float = 0.0
+) -> Profile:
     """The profile of such a workload."""
-    found = work or workload()
-    return Profile(format=FORMAT, command=["train.py"], machine=machine, workload=found)
+    return Profile(
+        format=FORMAT,
+        command=["train.py"],
+        machine=machine,
+        other_programs=other_programs,
+        workload=work or workload(),
+    )

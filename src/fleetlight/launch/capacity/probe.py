@@ -31,6 +31,7 @@ from fleetlight.launch.capacity.samples import (
     Observed,
     ServerSample,
     WorkerSample,
+    other_programs,
     workload_of,
 )
 from fleetlight.launch.processes.ports import reserve
@@ -58,7 +59,8 @@ def measure(command: Sequence[str], deadline_s: float, say: Say) -> Profile:
         format=FORMAT,
         command=list(command),
         machine=this_machine(),
-        workload=workload_of(*observed),
+        other_programs=other_programs(observed, inventory.cores()),
+        workload=workload_of(observed[0], observed[1]),
     )
 
 

@@ -12,6 +12,8 @@ from fleetlight.files.atomic import replace_file
 
 #: the format of the file
 FORMAT = 1
+#: a larger share of other programs makes the figures doubtful
+QUIET = 0.1
 SYNC, ASYNC, GEO = "sync", "async", "geo"
 
 
@@ -84,6 +86,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     format: int
     command: list[str]
     machine: MachineFacts
+    #: the share of the machine that other programs used meanwhile
+    other_programs: float
     workload: Workload
 
 

@@ -30,6 +30,8 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     cpu_s: float
+    #: CPU seconds of all programs of the machine
+    busy_s: float
     #: how long the training thread was ready and had no core
     ready_s: float
     memory: int
@@ -117,10 +119,27 @@ def workload_of(few: Observed, many: Observed) -> Workload:
     return msgspec.structs.replace(work, idle_s=max(0.0, costs[0].wall_s - alone_s(work)))
 
 
-def _costs(observed: Observed) -> _Costs:
+def other_programs(probes: Sequence[Observed], cores: int) -> float:
+    """The share of the machine that other programs used, in the probe where it was largest."""
+    return max(_other_programs(observed, cores) for observed in probes)
+
+
+def _other_programs(observed: Observed, cores: int) -> float:
+    first, last = _window(observed)
+    own_s = last.cpu_s - first.cpu_s
+    own_s += sum(_grown(of, lambda s: s.cpu_s, first.at, last.at) for of in observed.servers)
+    share = (last.busy_s - first.busy_s - own_s) / (cores * (last.at - first.at))
+    return min(1.0, max(0.0, share))
+
+
+def _window(observed: Observed) -> tuple[WorkerSample, WorkerSample]:
     window = observed.window()
     assert window is not None, "the probe ended too early"
-    first, last = window
+    return window
+
+
+def _costs(observed: Observed) -> _Costs:
+    first, last = _window(observed)
     steps = last.steps - first.steps
     cpu_s, ready_s = (
         sum(_grown(of, counter, first.at, last.at) for of in observed.servers)
@@ -192,10 +211,8 @@ def _batch(samples: Sequence[WorkerSample]) -> float | None:
 
 def _spread(observed: Observed) -> float:
     """The deviation of the time of a step, as a share of it."""
-    window = observed.window()
-    assert window is not None, "the probe ended too early"
-    (count, total, squares), before = window[1].intervals, window[0].intervals
-    count, total, squares = count - before[0], total - before[1], squares - before[2]
+    first, last = (sample.intervals for sample in _window(observed))
+    count, total, squares = last[0] - first[0], last[1] - first[1], last[2] - first[2]
     if count < 2 or total <= 0:
         return 0.0
     mean = total / count

@@ -58,6 +58,7 @@ def as_values(
     return {
         "machine": msgspec.to_builtins(measured.machine),
         "differences": list(differences),
+        "other_programs": measured.other_programs,
         "workload": msgspec.to_builtins(measured.workload),
         "predictions": [_values(one) for one in predictions],
     }
