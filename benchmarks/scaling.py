@@ -36,7 +36,7 @@ CLAIM = (
     f"the median error is at most {AT_MOST:.0%}. All hosts share the cores of one machine."
 )
 #: (workers, servers)
-LAYOUTS = ((1, 1), (2, 1), (4, 1), (16, 1), (4, 2), (8, 2), (8, 4))
+LAYOUTS = ((1, 1), (2, 1), (4, 1), (16, 1), (4, 2), (8, 4))
 MODES = (("wide_deep", "sync"), ("wide_deep", "async"), ("word2vec", "async"))
 RATES = {"1 Gbit/s": 1e9, "200 Mbit/s": 2e8}
 #: hosts of workers, where there are as many workers

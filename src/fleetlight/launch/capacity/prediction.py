@@ -91,7 +91,7 @@ def predict(work: Workload, layout: Layout) -> Prediction:
         sent_bytes=job.sent,
         received_bytes=job.received,
         use={name: min(1.0, one.full_s / step_s) for name, one in job.resources().items()},
-        server_bytes=_server_bytes(work, layout, job.sent, connections),
+        server_bytes=_server_bytes(work, layout, job.sent + job.received, connections),
         connections=connections,
     )
 
@@ -101,11 +101,11 @@ def alone_s(work: Workload) -> float:
     return _Job(work, Layout(workers=1, servers=1)).step()[0]
 
 
-def _server_bytes(work: Workload, layout: Layout, sent: float, connections: int) -> float:
+def _server_bytes(work: Workload, layout: Layout, moved: float, connections: int) -> float:
     rows = work.rows if layout.rows is None else layout.rows
     tables = rows * work.row_bytes / layout.servers
-    # each connection keeps the last request that it has received
-    held = layout.workers * sent / layout.servers
+    # each connection keeps its last request and the last reply
+    held = layout.workers * moved / layout.servers
     return work.server_bytes + tables + held + connections * CONNECTION_BYTES
 
 

@@ -97,16 +97,24 @@ def together(
 ) -> tuple[float, str]:
     """The cycle of workers that begin each step together, and what limits it.
 
-    They arrive at a stage together, share it, and leave it together: cores and links are shared
-    evenly, so no worker is ahead of the others, and no stage of one overlaps with that of another.
+    They reach a stage at about the same time and share it. If they shared it evenly, the stages
+    would add up: no link works while all compute. If one after the other passed it, the stages of
+    the longest kind would hide the queues of all others. Jobs are halfway between.
     """
     full = max(resources.values(), key=lambda one: one.full_s)
-    path = [*max(paths, key=lambda path: _all_s(path, resources)), slowest]
-    time = _all_s(path, resources)
+    path = max(paths, key=lambda path: _all_s(path, resources))
+    evenly = _all_s(path, resources)
+    in_turn = max((_in_turn_s(path, resources, stage.kind) for stage in path), default=0.0)
+    time = (evenly + in_turn) / 2 + slowest.delay_s
     if time <= full.full_s:
         return full.full_s, full.kind
-    return time, max(path, key=lambda stage: stage.all_s(resources)).kind
+    return time, max([*path, slowest], key=lambda stage: stage.all_s(resources)).kind
 
 
 def _all_s(path: Path, resources: Mapping[str, Resource]) -> float:
     return sum(stage.all_s(resources) for stage in path)
+
+
+def _in_turn_s(path: Path, resources: Mapping[str, Resource], kind: str) -> float:
+    """The cycle when only the queues at stages of one kind are seen."""
+    return sum(s.all_s(resources) if s.kind == kind else s.alone_s for s in path)
