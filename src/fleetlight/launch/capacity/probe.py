@@ -8,8 +8,10 @@ through TCP, as on two hosts, and not in shared memory.
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from fleetlight.launch.capacity.samples import (
     other_programs,
     workload_of,
 )
+from fleetlight.launch.job.token import VARIABLE
 from fleetlight.launch.processes.ports import reserve
 
 Say = Callable[[str], None]
@@ -113,7 +116,12 @@ def _job(command: Sequence[str], servers: int, folder: Path) -> Iterator[subproc
     argv += ["-m", _MODULE, str(folder), *command]
     with (folder / "fleetrun").open("wb") as output:
         job = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            argv,
+            # no other process of this machine can join
+            env={VARIABLE: secrets.token_hex(), **os.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
         try:
             yield job
@@ -162,7 +170,7 @@ def _ended_early(observed: Observed, folder: Path) -> str:
     if not said.startswith("fleetrun: done"):
         return f"the script failed as a job with servers: {said}"
     return (
-        f"the script ended after {_steps(observed)}, expected at least {COUNTED_STEPS} steps and "
+        f"the script ended early: the probe saw {_steps(observed)}, expected at least {COUNTED_STEPS} steps and "
         f"{WARM_S + COUNTED_S:g} s of training with parameter servers; give it more records or "
         "epochs"
     )

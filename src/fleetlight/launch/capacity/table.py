@@ -32,20 +32,19 @@ def of_workload(work: Workload) -> str:
 def of_predictions(predictions: Sequence[Prediction]) -> str:
     """A row for each layout."""
     knows = all(one.examples_per_s is not None for one in predictions)
-    head = ["workers", "servers", "examples/s" if knows else "steps/s", "each worker", "limit"]
+    head = ["workers", "servers", "examples/s" if knows else "steps/s", "limit"]
     head += ["worker CPU", "server CPU", "server link", "server memory"]
-    return aligned([head, *(_row(one, predictions[0], knows) for one in predictions)])
+    return aligned([head, *(_row(one, knows) for one in predictions)])
 
 
-def _row(one: Prediction, first: Prediction, knows: bool) -> list[str]:
+def _row(one: Prediction, knows: bool) -> list[str]:
     rate = one.examples_per_s if knows else one.steps_per_s
     assert rate is not None
-    speed = f"{first.step_s / one.step_s:.0%}"
-    row = [str(one.layout.workers), str(one.layout.servers), f"{rate:,.4g}", speed, one.limit]
-    if rate >= 1000:
-        row[2] = f"{rate:,.0f}"
+    limit = one.limit
     if one.is_refused:
-        row[4] = f"refused: {one.connections} connections to a server, at most {MOST_CONNECTIONS}"
+        limit = f"refused: {one.connections:,} connections, at most {MOST_CONNECTIONS:,}"
+    row = [str(one.layout.workers), str(one.layout.servers)]
+    row += [f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}", limit]
     link = max(one.use["link of a server"], one.use["link of a server, replies"])
     row += [f"{share:.0%}" for share in (one.use["worker CPU"], one.use["server CPU"], link)]
     return [*row, f"{one.server_bytes / _GIB:.2f} GiB"]
