@@ -170,9 +170,9 @@ def _ended_early(observed: Observed, folder: Path) -> str:
     if not said.startswith("fleetrun: done"):
         return f"the script failed as a job with servers: {said}"
     return (
-        f"the script ended early: the probe saw {_steps(observed)}, expected at least {COUNTED_STEPS} steps and "
-        f"{WARM_S + COUNTED_S:g} s of training with parameter servers; give it more records or "
-        "epochs"
+        f"the script ended early: the probe saw {_steps(observed)}, expected at least "
+        f"{COUNTED_STEPS} steps and {WARM_S + COUNTED_S:g} s of training with parameter servers; "
+        "give it more records or epochs"
     )
 
 
