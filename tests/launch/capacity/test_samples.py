@@ -113,6 +113,13 @@ def test_training_waits_for_pulls_and_in_sync_for_pushes(mode: str, waits: list[
     assert work.lanes["pull"].round_trips == 2
 
 
+def test_a_lane_without_requests_has_no_round_trips() -> None:
+    few, many = (observed(servers) for servers in (1, 4))
+    for sample in (*few.worker, *many.worker):
+        sample.lanes["pull"] = (70, 70)
+    assert workload_of(few, many).lanes["pull"].round_trips == 0
+
+
 def test_noise_never_makes_a_cost_fall_with_more_servers() -> None:
     few, many = observed(1), observed(4)
     quick = [

@@ -196,11 +196,13 @@ def _line(costs: Sequence[_Costs], cost: Callable[[_Costs], float]) -> Line:
 
 def _lane(name: str, costs: Sequence[_Costs], last: WorkerSample) -> Lane:
     overlaps = name == _PREFETCH or (name == _PUSH and last.mode != SYNC)
+    # where all rows are prefetched, nothing is pulled on demand
+    moves = any(one.lanes[name][0] > 0 for one in costs)
     return Lane(
         sent=_line(costs, lambda one: one.lanes[name][0]),
         received=_line(costs, lambda one: one.lanes[name][1]),
         overlaps=overlaps,
-        round_trips=last.tables if name == _PULL else 1,
+        round_trips=moves * (last.tables if name == _PULL else 1),
     )
 
 
