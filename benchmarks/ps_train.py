@@ -55,7 +55,8 @@ def fleetlight(options: argparse.Namespace) -> None:
     configs: ASyncConfigsDict = {"k_steps": options.k_steps} if options.mode == "geo" else {}
     if options.staleness is not None:
         configs["staleness"] = options.staleness
-    configs["table_wire"] = options.table_wire
+    if options.table_wire != "fp32":  # earlier versions do not have it
+        configs["table_wire"] = options.table_wire
     strategy = fleet.DistributedStrategy(
         a_sync=options.mode != "sync",
         a_sync_configs=configs,
