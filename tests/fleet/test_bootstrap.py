@@ -230,3 +230,18 @@ def test_server_open_to_other_machines_warns(
     assert len(lines) == warned
     for line in lines:
         assert line.startswith(f"anyone who reaches 0.0.0.0:{port} can read and change")
+
+
+def test_a_server_accepts_the_connections_of_all_workers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted: list[int] = []
+    monkeypatch.setattr(bootstrap, "allow_descriptors", lambda n: wanted.append(n) or n)
+    assert bootstrap._limits(2, 5.0).connections == 1024
+    assert bootstrap._limits(1000, 5.0).connections == 6000 < wanted[-1]
+    assert not caplog.text
+    monkeypatch.setattr(bootstrap, "allow_descriptors", lambda n: 1024)
+    bootstrap._limits(100, 5.0)
+    assert not caplog.text
+    bootstrap._limits(1000, 5.0)
+    assert "6064 open files for 1000 workers, but the limit is 1024" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import socket
 import ssl
@@ -41,12 +42,15 @@ from fleetlight.security.context import Contexts
 from fleetlight.security.token import OPEN
 from fleetlight.strategy import DistributedStrategy
 from fleetlight.version import VERSION
+from fleetlight.wire.descriptors import allow_descriptors
 
 #: how much longer a worker waits for a reply than the server may wait for other workers
 _GRACE_S = 5.0
 
 #: how long a worker waits for a server that was lost and has no durable state
 _AWAY_S = 5.0
+#: connections of a worker to a server, one of which may be reconnecting; other open files
+_CONNECTIONS, _OTHER_DESCRIPTORS = 6, 64
 
 
 def join_servers(
@@ -105,6 +109,23 @@ def _join_as_server(
         raise
 
 
+def _limits(worker_num: int, deadline_s: float) -> ConnectionLimits:
+    """Limits with room for the connections of all workers."""
+    usual = ConnectionLimits(silence_s=deadline_s)
+    connections = max(usual.connections, _CONNECTIONS * worker_num)
+    wanted = connections + _OTHER_DESCRIPTORS
+    allowed = allow_descriptors(wanted)
+    if allowed < _CONNECTIONS * worker_num + _OTHER_DESCRIPTORS:
+        logger.warning(
+            "this server needs about %d open files for %d workers, but the limit is %d; raise the "
+            "hard limit (ulimit -Hn), or use fewer workers",
+            _CONNECTIONS * worker_num + _OTHER_DESCRIPTORS,
+            worker_num,
+            allowed,
+        )
+    return dataclasses.replace(usual, connections=connections)
+
+
 def _listen(
     role: Role,
     strategy: DistributedStrategy,
@@ -120,7 +141,7 @@ def _listen(
         server,
         tls=None if tls is None else tls.as_server,
         token=role.token,
-        limits=ConnectionLimits(silence_s=deadline_s),
+        limits=_limits(role.worker_num, deadline_s),
         name=f"server {index}",
         held=held,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets as the kernel lists them, limits on how long they wait, and errors of accept."""
+"""Sockets as the kernel lists them, limits on their number and waits, and errors of accept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -79,6 +80,16 @@ def bytes_moved(endpoint: socket.socket) -> tuple[int, int]:
         return 0, 0
     sent, received = _TCP_BYTES.unpack_from(info, _TCP_BYTES_END - _TCP_BYTES.size)
     return sent, received
+
+
+def allow_descriptors(count: int) -> int:
+    """Raise this process' limit of open descriptors to `count`, if possible; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return count
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 @contextlib.contextmanager

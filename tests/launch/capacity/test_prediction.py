@@ -14,7 +14,6 @@ from tests.launch.capacity.workloads import workload
 from fleetlight.launch.capacity.prediction import (
     CONNECTION_BYTES,
     LINK,
-    MOST_CONNECTIONS,
     ROUND_TRIPS,
     SERVER_CPU,
     SHARED_CPU,
@@ -25,7 +24,6 @@ from fleetlight.launch.capacity.prediction import (
     predict,
 )
 from fleetlight.launch.capacity.profile import ASYNC, GEO, SYNC, Lane, Line, Workload
-from fleetlight.ps.transport.session import ConnectionLimits
 
 #: of every byte on a link, the part that is payload
 PAYLOAD = 1448 / 1514
@@ -110,12 +108,6 @@ def test_memory_has_rows_connections_and_their_last_messages() -> None:
     layout = Layout(workers=8, servers=2, rows=1_000_000)
     connections = 8 * 4 * CONNECTION_BYTES
     assert predict(workload(), layout).server_bytes == 1e6 + 5e7 + connections + 8 * 4e6 / 2
-
-
-def test_servers_refuse_more_connections_than_they_accept() -> None:
-    assert ConnectionLimits().connections == MOST_CONNECTIONS
-    assert not predict(workload(), Layout(workers=256, servers=1)).is_refused
-    assert predict(workload(), Layout(workers=257, servers=1)).is_refused
 
 
 seconds = st.floats(1e-5, 1.0)

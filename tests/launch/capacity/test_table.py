@@ -26,11 +26,6 @@ def test_without_a_batch_size_a_row_has_steps() -> None:
     assert lines.splitlines()[1].split()[2] == "45.45"
 
 
-def test_a_row_tells_what_servers_refuse() -> None:
-    text = of_predictions([predict(workload(), Layout(workers=1000, servers=4))])
-    assert "refused: 4,000 connections, at most 1,024" in text
-
-
 def test_the_workload_is_one_line() -> None:
     assert of_workload(workload()) == (
         "sync, batch 100; a step: 20 ms CPU of a worker, 2 ms of the servers; 1.91 MiB sent, "
@@ -46,4 +41,4 @@ def test_json_has_no_infinite_number() -> None:
     assert values["differences"] == ["cores 8 (here 2)"]
     (told,) = values["predictions"]
     assert told["layout"]["link_bits_per_s"] is None
-    assert (told["step_s"], told["is_refused"]) == (one.step_s, False)
+    assert (told["step_s"], told["connections"]) == (one.step_s, 4)

@@ -28,8 +28,6 @@ _PAYLOAD = 1448 / 1514
 SERVER_CORES = 1.0
 #: bytes of a server for each connection, measured: a thread and its socket
 CONNECTION_BYTES = 27 << 10
-#: connections that a server accepts
-MOST_CONNECTIONS = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,11 +67,6 @@ class Prediction:
     #: bytes of memory of each server, and connections to each
     server_bytes: float
     connections: int
-
-    @property
-    def is_refused(self) -> bool:
-        """True if servers refuse some of the connections."""
-        return self.connections > MOST_CONNECTIONS
 
 
 def predict(work: Workload, layout: Layout) -> Prediction:

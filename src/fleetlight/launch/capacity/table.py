@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fleetlight.launch.capacity.prediction import MOST_CONNECTIONS, Prediction
+from fleetlight.launch.capacity.prediction import Prediction
 from fleetlight.launch.capacity.profile import Profile, Workload
 from fleetlight.launch.doctor.table import aligned
 
@@ -40,11 +40,8 @@ def of_predictions(predictions: Sequence[Prediction]) -> str:
 def _row(one: Prediction, knows: bool) -> list[str]:
     rate = one.examples_per_s if knows else one.steps_per_s
     assert rate is not None
-    limit = one.limit
-    if one.is_refused:
-        limit = f"refused: {one.connections:,} connections, at most {MOST_CONNECTIONS:,}"
     row = [str(one.layout.workers), str(one.layout.servers)]
-    row += [f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}", limit]
+    row += [f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}", one.limit]
     link = max(one.use["link of a server"], one.use["link of a server, replies"])
     row += [f"{share:.0%}" for share in (one.use["worker CPU"], one.use["server CPU"], link)]
     return [*row, f"{one.server_bytes / _GIB:.2f} GiB"]
@@ -64,7 +61,7 @@ def as_values(
 
 
 def _values(one: Prediction) -> dict[str, Any]:
-    values = dataclasses.asdict(one) | {"is_refused": one.is_refused}
+    values = dataclasses.asdict(one)
     if math.isinf(one.layout.link_bits_per_s):
         # JSON has no infinite numbers
         values["layout"]["link_bits_per_s"] = None
