@@ -127,8 +127,8 @@ class Announced:
         self.batches: list[list[Any]] = []
         self.active = True
 
-    def wanted(self) -> bool:
-        return self.active
+    def batches_ahead(self) -> int:
+        return int(self.active)
 
     def __call__(self, batches: Sequence[Any]) -> None:
         self.batches.append([numbers_in(batch) for batch in batches])

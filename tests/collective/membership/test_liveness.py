@@ -54,6 +54,8 @@ def test_the_store_stays_open_until_the_last_departure() -> None:
     other.depart(None)
     assert keeper.all_gone()
     other.release_store()
+    # a store replies to no `set`
+    other._asking.wait(["left/1"])
     assert keeper.all_left()
     keeper.release_store()
     with pytest.raises(RuntimeError):
