@@ -20,7 +20,7 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.job import current
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.worker.connections import PUSH
-from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.lookahead.prefetcher import Prefetcher
 from fleetlight.strategy import DistributedStrategy
 
 DIM, IDS, STEPS, READERS = 2, 40, 60, 3

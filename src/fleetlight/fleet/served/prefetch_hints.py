@@ -34,7 +34,7 @@ class IdLookahead:
         self._job, self._session = job, session
         self._ids_of_batch = ids_of_batch
         #: the current batch and those after it: no other tensor gets the memory of their tensors
-        self._batches: list[_Batch] = []
+        self._batches: list[_LoadedBatch] = []
         self._paths: dict[_Memory, Any] = {}
         #: by table: the paths of its ids in a batch
         self._learned: dict[int, dict[Any, None]] = {}
@@ -49,7 +49,7 @@ class IdLookahead:
     def announce(self, batches: Sequence[Any]) -> None:
         """Announce the batches after the current one, which comes first."""
         known = {id(one.batch): one for one in self._batches}
-        self._batches = [known.get(id(batch)) or _Batch(batch) for batch in batches]
+        self._batches = [known.get(id(batch)) or _LoadedBatch(batch) for batch in batches]
         if self._ids_of_batch is None:
             self._paths = self._batches[0].paths
         if not self._session.is_open:
@@ -69,7 +69,7 @@ class IdLookahead:
         if path is not None:
             self._learned.setdefault(table, {})[path] = None
 
-    def _ids(self, one: _Batch) -> dict[int, Ids]:
+    def _ids(self, one: _LoadedBatch) -> dict[int, Ids]:
         if self._ids_of_batch is not None:
             return self._numbered(self._ids_of_batch(one.batch))
         found = {
@@ -91,7 +91,7 @@ class IdLookahead:
         return {numbers[name]: ids_of(ids, f"lookahead of {name}") for name, ids in given.items()}
 
 
-class _Batch:
+class _LoadedBatch:
     """A batch, its tensors that can reach a table unchanged, and its announced ids."""
 
     def __init__(self, batch: Any) -> None:

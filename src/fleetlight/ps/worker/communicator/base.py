@@ -15,7 +15,7 @@ from fleetlight.ps.update import Floats, Ids, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.joint_reads import Read, read_together
 from fleetlight.ps.worker.local_parameters import LocalParameters
-from fleetlight.ps.worker.lookahead import Lookahead
+from fleetlight.ps.worker.lookahead.lookahead import Lookahead
 from fleetlight.ps.worker.replay.commit_log import Committed
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.reply_values import ReplyValues, Wanted

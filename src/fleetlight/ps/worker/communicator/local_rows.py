@@ -21,7 +21,7 @@ from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.update import Floats, Ids, TableGradients
 from fleetlight.ps.wire_forms import as_sent
 from fleetlight.ps.worker.joint_reads import Read
-from fleetlight.ps.worker.lookahead import part_of
+from fleetlight.ps.worker.lookahead.lookahead import part_of
 
 Numbers = NDArray[np.int64]
 #: A row that was not used for this many windows is pulled again before use. Until then it may miss

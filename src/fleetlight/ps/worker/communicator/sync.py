@@ -11,9 +11,9 @@ from fleetlight.ps.update import Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.base import Communicator, clip_factor
 from fleetlight.ps.worker.local_parameters import LocalParameters
-from fleetlight.ps.worker.lookahead import Lookahead
-from fleetlight.ps.worker.prefetcher import Prefetcher
-from fleetlight.ps.worker.pull_in_push import PullInPush
+from fleetlight.ps.worker.lookahead.lookahead import Lookahead
+from fleetlight.ps.worker.lookahead.prefetcher import Prefetcher
+from fleetlight.ps.worker.lookahead.pull_in_push import PullInPush
 from fleetlight.ps.worker.push_request import PushRequest
 from fleetlight.ps.worker.reply_values import ReplyValues
 

@@ -17,7 +17,7 @@ from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
 from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.worker.connections import PULL, PUSH
-from fleetlight.ps.worker.pull_in_push import PullInPush
+from fleetlight.ps.worker.lookahead.pull_in_push import PullInPush
 
 IDS = 30
 

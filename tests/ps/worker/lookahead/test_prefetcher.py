@@ -19,7 +19,7 @@ from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
 from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.worker.connections import PREFETCH
-from fleetlight.ps.worker.prefetcher import Prefetcher
+from fleetlight.ps.worker.lookahead.prefetcher import Prefetcher
 
 IDS = 30
 

@@ -19,14 +19,14 @@ from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.joint_reads import Read
-from fleetlight.ps.worker.lookahead import rows_among
+from fleetlight.ps.worker.lookahead.lookahead import rows_among
 from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
 
 #: rows, and the reply that brought them
 _Rows = tuple[Floats, ReplyValues]
 
 
-class _Batch:
+class _ComingBatch:
     """An announced batch: the ids of each table, and the rows that have arrived."""
 
     def __init__(self, announced: Mapping[int, Ids], ids: Mapping[int, Ids], servers: int) -> None:
@@ -83,8 +83,8 @@ class PullInPush:
             for number in range(len(client.plan.optimizers))
         ]
         #: the current batch, and those after it
-        self._now = _Batch({}, {}, client.server_num)
-        self._coming: list[_Batch] = []
+        self._now = _ComingBatch({}, {}, client.server_num)
+        self._coming: list[_ComingBatch] = []
         self._phase = self._step = 0
         self._has_announced = False
         self._read = 0
@@ -96,15 +96,15 @@ class PullInPush:
         """Announce the batches after the one handed out now; its rows are requested by pushes."""
         self._phase, self._step = phase, step
         known = {id(batch.announced): batch for batch in self._coming}
-        self._now = self._coming[0] if self._coming else _Batch({}, {}, 0)
+        self._now = self._coming[0] if self._coming else _ComingBatch({}, {}, 0)
         self._coming = [known.get(id(ids)) or self._batch(ids) for ids in coming]
 
-    def _batch(self, announced: Mapping[int, Ids]) -> _Batch:
+    def _batch(self, announced: Mapping[int, Ids]) -> _ComingBatch:
         tables = self._client.plan.tables
         # the user may change the batch once it is handed out
         ids = {n: its.copy() for n, its in announced.items() if len(its) and not tables[n].entry}
         self._has_announced |= bool(ids)
-        return _Batch(announced, ids, self._client.server_num)
+        return _ComingBatch(announced, ids, self._client.server_num)
 
     def wanted(self, optimizer: int) -> list[Ahead]:
         """The rows of coming batches that the next push of an optimizer requests."""
@@ -150,7 +150,7 @@ class PullInPush:
         self._missed += missed
         return found
 
-    def _recent(self, batch: _Batch, table: int, at_least: int) -> Floats | None:
+    def _recent(self, batch: _ComingBatch, table: int, at_least: int) -> Floats | None:
         """The rows that have arrived, if they include `at_least` steps of every worker."""
         arrived = batch.rows.get(table)
         if arrived is None or arrived[1].slowest < at_least:
@@ -159,7 +159,7 @@ class PullInPush:
             self._note(arrived[1])
         return arrived[0]
 
-    def _pulled(self, batch: _Batch, table: int, at_least: int) -> Floats:
+    def _pulled(self, batch: _ComingBatch, table: int, at_least: int) -> Floats:
         """Pull the rows of all tables of a batch, and return those of one table."""
         tables = [n for n in batch.ids if n == table or self._recent(batch, n, at_least) is None]
         values = self._client.pull(
@@ -182,7 +182,7 @@ class PullInPush:
 
     def stop(self) -> None:
         """Forget all batches."""
-        self._coming, self._now = [], _Batch({}, {}, 0)
+        self._coming, self._now = [], _ComingBatch({}, {}, 0)
 
     def figures(self) -> dict[str, float]:
         """Counters, if any batch was announced."""

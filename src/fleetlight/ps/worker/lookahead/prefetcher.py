@@ -27,7 +27,7 @@ from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import PREFETCH
 from fleetlight.ps.worker.joint_reads import Read
-from fleetlight.ps.worker.lookahead import rows_among
+from fleetlight.ps.worker.lookahead.lookahead import rows_among
 from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
 
 #: prefetched rows that a push changed: server, batch, table, positions, rows
