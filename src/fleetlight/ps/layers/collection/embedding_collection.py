@@ -53,6 +53,8 @@ class EmbeddingFeature:
     optimizer: str | None = None
     entry: EntryPolicy | None = None
     padding_idx: int | None = None
+    wire: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.combiner is not None and self.combiner not in COMBINERS:
@@ -68,6 +70,8 @@ class EmbeddingFeature:
             "entry": self.entry,
             "padding_idx": self.padding_idx,
             "table": self.table,
+            "wire": self.wire,
+            "dtype": self.dtype,
         }
         if self.combiner is None:
             return SparseEmbedding(self.dim, **settings)
@@ -81,6 +85,8 @@ class EmbeddingFeature:
             "initializer": self.initializer,
             "optimizer": self.optimizer,
             "entry": self.entry and self.entry.plan,
+            "wire": self.wire,
+            "dtype": self.dtype,
         }
 
 
