@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import mmap
 import os
 import resource
 import subprocess
@@ -11,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+from fleetlight.kernels import RowTable
 from fleetlight.kernels.rows import memory
 
 
@@ -97,3 +101,37 @@ def test_only_large_memory_requests_huge_pages() -> None:
     for array in (memory.zeros(count, np.uint8), reserved[2 * memory.HUGE_PAGES_FROM :]):
         assert "hg" in flags_at(array.ctypes.data)
     assert "hg" not in flags_at(reserved.ctypes.data)
+
+
+class Refusing(mmap.mmap):
+    """Memory of a kernel without huge pages."""
+
+    def madvise(self, *_: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.mark.parametrize("kind", ["another system", "refused"])
+def test_tables_work_without_huge_pages(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "refused":
+        monkeypatch.setattr(mmap, "mmap", Refusing)
+    else:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    caplog.set_level(logging.DEBUG, memory.__name__)
+    ids = np.arange(200_000)
+    table = RowTable(8, "sgd", capacity_hint=len(ids))
+    numbers = table.insert(ids)
+    assert np.array_equal(table.find(ids), numbers)
+    # the rows, the part of an id's hash in each, and the index
+    assert len(caplog.records) == 3
+    assert all("huge pages" in record.getMessage() for record in caplog.records)
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+
+
+def test_huge_pages_are_not_mentioned_where_they_work(caplog: pytest.LogCaptureFixture) -> None:
+    if not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+        pytest.skip("a kernel without huge pages")
+    caplog.set_level(logging.DEBUG, memory.__name__)
+    assert memory.reserve(8 * memory.HUGE_PAGES_FROM, np.uint8) is not None
+    assert not caplog.records

@@ -7,9 +7,9 @@ page table. Only the touched part of an array counts as used memory.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
+import logging
 import mmap
 import os
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+_log = logging.getLogger(__name__)
 #: smaller arrays stay on ordinary pages, so that a hundred small tables stay small
 HUGE_PAGES_FROM = 2 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -67,7 +68,16 @@ def _madvise() -> Any:
 
 def _mapped(size: int, flags: int, huge_from: int) -> mmap.mmap:
     memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags)
-    if size > huge_from and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE, huge_from)
+    if size > huge_from:
+        _request_huge_pages(memory, huge_from)
     return memory
+
+
+def _request_huge_pages(memory: mmap.mmap, start: int) -> None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        _log.debug("this system has no huge pages: a table of %d bytes has none", len(memory))
+        return
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE, start)
+    except OSError as error:
+        _log.debug("a table of %d bytes has no huge pages: %s", len(memory), error)
