@@ -33,6 +33,7 @@ from fleetlight.kernels.rows.first_values import Initializer
 from fleetlight.ps.plan import EntryPlan, RulePlan
 from fleetlight.ps.tables import ordered_snapshot as snapshot_module
 from fleetlight.ps.tables import table as table_module
+from fleetlight.ps.tables import table_file
 from fleetlight.ps.tables.optimizers import own_rule, push_options, rule_of
 from fleetlight.ps.tables.ordered_snapshot import OrderedSnapshot
 from fleetlight.ps.tables.table import Table
@@ -325,8 +326,10 @@ def test_training_continues_while_rows_are_sorted(
     assert (tensors["weights"][np.argsort(tensors["ids"])] == before).all()
 
 
-def test_a_table_is_never_held_twice(tmp_path: Path) -> None:
+def test_a_table_is_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving and loading allocate an order of rows and a piece; a table is mapped memory."""
+    monkeypatch.setattr(table_module, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(table_file, "_READ_BYTES", 1 << 20)
     table = make("adagrad", dim=32)
     ids = some_ids(60_000)
     table.pull(ids, insert=True)

@@ -28,7 +28,7 @@ _DONE = -1
 #: memory that is allocated in advance
 _ROOM_BYTES = 32 << 20
 #: the number of rows listed under one lock
-LIST_ROWS = 1 << 14
+LIST_ROWS = 1 << 16
 
 
 class OrderedSnapshot:

@@ -39,11 +39,13 @@ from fleetlight.ps.tables.table_file import (
     of_table,
     write_table,
 )
+from fleetlight.ps.tables.table_lock import TableLock
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Floats, Ids
 
-#: the bytes of rows that one holder of the lock writes, reads or scans
-CHUNK_BYTES = 1 << 20
+#: The bytes of rows that one holder of the lock writes, reads or scans. Pushes wait for a few
+#: milliseconds; the waits of a save for the lock and for the GIL are by piece, so fewer are faster.
+CHUNK_BYTES = 4 << 20
 #: how long a shrink, reset or load waits for another one
 UPKEEP_S = 600.0
 #: by dtype of the plan
@@ -85,7 +87,7 @@ class Table:
 
     def __init__(self, plan: TablePlan, seed: int, geo: bool = False) -> None:
         self.plan = plan
-        self.lock = threading.RLock()
+        self.lock = TableLock()
         self._rule = rule_named("add" if geo else plan.rule.name, plan.rule.options)
         self._seed = table_seed(seed, plan.name)
         self._admission: admission.Admission | None = None
@@ -164,7 +166,7 @@ class Table:
             size = self._piece()
             for start in range(0, len(numbers), size):
                 piece = numbers[start : start + size].astype(np.int64)
-                with self.lock:
+                with self.lock.piece:
                     ids = self._rows.ids_of(piece)
                     self._keep(piece, ids)
                     first = first_values(ids, self.plan.dim, self._seed, how)
@@ -195,7 +197,7 @@ class Table:
             removed, size = 0, self._piece()
             for start in range(0, len(numbers), size):
                 piece = numbers[start : start + size].astype(np.int64)
-                with self.lock:
+                with self.lock.piece:
                     self._keep(piece)
                     out = admission.pass_day(self._rows, piece, unseen_days, score, decay)
                     removed += self._rows.remove(piece[out])
@@ -242,8 +244,8 @@ class Table:
 
         try:
             cut.make_room()
-            cut.prepare(self.lock, pause_with_room)
-            pieces = ((ids, self._rows.whole(rows)) for ids, rows in cut.pieces(self.lock))
+            cut.prepare(self.lock.piece, pause_with_room)
+            pieces = ((ids, self._rows.whole(rows)) for ids, rows in cut.pieces(self.lock.piece))
             size, digest = write_table(
                 folder / name, self._columns, len(cut), pieces, about, pause_with_room, cut.starts
             )

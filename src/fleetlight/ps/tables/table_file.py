@@ -30,7 +30,7 @@ Pause = Callable[[], None]
 WEIGHTS, META = "weights", "meta"
 _IDS, _BUCKETS = "ids", "buckets"
 _CODES: Mapping[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
-_READ_BYTES = 1 << 20
+_READ_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
