@@ -8,6 +8,7 @@ must be the same after the load.
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
 
 
 def grow(options: argparse.Namespace, model: nn.Module, step: Step) -> dict[str, Any]:
-    """Train on ids not seen before, then on known ones, then beside a save."""
+    """Train on ids not seen before, then on known ones; save alone, then beside training."""
     step(ids_of(np.arange(min(FIRST, options.rows))))
     began = time.perf_counter()
     starts = range(0, options.rows, NEW)
@@ -108,6 +109,7 @@ def grow(options: argparse.Namespace, model: nn.Module, step: Step) -> dict[str,
     some = known(options.rows)
     quiet = [step(next(some)) for _ in range(QUIET)]
     np.save(options.folder / SAMPLE, sample(model, options.rows))
+    alone_s = save_alone(options.folder / "alone")
     target = options.folder / "checkpoint"
     began = time.perf_counter()
     fleet.save_persistables(target, background=True)
@@ -123,11 +125,21 @@ def grow(options: argparse.Namespace, model: nn.Module, step: Step) -> dict[str,
         "grown_mib": grown_mib,
         "new": told(new),
         "quiet": told(quiet),
+        "alone_s": alone_s,
         "call_s": call_s,
         "beside": told(beside or [0.0]),
         "saved_s": saved_s,
         "bytes": sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
     }
+
+
+def save_alone(target: Path) -> float:
+    """The seconds of a save without training."""
+    began = time.perf_counter()
+    fleet.save_persistables(target)
+    took = time.perf_counter() - began
+    shutil.rmtree(target)
+    return took
 
 
 def load(options: argparse.Namespace, model: nn.Module, step: Step) -> dict[str, Any]:
