@@ -32,6 +32,7 @@ class WorkerMembership:
         self._presence = presence
         self._roster = presence.roster
         self._changed = presence.changed
+        self._barrier_ended = presence.condition()
         self._log = log
         self.barriers: Barriers[list[Array]] = Barriers(worker_num)
         self.shard_queue = ShardQueueHandler(presence, log, worker_num)
@@ -158,11 +159,12 @@ class WorkerMembership:
                     lambda: self.barriers.result(meeting) is not None,
                     lambda: self._missing(peer, message),
                     message.deadline_s,
+                    until=self._barrier_ended,
                 )
             except PeerError as error:
                 # a worker that arrives later must not believe that the barrier is complete
                 self.barriers.give_up(error)
-                self._changed.notify_all()
+                self._presence.notify_all()
                 raise
             values = self.barriers.result(meeting) or []
         return m.BarrierReply(), [array for arrays_ in values for array in arrays_]
@@ -175,7 +177,7 @@ class WorkerMembership:
         after = self.barriers.last
         if after is not None and after is not before:
             self._log.append(*barrier_change(*after))
-        self._changed.notify_all()
+            self._barrier_ended.notify_all()
 
     def _missing(self, peer: Peer, message: m.Barrier) -> list[int]:
         """Workers that have not entered; an error if one stops or waits for this worker."""
@@ -236,7 +238,7 @@ class WorkerMembership:
     def _stop(self, worker: int) -> None:
         """Note that the worker stops, and wake the waits for it; called with `changed` held."""
         self._stopping.add(worker)
-        self._changed.notify_all()
+        self._barrier_ended.notify_all()
 
     def _note_leaving(self, worker: int, message: m.Leave) -> None:
         with self._changed:

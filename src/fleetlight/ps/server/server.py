@@ -426,15 +426,8 @@ class Server:
         if message.ahead:
             for wanted, its in zip(message.tables, ids, strict=True):
                 service.pushes.remember(peer, PrefetchedBatch(wanted.table, message.batch, its))
-        progress, phase = service.pushes.progress, message.phase
-        with self._changed:
-            self._presence.wait(
-                f"a pull after {message.at_least} steps of every worker",
-                lambda: progress.clocks.all_have(phase, message.at_least),
-                lambda: progress.clocks.behind(phase, message.at_least),
-            )
-            version, slowest = progress.versions.version, progress.clocks.slowest(phase)
-        return m.Pulled(version, slowest), pulled(service.state, self._log, message, ids)
+        steps = service.pushes.wait_for_steps(message.phase, message.at_least)
+        return m.Pulled(*steps), pulled(service.state, self._log, message, ids)
 
     def _end_phase(self, peer: Peer, message: m.EndPhase) -> Reply:
         self._serving().pushes.end(peer.worker, message.phase)

@@ -56,6 +56,7 @@ class PushHandler:
         self._steps_together = state.plan.steps_together
         self._presence = presence
         self._changed = presence.changed
+        self._has_advanced = presence.condition()
         self._values_lock = values_lock
         self.progress = TrainingProgress(worker_num)
         self._coordinator = SyncStepCoordinator(
@@ -109,6 +110,18 @@ class PushHandler:
             with self._changed:
                 self._prefetched.remember(peer.worker, pulled)
 
+    def wait_for_steps(self, phase: int, at_least: int) -> tuple[int, int]:
+        """Wait for that many steps of every worker; return the version and the fewest steps."""
+        clocks = self.progress.clocks
+        with self._changed:
+            self._presence.wait(
+                f"a pull after {at_least} steps of every worker",
+                lambda: clocks.all_have(phase, at_least),
+                lambda: clocks.behind(phase, at_least),
+                until=self._has_advanced,
+            )
+            return self.progress.versions.version, clocks.slowest(phase)
+
     def check_has(self, worker: int, started_at: int, acknowledged: int) -> None:
         """Refuse a worker whose confirmed pushes this server lost; called with `changed` held."""
         self.progress.marks.check_has(worker, started_at, acknowledged)
@@ -123,7 +136,7 @@ class PushHandler:
             self.progress.clocks.end(worker, phase)
             self._log.append(PhaseEnded(worker, phase))
             carry_out = self._coordinator.end(worker, phase)
-            self._changed.notify_all()
+            self._has_advanced.notify_all()
         carry_out()
 
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
@@ -134,7 +147,7 @@ class PushHandler:
         """The worker makes no more step at all."""
         with self._changed:
             self.progress.clocks.leave(worker)
-            self._changed.notify_all()
+            self._has_advanced.notify_all()
         self._coordinator.leave(worker)
 
     def begin(self, epoch: int) -> None:
@@ -262,7 +275,7 @@ class PushHandler:
     def _book(self, entries: Sequence[WorkerPart], applied: bool) -> None:
         with self._changed:
             self.progress.book(entries, applied)
-            self._changed.notify_all()
+            self._has_advanced.notify_all()
 
     def _refusal_of(self, peer: Peer, message: Push, gradients: Gradients) -> GradientError | None:
         if message.skip:

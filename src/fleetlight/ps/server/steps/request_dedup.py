@@ -36,6 +36,7 @@ class RequestDedup:
     def __init__(self, presence: PresenceMonitor, marks: HighWaterMarks) -> None:
         self._presence = presence
         self._marks = marks
+        self._is_done = presence.condition()
         self._requests: dict[int, _PushRecord] = {}
 
     def once(
@@ -75,7 +76,7 @@ class RequestDedup:
             with self._presence.changed:
                 if not keep and self._requests.get(peer.worker) is push:
                     del self._requests[peer.worker]
-                self._presence.changed.notify_all()
+                self._is_done.notify_all()
 
     def _carry_out(self, push: _PushRecord, carry_out: Callable[[], Reply]) -> Reply:
         try:
@@ -87,7 +88,7 @@ class RequestDedup:
 
     def _first_reply(self, push: _PushRecord, peer: Peer) -> Reply:
         operation = f"push {push.sequence} of {peer}, sent again,"
-        self._presence.wait(operation, lambda: push.done, list)
+        self._presence.wait(operation, lambda: push.done, list, until=self._is_done)
         if push.error is not None:
             raise copied_for_thread(push.error)
         assert push.reply is not None

@@ -98,6 +98,7 @@ class SyncStepCoordinator:
         self._state = state
         self._presence = presence
         self._changed = presence.changed
+        self._has_outcome = presence.condition()
         self._worker_num = worker_num
         self._values_lock = values_lock
         self._progress = progress
@@ -252,6 +253,7 @@ class SyncStepCoordinator:
                 f"step {message.step} of optimizer {message.optimizer}",
                 lambda: part.outcome is not None,
                 lambda: missing(message.optimizer, part.peer.worker),
+                until=self._has_outcome,
             )
         if isinstance(part.outcome, Exception):
             raise copied_for_thread(part.outcome)
@@ -308,7 +310,7 @@ class SyncStepCoordinator:
     def _set_outcome(self, parts: Sequence[_Part | _Release], outcome: Outcome | Exception) -> None:
         for part in parts:
             part.outcome = outcome
-        self._changed.notify_all()
+        self._has_outcome.notify_all()
 
     def _step(self, complete: Complete[_Part], parts: Sequence[_Part]) -> Outcome:
         hold = _agreed_hold(complete)

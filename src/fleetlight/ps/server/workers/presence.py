@@ -53,13 +53,18 @@ class _Doing:
 
 
 class PresenceMonitor:
-    """Which workers are here and what each does. `changed` guards the state of all decisions."""
+    """Which workers are here and what each does. `changed` guards the state of all decisions.
+
+    A wait that one kind of event ends has a condition of its own, so that no other event wakes it.
+    """
 
     def __init__(
         self, roster: Roster, worker_num: int, deadline_s: float, clock: Callable[[], float]
     ) -> None:
         self.roster = roster
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
+        self._conditions = [self.changed]
         self.deadline_s = deadline_s
         self._clock = clock
         self._activities = [_Activity(clock()) for _ in range(worker_num)]
@@ -67,6 +72,12 @@ class PresenceMonitor:
         #: the control signals that workers have sent
         self._called = NO_SIGNAL
         self._stops = False
+
+    def condition(self) -> threading.Condition:
+        """Make a condition with the lock of `changed`; `notify_all` notifies it, too."""
+        made = threading.Condition(self._lock)
+        self._conditions.append(made)
+        return made
 
     @property
     def call(self) -> ControlSignal:
@@ -88,12 +99,12 @@ class PresenceMonitor:
     def lose(self, worker: int, why: str) -> None:
         """The worker disconnects without goodbye; called with `changed` held."""
         self.roster.lose(worker, why, self._clock())
-        self.changed.notify_all()
+        self.notify_all()
 
     def leave(self, worker: int, error: str) -> None:
         """The worker says goodbye; called with `changed` held."""
         self.roster.leave(worker, self._clock(), error)
-        self.changed.notify_all()
+        self.notify_all()
 
     def expect(self, away_s: float, *, stays: bool = False) -> None:
         """Expect workers of an earlier incarnation within that time; with `changed` held.
@@ -116,7 +127,7 @@ class PresenceMonitor:
         """Fail all present and later waits with this reason; the first reason stays."""
         with self.changed:
             self._closed = self._closed or why
-            self.changed.notify_all()
+            self.notify_all()
 
     @property
     def closed(self) -> bool:
@@ -130,10 +141,12 @@ class PresenceMonitor:
         missing: Callable[[], list[int]],
         deadline_s: float | None = None,
         otherwise: str = "the server itself",
+        until: threading.Condition | None = None,
     ) -> None:
         """Wait until `ready`; called with `changed` held. The error names the missing workers.
 
-        `otherwise` names the cause of the wait if no worker is missing.
+        `otherwise` names the cause of the wait if no worker is missing. `until` is the condition
+        that makes it ready, by default `changed`.
         """
         limit = self.deadline_s if deadline_s is None else deadline_s
         end = self._clock() + limit
@@ -144,8 +157,8 @@ class PresenceMonitor:
             # a worker may send NaN as the deadline
             if not left > 0:
                 raise DeadlineError(self._late(operation, limit, missing(), otherwise))
-            # some failures do not notify this condition
-            self.changed.wait(min(left, _LOOK_EVERY_S))
+            # some failures notify no condition
+            (until or self.changed).wait(min(left, _LOOK_EVERY_S))
 
     def until_all_left(self, look: Callable[[], None]) -> None:
         """Wait until every worker has left; raise a failure once the other workers know it.
@@ -171,8 +184,13 @@ class PresenceMonitor:
     def give_up(self) -> list[tuple[int, str]]:
         """Give up workers that are overdue; called with `changed` held."""
         lost = self.roster.give_up(self._clock())
-        self.changed.notify_all()
+        self.notify_all()
         return lost
+
+    def notify_all(self) -> None:
+        """Wake every wait, since it may now be in vain; called with `changed` held."""
+        for condition in self._conditions:
+            condition.notify_all()
 
     def _is_over(self, began: float, failed_at: float) -> bool:
         if self.closed:
