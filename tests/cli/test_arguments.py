@@ -63,6 +63,7 @@ def test_flags_have_older_spellings(flag: str, text: str, name: str, value: obje
         (["-x", "t.py"], "unknown flag -x"),
         (["--nproc_per_node", "0", "t.py"], "got '0', expected a number of at least 1"),
         (["--nproc_per_node", "two", "t.py"], "got 'two'"),
+        (["--server_num", "all", "t.py"], "got 'all', expected a number of at least 0, or auto"),
         (["--gpus", "0,0", "t.py"], "expected different GPU numbers"),
         (["--gpus", "a", "t.py"], "expected different GPU numbers"),
         (["--nnodes", "3:2", "t.py"], "expected N or MIN:MAX"),
@@ -77,6 +78,13 @@ def test_flags_have_older_spellings(flag: str, text: str, name: str, value: obje
 def test_invalid_flags_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(words)
+
+
+def test_servers_are_a_number_or_auto() -> None:
+    assert [parse(["--server_num", n, "t.py"]).server_num for n in ("0", "2", "auto")] == [
+        *(0, 2),
+        "auto",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -267,9 +267,9 @@ def serve_until_killed() -> str:
         assert service is not None
         server: Any = service.server
         with server._changed:
-            server._changed.wait_for(
-                lambda: server._service.pushes.progress.versions.version > 3, 20
-            )
+            # steps notify conditions of their own
+            while server._service is None or server._service.pushes.progress.versions.version <= 3:
+                server._changed.wait(0.01)
         os._exit(9)
     try:
         fleet.run_server()

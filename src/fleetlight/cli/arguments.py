@@ -13,7 +13,7 @@ from fleetlight.cli.refused_flags import REFUSED, refusal
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.launch import backends
 from fleetlight.launch.job.encryption import MOST_DAYS
-from fleetlight.launch.job.options import LaunchOptions
+from fleetlight.launch.job.options import AUTO, LaunchOptions
 
 USAGE = "fleetrun [flags] script.py [arguments of the script]"
 
@@ -126,7 +126,12 @@ def _add_size(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_servers(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--server_num", type=_count, metavar="N", help="servers on this machine")
+    group.add_argument(
+        "--server_num",
+        type=_count_or_auto,
+        metavar="N|auto",
+        help="servers on this machine; auto: one for each 4 workers, if cores are free",
+    )
     group.add_argument(
         "--worker_num", "--trainer_num", type=_count, metavar="N", help="workers on this machine"
     )
@@ -225,6 +230,10 @@ _positive = _number(1, None, "a number of at least 1")
 _count = _number(0, None, "a number of at least 0")
 _days = _number(0, MOST_DAYS, f"0 to {MOST_DAYS} days")
 _port = _number(1, 65535, "a port of 1 to 65535")
+
+
+def _count_or_auto(text: str) -> int | str:
+    return text if text == AUTO else _number(0, None, "a number of at least 0, or auto")(text)
 
 
 def _seconds(text: str) -> float:

@@ -60,6 +60,37 @@ def test_servers_and_workers() -> None:
     assert (found.server.count, found.worker.count, found.collective) == (2, 3, False)
 
 
+@pytest.mark.parametrize(
+    ("cores", "workers", "servers"),
+    [
+        (1, 1, 1),
+        (2, 2, 1),
+        (64, 1, 1),
+        (64, 4, 1),
+        (64, 5, 2),
+        (64, 16, 4),
+        (18, 16, 2),
+        (8, 16, 1),
+    ],
+)
+def test_the_number_of_servers_follows_workers_and_cores(
+    cores: int, workers: int, servers: int
+) -> None:
+    found = job(Machine(cores=cores), server_num="auto", worker_num=workers)
+    assert found.server.count == servers
+    assert f"--server_num auto: {servers}, for {workers} workers on {cores} cores" in found.notes[0]
+
+
+def test_the_number_of_servers_needs_workers_and_a_machine() -> None:
+    assert job(GPU, server_num="auto", gpus=(0, 1)).server.count == 1
+    for counts in ({}, {"worker_num": 0}):
+        with pytest.raises(ConfigError, match="--server_num auto chooses by the workers"):
+            job(server_num="auto", **counts)
+    elsewhere = LaunchOptions(script="t.py", on="toy", server_num="auto", worker_num=2)
+    with pytest.raises(ConfigError, match="--on toy chooses the machines; pass --server_num N"):
+        plan(elsewhere, None)
+
+
 def test_folder_of_checkpoints_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = job(nproc_per_node=1, checkpoint="ckpt", resume=True)

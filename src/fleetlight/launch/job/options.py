@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Final, Literal
 
 from fleetlight.errors import ConfigError
+
+#: the value of `--server_num` that lets the plan choose
+AUTO: Final = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,8 @@ class LaunchOptions:
     nnodes: tuple[int, int] | None = None
     master: tuple[str, int] | None = None
     rank: int | None = None
-    server_num: int | None = None
+    #: AUTO: the plan chooses
+    server_num: int | Literal["auto"] | None = None
     worker_num: int | None = None
     servers: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()

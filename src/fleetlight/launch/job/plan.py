@@ -11,7 +11,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import read_encryption
 from fleetlight.launch.job.host_selection import HostSelection, select_hosts
-from fleetlight.launch.job.options import LaunchOptions
+from fleetlight.launch.job.options import AUTO, LaunchOptions
 from fleetlight.launch.job.spec import JobSpec, MachineSpec, RendezvousSpec, Resources, RoleSpec
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import Kind
@@ -20,6 +20,8 @@ from fleetlight.strategy.features.ssl import Encryption
 
 #: defaults of the time between SIGTERM and SIGKILL, without and with a save
 _GRACE_S, _STOP_S = 3.0, 30.0
+#: one server costs a half to an eighth of the CPU time of its workers, by the model
+_WORKERS_PER_SERVER = 4
 
 
 def plan(
@@ -117,6 +119,11 @@ def _refuse_machines(options: LaunchOptions) -> None:
             f"--{given[0]} names machines or ports, but --on {options.on} chooses them; omit "
             f"{' and '.join(f'--{name}' for name in given)}"
         )
+    if options.server_num == AUTO:
+        raise ConfigError(
+            f"--server_num {AUTO} counts the cores of this machine, but --on {options.on} chooses "
+            "the machines; pass --server_num N"
+        )
 
 
 def _machine_for(options: LaunchOptions) -> Machine:
@@ -193,7 +200,7 @@ def _with_servers(
     if options.servers or options.workers:
         servers, workers = len(hosts.servers), len(hosts.workers)
     else:
-        servers, workers = _counts(options, alone=hosts.rendezvous is None)
+        servers, workers = _counts(options, machine, notes, alone=hosts.rendezvous is None)
     devices = _server_job_devices(options, machine, workers, notes)
     return (
         RoleSpec(kind=Kind.WORKER, count=workers),
@@ -202,12 +209,16 @@ def _with_servers(
     )
 
 
-def _counts(options: LaunchOptions, *, alone: bool) -> tuple[int, int]:
+def _counts(
+    options: LaunchOptions, machine: Machine, notes: list[str], *, alone: bool
+) -> tuple[int, int]:
     """Servers and workers of this machine; of several machines, one may have only servers."""
     workers = options.worker_num
     if workers is None and options.gpus is not None:
         workers = len(options.gpus)
     servers = options.server_num
+    if servers == AUTO:
+        servers = _chosen(options, machine, workers, notes)
     if alone or servers is None or workers is None:
         if not servers:
             raise ConfigError(
@@ -223,6 +234,22 @@ def _counts(options: LaunchOptions, *, alone: bool) -> tuple[int, int]:
             "this machine has no process: --server_num and --worker_num are both 0; raise one"
         )
     return servers, workers
+
+
+def _chosen(options: LaunchOptions, machine: Machine, workers: int | None, notes: list[str]) -> int:
+    """The number of servers for `--server_num auto`: those that workers need and cores can run."""
+    if not workers:
+        raise ConfigError(
+            f"--server_num {AUTO} chooses by the workers of this machine: pass --worker_num N, or "
+            "--server_num N for a machine without workers"
+        )
+    wanted, free = -(-workers // _WORKERS_PER_SERVER), machine.cores - workers
+    chosen = max(1, min(wanted, free))
+    notes.append(
+        f"--server_num {AUTO}: {chosen}, for {workers} workers on {machine.cores} cores (one for "
+        f"each {_WORKERS_PER_SERVER} workers, at most one for each core without a worker)"
+    )
+    return chosen
 
 
 def _server_job_devices(
