@@ -30,7 +30,16 @@ READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
 READS_CACHE_HOME = "src/fleetlight/kernels/compiling/compiled_files.py"
 ENVIRONMENT = re.compile(r"\b(environb?|getenvb?|expandvars)\b")
 #: tests of folders beside the package
-ELSEWHERE = ("examples/", "multiprocess/", "benchmarks/", "ported/", "rig/", "chaos/", "tidy/")
+ELSEWHERE = (
+    "examples/",
+    "multiprocess/",
+    "benchmarks/",
+    "ported/",
+    "rig/",
+    "chaos/",
+    "tidy/",
+    "gpu/",
+)
 LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = set()
 

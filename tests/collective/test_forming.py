@@ -15,7 +15,7 @@ from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
 from fleetlight.collective import forming
-from fleetlight.collective.forming import form, located
+from fleetlight.collective.forming import form, given_device, located
 from fleetlight.collective.membership import liveness, rendezvous
 from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import MembershipError, RoleError, StrategyError
@@ -244,3 +244,12 @@ def addresses(host_variable: str) -> Any:
 def test_an_adopted_worker_reports_its_own_address() -> None:
     expected = ["127.0.0.9", "route to 127.0.0.1"]
     assert run_processes(addresses, [("",), ("127.0.0.9",)]) == [expected, expected]
+
+
+def test_a_given_gpu_becomes_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for present, device, expected in ((True, 1, "cuda:1"), (True, None, "cpu"), (False, 1, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda present=present: present)
+        assert given_device(Role(device=device)) == torch.device(expected)
+    assert chosen == [1]

@@ -341,6 +341,14 @@ def _backend(role: Role) -> str:
     return "nccl" if (role.local_size or 1) <= torch.cuda.device_count() else "gloo"
 
 
+def given_device(role: Role) -> torch.device:
+    """The GPU that a launcher gave this worker, which becomes current; else the CPU."""
+    if role.device is None or not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(role.device)
+    return torch.device("cuda", role.device)
+
+
 def _device(role: Role) -> torch.device:
     if _backend(role) != "nccl":
         return torch.device("cpu")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fleetlight.collective.forming import enrol, own_address, report_failure
+from fleetlight.collective.forming import enrol, given_device, own_address, report_failure
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
@@ -179,7 +179,8 @@ def _served_worker(
     resume_with_all(client, role, strategy, waits=True)
     # a worker that cannot resume reports that before the servers admit it
     replay = replay_of(journal, functools.partial(report_restartable, role))
-    group, session = ServedGroup(client, deadline_s), ServerSession(client, None)
+    group = ServedGroup(client, deadline_s, given_device(role))
+    session = ServerSession(client, None)
     job = served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
     # the script may give its strategy after fleet.init
     connector.shares_memory = lambda: job.strategy.shared_memory
@@ -205,7 +206,8 @@ def _single_process(
     client = Client(0, 1, 1, connect, journal)
     resume_with_all(client, role, strategy, waits=False)
     replay = replay_of(journal, lambda restartable: None)
-    group, session = ServedGroup(client, deadline_s), ServerSession(client, server)
+    group = ServedGroup(client, deadline_s, given_device(role))
+    session = ServerSession(client, server)
     return served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.ps.layers.handle import TableHandle
+from fleetlight.ps.layers.staging import is_on_device, staging_of
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.layers.table_weight import stand_for
 from fleetlight.ps.server.server import Server
@@ -190,11 +191,13 @@ class ServerSession:
             step=step,
             options=self._options_of(number, optimizer),
             tables=self._table_gradients(number),
-            dense={
-                index: _flat_gradient(parameter)
-                for index, parameter in enumerate(bound.dense)
-                if bound.plan.serves_dense and bound.plan.dense[index].optimizer == number
-            },
+            dense=_flat_gradients(
+                {
+                    index: parameter
+                    for index, parameter in enumerate(bound.dense)
+                    if bound.plan.serves_dense and bound.plan.dense[index].optimizer == number
+                }
+            ),
         )
 
     def _options_of(self, number: int, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -416,13 +419,22 @@ def _number(optimizers: list[torch.optim.Optimizer], optimizer: torch.optim.Opti
     )
 
 
-def _flat_gradient(parameter: nn.Parameter) -> NDArray[Any] | None:
+def _flat_gradients(parameters: Mapping[int, nn.Parameter]) -> dict[int, NDArray[Any] | None]:
+    """The gradients of parameters; those on a device are copied together."""
+    found = {index: _dense_gradient(parameter) for index, parameter in parameters.items()}
+    arrivals = {
+        index: staging_of(gradient.device).to_host(gradient)
+        for index, gradient in found.items()
+        if gradient is not None and is_on_device(gradient)
+    }
+    for index, arrival in arrivals.items():
+        found[index] = arrival()
+    return {index: None if one is None else flat_array(one) for index, one in found.items()}
+
+
+def _dense_gradient(parameter: nn.Parameter) -> Tensor | None:
     gradient = parameter.grad
-    if gradient is None:
-        return None
-    if gradient.is_sparse:
-        gradient = gradient.to_dense()
-    return flat_array(gradient)
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
 def _summary(bound: BoundPlan) -> str:

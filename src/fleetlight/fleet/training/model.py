@@ -206,7 +206,8 @@ class ManagedModel:
         strategy, forward = self.job.strategy, self._forward
         if strategy.amp:
             dtype = getattr(torch, strategy.amp_configs.dtype)
-            forward = _autocast(forward, self.job.group.device.type, dtype)
+            device = next((p.device for p in self.module.parameters()), self.job.group.device)
+            forward = _autocast(forward, device.type, dtype)
         self._entry.inner = forward
 
     def check_caller(self) -> None:

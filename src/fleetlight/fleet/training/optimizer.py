@@ -331,7 +331,7 @@ class ManagedOptimizer:
         if self._scaler is None:
             configs = strategy.amp_configs
             self._scaler = torch.amp.GradScaler(
-                self.job.group.device.type,
+                self.optimizer.param_groups[0]["params"][0].device.type,
                 init_scale=configs.init_loss_scaling,
                 growth_interval=2000 if configs.use_dynamic_loss_scaling else 1 << 30,
             )

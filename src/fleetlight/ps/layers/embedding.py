@@ -19,8 +19,8 @@ from fleetlight.kernels import sum_by
 from fleetlight.kernels.ids.bags import Mode
 from fleetlight.ps.layers.empty_state import warn_without_rows
 from fleetlight.ps.layers.entries import EntryPolicy
-from fleetlight.ps.layers.handle import TableHandle, Visit
-from fleetlight.ps.layers.lookup import Counts, embed, embed_bags
+from fleetlight.ps.layers.handle import Counts, TableHandle, Visit
+from fleetlight.ps.layers.lookup import embed, embed_bags
 from fleetlight.ps.layers.table_weight import TableWeight
 from fleetlight.ps.plan import DTYPES, InitializerPlan
 from fleetlight.ps.update import Floats, Ids

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped
 from fleetlight.ps.plan import TablePlan
-from fleetlight.ps.update import Floats, Ids
+from fleetlight.ps.update import Floats, Ids, TableGradients
+
+#: shows and clicks of each distinct id
+Counts = tuple[Floats, Floats] | None
 
 
 class Asked(NamedTuple):
@@ -45,6 +48,11 @@ class Visit:
     def inverse(self) -> NDArray[np.int32]:
         """The row of each id of the forward."""
         return self.wanted.inverse
+
+    def part(self, summed: Floats, counts: Counts) -> TableGradients:
+        """The gradient of the distinct rows."""
+        shows, clicks = counts or (None, None)
+        return TableGradients(self.wanted.ids, self.wanted.starts, summed, shows, clicks)
 
 
 class TableHandle:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups as autograd functions: rows in, gradients of distinct rows out."""
+"""Lookups as autograd functions: rows in, gradients of distinct rows out.
+
+Those of layers in main memory call kernels; `device_rows.py` has those of other devices.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,17 @@ from torch.autograd.function import once_differentiable
 
 from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
 from fleetlight.kernels.ids.bags import Mode
+from fleetlight.ps.layers.device_rows import (
+    TableRows,
+    gathered,
+    pooled,
+    rows_on_device,
+)
 from fleetlight.ps.layers.grad_accumulation import accumulated
-from fleetlight.ps.layers.handle import Visit
-from fleetlight.ps.update import Floats, TableGradients
+from fleetlight.ps.layers.handle import Counts, Visit
+from fleetlight.ps.layers.staging import is_on_device
+from fleetlight.ps.update import Floats
 from fleetlight.torch_compat.tensors import without_functions
-
-Counts = tuple[Floats, Floats] | None
 
 
 def embed(
@@ -26,6 +34,9 @@ def embed(
 ) -> Tensor:
     """Return a row for each id; distinct ids outside `trained` receive no gradient."""
     with without_functions():
+        if is_on_device(weight):
+            rows = rows_on_device([weight], [TableRows(visit, counts, trained)])
+            return gathered(rows, visit.inverse).to(weight.dtype)
         out: Tensor = _Embed.apply(weight, visit, counts, trained)  # type: ignore[no-untyped-call]
     return out
 
@@ -40,6 +51,9 @@ def embed_bags(
 ) -> Tensor:
     """Reduce the rows of each bag of ids to one row."""
     with without_functions():
+        if is_on_device(weight):
+            rows = rows_on_device([weight], [TableRows(visit, counts)])
+            return pooled(rows, visit.inverse, offsets, mode, weights).to(weight.dtype)
         out: Tensor = _EmbedBags.apply(  # type: ignore[no-untyped-call]
             weight, weights, visit, offsets, mode, counts
         )
@@ -52,23 +66,14 @@ class _Embed(torch.autograd.Function):
         ctx: Any, weight: Tensor, visit: Visit, counts: Counts, trained: NDArray[np.bool_] | None
     ) -> Tensor:
         ctx.weight, ctx.visit, ctx.counts, ctx.trained = weight, visit, counts, trained
-        if weight.device.type == "cpu":
-            return torch.from_numpy(gather_visited(visit.rows, visit.inverse)).to(weight.dtype)
-        rows = torch.from_numpy(visit.rows).to(weight.device, weight.dtype)
-        return rows[torch.from_numpy(visit.inverse).to(weight.device, torch.int64)]
+        return torch.from_numpy(gather_visited(visit.rows, visit.inverse)).to(weight.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         visit: Visit = ctx.visit
-        count = len(visit.wanted.ids)
-        if gradient.device.type == "cpu":
-            summed = sum_visited(as_floats(gradient), visit.inverse, count)
-        else:
-            inverse = torch.from_numpy(visit.inverse).to(gradient.device, torch.int64)
-            sums = gradient.new_zeros(count, gradient.shape[1]).index_add_(0, inverse, gradient)
-            summed = as_floats(sums)
-        part = _part(visit, summed, ctx.counts)
+        summed = sum_visited(as_floats(gradient), visit.inverse, len(visit.wanted.ids))
+        part = visit.part(summed, ctx.counts)
         if ctx.trained is not None and not ctx.trained.all():
             part = part.only(ctx.trained)
         return accumulated(ctx, ctx.weight, gradient, part), None, None, None
@@ -89,7 +94,7 @@ class _EmbedBags(torch.autograd.Function):
         ctx.offsets, ctx.mode = offsets, mode
         each = None if weights is None else as_floats(weights)
         out, ctx.argmax = gather_bags(visit.rows, visit.inverse, offsets, each, mode)
-        return torch.from_numpy(out).to(weight.device, weight.dtype)
+        return torch.from_numpy(out).to(weight.dtype)
 
     @staticmethod
     @once_differentiable
@@ -104,13 +109,8 @@ class _EmbedBags(torch.autograd.Function):
         if ctx.weights is not None and ctx.needs_input_grad[1]:
             dots = weight_grads(grads, visit.rows, visit.inverse, ctx.offsets)
             of_weights = torch.from_numpy(dots).to(ctx.weights.device, ctx.weights.dtype)
-        table = accumulated(ctx, ctx.weight, gradient, _part(visit, summed, ctx.counts))
+        table = accumulated(ctx, ctx.weight, gradient, visit.part(summed, ctx.counts))
         return table, of_weights, None, None, None, None
-
-
-def _part(visit: Visit, summed: Floats, counts: Counts) -> TableGradients:
-    shows, clicks = counts or (None, None)
-    return TableGradients(visit.wanted.ids, visit.wanted.starts, summed, shows, clicks)
 
 
 def as_floats(tensor: Tensor) -> Floats:

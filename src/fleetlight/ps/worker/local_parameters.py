@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fleetlight.errors import PlanError
 from fleetlight.ps.dtypes import as_tensor, flat_array, numpy_dtype
+from fleetlight.ps.layers.staging import is_on_device, staging_of
 from fleetlight.ps.placement import Block
 from fleetlight.torch_compat.tensors import version
 
@@ -85,6 +86,9 @@ class LocalParameters:
         """Write to a parameter on another device or with other strides."""
         parameter = self._parameters[number].detach()
         arrived = as_tensor(values, parameter.dtype)
+        if parameter.is_contiguous():
+            staging_of(parameter.device).write(parameter.view(-1)[start:stop], arrived)
+            return
         if start == 0 and stop == parameter.numel():
             parameter.copy_(arrived.view(parameter.shape))
             return
@@ -94,5 +98,5 @@ class LocalParameters:
 
 
 def _view(parameter: Tensor) -> NDArray[Any] | None:
-    in_order = parameter.device.type == "cpu" and parameter.is_contiguous()
+    in_order = parameter.is_contiguous() and not is_on_device(parameter)
     return flat_array(parameter) if in_order else None

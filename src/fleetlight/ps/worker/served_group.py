@@ -47,12 +47,14 @@ class ServedGroup:
 
     backend = "sockets"
 
-    def __init__(self, client: Client, deadline_s: float) -> None:
+    def __init__(
+        self, client: Client, deadline_s: float, device: torch.device | None = None
+    ) -> None:
         self.client = client
         self.index = client.worker
         self.size = client.worker_num
         self.deadline_s = deadline_s
-        self.device = torch.device("cpu")
+        self.device = device or torch.device("cpu")
         self.hellos: Mapping[int, Any] = {}
         #: the worker's step, sent with its heartbeats
         self.step = 0

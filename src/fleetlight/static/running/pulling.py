@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.kernels import dedup, sum_by
+from fleetlight.ps.layers.device_rows import ArrivingGradients
 from fleetlight.ps.layers.embedding import (
     TableLayer,
     bag_bounds,
@@ -28,6 +29,7 @@ from fleetlight.ps.layers.embedding import (
     refuse_outside,
 )
 from fleetlight.ps.layers.handle import TableHandle, Visit
+from fleetlight.ps.layers.staging import is_on_device, staging_of
 from fleetlight.ps.update import Floats, Ids, TableGradients
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.form import Form
@@ -49,10 +51,12 @@ class PulledRows:
 
     def gradients(self, summed: Tensor) -> TableGradients:
         """The gradients to push, from the graph's gradient of all rows."""
-        wanted = self.visit.wanted
-        shows, clicks = self.counts or (None, None)
-        made: Floats = summed.to("cpu", torch.float32).numpy()[: len(wanted.ids)]
-        part = TableGradients(wanted.ids, wanted.starts, made, shows, clicks)
+        own = summed[: len(self.visit.wanted.ids)].float()
+        if is_on_device(own):
+            arrival = staging_of(own.device).to_host(own)
+            part: TableGradients = ArrivingGradients(self.visit, self.counts, arrival)
+        else:
+            part = self.visit.part(own.numpy(), self.counts)
         return part if self.learning is None else part.only(self.learning)
 
 
@@ -138,15 +142,15 @@ def _laid_out(pull: LookupPull, asked: Sequence[_LookupRequest], visit: Visit) -
             extra.append(_shadow(one, inverse, rows))
         places = one.places(inverse, len(rows) + len(extra) - 1)
         shape = one.shape if one.bounds is None else (-1,)
-        _put(next(slots), torch.from_numpy(places).view(shape))
+        _put(next(slots), places.reshape(shape))
         if one.bounds is not None:
-            _put(next(slots), torch.from_numpy(one.bounds))
+            _put(next(slots), one.bounds)
     if extra:
         rows = np.concatenate([rows, *extra])
     elif not rows.flags.writeable:
         # torch warns of read-only arrays
         rows = rows.copy()
-    _put(of_rows, torch.from_numpy(rows))
+    _put(of_rows, rows)
     return PulledRows(visit, _counts(asked, visit), _learning(asked, parts, visit))
 
 
@@ -156,8 +160,11 @@ def _parts(inverse: Places, asked: Sequence[_LookupRequest]) -> list[Places]:
     return [inverse[end - len(one.read) : end] for one, end in zip(asked, ends, strict=True)]
 
 
-def _put(slot: Any, value: Tensor) -> None:
-    slot.tensor = value.to(slot.tensor.device)
+def _put(slot: Any, value: NDArray[Any]) -> None:
+    if is_on_device(slot.tensor):
+        slot.tensor = staging_of(slot.tensor.device).to_device(value)
+    else:
+        slot.tensor = torch.from_numpy(value)
 
 
 def _shadow(asked: _LookupRequest, inverse: Places, rows: Floats) -> Floats:

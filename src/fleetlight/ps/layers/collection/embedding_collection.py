@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.kernels.ids.bags import Mode
+from fleetlight.ps.layers.collection.device_lookup import device_results
 from fleetlight.ps.layers.collection.feature_ids import (
     FeatureIds,
     Features,
@@ -38,6 +39,7 @@ from fleetlight.ps.layers.embedding import (
     TableLayer,
 )
 from fleetlight.ps.layers.entries import EntryPolicy
+from fleetlight.ps.layers.staging import is_on_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +196,11 @@ class EmbeddingCollection(nn.Module):
             for names in self._tables
         ]
         bounds = checked_bounds([one for lookups in tables for one in lookups])
-        pooled, found = JointLookup(visited(tables), bounds, self._columns, self._width).results()
+        rows, columns = visited(tables), self._columns
+        if any(is_on_device(layer.weight) for layer in layers.values()):
+            pooled, found = device_results(rows, bounds, columns, self._width)
+        else:
+            pooled, found = JointLookup(rows, bounds, columns, self._width).results()
         if not self.concatenated:
             dims = [self.features[name].dim for name in self._columns]
             found.update(zip(self._columns, torch.split(pooled, dims, 1), strict=True))

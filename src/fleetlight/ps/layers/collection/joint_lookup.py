@@ -30,8 +30,8 @@ from fleetlight.ps.layers.embedding import (
     sample_weights,
 )
 from fleetlight.ps.layers.grad_accumulation import accumulated
-from fleetlight.ps.layers.handle import TableHandle, Visit
-from fleetlight.ps.layers.lookup import Counts, as_floats
+from fleetlight.ps.layers.handle import Counts, TableHandle, Visit
+from fleetlight.ps.layers.lookup import as_floats
 from fleetlight.ps.update import Floats, Ids, TableGradients
 from fleetlight.torch_compat.tensors import without_functions
 
@@ -148,9 +148,7 @@ class TableLookup:
 
     def part(self, summed: Floats) -> TableGradients:
         """The gradient of the distinct rows."""
-        shows, clicks = self.counts or (None, None)
-        wanted = self.visit.wanted
-        return TableGradients(wanted.ids, wanted.starts, summed, shows, clicks)
+        return self.visit.part(summed, self.counts)
 
 
 def visited(tables: Sequence[Sequence[FeatureLookup]]) -> list[TableLookup]:
@@ -265,7 +263,7 @@ class _Pool(torch.autograd.Function):
         ends = itertools.accumulate(rows * dim for rows, dim in joint.shapes[:-1])
         like = inputs[0]
         return tuple(
-            torch.from_numpy(part.reshape(shape)).to(like.device, like.dtype)
+            torch.from_numpy(part.reshape(shape)).to(like.dtype)
             for part, shape in zip(np.split(out, list(ends)), joint.shapes, strict=True)
         )
 
