@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long slowest matrix check chaos bench docs clean
+.PHONY: demo quick test test-all test-long slowest matrix check chaos bench gpu docs clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -49,6 +49,12 @@ chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT
 bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...
 	@test -n "$(NAME)" || { echo "make bench NAME=..., one of:"; ls benchmarks/*.py; exit 2; }
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+gpu: $(VENV)/.ready  ## the tests that need a GPU, and their benchmark; without a GPU a line says so
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(PYTEST) -m gpu && $(BIN)/python -m benchmarks.gpu $(ARGS); \
+	else $(BIN)/python -c 'import torch; \
+	  print("make gpu: torch", torch.__version__, "sees no GPU; nothing was run")'; fi
 
 docs: $(VENV)/.ready  ## the documentation as a site in site/, warnings are errors
 	$(BIN)/pip install --quiet --editable '.[docs]'

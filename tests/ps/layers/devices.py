@@ -18,11 +18,11 @@ from fleetlight.static.running import pulling
 
 
 class LateStaging(BlockingStaging):
-    """Gradients are NaN in main memory until they are waited for."""
+    """Gradients are NaN in main memory until a reader waits for them."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        #: the number of copies, and of those that were waited for
+        #: the number of copies, and of those that a reader waited for
         self.started = self.arrived = 0
 
     def to_host(self, tensor: Tensor) -> Arrival:

@@ -89,7 +89,7 @@ def test_sums_are_made_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dense(table)[1].tolist() == [3000.0] * DIM
 
 
-def test_gradients_of_a_table_are_waited_for_when_they_are_read(
+def test_reading_gradients_of_a_table_waits_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late = as_on_a_gpu(monkeypatch)

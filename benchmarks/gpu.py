@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU: copies and sums of rows, models on it with rows on a server, and codecs.
+
+The server is inside the process of the worker. Without a GPU it says so and ends; `--device cpu`
+runs everything else, which only shows that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import fleetlight as fleet
+from benchmarks import forked, interleave, report
+from benchmarks.peers import ps_timed
+from benchmarks.ps_models import MODELS, TITLES, Bags
+from benchmarks.ps_train import Batch
+from fleetlight.ps.layers.device_rows import gathered
+from fleetlight.ps.layers.staging import staging_of
+
+CLAIM = (
+    "On a GPU, gathers and sums of rows reach half the bandwidth of a copy on it, copies through "
+    "pinned memory are faster than plain ones, and a model on the GPU with rows on a server makes "
+    "at least as many steps per second as in main memory."
+)
+#: of the bandwidth of a copy on the device
+AT_LEAST_OF_COPY = 0.5
+TORCH, SERVED, IN_MEMORY = "plain torch", "rows on a server", "rows on a server, model on the CPU"
+#: rows, and distinct rows that they repeat
+ROWS, DISTINCT, DIM = 1_000_000, 250_000, 64
+CODECS: Mapping[str, dict[str, Any]] = {
+    "none": {},
+    "fp16": {"compression": "fp16"},
+    "int8": {"compression": "int8"},
+    "topk": {"compression": "topk"},
+}
+#: the width of the square layer whose gradients codecs encode
+WIDTH = 4096
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the result page."""
+    options = _parse(argv)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(f"benchmarks.gpu: torch {torch.__version__} sees no GPU; nothing was measured")
+        return 0
+    report.page("gpu", CLAIM, _sections(options), keep=options.write)
+    return 0
+
+
+def _sections(options: argparse.Namespace) -> Iterator[str]:
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    yield _bandwidths(device, max(1000, int(ROWS * options.size)))
+    # before this process uses the GPU for training, workers of their own
+    yield _codecs(options)
+    yield from _served(device, options)
+
+
+# -- copies and sums
+
+
+def _bandwidths(device: torch.device, rows: int) -> str:
+    """GB per second of each copy or sum, bytes read and bytes written."""
+    random = np.random.default_rng(0)
+    distinct = max(1, rows * DISTINCT // ROWS)
+    places = random.integers(0, distinct, rows).astype(np.int32)
+    array = random.random((distinct, DIM), np.float32)
+    table, large = torch.from_numpy(array).to(device), torch.zeros(rows, DIM, device=device)
+    there, copies = torch.from_numpy(places).to(device), staging_of(device)
+    each, few = large.numel() * 4, table.numel() * 4
+    index, read = places.nbytes, places.nbytes + 2 * each
+    work: dict[str, tuple[int, Callable[[], object]]] = {
+        "copy on the device": (2 * each, large.clone),
+        "gather": (read, lambda: table.index_select(0, there)),
+        "gather, index copied first": (read, lambda: gathered(table, places)),
+        "sum": (
+            each + index + 2 * few,
+            lambda: torch.zeros_like(table).index_add_(0, there, large),
+        ),
+        "main memory to the device, pinned": (few, lambda: copies.to_device(array)),
+        "main memory to the device, plain": (few, lambda: torch.from_numpy(array).to(device)),
+        "device to main memory, pinned": (few, lambda: copies.to_host(table)()),
+        "device to main memory, plain": (few, table.cpu),
+    }
+    found = {name: _gb_per_s(device, size, call) for name, (size, call) in work.items()}
+    copy = found["copy on the device"].median
+    lines = [(name, str(one), f"{one.median / copy:.2f}") for name, one in found.items()]
+    head = ("work", "GB/s: median (min..max)", "of a copy")
+    title = f"## {rows:,} rows of {DIM} from {distinct:,} distinct ones, on {_name(device)}"
+    least = min(found[name].median for name in ("gather", "sum")) / copy
+    verdict = "met" if least >= AT_LEAST_OF_COPY else "missed"
+    return "\n\n".join(
+        [title, report.table(head, lines), f"At least {AT_LEAST_OF_COPY} of a copy: {verdict}."]
+    )
+
+
+def _gb_per_s(device: torch.device, size: int, call: Callable[[], object]) -> report.Spread:
+    rates = []
+    for _ in range(12):
+        _finish(device)
+        start = time.perf_counter()
+        for _ in range(5):
+            call()
+        _finish(device)
+        rates.append(5 * size / 1e9 / (time.perf_counter() - start))
+    # the first ones allocate memory
+    return report.Spread.of(rates[2:])
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+# -- models with rows on a server
+
+
+def _served(device: torch.device, options: argparse.Namespace) -> Iterator[str]:
+    """Each model in three places, trained in turns."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    fleet.init()
+    models = {name: _variants(name, device) for name in options.models}
+    fleet.init_worker()
+    for name, variants in models.items():
+        steps = {one: _step(*made, name, options.batches) for one, made in variants.items()}
+        interleave.interleave(steps, 1, 1, options.steps, lambda: _finish(device))  # to warm up
+        rounds = interleave.interleave(
+            steps, options.rounds, 2, options.steps, lambda: _finish(device)
+        )
+        series = {one.name: one for one in interleave.series([rounds])}
+        ratios = [
+            report.Ratio(series[SERVED], series[IN_MEMORY], 1.0),
+            report.Ratio(series[SERVED], series[TORCH]),
+        ]
+        foreign = interleave.foreign([rounds])
+        yield report.section(TITLES[name], list(series.values()), ratios, foreign)
+    fleet.stop_worker()
+
+
+Made = tuple[nn.Module, torch.optim.Optimizer, torch.device]
+
+
+def _variants(name: str, device: torch.device) -> dict[str, Made]:
+    plain = MODELS[name](Bags).to(device)
+    made: dict[str, Made] = {TORCH: (plain, _sgd(plain), device)}
+    for variant, place in ((SERVED, device), (IN_MEMORY, torch.device("cpu"))):
+        model = MODELS[name](lambda rows, dim: fleet.nn.SparseEmbedding(dim)).to(place)
+        model = fleet.distributed_model(model)
+        made[variant] = model, fleet.distributed_optimizer(_sgd(model)), place
+    return made
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=ps_timed.LR)
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, name: str, count: int
+) -> Callable[[], float]:
+    """A step with the next batch; only plain torch needs ids on the device."""
+    batches = itertools.cycle(_batches(name, count))
+    moves_ids = any(isinstance(layer, nn.EmbeddingBag) for layer in model.modules())
+
+    def step() -> float:
+        *inputs, labels = next(batches)
+        there = [one.to(device) if moves_ids or one.is_floating_point() else one for one in inputs]
+        loss = binary_cross_entropy_with_logits(model(*there), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def _batches(name: str, count: int) -> list[Batch]:
+    return [tuple(map(torch.from_numpy, batch)) for batch in ps_timed.batches(name, 0, count)]
+
+
+# -- codecs
+
+
+def _codecs(options: argparse.Namespace) -> str:
+    """Two workers share the GPU, or have one each."""
+    width = max(64, int(WIDTH * options.size**0.5))
+    lines = []
+    for name, settings in CODECS.items():
+        given = {"settings": settings, "device": options.device, "width": width, "steps": 10}
+        run = forked.run(f"codec {name}", reduce, given, 2)
+        seconds = max(result["seconds"] / result["steps"] for result in run.results)
+        size = width * width * 4
+        lines.append((name, run.results[0]["backend"], f"{1e3 * seconds:.1f}", _gb(size, seconds)))
+    head = ("compression", "process groups", "ms per backward and step", "GB/s of gradients")
+    title = f"## Two workers reduce the gradient of a layer of {width} x {width}"
+    return f"{title}\n\n{report.table(head, lines)}"
+
+
+def _gb(size: int, seconds: float) -> str:
+    return report.short(size / 1e9 / seconds)
+
+
+def reduce(options: Mapping[str, Any]) -> dict[str, Any]:
+    """One worker: backward and step of one layer."""
+    os.environ["FLEET_DEADLINE_S"] = "120"
+    strategy = fleet.DistributedStrategy(shared_memory=False, **options["settings"])
+    fleet.init(is_collective=True, strategy=strategy)
+    device = options["device"]
+    model = fleet.distributed_model(nn.Linear(options["width"], options["width"]).to(device))
+    optimizer = fleet.distributed_optimizer(_sgd(model), strategy)
+    x: Tensor = torch.randn(8, options["width"], device=device)
+    seconds, cpu = 0.0, time.process_time()
+    for step in range(3 + options["steps"]):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        _finish(torch.device(device))
+        seconds += time.perf_counter() - start if step >= 3 else 0.0
+    backend = torch.distributed.get_backend()
+    fleet.stop_worker()
+    return {
+        "steps": options["steps"],
+        "seconds": seconds,
+        "backend": backend,
+        "cpu_seconds": time.process_time() - cpu,
+    }
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=50, help="of a variant in each turn")
+    parser.add_argument("--batches", type=int, default=100, help="different batches")
+    parser.add_argument("--size", type=float, default=1.0, help="share of the rows and gradients")
+    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
