@@ -153,7 +153,7 @@ def test_prefetched_rows_are_used_for_all_features() -> None:
         numbers = {t.name: n for n, t in enumerate(worker.session.bound.plan.tables)}
         for step in range(STEPS - 1):
             coming = model.emb.ids_by_table(ragged(IDS[step + 1, 0]))
-            communicator.announce({numbers[n]: ids.numpy() for n, ids in coming.items()})
+            communicator.announce([{numbers[n]: ids.numpy() for n, ids in coming.items()}])
             model(IDS[step, 0]).sum().backward()
             worker.optimizer.step()
         return communicator.figures()
