@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +11,7 @@ import torch
 
 from fleetlight.data.cursor import LoaderCursor
 from fleetlight.data.observer import BatchShare, LoaderObserver
+from fleetlight.data.read_ahead import ReadAhead
 from fleetlight.data.sources.source import RecordSource
 from fleetlight.errors import PeerError
 
@@ -116,21 +115,9 @@ class BatchLoop:
         if not ahead:
             yield from loaded
             return
-        early: deque[_Loaded] = deque()
-        error = _fill(early, loaded, 1)
-        while early:
-            # an error belongs to the batch after those loaded
-            error = error or _fill(early, loaded, 1 + ahead)
-            self._observer.announce([one.batch for one in early])
-            yield early.popleft()
-        if error is not None:
-            raise error
-
-
-def _fill(early: deque[_Loaded], loaded: Iterator[_Loaded], count: int) -> Exception | None:
-    """Load up to `count` batches; return the error of the next one, if it has one."""
-    try:
-        early.extend(itertools.islice(loaded, count - len(early)))
-    except Exception as error:
-        return error
-    return None
+        early = ReadAhead(loaded)
+        while early.peek(1):
+            self._observer.announce([one.batch for one in early.peek(1 + ahead)])
+            yield next(early)
+        # an error of the batch after those loaded
+        yield from early

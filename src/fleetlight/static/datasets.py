@@ -9,14 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
+from fleetlight.data.read_ahead import ReadAhead
 from fleetlight.data.readers.file_stream import FileStream
 from fleetlight.errors import ConfigError
 from fleetlight.observe.log import logger
 from fleetlight.static.loaders import BoundLoader, bind
 from fleetlight.static.program import Program
 
-#: `Executor.run`
-Run = Callable[..., list[Any]]
+#: runs up to so many batches; returns how many, and the named values of the last one
+Run = Callable[[Program, ReadAhead[Any], Sequence[str], int], tuple[int, list[Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Fetches:
                 f"{len(self.names)} in fetch_list"
             )
 
-    def of(self, step: int) -> tuple[str, ...]:
-        """The values that run number `step` computes; the first run is 1."""
-        return self.names if step == 1 or step % self.period == 0 else ()
+    def until_next(self, step: int) -> int:
+        """How many runs after run number `step` compute values next; the first run is 1."""
+        return 1 if step == 0 else self.period - step % self.period
 
     def described(self, values: Sequence[Tensor]) -> str:
         """Names and values, for the log."""
@@ -89,11 +90,14 @@ def infer(run: Run, program: Program, dataset: Any, fetches: Fetches) -> Dataset
 def _run(
     run: Run, program: Program, loader: BoundLoader, fetches: Fetches, verb: str
 ) -> DatasetResult:
-    step, fetched = 0, []
-    for step, batch in enumerate(loader, 1):
-        names = fetches.of(step)
-        values = run(program, feed=batch, fetch_list=names)
-        if names:
+    batches, step, fetched = ReadAhead(iter(loader)), 0, list[Tensor]()
+    while True:
+        count = fetches.until_next(step)
+        made, values = run(program, batches, fetches.names, count)
+        step += made
+        if made < count:
+            break
+        if fetches.names:
             fetched = values
             logger.info("%s: step %d, %s", verb, step, fetches.described(values))
     logger.info("%s: %d steps", verb, step)

@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fleetlight.checkpoint import InferenceModel
+from fleetlight.data.read_ahead import ReadAhead
 from fleetlight.errors import ConfigError, names_arguments
 from fleetlight.static import datasets
 from fleetlight.static.coding.coder import Coder
 from fleetlight.static.definition import default_main_program, leave_writing
 from fleetlight.static.graph.feeds import Feed, accept, in_order
 from fleetlight.static.graph.form import Form, changed_feeds, needed_feeds
+from fleetlight.static.loaders import end_of, feeds_of, missing_feed
 from fleetlight.static.program import Program
 from fleetlight.static.running.devices import place_of
 from fleetlight.static.running.options import RunOptions, Threads
@@ -60,28 +64,33 @@ class Executor:
         feed: Any = None,
         fetch_list: Any = (),
         return_numpy: bool = False,
+        steps: int | None = None,
     ) -> list[Any]:
         """Run once and return the values of `fetch_list` (variables or their names).
 
         `feed`: values by name, or a list in the order of the program. Without it a started loader
         (`static.bind`) provides the next batch, or raises `static.EndOfData`. Feeds that no fetch
         and no change of the state needs may be missing: a prediction needs no label.
+
+        `steps=n` runs up to n batches and returns the values of the last one: of the started
+        loader, or of `feed`, then a list or an iterator of feeds. Fewer batches are no error; if
+        none is left, it raises `static.EndOfData`. With parameter servers, batches are read one
+        or two steps before they run, and must not change meanwhile.
         """
         program = _checked(default_main_program() if program is None else program)
         leave_writing(program)
         if program.starts:
             return self._start(program)
         self._check_started(program)
-        known = self._of(program)
-        options = program.options.changed(self._frequency, self._threads)
         wanted = _listed(program, fetch_list)
-        missing = known.to_compute(wanted, options.fetch_frequency)
-        feeds = self._accepted(program, known, feed, missing)
-        with Threads(options.num_threads):
-            found = program.runner.run(program, self._coder, feeds, missing)
-        known.count(missing, found)
-        values = [known.values[name] for name in wanted] if known.form.trains else found
-        return [value.cpu().numpy() for value in values] if return_numpy else list(values)
+        if steps is None:
+            batches = ReadAhead(iter([self._feed(program, wanted, feed)]))
+        else:
+            batches = feeds_of(program, feed, self._of(program).needs(wanted), steps)
+        made, values = self._run(program, batches, wanted, 1 if steps is None else steps)
+        if not made:
+            raise end_of(program, feed)
+        return [value.cpu().numpy() for value in values] if return_numpy else values
 
     @names_arguments
     def train_from_dataset(
@@ -103,7 +112,9 @@ class Executor:
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
         datasets.explain("train_from_dataset", scope=scope, thread=thread, debug=debug)
-        return datasets.train(self.run, program, dataset, fetches)
+        leave_writing(program)
+        self._check_started(program)
+        return datasets.train(self._run, program, dataset, fetches)
 
     @names_arguments
     def infer_from_dataset(
@@ -122,7 +133,9 @@ class Executor:
         program = _checked(default_main_program() if program is None else program)
         fetches = datasets.Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
         datasets.explain("infer_from_dataset", scope=scope, thread=thread, debug=debug)
-        return datasets.infer(self.run, program, dataset, fetches)
+        leave_writing(program)
+        self._check_started(program)
+        return datasets.infer(self._run, program, dataset, fetches)
 
     def close(self) -> None:
         """Drop the generated code; the next run generates it again."""
@@ -147,26 +160,39 @@ class Executor:
                 "all workers; call exe.run(startup) first"
             )
 
-    def _accepted(
-        self, program: Program, known: _ProgramRuns, feed: Any, wanted: Sequence[str]
-    ) -> list[Tensor]:
-        """The feeds of a run, from its caller or from a loader."""
-        needed = known.needs(wanted)
-        if feed is None and needed and program.loader is not None:
-            feed = program.loader.take()
-        elif feed is None and needed:
-            raise ConfigError(
-                f"feed {needed[0]!r} is missing: the run got no feed, and no loader was started "
-                f"for the program; give feed={{{needed[0]!r}: ...}}, or call start() of a "
-                "static.bind(loader, ...)"
-            )
-        given: Mapping[str, Any] = in_order(known.feeds, {} if feed is None else feed)
-        feeds = accept(known.feeds, given, needed, known.device or self.place)
-        if not known.changed:
-            return feeds
-        # a program that computes in place must not change the caller's tensors
-        named = zip(known.feeds, feeds, strict=True)
-        return [value.clone() if name in known.changed else value for name, value in named]
+    def _feed(self, program: Program, wanted: Sequence[str], feed: Any) -> Any:
+        """The feed of a single run, from its caller or from a loader."""
+        needed = self._of(program).needs(wanted)
+        if feed is not None or not needed:
+            return {} if feed is None else feed
+        if program.loader is None:
+            raise missing_feed(needed)
+        return program.loader.take()
+
+    def _run(
+        self, program: Program, batches: ReadAhead[Any], wanted: Sequence[str], steps: int
+    ) -> tuple[int, list[Tensor]]:
+        """Run up to `steps` batches; returns how many, and the values of the last one."""
+        known, runner, made = self._of(program), program.runner, 0
+        options = program.options.changed(self._frequency, self._threads)
+        accept = functools.partial(known.accept, needed=known.needs(wanted), place=self.place)
+        found: list[Tensor] = []
+        with Threads(options.num_threads):
+            while made < steps:
+                ahead = runner.batches_ahead() if steps > 1 else 0
+                upcoming = batches.peek(1 + ahead)
+                # it raises the error of a batch that could not be loaded
+                if next(batches, None) is None:
+                    break
+                coming = known.accepted(upcoming, accept)
+                if ahead:
+                    runner.announce(program, coming)
+                made += 1
+                is_last = made == steps or not batches.surely_continues
+                missing = known.to_compute(wanted, options.fetch_frequency) if is_last else ()
+                found = runner.run(program, self._coder, coming[0], missing)
+                known.count(missing, found)
+        return made, known.returned(wanted, found) if made else []
 
     def _of(self, program: Program) -> _ProgramRuns:
         form = program.form
@@ -193,6 +219,39 @@ class _ProgramRuns:
         self.device: torch.device | None = kept[0].device if kept else None
         self.changed = changed_feeds(self.form)
         self._needed: dict[tuple[str, ...], tuple[str, ...]] = {}
+        #: the batches read early, and their feeds
+        self._later: list[tuple[Any, list[Tensor]]] = []
+
+    def accept(self, given: Any, needed: Sequence[str], place: torch.device) -> list[Tensor]:
+        """The feeds of a run in the order of the program."""
+        feeds = accept(self.feeds, in_order(self.feeds, given), needed, self.device or place)
+        if not self.changed:
+            return feeds
+        # a program that computes in place must not change the caller's tensors
+        named = zip(self.feeds, feeds, strict=True)
+        return [value.clone() if name in self.changed else value for name, value in named]
+
+    def accepted(
+        self, batches: Sequence[Any], accept: Callable[[Any], list[Tensor]]
+    ) -> list[list[Tensor]]:
+        """The feeds of the next run and of those after it; each batch is accepted once."""
+        known, self._later = self._later, []
+
+        def feeds_of(number: int) -> list[Tensor]:
+            is_known = number < len(known) and known[number][0] is batches[number]
+            return known[number][1] if is_known else accept(batches[number])
+
+        found = [feeds_of(0)]
+        # the error of a later batch is raised when it is the next one
+        with contextlib.suppress(Exception):
+            for number in range(1, len(batches)):
+                found.append(feeds_of(number))
+        self._later = list(zip(batches[1:], found[1:], strict=False))
+        return found
+
+    def returned(self, wanted: Sequence[str], found: list[Tensor]) -> list[Tensor]:
+        """The values that a call returns, after a run that computed some of them."""
+        return [self.values[name] for name in wanted] if self.form.trains else found
 
     def to_compute(self, wanted: Sequence[str], frequency: int) -> Sequence[str]:
         """The fetches that this run computes; it returns the last values of the others.

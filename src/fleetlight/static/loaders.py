@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from fleetlight.data.read_ahead import ReadAhead
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.static.definition import default_main_program, program_of
 from fleetlight.static.graph.variable import Variable
@@ -33,7 +36,8 @@ class BoundLoader:
 
     def __init__(self, loader: Iterable[Any], names: Sequence[str], program: Program) -> None:
         self.loader, self.names, self.program = loader, tuple(names), program
-        self._batches: Iterator[Any] | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._batches: ReadAhead[Batch] | None = None
         self._is_at_end = False
 
     def __iter__(self) -> Iterator[Batch]:
@@ -67,27 +71,37 @@ class BoundLoader:
         if other is not None:
             other.reset()
         self.program.loader = self
-        self._batches = iter(self.loader)
+        self._iterator = iter(self.loader)
+        self._batches = ReadAhead(map(functools.partial(named, self.names), self._iterator))
 
     def reset(self) -> None:
         """Drop the remaining batches; `start()` restarts. A second call does nothing."""
-        batches: Any = self._batches
-        self._batches, self._is_at_end = None, False
+        iterator: Any = self._iterator
+        self._iterator = self._batches = None
+        self._is_at_end = False
         if self.program.loader is self:
             self.program.loader = None
-        if hasattr(batches, "close"):
+        if hasattr(iterator, "close"):
             # a generator may restore something, such as the weight of its last batch
-            batches.close()
+            iterator.close()
+
+    @property
+    def batches(self) -> ReadAhead[Batch]:
+        """Its remaining batches; some may have been read early."""
+        assert self._batches is not None
+        return self._batches
 
     def take(self) -> Batch:
         """The next batch; raises `EndOfData` at the end, until it is reset."""
-        assert self._batches is not None
-        try:
-            if not self._is_at_end:
-                return named(self.names, next(self._batches))
-        except StopIteration:
-            self._is_at_end = True
-        raise EndOfData(
+        batch = None if self._is_at_end else next(self.batches, None)
+        if batch is None:
+            raise self.ended()
+        return batch
+
+    def ended(self) -> EndOfData:
+        """The signal that it has no more batches."""
+        self._is_at_end = True
+        return EndOfData(
             f"the loader of {', '.join(map(repr, self.names))} is at its end; call its reset(), "
             "and start() for the next epoch"
         )
@@ -119,6 +133,45 @@ def bind(
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"bind: got the feeds {names}, expected each of some feeds once")
     return BoundLoader(loader, names, program)
+
+
+def feeds_of(program: Program, feed: Any, needed: Sequence[str], steps: int) -> ReadAhead[Any]:
+    """The feeds of up to `steps` runs in one call: those given, or those of the started loader."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"run: got {steps=!r}, expected a number of steps")
+    if isinstance(feed, (list, tuple)):
+        return ReadAhead(iter(feed[:steps]))
+    if isinstance(feed, Iterator):
+        return ReadAhead(itertools.islice(feed, steps))
+    if feed is not None:
+        raise ConfigError(
+            f"run: got {steps=} and a {type(feed).__name__} as feed, expected a list or an "
+            "iterator of feeds; a loader would begin again in each call: call start() of "
+            "static.bind(loader, ...), and give no feed"
+        )
+    if not needed:
+        return ReadAhead(iter([{}] * steps))
+    if program.loader is None:
+        raise missing_feed(needed)
+    return program.loader.batches
+
+
+def end_of(program: Program, feed: Any) -> Exception:
+    """The signal that no batch is left."""
+    if feed is None and program.loader is not None:
+        return program.loader.ended()
+    return EndOfData(
+        "run: got no feed for any of the steps, expected a list or an iterator of them"
+    )
+
+
+def missing_feed(needed: Sequence[str]) -> ConfigError:
+    """The error of a run without feeds."""
+    return ConfigError(
+        f"feed {needed[0]!r} is missing: the run got no feed, and no loader was started "
+        f"for the program; give feed={{{needed[0]!r}: ...}}, or call start() of a "
+        "static.bind(loader, ...)"
+    )
 
 
 def named(names: Sequence[str], batch: Any) -> Batch:

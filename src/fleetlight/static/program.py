@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fleetlight.checkpoint.storage.generations import Directory
+from fleetlight.data.read_ahead import ReadAhead
 from fleetlight.errors import ConfigError, PlanError
 from fleetlight.static import drawing
 from fleetlight.static.drawing import text
@@ -40,8 +41,15 @@ class StartedLoader(Protocol):
     def is_running(self) -> bool:
         """Whether it was started and has batches left."""
 
+    @property
+    def batches(self) -> ReadAhead[dict[str, Any]]:
+        """The batches left, by the names of the feeds."""
+
     def take(self) -> dict[str, Any]:
         """The next batch, by the names of the feeds."""
+
+    def ended(self) -> Exception:
+        """The signal that it has no more batches."""
 
     def reset(self) -> None:
         """Drop the batches that are left."""

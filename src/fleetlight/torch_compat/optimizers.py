@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim import optimizer as all_optimizers
 
 foreach_add_ = torch._foreach_add_
 foreach_clamp_max = torch._foreach_clamp_max
@@ -35,6 +36,9 @@ foreach_update_scale_ = torch._amp_update_scale_
 SCHEDULED_STEP = "_wrapped_by_lr_sched"
 #: the key in `GradScaler.state_dict` of the steps since the scale changed
 GROWTH_TRACKER = "_growth_tracker"
+#: the hooks of steps: of one optimizer, and of all
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 #: True in optimizers that unscale by themselves
 _SCALES = "_step_supports_amp_scaling"
 
@@ -83,6 +87,22 @@ def has_scheduler(optimizer: Optimizer) -> bool:
     Why: an optimizer has no link to its schedulers, but the first one wraps its `step`.
     """
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def is_watched(optimizer: Optimizer, own_step: Callable[..., Any], own_hooks: int) -> bool:
+    """True when code other than ours, or a scheduler of torch, learns of the optimizer's steps.
+
+    `own_step` is our replacement of its `step`, `own_hooks` the number of our hooks. Why: torch
+    tells neither who wrapped a step nor which hooks there are.
+    """
+    step: Any = optimizer.step
+    if hasattr(step, SCHEDULED_STEP):
+        is_own = getattr(step, "__wrapped__", None) is getattr(own_step, "__func__", own_step)
+    else:
+        is_own = step is own_step
+    hooks = [getattr(optimizer, name, None) for name in _HOOKS]
+    hooks += [getattr(all_optimizers, name, None) for name in _GLOBAL_HOOKS]
+    return not is_own or None in hooks or sum(map(len, hooks)) > own_hooks  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from fleetlight.static.graph.fingerprint import digest, entries, first_differenc
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.state import Slot
 from fleetlight.static.program import Program
-from fleetlight.static.running.runners import EVERYTHING, Coder, make_step
+from fleetlight.static.running.runners import EVERYTHING, Coder, RunsAlone, make_step
 from fleetlight.static.writing.recorder import Part
 
 _AT_FIRST_RUN = (
@@ -217,7 +217,7 @@ def _program_model(program: Program, job: Job) -> tuple[ManagedModel, ProgramPol
     return known, policy
 
 
-class ReducedRunner:
+class ReducedRunner(RunsAlone):
     """Makes the steps of a program, and of those rewritten from it, with the other workers."""
 
     def __init__(

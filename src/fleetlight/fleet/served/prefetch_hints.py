@@ -40,11 +40,8 @@ class IdLookahead:
         self._learned: dict[int, dict[Any, None]] = {}
 
     def batches_ahead(self) -> int:
-        """How many batches the loader reads ahead; workers of GeoSGD have their own rows.
-
-        An async worker trains on one while the rows of the other are in flight.
-        """
-        return {SYNC: 1, ASYNC: 2, GEO: 0}[mode_of(self._job.strategy)]
+        """How many batches the loader reads ahead."""
+        return batches_ahead(self._job)
 
     def announce(self, batches: Sequence[Any]) -> None:
         """Announce the batches after the current one, which comes first."""
@@ -89,6 +86,22 @@ class IdLookahead:
                 f"{did_you_mean(unknown[0], numbers)}"
             )
         return {numbers[name]: ids_of(ids, f"lookahead of {name}") for name, ids in given.items()}
+
+
+def batches_ahead(job: Job) -> int:
+    """How many batches are read ahead; workers of GeoSGD have their own rows.
+
+    An async worker trains on one while the rows of the other are in flight.
+    """
+    return {SYNC: 1, ASYNC: 2, GEO: 0}[mode_of(job.strategy)]
+
+
+def is_reading_shards(job: Job) -> bool:
+    """True during a loop over a loader of `fleet.shard`, which announces its batches itself.
+
+    It also counts what it hands out, so code that reads other batches must not read it ahead.
+    """
+    return any(loader.cursor.is_being_read for loader in job.loaders)
 
 
 class _LoadedBatch:

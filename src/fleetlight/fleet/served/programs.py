@@ -7,38 +7,46 @@ of an eager step, in every mode.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
+from fleetlight.fleet.served.prefetch_hints import batches_ahead, is_reading_shards
+from fleetlight.fleet.served.steps import ServedSteps
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.fleet.training.programs import options_of, remember
 from fleetlight.fleet.training.registering import has_all_of, register_model
 from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.ps.layers.table_gradient import TableGradient
+from fleetlight.ps.update import TableGradients
 from fleetlight.static import passes
 from fleetlight.static.graph.form import Form
 from fleetlight.static.graph.lookups import Lookup
 from fleetlight.static.ops.marks import GRADIENT, laid_out
 from fleetlight.static.program import Program
-from fleetlight.static.running.pulling import PulledRows, pull
-from fleetlight.static.running.runners import Coder, run_parts
+from fleetlight.static.running.pulling import PulledRows, RunLookups
+from fleetlight.static.running.runners import Coder, RunsAlone, run_parts
 from fleetlight.static.writing.recorder import Part
 
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 
 
-def register(managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-    """Register a program; return the parts of its training that this process writes."""
+def register(
+    managed: ManagedOptimizer, program: Program, steps: ServedSteps | None = None
+) -> Collection[Part]:
+    """Register a program; return the parts of its training that this process writes.
+
+    `steps` makes its steps; None in a server.
+    """
     job = managed.job
     assert program.model is not None
     if not any(has_all_of(model.module, program.model) for model in job.models):
         register_model(job, program.model)
         job.models[-1].of_program = True
         job.models[-1].former_names = program.former_names()
-    program.runner = ServedRunner(managed)
+    program.runner = RefusedRunner() if steps is None else ServedRunner(steps)
     # scripts of servers use `fleet.main_program`, too
     remember(program)
     return _GRADIENTS
@@ -52,12 +60,31 @@ def distribute(managed: ManagedOptimizer, program: Program) -> None:
     program.options = options_of(managed.job)
 
 
+class RefusedRunner(RunsAlone):
+    """The runner of programs in a server."""
+
+    def start(self, program: Program) -> None:
+        """Do nothing: the workers send the first values."""
+
+    def run(
+        self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
+    ) -> list[Tensor]:
+        """Raise a PlanError."""
+        raise PlanError(
+            "a program was run in a parameter server, where nothing trains: call "
+            "fleet.init_server() and fleet.run_server() there, and run programs where "
+            "fleet.is_worker() is true"
+        )
+
+
 class ServedRunner:
     """Makes the steps of a program with parameter servers."""
 
-    def __init__(self, managed: ManagedOptimizer) -> None:
-        self._managed = managed
+    def __init__(self, steps: ServedSteps) -> None:
+        self._steps, self._session, self._job = steps, steps.session, steps.job
         self._known: _FormGradients | None = None
+        #: the feeds and lookups of the current run, and of those after it that are known
+        self._coming: list[tuple[Sequence[Tensor], RunLookups]] = []
 
     def start(self, program: Program) -> None:
         """`fleet.init_worker()` or the first run sends the first values."""
@@ -66,32 +93,56 @@ class ServedRunner:
         self, program: Program, coder: Coder, feeds: Sequence[Tensor], wanted: Sequence[str]
     ) -> list[Tensor]:
         """Pull rows, compute gradients, and let the optimizer make a step."""
-        job = self._managed.job
-        if job.role.is_server:
-            raise PlanError(
-                "a program was run in a parameter server, where nothing trains: call "
-                "fleet.init_server() and fleet.run_server() there, and run programs where "
-                "fleet.is_worker() is true"
-            )
+        job = self._job
         for model in job.models:
             model.freeze()
         derive_worker_seeds(job)
         known = self._of(program)
-        arrived = pull(known.form, feeds, insert=True)
+        arrived = self._lookups(known.form, feeds).pull(insert=True)
         known.set_weights()
         found = run_parts(program, coder, feeds, [*wanted, *known.marks], _GRADIENTS)
-        self._step(known, found[len(wanted) :], arrived)
+        gradients = found[len(wanted) :]
+        if self._steps.needs_torch:
+            self._step(known, gradients, arrived)
+        else:
+            self._steps.step_with(known.of_tables(gradients, arrived), known.of_dense(gradients))
         return found[: len(wanted)]
+
+    def batches_ahead(self) -> int:
+        """As many as the rows that a push requests; none beside a loader that announces."""
+        if not self._session.is_open or is_reading_shards(self._job):
+            return 0
+        return batches_ahead(self._job)
+
+    def announce(self, program: Program, batches: Sequence[Sequence[Tensor]]) -> None:
+        """Announce the ids of the runs after the next one, whose rows come with its push."""
+        form = program.form
+        known = {id(feeds): one for feeds, one in self._coming[1:] if one.form is form}
+        self._coming = [(b, known.get(id(b)) or RunLookups(form, b)) for b in batches]
+        self._session.communicator.announce([one.announced for _, one in self._coming[1:]])
+
+    def _lookups(self, form: Form, feeds: Sequence[Tensor]) -> RunLookups:
+        """The lookups of a run, made before it if it was announced."""
+        if self._coming:
+            announced, lookups = self._coming[0]
+            if announced is feeds and lookups.form is form and lookups.are_final:
+                return lookups
+            if announced is not feeds:
+                # other batches come first
+                self._coming.clear()
+                if not is_reading_shards(self._job):
+                    self._session.communicator.announce([])
+        return RunLookups(form, feeds)
 
     def _of(self, program: Program) -> _FormGradients:
         form = program.form
         if self._known is None or self._known.form is not form:
-            self._known = _FormGradients(form, self._model_of(program), self._managed)
+            self._known = _FormGradients(form, self._model_of(program), self._steps)
         return self._known
 
     def _model_of(self, program: Program) -> RegisteredModel:
         assert program.model is not None
-        for model in self._managed.job.models:
+        for model in self._job.models:
             if has_all_of(model.module, program.model):
                 return model
         raise AssertionError("`register` has registered the model of the program")
@@ -106,17 +157,17 @@ class ServedRunner:
         try:
             known.set_gradients(found, arrived)
             self._reduce()
-            self._managed.optimizer.step()
+            self._steps.optimizer.step()
         finally:
             for parameter, gradient in zip(known.trained, before, strict=True):
                 parameter.grad = gradient
 
     def _reduce(self) -> None:
         """Reduce dense gradients among workers, where they do so: no backward hook has."""
-        if self._managed.merge is not None:
+        if self._steps.managed.merge is not None:
             # the merge reduces the sum
             return
-        for model in self._managed.job.models:
+        for model in self._job.models:
             if model.replica is not None:
                 model.replica.mark_unreduced()
                 model.replica.ensure_reduced(expected=True)
@@ -125,9 +176,9 @@ class ServedRunner:
 class _FormGradients:
     """The parameters and tables whose gradients a form computes."""
 
-    def __init__(self, form: Form, model: RegisteredModel, managed: ManagedOptimizer) -> None:
+    def __init__(self, form: Form, model: RegisteredModel, steps: ServedSteps) -> None:
         self.form = form
-        self.trained = [p for group in managed.optimizer.param_groups for p in group["params"]]
+        self.trained = [p for group in steps.optimizer.param_groups for p in group["params"]]
         self._model = model
         self._weights = [slot for slot in form.state if slot.kind == "weight"]
         split = form.split
@@ -152,14 +203,32 @@ class _FormGradients:
     def set_gradients(self, found: Sequence[Tensor], arrived: Sequence[PulledRows]) -> None:
         """Set the gradients of parameters and tables."""
         seen: set[int] = set()
-        for parameter, gradient in zip(self._dense, found, strict=False):
+        for parameter, gradient in self.of_dense(found).items():
             if gradient.data_ptr() in seen:
                 # two parameters must not share a gradient
                 gradient = gradient.clone()
             seen.add(gradient.data_ptr())
-            parameter.grad = laid_out(gradient, parameter)
-        for (number, weight), summed in zip(self._tables, found[len(self._dense) :], strict=True):
+            parameter.grad = gradient
+        for number, weight, summed in self._of_rows(found):
             weight.grad = TableGradient(weight, [arrived[number].gradients(summed)])
+
+    def of_dense(self, found: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
+        """The gradient of each parameter, laid out as the parameter is."""
+        pairs = zip(self._dense, found, strict=False)
+        return {parameter: laid_out(gradient, parameter) for parameter, gradient in pairs}
+
+    def of_tables(
+        self, found: Sequence[Tensor], arrived: Sequence[PulledRows]
+    ) -> dict[int, TableGradients]:
+        """The gradients of each table that has rows in this run, by its number."""
+        rows = ((arrived[number], summed) for number, _, summed in self._of_rows(found))
+        parts = {pulled.table: pulled.gradients(summed) for pulled, summed in rows}
+        return {table: part for table, part in parts.items() if len(part.ids)}
+
+    def _of_rows(self, found: Sequence[Tensor]) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
+        """Of each trained table: the number of its pull, its weight, the gradient of its rows."""
+        for (number, weight), summed in zip(self._tables, found[len(self._dense) :], strict=True):
+            yield number, weight, summed
 
 
 def _weight_of(lookup: Lookup) -> nn.Parameter:

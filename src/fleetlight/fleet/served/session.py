@@ -182,18 +182,34 @@ class ServerSession:
         """The number of a registered optimizer."""
         return _number(self.bound.optimizers, optimizer)
 
+    def steps_dense(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True when an optimizer steps dense parameters."""
+        number = self.number_of(optimizer)
+        return any(dense.optimizer == number for dense in self.bound.plan.dense)
+
     def collect(self, optimizer: torch.optim.Optimizer, step: int) -> Update:
         """The update of a step: the present gradients, and the settings of the param groups."""
+        tables = self._table_gradients(self.number_of(optimizer))
+        return self.update(optimizer, step, tables, lambda parameter: parameter.grad)
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: int,
+        tables: dict[int, TableGradients],
+        gradient_of: Callable[[nn.Parameter], Tensor | None],
+    ) -> Update:
+        """The update of a step with these gradients of tables, by number, and of parameters."""
         bound = self.bound
         number = self.number_of(optimizer)
         return Update(
             optimizer=number,
             step=step,
             options=self._options_of(number, optimizer),
-            tables=self._table_gradients(number),
+            tables=tables,
             dense=_flat_gradients(
                 {
-                    index: parameter
+                    index: gradient_of(parameter)
                     for index, parameter in enumerate(bound.dense)
                     if bound.plan.serves_dense and bound.plan.dense[index].optimizer == number
                 }
@@ -419,9 +435,9 @@ def _number(optimizers: list[torch.optim.Optimizer], optimizer: torch.optim.Opti
     )
 
 
-def _flat_gradients(parameters: Mapping[int, nn.Parameter]) -> dict[int, NDArray[Any] | None]:
+def _flat_gradients(gradients: Mapping[int, Tensor | None]) -> dict[int, NDArray[Any] | None]:
     """The gradients of parameters; those on a device are copied together."""
-    found = {index: _dense_gradient(parameter) for index, parameter in parameters.items()}
+    found = {index: _whole(gradient) for index, gradient in gradients.items()}
     arrivals = {
         index: staging_of(gradient.device).to_host(gradient)
         for index, gradient in found.items()
@@ -432,8 +448,7 @@ def _flat_gradients(parameters: Mapping[int, nn.Parameter]) -> dict[int, NDArray
     return {index: None if one is None else flat_array(one) for index, one in found.items()}
 
 
-def _dense_gradient(parameter: nn.Parameter) -> Tensor | None:
-    gradient = parameter.grad
+def _whole(gradient: Tensor | None) -> Tensor | None:
     return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -25,7 +25,7 @@ from fleetlight.fleet.training.optimizer import ManagedOptimizer, closure_in, wi
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_gradient import TableGradient
 from fleetlight.ps.plan import GEO
-from fleetlight.ps.update import Update
+from fleetlight.ps.update import TableGradients, Update
 from fleetlight.torch_compat.optimizers import (
     foreach_unscale_,
     is_scaled_by,
@@ -44,8 +44,13 @@ if TYPE_CHECKING:
 class ServedPrograms(Protocol):
     """Gradients made by programs; implemented by the module `served.programs`."""
 
-    def register(self, managed: ManagedOptimizer, program: Program) -> Collection[Part]:
-        """Register a program; return the parts of its training that this process writes."""
+    def register(
+        self, managed: ManagedOptimizer, program: Program, steps: ServedSteps | None = None
+    ) -> Collection[Part]:
+        """Register a program; return the parts of its training that this process writes.
+
+        `steps` makes its steps; None in a server.
+        """
 
     def distribute(self, managed: ManagedOptimizer, program: Program) -> None:
         """Rewrite a program according to the strategy, its lookups last."""
@@ -107,7 +112,7 @@ class ServedSteps:
     ) -> None:
         self._programs = programs
         self.managed, self.optimizer, self.job = managed, managed.optimizer, managed.job
-        self._session = session
+        self.session = session
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._steps = 0
         #: False when all workers dropped the step
@@ -143,17 +148,17 @@ class ServedSteps:
         self._steps = steps
 
     def register(self, program: Program) -> Collection[Part]:
-        return self._programs().register(self.managed, program)
+        return self._programs().register(self.managed, program, self)
 
     def distribute(self, program: Program) -> None:
         self._programs().distribute(self.managed, program)
 
     def before(self, args: Any, kwargs: Any) -> Any:
-        self._session.trainer_guard.begin()
+        self.session.trainer_guard.begin()
         try:
             return self._make_step(args, kwargs)
         except BaseException:
-            self._session.trainer_guard.end()
+            self.session.trainer_guard.end()
             raise
 
     def make_ready(self) -> None:
@@ -192,23 +197,59 @@ class ServedSteps:
         """Push the gradients, or check them where torch's own step comes first."""
         update = self._collect(session)
         update.skip = skip
+        self._send(session, update)
+        plan = session.bound.plan
+        steps_dense = not update.skip if plan.workers_step_dense else not plan.serves_dense
+        self._hide_gradients(everything=not steps_dense or not self._applied)
+
+    def _send(self, session: ServerSession, update: Update) -> None:
+        """Send an update, or keep it until torch's own step has been made."""
         if session.bound.plan.workers_step_dense:
             # checked before torch's own step, which would apply infinities
-            update.skip = skip or session.drop_nonfinite(update)
-            self._hide_gradients(everything=update.skip)
+            update.skip = update.skip or session.drop_nonfinite(update)
             self._pending = update
         else:
             self._applied = session.step(update)
-            self._hide_gradients(everything=session.bound.plan.serves_dense or not self._applied)
 
     def _collect(self, session: ServerSession) -> Update:
         return session.collect(self.optimizer, self._steps)
+
+    # -- steps without torch's own
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether a step must be one of torch's: it changes values here, or others learn of it."""
+        session, managed = self._open_session(), self.managed
+        return (
+            (session.bound.plan.workers_step_dense and session.steps_dense(self.optimizer))
+            or managed.merge is not None
+            or session.dense_group is not None
+            or getattr(self.optimizer, "found_inf", None) is not None
+            or managed.is_watched
+        )
+
+    def step_with(
+        self, tables: dict[int, TableGradients], dense: Mapping[nn.Parameter, Tensor]
+    ) -> None:
+        """Make a step with these gradients, by number of the table and by parameter."""
+        self.session.trainer_guard.begin()
+        try:
+            session = self._open_session()
+            for model in self.job.models:
+                model.begin_training()
+            self.norm = self._scaling = None
+            self._send(session, session.update(self.optimizer, self._steps, tables, dense.get))
+            self._finish_push(session)
+            self._report_step()
+        finally:
+            self.session.trainer_guard.end()
+            self.managed.note_step()
 
     def after(self) -> None:
         try:
             self._end_step()
         finally:
-            self._session.trainer_guard.end()
+            self.session.trainer_guard.end()
 
     def _end_step(self) -> None:
         for parameter, gradient in self._hidden:
@@ -247,13 +288,13 @@ class ServedSteps:
         return self._open_session().collect(self.optimizer, self._steps)
 
     def _open_session(self) -> ServerSession:
-        if self._session.is_over:
+        if self.session.is_over:
             raise PlanError(
                 "optimizer.step was called after fleet.stop_worker, when this worker had left the "
                 "job; stop the worker after its last step"
             )
-        self._session.open(self.job)
-        return self._session
+        self.session.open(self.job)
+        return self.session
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -18,6 +18,7 @@ from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.training.gradient_merge import MergedGradients
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.lazy_dynamo import late_step
+from fleetlight.torch_compat.optimizers import is_watched
 from fleetlight.torch_compat.tensors import version
 from fleetlight.torch_compat.used_graphs import (
     backwards_so_far,
@@ -175,11 +176,20 @@ class ManagedOptimizer:
                     return step(*args, **kwargs)
                 return self.merge.step(step, args, kwargs)
             finally:
-                self._nodes_at_step, self._backwards_at_step = nodes_so_far(), backwards_so_far()
+                self.note_step()
 
         # torch's schedulers expect a bound method to wrap
         self._wrapped_step = types.MethodType(wrapped, self.optimizer)
         self.optimizer.step = self._wrapped_step  # type: ignore[method-assign]
+
+    def note_step(self) -> None:
+        """Note where in the course of backwards the last step was made."""
+        self._nodes_at_step, self._backwards_at_step = nodes_so_far(), backwards_so_far()
+
+    @property
+    def is_watched(self) -> bool:
+        """True when the script's hooks, or a wrapper around `step`, learn of its steps."""
+        return is_watched(self.optimizer, self._wrapped_step, len(self._hooks))
 
     def release(self) -> None:
         """Restore the optimizer as it was; a scheduler may have wrapped its step since."""

@@ -8,9 +8,10 @@ are dropped.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +44,8 @@ Places = NDArray[np.int32]
 class PulledRows:
     """The rows of one table for one run."""
 
+    #: the number of the table; -1: a layer's own weight
+    table: int
     visit: Visit
     #: shows and clicks of the distinct ids
     counts: tuple[Floats, Floats] | None
@@ -60,10 +63,51 @@ class PulledRows:
         return part if self.learning is None else part.only(self.learning)
 
 
+class RunLookups:
+    """The lookups of one run: their ids, computed from its feeds, and later their rows."""
+
+    def __init__(self, form: Form, feeds: Sequence[Tensor]) -> None:
+        self.form, split = form, form.split
+        self._pulls = () if split is None else split.pulls
+        outputs = _inputs_of_lookups(form, feeds) if self._pulls else ()
+        self._asked = [
+            [_LookupRequest(form.lookups[one.number], one, outputs) for one in pull.wanted]
+            for pull in self._pulls
+        ]
+        self._handles = [handle_of(asked[0].lookup) for asked in self._asked]
+        self._ids = [_joined([one.read for one in asked]) for asked in self._asked]
+        #: False if their ids may change before the run, since they depend on state
+        self.are_final = split is None or all(isinstance(need, Feed) for need in split.needs)
+
+    @functools.cached_property
+    def announced(self) -> dict[int, Ids]:
+        """The ids of each table on servers, by its number: always the same dict."""
+        return {
+            handle.number: ids
+            for handle, ids in zip(self._handles, self._ids, strict=True)
+            if isinstance(handle, TableHandle)
+        }
+
+    def pull(self, *, insert: bool) -> list[PulledRows]:
+        """Pull the rows into the state of the program, with one request to each server."""
+        trains = [insert and any(one.lookup.trains for one in asked) for asked in self._asked]
+        for handle, asked in zip(self._handles, self._asked, strict=True):
+            for one in asked:
+                handle.reached(one.flat)
+                refuse_outside(one.flat, handle.plan.name, handle.plan.rows)
+        visits = _visits(list(zip(self._handles, self._ids, trains, strict=True)))
+        found = zip(self._pulls, self._handles, self._asked, visits, strict=True)
+        return [_laid_out(pull, table.number, asked, visit) for pull, table, asked, visit in found]
+
+
 def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[PulledRows]:
     """Pull the rows of a run into the state of a program, in the order of its pulls."""
-    if form.split is None or not form.split.pulls:
-        return []
+    return RunLookups(form, feeds).pull(insert=insert)
+
+
+def _inputs_of_lookups(form: Form, feeds: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The outputs of the ids program."""
+    assert form.split is not None
     by_name = dict(zip((feed.name for feed in form.feeds), feeds, strict=True))
     for need in form.split.needs:
         if isinstance(need, Slot):
@@ -72,22 +116,24 @@ def pull(form: Form, feeds: Sequence[Tensor], *, insert: bool) -> list[PulledRow
         by_name[need.name] if isinstance(need, Feed) else need.tensor for need in form.split.needs
     ]
     with torch.no_grad():
-        outputs = form.split.ids(*given)
-    return [_pulled(form.lookups, one, outputs, insert) for one in form.split.pulls]
+        outputs: Sequence[Tensor] = form.split.ids(*given)
+    return outputs
 
 
-def _pulled(
-    lookups: Sequence[Lookup], pull: LookupPull, outputs: Sequence[Tensor], insert: bool
-) -> PulledRows:
-    asked = [_LookupRequest(lookups[w.number], w, outputs) for w in pull.wanted]
-    handle = handle_of(asked[0].lookup)
-    for one in asked:
-        handle.reached(one.flat)
-        refuse_outside(one.flat, handle.plan.name, handle.plan.rows)
-    ids = [one.read for one in asked]
-    trains = insert and any(one.lookup.trains for one in asked)
-    visit = handle.visit(ids[0] if len(ids) == 1 else np.concatenate(ids), trains)
-    return _laid_out(pull, asked, visit)
+def _joined(ids: Sequence[Ids]) -> Ids:
+    return ids[0] if len(ids) == 1 else np.concatenate(ids)
+
+
+def _visits(asked: Sequence[tuple[TableHandle | _LocalTable, Ids, bool]]) -> list[Visit]:
+    """The rows of each table, in the same order."""
+    served = [
+        (table, ids, trains) for table, ids, trains in asked if isinstance(table, TableHandle)
+    ]
+    visits = iter(TableHandle.visit_all(served) if served else ())
+    return [
+        next(visits) if isinstance(table, TableHandle) else table.visit(ids, trains)
+        for table, ids, trains in asked
+    ]
 
 
 class _LookupRequest:
@@ -131,7 +177,9 @@ class _LookupRequest:
         return places
 
 
-def _laid_out(pull: LookupPull, asked: Sequence[_LookupRequest], visit: Visit) -> PulledRows:
+def _laid_out(
+    pull: LookupPull, table: int, asked: Sequence[_LookupRequest], visit: Visit
+) -> PulledRows:
     """Put rows and row indices into the slots of the program."""
     rows, extra = visit.rows, []
     parts = _parts(visit.inverse, asked)
@@ -151,7 +199,7 @@ def _laid_out(pull: LookupPull, asked: Sequence[_LookupRequest], visit: Visit) -
         # torch warns of read-only arrays
         rows = rows.copy()
     _put(of_rows, rows)
-    return PulledRows(visit, _counts(asked, visit), _learning(asked, parts, visit))
+    return PulledRows(table, visit, _counts(asked, visit), _learning(asked, parts, visit))
 
 
 def _parts(inverse: Places, asked: Sequence[_LookupRequest]) -> list[Places]:
@@ -230,6 +278,8 @@ class _LayerPlan:
 
 class _LocalTable:
     """The rows of a layer's own weight, which has not moved onto servers."""
+
+    number: ClassVar[int] = -1
 
     def __init__(self, lookup: Lookup) -> None:
         self._weight: nn.Parameter = lookup.layer.weight  # type: ignore[assignment]

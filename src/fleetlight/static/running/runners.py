@@ -31,8 +31,25 @@ class Runner(Protocol[P]):
     ) -> list[Tensor]:
         """Run once with these feeds and return the wanted values."""
 
+    def batches_ahead(self) -> int:
+        """How many batches after the next one it wants to know before that runs."""
 
-class LocalRunner:
+    def announce(self, program: P, batches: Sequence[Sequence[Tensor]]) -> None:
+        """Before a run: its feeds, and those of the runs after it that are known."""
+
+
+class RunsAlone:
+    """Runners whose runs depend on no later batch."""
+
+    def batches_ahead(self) -> int:
+        """Read no batch early."""
+        return 0
+
+    def announce(self, program: RunnableProgram, batches: Sequence[Sequence[Tensor]]) -> None:
+        """Do nothing."""
+
+
+class LocalRunner(RunsAlone):
     """Runs in one process."""
 
     def start(self, program: RunnableProgram) -> None:
@@ -45,7 +62,7 @@ class LocalRunner:
         return make_step(program, coder, feeds, wanted)[0]
 
 
-class ReadOnlyRunner:
+class ReadOnlyRunner(RunsAlone):
     """Runs on one worker, with the present rows of tables."""
 
     def start(self, program: RunnableProgram) -> None:

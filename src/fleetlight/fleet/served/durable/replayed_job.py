@@ -84,6 +84,11 @@ class ReplayedSteps(ServedSteps):
         #: True while a step is skipped
         self._is_skipped = False
 
+    @property
+    def needs_torch(self) -> bool:
+        """True: each step is skipped or logged."""
+        return True
+
     def _push(self, session: ServerSession, skip: bool) -> None:
         self._is_skipped = self._replay.skip_step(session.number_of(self.optimizer))
         if not self._is_skipped:
