@@ -51,6 +51,7 @@ class Ours:
     staleness: int | None = None
     #: the form in which rows and gradients travel
     table_wire: str = "fp32"
+    steps_per_call: int = 1
     #: workers tell how far they are, for jobs that take turns
     count: bool = False
     #: the folder `src` of another checkout, whose fleetlight is used in place of this one's
@@ -89,6 +90,7 @@ class Ours:
         if self.table_wire != "fp32":
             # another checkout may not know it
             argv += ["--table_wire", self.table_wire]
+        argv += ["--steps_per_call", str(self.steps_per_call)] * (self.steps_per_call > 1)
         argv += ["--lookahead"] * self.lookahead + ["--count"] * self.count
         return argv + ["--core", str(core)] * self.own_core
 

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import cProfile
 import inspect
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +26,8 @@ from benchmarks.ps_models import MODELS, Bags
 from benchmarks.turns import Counter
 
 Batch = tuple[Tensor, ...]
+#: makes so many steps and returns the last loss
+Drive = Callable[[Iterator[Batch], int], float]
 
 
 def main() -> None:
@@ -68,10 +69,8 @@ def fleetlight(options: argparse.Namespace) -> None:
     plain = MODELS[options.model](lambda rows, dim: fleet.nn.SparseEmbedding(dim))
     optimizer = torch.optim.SGD(plain.parameters(), lr=ps_timed.LR)
     optimizer = fleet.distributed_optimizer(optimizer)
-    if options.system == "static":
-        step = _program(plain, optimizer, options.model)
-    else:
-        step = _step(fleet.distributed_model(plain), optimizer)
+    program = Program(plain, optimizer, options.model) if options.system == "static" else None
+    step = program.step if program else _step(fleet.distributed_model(plain), optimizer)
     if fleet.is_server():
         ps_timed.announce_server()
         fleet.init_server()
@@ -91,8 +90,26 @@ def fleetlight(options: argparse.Namespace) -> None:
         rank,
         lambda: fleet.all_reduce(1),
         fleet.barrier_worker,
+        _several(options.steps_per_call, step, program),
     )
     fleet.stop_worker()
+
+
+def _several(steps: int, step: Callable[..., float], program: Program | None) -> Drive | None:
+    """Makes the steps of a call, several a call; None: one a call."""
+    import fleetlight as fleet
+
+    if steps == 1:
+        return None
+    if program is not None:
+        return program.steps
+
+    def eager(batches: Iterator[Batch], count: int) -> float:
+        done = fleet.run_steps(lambda batch: step(*batch), batches, count)
+        assert done.result is not None
+        return done.result
+
+    return eager
 
 
 def train(
@@ -102,17 +119,26 @@ def train(
     rank: int,
     begin: Callable[[], object],
     end: Callable[[], object],
+    several: Drive | None = None,
 ) -> None:
     """Warm up, time the steps and what is left behind them, report."""
     endless = _endless(batches)
-    for batch in itertools.islice(endless, options.warmup):
-        step(*batch)
-    begin()
     count = Counter(Path(), rank).add if options.count else _nothing
+
+    def one(batches: Iterator[Batch], _: int) -> float:
+        loss = step(*next(batches))
+        count()
+        return loss
+
+    def drive(steps: int) -> float:
+        for _ in range(0, steps, options.steps_per_call):
+            loss = (several or one)(endless, options.steps_per_call)
+        return float(loss)
+
+    drive(options.warmup)
+    begin()
     with _profiled(options.profile, rank), ps_timed.Window() as window:
-        for batch in itertools.islice(endless, options.steps):
-            loss = step(*batch)
-            count()
+        loss = drive(options.steps)
         end()
     window.report(options, rank, loss=loss, system=f"{options.system}, torch {torch.__version__}")
 
@@ -128,21 +154,32 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., f
     return step
 
 
-def _program(model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Callable[..., float]:
+class Program:
     """The same as a program; servers write it too, which tells them what is trained."""
-    from fleetlight import static
 
-    names = [*inspect.signature(model.forward).parameters, "labels"]
-    example = map(torch.from_numpy, ps_timed.batches(name, 0, count=1)[0])
-    inputs = dict(zip(names, example, strict=True))
-    program = static.capture(model, binary_cross_entropy_with_logits, optimizer, inputs)
-    executor = static.Executor()
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> None:
+        from fleetlight import static
 
-    def step(*batch: Tensor) -> float:
-        [loss] = executor.run(program, dict(zip(names, batch, strict=True)), ["loss"])
+        self._names = [*inspect.signature(model.forward).parameters, "labels"]
+        example = map(torch.from_numpy, ps_timed.batches(name, 0, count=1)[0])
+        inputs = dict(zip(self._names, example, strict=True))
+        loss = binary_cross_entropy_with_logits
+        self._program = static.capture(model, loss, optimizer, inputs)
+        self._executor = static.Executor()
+        self._bind = static.bind
+
+    def step(self, *batch: Tensor) -> float:
+        """One step a call."""
+        feed = dict(zip(self._names, batch, strict=True))
+        [loss] = self._executor.run(self._program, feed, ["loss"])
         return loss.item()  # type: ignore[no-any-return]
 
-    return step
+    def steps(self, batches: Iterator[Batch], count: int) -> float:
+        """Several steps a call, of the started loader."""
+        if self._program.loader is None:
+            self._bind(batches, self._names, self._program).start()
+        [loss] = self._executor.run(self._program, fetch_list=["loss"], steps=count)
+        return loss.item()  # type: ignore[no-any-return]
 
 
 def _batches(model: str, rank: int) -> list[Batch]:
@@ -188,6 +225,7 @@ def _parse() -> Any:
     parser.add_argument("--snapshot_s", type=float, default=300.0)
     parser.add_argument("--ssl", help="folder of certificates")
     parser.add_argument("--core", type=int, help="stay on this one of the cores, counted from 0")
+    parser.add_argument("--steps_per_call", type=int, default=1, help="a divisor of the others")
     parser.add_argument("--count", action="store_true", help="for jobs that take turns")
     parser.add_argument("--profile", default="", metavar="FILE", help="with FILE.<worker>")
     return parser.parse_args()

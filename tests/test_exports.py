@@ -54,6 +54,7 @@ PUBLIC = [
     "reset",
     "rows",
     "run_server",
+    "run_steps",
     "save_inference_model",
     "save_persistables",
     "server_endpoints",

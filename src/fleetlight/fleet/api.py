@@ -42,6 +42,7 @@ from fleetlight.fleet.public.inference import load_inference_model, save_inferen
 from fleetlight.fleet.public.perf import account, collective_perf
 from fleetlight.fleet.public.rows import rows, shrink
 from fleetlight.fleet.public.sharding import progress, shard
+from fleetlight.fleet.public.stepping import run_steps
 from fleetlight.fleet.training.model import no_sync
 from fleetlight.fleet.training.registering import attach, distributed_model, distributed_optimizer
 from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
@@ -93,6 +94,7 @@ __all__ = [
     "reset",
     "rows",
     "run_server",
+    "run_steps",
     "save_inference_model",
     "save_persistables",
     "server_endpoints",

@@ -78,6 +78,8 @@ class Job(abc.ABC):
     background_save: BackgroundSave = dataclasses.field(default_factory=BackgroundSave)
     #: the weights of the loaders' batches
     batch_weights: BatchWeights | None = None
+    #: announces the batches of `fleet.run_steps`
+    step_hints: PrefetchHints | None = None
     #: the loss of the last backward, where a schedule depends on it
     loss_probe: LossProbe | None = None
     #: saves, stops and resumes the job, where the strategy names a folder
@@ -185,6 +187,14 @@ class Job(abc.ABC):
         """RoleError in a parameter server, for calls that are for workers."""
 
     # -- data
+
+    @property
+    def reads_shards(self) -> bool:
+        """True during a loop over a loader of `fleet.shard`.
+
+        It counts and announces what it hands out, so nothing else may read it ahead.
+        """
+        return any(loader.cursor.is_being_read for loader in self.loaders)
 
     def prefetch_hints(self, ids_of_batch: IdsOf | None) -> PrefetchHints | None:
         """Announces the ids of a loader's next batch; None: no rows are fetched."""

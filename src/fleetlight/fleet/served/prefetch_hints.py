@@ -96,14 +96,6 @@ def batches_ahead(job: Job) -> int:
     return {SYNC: 1, ASYNC: 2, GEO: 0}[mode_of(job.strategy)]
 
 
-def is_reading_shards(job: Job) -> bool:
-    """True during a loop over a loader of `fleet.shard`, which announces its batches itself.
-
-    It also counts what it hands out, so code that reads other batches must not read it ahead.
-    """
-    return any(loader.cursor.is_being_read for loader in job.loaders)
-
-
 class _LoadedBatch:
     """A batch, its tensors that can reach a table unchanged, and its announced ids."""
 

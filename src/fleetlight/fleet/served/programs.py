@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
-from fleetlight.fleet.served.prefetch_hints import batches_ahead, is_reading_shards
+from fleetlight.fleet.served.prefetch_hints import batches_ahead
 from fleetlight.fleet.served.steps import ServedSteps
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.fleet.training.programs import options_of, remember
@@ -110,7 +110,7 @@ class ServedRunner:
 
     def batches_ahead(self) -> int:
         """As many as the rows that a push requests; none beside a loader that announces."""
-        if not self._session.is_open or is_reading_shards(self._job):
+        if not self._session.is_open or self._job.reads_shards:
             return 0
         return batches_ahead(self._job)
 
@@ -130,7 +130,7 @@ class ServedRunner:
             if announced is not feeds:
                 # other batches come first
                 self._coming.clear()
-                if not is_reading_shards(self._job):
+                if not self._job.reads_shards:
                     self._session.communicator.announce([])
         return RunLookups(form, feeds)
 
