@@ -159,10 +159,10 @@ def test_first_program_of_the_readme_equals_the_quick_start_and_learns(tmp_path:
 
 @pytest.mark.sampled(1)
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: Path) -> None:
     found = blocks(ROOT / "docs" / "static.md", "python")
-    assert len(found) == 3
+    assert len(found) == 4
     (tmp_path / "program.py").write_text(found[number])
     printed([sys.executable, "program.py"], tmp_path)
 

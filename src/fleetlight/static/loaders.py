@@ -146,7 +146,7 @@ def feeds_of(program: Program, feed: Any, needed: Sequence[str], steps: int) -> 
     if feed is not None:
         raise ConfigError(
             f"run: got {steps=} and a {type(feed).__name__} as feed, expected a list or an "
-            "iterator of feeds; a loader would begin again in each call: call start() of "
+            "iterator of feeds; a loader would restart in each call: call start() of "
             "static.bind(loader, ...), and give no feed"
         )
     if not needed:

@@ -47,7 +47,7 @@ def _limited(batches: Iterable[B], steps: int | None) -> Iterator[B]:
     if not isinstance(batches, Iterator):
         raise ConfigError(
             f"run_steps: got {steps=} and a {type(batches).__name__}, expected an iterator: a "
-            "loader would begin again in each call; give iter(loader), and keep it"
+            "loader would restart in each call; give iter(loader), and keep it"
         )
     return itertools.islice(batches, steps)
 

@@ -7,14 +7,15 @@ of an eager step, in every mode.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.served.prefetch_hints import batches_ahead
-from fleetlight.fleet.served.steps import ServedSteps
+from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.fleet.training.programs import options_of, remember
 from fleetlight.fleet.training.registering import has_all_of, register_model
@@ -33,8 +34,24 @@ from fleetlight.static.writing.recorder import Part
 _GRADIENTS: tuple[Part, ...] = ("forward", "backward")
 
 
+class ServerSteps(Protocol):
+    """Makes the steps of an optimizer; implemented by `served.steps.ServedSteps`."""
+
+    managed: ManagedOptimizer
+    session: ServerSession
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether a step must be one of torch's: it changes values here, or others learn of it."""
+
+    def step_with(
+        self, tables: dict[int, TableGradients], dense: Mapping[nn.Parameter, Tensor]
+    ) -> None:
+        """Make a step with these gradients, by number of the table and by parameter."""
+
+
 def register(
-    managed: ManagedOptimizer, program: Program, steps: ServedSteps | None = None
+    managed: ManagedOptimizer, program: Program, steps: ServerSteps | None = None
 ) -> Collection[Part]:
     """Register a program; return the parts of its training that this process writes.
 
@@ -80,8 +97,8 @@ class RefusedRunner(RunsAlone):
 class ServedRunner:
     """Makes the steps of a program with parameter servers."""
 
-    def __init__(self, steps: ServedSteps) -> None:
-        self._steps, self._session, self._job = steps, steps.session, steps.job
+    def __init__(self, steps: ServerSteps) -> None:
+        self._steps, self._session, self._job = steps, steps.session, steps.managed.job
         self._known: _FormGradients | None = None
         #: the feeds and lookups of the current run, and of those after it that are known
         self._coming: list[tuple[Sequence[Tensor], RunLookups]] = []
@@ -157,7 +174,7 @@ class ServedRunner:
         try:
             known.set_gradients(found, arrived)
             self._reduce()
-            self._steps.optimizer.step()
+            self._steps.managed.optimizer.step()
         finally:
             for parameter, gradient in zip(known.trained, before, strict=True):
                 parameter.grad = gradient
@@ -176,9 +193,11 @@ class ServedRunner:
 class _FormGradients:
     """The parameters and tables whose gradients a form computes."""
 
-    def __init__(self, form: Form, model: RegisteredModel, steps: ServedSteps) -> None:
+    def __init__(self, form: Form, model: RegisteredModel, steps: ServerSteps) -> None:
         self.form = form
-        self.trained = [p for group in steps.optimizer.param_groups for p in group["params"]]
+        self.trained = [
+            p for group in steps.managed.optimizer.param_groups for p in group["params"]
+        ]
         self._model = model
         self._weights = [slot for slot in form.state if slot.kind == "weight"]
         split = form.split
