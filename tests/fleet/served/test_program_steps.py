@@ -10,9 +10,11 @@ import pytest
 import torch
 from tests.fleet.served.test_programs import IDS, TARGETS, Shared, capture, final_state, made
 from tests.served import ASYNC, SYNC, Member, Net, geo, run
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetlight import static
+from fleetlight.fleet.served.durable.replayed_job import ReplayedSteps
+from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.worker.client import Client
 
 pytestmark = pytest.mark.slow
@@ -178,3 +180,57 @@ def test_a_learning_rate_set_between_calls_is_used() -> None:
         for steps in (3, None)
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_an_attached_scaler_and_a_journal_need_the_step_of_torch() -> None:
+    def train(worker: Member) -> tuple[bool, bool, bool]:
+        [steps] = worker.context.steps
+        before = steps.needs_torch
+        # as GradScaler.step sets it
+        worker.optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+        return before, steps.needs_torch, ReplayedSteps.needs_torch.fget(steps)  # type: ignore[attr-defined]
+
+    assert run(made(Net), train, workers=1) == [(False, True, True)]
+
+
+@pytest.mark.parametrize(("strategy", "needed"), [(SYNC, False), (ASYNC, True), (geo(2), True)])
+def test_dense_parameters_that_a_worker_steps_need_the_step_of_torch(
+    strategy: Any, needed: bool
+) -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb = SparseEmbedding(4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.emb(ids).sum((1, 2))[:, None]
+            return out
+
+    def train(worker: Member) -> bool:
+        [steps] = worker.context.steps
+        return steps.needs_torch
+
+    assert run(made(Net), train, strategy, workers=1) == [needed]
+    assert run(made(Rows), train, strategy, workers=1) == [False]
+
+
+def test_a_job_may_save_after_each_step() -> None:
+    class Stepped:
+        made = 0
+
+        def resume(self) -> None:
+            pass
+
+        def step_made(self) -> None:
+            self.made += 1
+            if self.made == 2:
+                raise KeyboardInterrupt
+
+    def train(worker: Member) -> tuple[int, int]:
+        program, exe = capture(worker), static.Executor()
+        worker.context.autosave = Stepped()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            exe.run(program, feeds(worker), steps=4)
+        return worker.context.autosave.made, worker.context.step  # type: ignore[union-attr]
+
+    assert run(made(Net), train, workers=1) == [(2, 2)]
