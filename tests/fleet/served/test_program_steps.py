@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fleet.served.test_programs import IDS, TARGETS, Shared, capture, final_state, made
+from tests.fleet.served.test_programs import (
+    IDS,
+    TARGETS,
+    Program,
+    Shared,
+    capture,
+    eagerly,
+    final_state,
+    made,
+)
 from tests.served import ASYNC, SYNC, Member, Net, geo, run
+from tests.workers import run_job
 from torch import Tensor, nn
 
+import fleetlight as fleet
 from fleetlight import static
 from fleetlight.fleet.served.durable.replayed_job import ReplayedSteps
 from fleetlight.ps.layers.embedding import SparseEmbedding
@@ -234,3 +245,25 @@ def test_a_job_may_save_after_each_step() -> None:
         return worker.context.autosave.made, worker.context.step  # type: ignore[union-attr]
 
     assert run(made(Net), train, workers=1) == [(2, 2)]
+
+
+class Calls(Program):
+    """A process of a job with real connections that makes three steps a call."""
+
+    def train(self, exe: static.Executor, loss: Any, evaluation: static.Program) -> Any:
+        main, mine = static.default_main_program(), fleet.worker_index()
+        given = list(zip(IDS[:, mine], TARGETS[:, mine], strict=True))
+        static.bind(given, ["ids", "target"], main).start()
+        for _ in range(2):
+            [last] = exe.run(main, fetch_list=[loss], steps=3)
+        fleet.barrier_worker()
+        return last, exe.run(evaluation, {"ids": IDS[0, 0], "target": TARGETS[0, 0]}, [loss])[0]
+
+
+def test_processes_make_several_steps_a_call(tmp_path: Any) -> None:
+    script = Calls(SYNC, str(tmp_path / "checkpoint"))
+    answers = run_job(script, script)
+    assert [kind for kind, _ in answers] == ["value"] * 4, answers
+    expected = run(made(Shared, torch.optim.SGD, lr=0.05), eagerly)
+    for (_, found), wanted in zip(answers[2:], expected, strict=True):
+        torch.testing.assert_close(found[0], wanted[0][-1], rtol=1e-5, atol=1e-6)
