@@ -33,6 +33,26 @@ class Mutex:
             if self._waiting:
                 self._world.later(self._world.wake, self._waiting.pop(0), within=1.0)
 
+    def released(self, act: Callable[[], Any]) -> None:
+        """Release the lock during `act`, however often the thread holds it."""
+        task = self._world.current
+        assert task is not None
+        assert task.is_dead or self._owner is task, "it waits without the lock"
+        count, self._count = self._count, 1
+        self.__exit__()
+        try:
+            act()
+        finally:
+            if not task.is_dead:
+                self._take_back(task)
+            self._count = count
+
+    def _take_back(self, task: Task) -> None:
+        while self._owner is not None:
+            self._waiting.append(task)
+            self._world.wait(looks=False)
+        self._owner = task
+
     def _take(self, task: Task | None) -> None:
         assert task is not None, "only threads of a process take locks"
         if task.is_dead:
@@ -44,36 +64,31 @@ class Mutex:
         self._owner = task
 
 
-class Condition(Mutex):
-    """A condition as in `threading`."""
+class Condition:
+    """A condition as in `threading`; several may share a lock."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, lock: Mutex | None = None) -> None:
+        self._world = world
+        self._lock = lock or Mutex(world)
         self._sleeping: list[Task] = []
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for a call; with a timeout the wait also ends without one."""
         task = self._world.current
         assert task is not None
-        assert task.is_dead or self._owner is task, "it waits without the lock"
-        count, self._count = self._count, 1
         self._sleeping.append(task)
-        self.__exit__()
         try:
-            self._world.wait(looks=timeout is not None)
+            self._lock.released(lambda: self._world.wait(looks=timeout is not None))
         finally:
             if task in self._sleeping:
                 self._sleeping.remove(task)
-            if not task.is_dead:
-                self._take_back(task)
-            self._count = count
         return True
-
-    def _take_back(self, task: Task) -> None:
-        while self._owner is not None:
-            self._waiting.append(task)
-            self._world.wait(looks=False)
-        self._owner = task
 
     def wait_for(self, ready: Callable[[], Any], timeout: float | None = None) -> bool:
         """Wait until the predicate is true."""
@@ -100,9 +115,9 @@ class Threading:
         """A lock of this world."""
         return Mutex(self.world)
 
-    def Condition(self) -> Condition:
+    def Condition(self, lock: Mutex | None = None) -> Condition:
         """A condition of this world."""
-        return Condition(self.world)
+        return Condition(self.world, lock)
 
     class Thread:
         """A thread that is never started."""

@@ -94,10 +94,14 @@ class Rows:
                 found[place] = self.rows[one]
         return found
 
-    def exchange(self, differences: Gradients, wants: bool) -> list[Array]:
+    def ahead_ids(self, message: Any, arrays: Sequence[Array], who: str) -> list[Array]:
+        """None: simulated workers read ahead by pulls."""
+        return []
+
+    def exchange(self, differences: Gradients, wants: bool, step: int) -> list[Array]:
         """Add, and read."""
-        self.step(0, None, 0, differences)
-        return self.reread(differences, 0) if wants else []
+        self.step(0, None, step, differences)
+        return self.reread(differences, step) if wants else []
 
     def reread(self, differences: Gradients, step: int) -> list[Array]:
         """Read."""
