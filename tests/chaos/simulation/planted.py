@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import numpy as np
 from tests.chaos.simulation import forming
 from tests.chaos.simulation.worker import Worker
 
@@ -21,6 +22,7 @@ from fleetlight.ps.server.membership import WorkerMembership
 from fleetlight.ps.server.steps import request_dedup as tickets
 from fleetlight.ps.server.steps.prefetched_ids import PrefetchedIds
 from fleetlight.ps.server.steps.progress import Clocks, TrainingProgress
+from fleetlight.ps.server.steps.pushes import PushHandler
 from fleetlight.ps.server.steps.step_groups import StepGroups
 from fleetlight.ps.server.workers.barriers import Barriers
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
@@ -96,6 +98,15 @@ def _settle_late(self: WriteAheadLog) -> None:
         self._journal.commit(self._journal.next - 2)
 
 
+def _with_first_rows(real: Callable[..., Any]) -> Callable[..., Any]:
+    def reply(pushes: Any, peer: Any, message: Any, *args: Any) -> Any:
+        made, arrays = real(pushes, peer, message, *args)
+        count = len(message.ahead)
+        return made, [*map(np.zeros_like, arrays[:count]), *arrays[count:]]
+
+    return reply
+
+
 _UNSETTLED = (*server._UNSETTLED, m.Pull)
 
 PLANTED: dict[str, Sequence[Patch]] = {
@@ -124,6 +135,9 @@ PLANTED: dict[str, Sequence[Patch]] = {
         (WorkerMembership, "_lose_unconnected", lambda self, *of: self._presence.lose(*of))
     ],
     "rows pulled ahead stay old": [(PrefetchedIds, "take", lambda *_: [])],
+    "the reply to a push has the rows of the start": [
+        (PushHandler, "_push_reply", _with_first_rows(PushHandler._push_reply))
+    ],
     "a meeting is told backwards": [(Barriers, "result", _backwards(Barriers.result))],
     "a process that ignores SIGTERM is not killed": [(Watch, "_end", lambda *_: None)],
     "the last member gets the first index": [

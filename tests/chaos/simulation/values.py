@@ -55,7 +55,7 @@ class Rows:
 
     def gradients(self, message: Any, arrays: Sequence[Array], who: str) -> Gradients:
         """Take a push apart."""
-        return self.unpacked(message, arrays, who)
+        return self.unpacked(message, arrays[: len(arrays) - len(message.ahead)], who)
 
     def unpacked(self, message: Any, arrays: Sequence[Array], who: str) -> Gradients:
         """Take gradients apart."""
@@ -95,8 +95,8 @@ class Rows:
         return found
 
     def ahead_ids(self, message: Any, arrays: Sequence[Array], who: str) -> list[Array]:
-        """None: simulated workers read ahead by pulls."""
-        return []
+        """The last arrays of a push or a release."""
+        return list(arrays[len(arrays) - len(message.ahead) :])
 
     def exchange(self, differences: Gradients, wants: bool, step: int) -> list[Array]:
         """Add, and read."""

@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tests.chaos.simulation.host import DEADLINE_S, Host
@@ -253,10 +254,15 @@ class Worker:
             self._queue.append(update)
             self.redo.step += 1
         else:
-            if following is not None and self.script.merges:
+            if following is not None and self._prefetches:
                 self._batches += 1
                 self._begin(self._read_ahead(following, self._batches))
             yield from self._push_together(update, following)
+
+    @property
+    def _prefetches(self) -> bool:
+        """Whether rows of the next update are pulled beside a push, or returned by its reply."""
+        return self.script.merges and not self.index % 2
 
     def _at_least(self) -> int:
         staleness = self.script.staleness
@@ -264,7 +270,7 @@ class Worker:
 
     def _read(self, update: Update) -> Thread:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[1] == self._incarnations():
+        if ahead is not None and (not ahead[1] or ahead[1] == self._incarnations()):
             for server, rows in ahead[2].items():
                 ids = update.ids[server]
                 self.oracle.read(server, ids, rows, self.oracle.floors(ids), f"{self} ahead")
@@ -308,8 +314,8 @@ class Worker:
         ]
 
     def _push_together(self, update: Update, following: Update | None) -> Thread:
-        hold = update.holds
-        answers = yield from self._push([update], hold)
+        hold, coming = update.holds, None if self._prefetches else following
+        answers = yield from self._push([update], hold, None if hold else coming)
         if hold:
             words: dict[int, Words] = {}
             for server in answers:
@@ -318,10 +324,13 @@ class Worker:
                     number, 0, 0, self.redo.step, self.redo.phase, 1.0, [{}], skip=update.skips
                 )
                 words[server] = apply, []
-            answers = yield from self._ask(PUSH, words)
+            answers = yield from self._ask(PUSH, self._with_ahead(words, coming))
             self._acknowledge([update], answers)
         self.redo.step += all(self._applied(message) for message, _ in answers.values())
-        if self._ahead is not None and following is not None:
+        if coming is not None:
+            # these rows need no correction, so the incarnations do not matter
+            self._ahead = 0, [], {s: arrays[0].copy() for s, (_, arrays) in answers.items()}
+        elif self._ahead is not None and following is not None:
             # the step waits for it when it needs the rows
             box = self._ahead
             yield lambda: len(box[2]) == self.script.servers
@@ -357,7 +366,22 @@ class Worker:
             yield from self._push(updates, hold=False)
             self._sending = False
 
-    def _push(self, updates: list[Update], hold: bool) -> Generator[Asked, Any, dict[int, Words]]:
+    @staticmethod
+    def _with_ahead(words: dict[int, Words], coming: Update | None) -> dict[int, Words]:
+        """Request the rows of the next update, too; a repeated push does not."""
+        if coming is None:
+            return words
+        return {
+            server: (
+                msgspec.structs.replace(message, ahead=[0]),  # type: ignore[call-overload]
+                [*arrays, np.array(coming.ids[server])],
+            )
+            for server, (message, arrays) in words.items()
+        }
+
+    def _push(
+        self, updates: list[Update], hold: bool, coming: Update | None = None
+    ) -> Generator[Asked, Any, dict[int, Words]]:
         words: dict[int, Words] = {}
         self._begins(updates)
         step = self.redo.step if self.script.mode == SYNC else updates[-1].number
@@ -378,7 +402,7 @@ class Worker:
             )
             words[server] = message, [] if skips else self._gradients(updates, server)
             self._sends(server, updates, words[server])
-        answers = yield from self._ask(PUSH, words)
+        answers = yield from self._ask(PUSH, self._with_ahead(words, coming))
         if not hold:
             self._acknowledge(updates, answers)
         return answers
