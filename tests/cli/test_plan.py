@@ -133,7 +133,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads the kerne
 
 
 @linux_only
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_a_script_is_measured_and_predicted(
     script: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]

@@ -58,6 +58,7 @@ def train(worker: Member, steps: int | None, *, disjoint: bool, started: bool = 
     return final_state(worker, losses)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "strategy", "workers"),
     [
