@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from fleetlight.errors import PeerError, PlanError, ProtocolError
-from fleetlight.ps.messages import Failure, FiguresRequest, Message, Pull, TablePull
+from fleetlight.ps.messages import Failure, FiguresRequest, Message, Pull, Push, TablePull
 from fleetlight.ps.transport.protocol import (
     ALIGNMENT,
     ARRAY_LIMIT,
@@ -255,3 +255,11 @@ def test_the_byte_layout_is_that_of_version_1() -> None:
 def test_unsent_returns_the_remaining_bytes(sent: int) -> None:
     buffers = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
     assert b"".join(unsent(buffers, sent)) == b"abcdefg"[sent:]
+
+
+@pytest.mark.parametrize("merged", [-1, 0, 1 << 33])
+def test_a_push_of_a_senseless_number_of_steps_is_refused(merged: int) -> None:
+    """A reply has the sum of such numbers, and no frame has integers of more than 64 bits."""
+    push = Push(1, 0, 0, 0, 0, [], [], False, merged=merged)
+    with pytest.raises(ProtocolError, match="Expected `int`"):
+        decoded(encoded(push, []))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -96,7 +96,7 @@ class Push(MessageBase, frozen=True):
     #: hold the gradients until Apply; return the square of their norm
     hold: bool = False
     #: number of steps merged into this push
-    merged: int = 1
+    merged: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)] = 1
     #: `version` of the values that the gradients were computed with
     seen: int = 0
     #: tables of the optimizer, for a later batch: the reply has rows of these ids
