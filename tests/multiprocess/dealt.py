@@ -16,6 +16,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--die", nargs="*", default=[], help="workers, as worker:step:moment")
 options = parser.parse_args()
 EPOCHS, LENGTH, BATCH = 2, 240, 4
+#: the batch of a slow worker and two loaded ahead are in two ranges of two batches
+HELD = 4
 
 
 def be_slow(epoch: int) -> None:
@@ -30,7 +32,8 @@ def be_slow(epoch: int) -> None:
     while not all(death.exists() for death in deaths):
         time.sleep(0.01)
     while (
-        not deaths and len(done.read_text().split() if done.exists() else "") < LENGTH - 2 * BATCH
+        not deaths
+        and len(done.read_text().split() if done.exists() else "") < LENGTH - HELD * BATCH
     ):
         time.sleep(0.01)
 

@@ -35,7 +35,7 @@ def test_slow_worker_reads_fewer_records_and_each_is_read_once(tmp_path: Path) -
     for epoch in range(2):
         slow, fast = read(tmp_path, 0, epoch), read(tmp_path, 1, epoch)
         assert sorted(itertools.chain(*slow, *fast)) == list(range(240))
-        assert len(slow) == 2
+        assert len(slow) == 4
 
 
 def test_restarted_worker_resumes_its_own_ranges(tmp_path: Path) -> None:
