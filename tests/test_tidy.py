@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from pathlib import Path
 
 import pytest
+from tests.tidy.sources import PACKAGE, ROOT, SOURCES, parsed, relative
 
 pytestmark = pytest.mark.style
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "fleetlight"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 PYTHON = sorted(
     path
     for folder in ("src", "tests", "examples", "benchmarks", "rig")
@@ -44,10 +41,6 @@ LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = set()
 
 
-def relative(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
@@ -59,11 +52,6 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
         first = function.body[0]
         lines -= (first.end_lineno or 0) - first.lineno + 1
     return lines
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def test_functions_and_files_are_short() -> None:

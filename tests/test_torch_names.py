@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.test_tidy import PACKAGE, SOURCES, parsed, relative
+from tests.tidy.sources import PACKAGE, SOURCES, parsed, relative
 from torch import fx, nn
 
 COMPAT = PACKAGE / "torch_compat"

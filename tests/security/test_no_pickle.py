@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-PACKAGE = Path(__file__).resolve().parents[2] / "src" / "fleetlight"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+from tests.tidy.sources import PACKAGE, SOURCES, parsed
 
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 #: calls that create objects or code from bytes, by their full names
@@ -56,9 +53,7 @@ def used(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.slow
 def test_only_listed_files_unpickle_or_evaluate() -> None:
     found = {
-        (str(path.relative_to(PACKAGE)), name)
-        for path in SOURCES
-        for name in used(ast.parse(path.read_text()))
+        (str(path.relative_to(PACKAGE)), name) for path in SOURCES for name in used(parsed(path))
     }
     assert found == set(ALLOWED)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,4 +30,7 @@ def text(path: Path) -> str:
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(text(path))
+    tree = ast.parse(text(path))
+    # trees stay until the exit: a collector that examined them would take ten seconds then
+    gc.freeze()
+    return tree
