@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long slowest matrix check chaos bench gpu docs clean
+.PHONY: demo quick test test-all test-long slowest matrix check types style chaos bench gpu docs clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -38,8 +38,13 @@ matrix:  ## the contract tests on several versions of torch and Python, written 
 check: $(VENV)/.ready  ## format, lint, types, layers, shape and words
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory -j 2 types style
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+style: $(VENV)/.ready
 	$(PYTEST) -q -m style tests/test_*.py tests/tidy tests/security/test_no_pickle.py
 
 chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT=killing ARGS='--kills 100 --seed 1'
