@@ -33,7 +33,8 @@ from fleetlight.kernels.ids.hashing import GAMMA, hash_of, mix
 from fleetlight.kernels.rows.first_values import as_int64, first_values
 from fleetlight.kernels.rows.row_access import ahead, ask
 from fleetlight.kernels.rows.table import RowTable
-from fleetlight.kernels.rule import Numbers, Step
+from fleetlight.kernels.rows.updates import bound_step, numbers_of
+from fleetlight.kernels.rule import Step
 
 Update: TypeAlias = Kernel[
     [Floats, Uint16s, int, Ids, Ids, Values, Positions, Doubles, int, Floats, Uint32s, int], None
@@ -123,14 +124,7 @@ def _read(slab: Floats, words: Words, width: int, numbers: Ids, dim: int, out: U
 
 @functools.cache
 def _update_by(name: str, step: Step) -> Update:
-    return _update.variant(f"update_narrow_by_{name}", _step=step)
-
-
-@part
-def _step(
-    slab: Floats, at: np.uint64, dim: np.uint64, grads: Values, g: np.uint64, h: Numbers
-) -> None:
-    """The step of a rule, which each variant binds."""
+    return _update.variant(f"update_narrow_by_{name}", bound_step=step)
 
 
 @kernel
@@ -149,13 +143,7 @@ def _update(
     seed: int,
 ) -> None:
     """Update a copy of each row in float32, `row`, whose bits are `bits`; then store it."""
-    h = (
-        np.float32(hyper[0]),
-        np.float32(hyper[1]),
-        np.float32(hyper[2]),
-        np.float32(hyper[3]),
-        np.float32(hyper[4]),
-    )
+    h = numbers_of(hyper)
     early, state = ahead(width), len(row) - dim
     for i in range(len(numbers)):
         if i + early < len(numbers):
@@ -166,7 +154,7 @@ def _update(
             bits[c] = np.uint32(words[2 * at + c]) << np.uint32(16)
         for c in range(state):
             row[dim + c] = slab[after + c]
-        _step(row, np.uint64(0), np.uint64(dim), grads, np.uint64(i) * np.uint64(dim), h)
+        bound_step(row, np.uint64(0), np.uint64(dim), grads, np.uint64(i) * np.uint64(dim), h)
         for c in range(state):
             slab[after + c] = row[dim + c]
         stream = mix(hash_of(ids[i]) ^ np.uint64(seed)) ^ np.uint64(grad_bits[i * dim])

@@ -43,14 +43,26 @@ def rule_named(name: str, options: Options | None = None) -> Rule:
 @functools.cache
 def update_by(name: str, step: Step) -> Update:
     """The kernel that applies `step`, the arithmetic of the rule `name`."""
-    return _update.variant(f"update_by_{name}", _step=step)
+    return _update.variant(f"update_by_{name}", bound_step=step)
 
 
 @part
-def _step(
+def bound_step(
     slab: Floats, at: np.uint64, dim: np.uint64, grads: Values, g: np.uint64, h: Numbers
 ) -> None:
-    """The step of a rule, which each variant binds."""
+    """The step of a rule, which each variant of an update kernel binds."""
+
+
+@part
+def numbers_of(hyper: Doubles) -> Numbers:
+    """The hyper-parameters as a step takes them."""
+    return (
+        np.float32(hyper[0]),
+        np.float32(hyper[1]),
+        np.float32(hyper[2]),
+        np.float32(hyper[3]),
+        np.float32(hyper[4]),
+    )
 
 
 @kernel
@@ -58,16 +70,10 @@ def _update(
     slab: Floats, width: int, numbers: Ids, grads: Values, dim: int, hyper: Doubles
 ) -> None:
     """Update row numbers[i] by gradient i; numbers must be distinct."""
-    h = (
-        np.float32(hyper[0]),
-        np.float32(hyper[1]),
-        np.float32(hyper[2]),
-        np.float32(hyper[3]),
-        np.float32(hyper[4]),
-    )
+    h = numbers_of(hyper)
     early = ahead(width)
     for i in range(len(numbers)):
         if i + early < len(numbers):
             ask(slab, np.uint64(numbers[i + early]) * np.uint64(width), width)
         at = np.uint64(numbers[i]) * np.uint64(width)
-        _step(slab, at, np.uint64(dim), grads, np.uint64(i) * np.uint64(dim), h)
+        bound_step(slab, at, np.uint64(dim), grads, np.uint64(i) * np.uint64(dim), h)
