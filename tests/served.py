@@ -90,9 +90,13 @@ class Job:
     def __init__(
         self, build: Build, strategy: dict[str, Any], *, workers: int, servers: int, **facts: Any
     ) -> None:
-        """`is_local=False`: workers treat the servers as those of another host."""
+        """`is_local=False`: workers treat the servers as those of another host.
+
+        `is_embedded=True`: as one in their process.
+        """
         self.build = build
         self.is_local = facts.get("is_local", True)
+        self.is_embedded = facts.get("is_embedded", False)
         self.strategy = strategy
         self.workers = workers
         self.deadline_s = facts.get("deadline_s", 20.0)
@@ -123,7 +127,7 @@ class Job:
         def connect(lane: str) -> Sequence[MemoryChannel]:
             channels = [MemoryChannel(s, f"server {s.index}") for s in self.servers]
             for channel in channels:
-                channel.is_local = self.is_local
+                channel.is_local, channel.is_embedded = self.is_local, self.is_embedded
             known = lane if lane in (CONTROL, PUSH) else "pull"
             for server, channel in enumerate(channels):
                 channel.call(m.Greeting("test", index, self.workers, server, servers, 1, known))

@@ -16,7 +16,8 @@ class Gate:
     """Blocks requests before they are sent (`send`), or replies before they are received."""
 
     welcome = None
-    patience = DEFAULT_RETRY
+    retry = DEFAULT_RETRY
+    is_local, is_embedded = True, False
 
     def __init__(self, client: Client, lane: str, holds: str) -> None:
         self._opened, self._asked = threading.Event(), threading.Event()

@@ -27,7 +27,7 @@ class LoggingChannel:
 
     welcome = None
     retry = DEFAULT_RETRY
-    is_local = False
+    is_local = is_embedded = False
 
     def __init__(self, inner: Any, log: list[Any], server: int) -> None:
         self.peer = f"server {server}"

@@ -79,6 +79,7 @@ class SocketChannel:
         self._deadline_s = deadline_s
         #: may change while the channel is open
         self.retry = retry
+        self.is_embedded = False
         self._numbers = itertools.count(1)
         self._frames: Frames | None = None
         self._request: _Request | None = None

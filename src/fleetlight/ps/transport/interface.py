@@ -57,6 +57,8 @@ class Channel(Protocol):
     welcome: ReceivedReply | None
     #: how the channel treats a server that it cannot reach
     retry: RetryPolicy
+    #: True if the server is in this process: the reply is there once `send` returns
+    is_embedded: bool
 
     @property
     def is_local(self) -> bool:
@@ -137,7 +139,7 @@ class MemoryChannel:
         self.retry = RetryPolicy(0.0)
         self._handler = handler
         self._connection = Connection("worker 0 (in this process)")
-        self.is_local = True
+        self.is_local = self.is_embedded = True
         self._reply: Reply | None = None
         self._open = True
 

@@ -77,6 +77,11 @@ class Connections:
         """True if all servers are on this host."""
         return all(channel.is_local for channel in self.open_lane(CONTROL))
 
+    @property
+    def server_is_embedded(self) -> bool:
+        """True in a job of one process."""
+        return all(channel.is_embedded for channel in self.open_lane(CONTROL))
+
     def bytes_moved(self) -> dict[str, tuple[int, int]]:
         """By lane: how many bytes this worker has sent and received."""
         found = {}

@@ -287,6 +287,20 @@ def test_announced_ids_of_the_wrong_type_are_refused() -> None:
     run(build, train, workers=1)
 
 
+def test_async_with_a_server_in_the_process_has_no_stale_rows() -> None:
+    def train(worker: Member) -> Any:
+        batches = [[n, n + 1, n + 2] for n in range(8)]
+        announcing = Announcing(worker, batches, 2)
+        for ids in batches[:6]:
+            announcing.next()
+            found = read(worker, *ids)
+            assert np.array_equal(found, worker.rows(ids))
+            step(worker, ids)
+        return worker.session.client.figures()[0].staleness
+
+    assert run(build, train, ASYNC, workers=1, is_embedded=True) == [{0: 6}]
+
+
 def test_async_counts_the_staleness_of_the_rows_that_it_reads() -> None:
     def train(worker: Member) -> Any:
         batches = [[0], *([n, n + 1, n + 2] for n in range(1, 9))]

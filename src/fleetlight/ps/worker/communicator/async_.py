@@ -39,7 +39,9 @@ class Async(Communicator):
         self.lookahead: Lookahead
         if client.servers_are_local and queue_size is None and max_merge == 1:
             self._pusher = OnePush(client)
-            self.lookahead = PullInPush(client, steps_together=False, note=self.note)
+            # rows of a server in this process are those after each step
+            renews = client.server_is_embedded
+            self.lookahead = PullInPush(client, renews=renews, note=self.note)
         else:
             self._pusher = PushQueue(
                 client,

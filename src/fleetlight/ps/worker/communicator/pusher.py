@@ -90,8 +90,10 @@ class OnePush:
         self._arrived.add(values, 1)
 
     def put(self, push: PushRequest, phase: int) -> None:
-        """Send a push."""
+        """Send a push; take the reply of a server in this process."""
         self._in_flight = self._client.start_push(push, phase=phase)
+        if self._client.server_is_embedded:
+            self.wait_for_room()
 
     def arrived(self) -> Arrived:
         """Take the replies since the last call."""

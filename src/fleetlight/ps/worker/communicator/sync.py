@@ -24,9 +24,7 @@ class Sync(Communicator):
     def __init__(self, client: Client, live: LocalParameters) -> None:
         super().__init__(client, live)
         self.lookahead: Lookahead = (
-            PullInPush(client, steps_together=True)
-            if client.servers_are_local
-            else Prefetcher(client)
+            PullInPush(client, renews=True) if client.servers_are_local else Prefetcher(client)
         )
         #: by optimizer: the gradients held on the servers, and their clip factor
         self._held: dict[int, tuple[PushRequest, float]] = {}

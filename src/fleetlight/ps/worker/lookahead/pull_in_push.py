@@ -68,12 +68,12 @@ class PullInPush:
         self,
         client: Client,
         *,
-        steps_together: bool,
+        renews: bool,
         note: Callable[[ReplyValues], None] | None = None,
     ) -> None:
         self._client = client
-        #: True if a push outdates the rows of all batches, as in sync mode
-        self._steps_together = steps_together
+        #: True if each push renews the rows of the next batch, as in sync mode
+        self._renews = renews
         #: called with the reply whose rows are used
         self._note = note
         tables = client.plan.tables
@@ -108,12 +108,13 @@ class PullInPush:
 
     def wanted(self, optimizer: int) -> list[Ahead]:
         """The rows of coming batches that the next push of an optimizer requests."""
-        if self._steps_together:
-            for batch in self._coming:
+        coming = self._coming[:1] if self._renews else self._coming
+        if self._renews:
+            for batch in coming:
                 batch.drop(self._tables[optimizer])
         return [
             batch.ahead(table)
-            for batch in self._coming
+            for batch in coming
             for table in batch.ids
             if table in self._tables[optimizer] and table not in batch.requested
         ]
