@@ -96,7 +96,11 @@ def test_servers_end_when_the_workers_are_done(
         ("raise ValueError('bad batch')", 1, "exited with code 1 after .*: ValueError: bad batch"),
         ("print('no data'); sys.exit(3)", 3, "exited with code 3 .*: last line: no data"),
         ("os.kill(os.getpid(), 9)", 137, r"was killed by SIGKILL \(often: out of memory\)"),
-        ("os.abort()", 134, "was killed by SIGABRT"),
+        (
+            "import fleetlight; fleetlight.init; os.abort()",
+            134,
+            r"was killed by SIGABRT .*: at .*:4 in <module>",
+        ),
     ],
 )
 def test_first_failure_ends_the_job_and_is_reported(

@@ -108,6 +108,20 @@ ValueError: second
 goodbye
 """
 
+STACKS = """\
+Thread 0x00007f01 (most recent call first):
+  File "threading.py", line 324 in wait
+
+Current thread 0x00007f02 (most recent call first):
+  File "train.py", line 9 in <module>
+
+Extension modules: numpy, torch (total: 2)
+"""
+NO_STACK = """\
+Current thread 0x00007f02 (most recent call first):
+  <no Python frame>
+"""
+
 
 @pytest.mark.parametrize(
     ("log", "found"),
@@ -117,7 +131,14 @@ goodbye
         ("fleetlight.errors.ConfigError: a.b: c\n", "ConfigError: a.b: c"),
         ("x\nRuntimeError: a\ny\n", "RuntimeError: a"),
         ("x\nSystemExit: no data in clicks/\ny\n", "SystemExit: no data"),
-        ("Fatal Python error: Segmentation fault\n\nThread 1\n", "Fatal Python error: Segmen"),
+        ("Fatal Python error: no module encodings\n\nThread 1\n", "Fatal Python error: no mod"),
+        (
+            "step 2\nFatal Python error: Segmentation fault\n\n" + STACKS,
+            "at train.py:9 in <module>",
+        ),
+        ("bad\nFatal Python error: Aborted\n\n" + STACKS, "last line: bad; at train.py:9 in <mod"),
+        ("bad\nFatal Python error: Aborted\n\n" + NO_STACK, "last line: bad"),
+        ("terminate called\n  what(): y\nFatal Python error: Aborted\n\n", "terminate called"),
         ("step 1\nstep 2\n\n", ""),
         ("ValueError: old\n--- restart 1 ---\nstep\n", ""),
         ("", ""),
@@ -137,6 +158,7 @@ def test_last_error_of_a_log(log: str, found: str, tmp_path: pathlib.Path) -> No
         (3, "", ""),
         (3, "no data\n[fleet worker 0] saved ckpt at step 3\n", ""),
         (-signal.SIGKILL, "step\nno data\n", ""),
+        (-signal.SIGABRT, "step\nfree(): invalid pointer\n", "last line: free(): invalid pointer"),
         (-signal.SIGABRT, "terminate called after x\n  what(): y\n", "terminate called after x"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
+import faulthandler
 import functools
 import logging
 import multiprocessing
@@ -59,11 +61,15 @@ class JobExit(SystemExit):
 def install_startup_hook() -> None:
     """Report errors before `fleet.init`, when the role is not known, to the launcher.
 
-    A wrong setting would fail after a restart, too. No other process waits for this one yet.
+    A wrong setting would fail after a restart, too. No other process waits for this one yet. At a
+    crash in native code the log gets the stack of each thread, which the launcher reads.
     """
     file, pid, before = error_file(), os.getpid(), sys.excepthook
     if not file:
         return
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # no stderr with a descriptor
+            faulthandler.enable()
     if is_spawned_child():
         # the file itself belongs to the parent process
         file += _OF_CHILD

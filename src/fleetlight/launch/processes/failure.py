@@ -25,6 +25,9 @@ _CAUSES = {
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python error|^terminate ")
 #: the module in an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
 _MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
+#: what `faulthandler` writes first at a signal; the stacks of the threads follow
+_CRASH = re.compile(r"^Fatal Python error: (Aborted|Segmentation|Bus|Illegal|Floating)")
+_FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
 _LONGEST = 500
 
@@ -160,7 +163,7 @@ def _why(exit_: ProcessExit, log: pathlib.Path) -> str:
     if error:
         return _short(error) if error != how(exit_.status) else ""
     # a killed process did not log the cause: its last line is unrelated
-    return last_error(log) or ("" if exit_.status < 0 else _last_line(log))
+    return last_error(log) or ("" if is_killed(exit_.status) else _last_line(_lines(log)))
 
 
 def first_of_all(failures: Sequence[JobFailure]) -> JobFailure | None:
@@ -209,14 +212,29 @@ def continuing_without(exit_: ProcessExit) -> str:
 def last_error(log: pathlib.Path) -> str:
     """The last exception that a log's last run has, "" if there is none."""
     lines = _lines(log)
+    crash = next((n for n, line in enumerate(lines) if _CRASH.search(line)), None)
+    if crash is not None:
+        return _of_crash(lines[:crash], lines[crash:])
     matching = [line for line in lines if _ERROR.search(line)]
     found = _end_of_traceback(lines) or (matching[-1] if matching else "")
     return _short(_MODULE_PATH.sub("", found))
 
 
-def _last_line(log: pathlib.Path) -> str:
+def _of_crash(before: Sequence[str], stacks: Sequence[str]) -> str:
+    """What native code wrote as it ended the process, and where the script had called it."""
+    current = next((n for n, line in enumerate(stacks) if line.startswith("Current thread")), 0)
+    frame = _FRAME.search(stacks[current + 1]) if current else None
+    where = f"at {frame['file']}:{frame['line']} in {frame['function']}" if frame else ""
+    wrote = ""
+    if "Aborted" in stacks[0]:
+        named = [line for line in before[-3:] if _ERROR.search(line)]
+        wrote = _short(named[-1]) if named else _last_line(before)
+    return "; ".join(filter(None, (wrote, where)))
+
+
+def _last_line(lines: Sequence[str]) -> str:
     # a line of Fleetlight, such as "saved ckpt", is not the cause either
-    last = next(reversed(_lines(log)), "[fleet ")
+    last = lines[-1] if lines else "[fleet "
     return "" if last.startswith("[fleet ") else f"last line: {_short(last)}"
 
 
