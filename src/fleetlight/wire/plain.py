@@ -35,6 +35,8 @@ class Wire:
     def __init__(self, connected: socket.socket, peer: str) -> None:
         self._socket = connected
         self.peer = peer
+        #: the wait for which the kernel's timeout was chosen
+        self._waits_s = -1.0
         self._step_s = 0.0
 
     def fileno(self) -> int:
@@ -59,9 +61,8 @@ class Wire:
 
         The wait ends after `silence_s`, or at the time `until` on the monotonic clock.
         """
-        silence_s = min(silence_s, until - time.monotonic())
-        self._set_step(silence_s, operation)
-        return self._wait(operation, silence_s, self._receive_some, into)
+        left = self._left(operation, silence_s, until)
+        return self._wait(operation, left, self._receive_some, into)
 
     def wait_readable(self, operation: str, silence_s: float) -> None:
         """Wait until the connection is readable, or raise DeadlineError."""
@@ -91,8 +92,7 @@ class Wire:
     ) -> None:
         """Fill `into`; `silence_s` counts from the last byte that arrived."""
         while into:
-            left = min(silence_s, until - time.monotonic())
-            self._set_step(left, operation)
+            left = self._left(operation, silence_s, until)
             count = self._wait(operation, left, self._receive_all, into)
             if count == 0:
                 raise self.lost(operation, "it closed the connection in the middle of a frame")
@@ -107,9 +107,8 @@ class Wire:
     ) -> None:
         """Send all buffers; `silence_s` counts from the last byte that was accepted."""
         rest = [memoryview(buffer) for buffer in buffers]
-        self._set_step(min(silence_s, until - time.monotonic()), operation)
         while rest:
-            left = min(silence_s, until - time.monotonic())
+            left = self._left(operation, silence_s, until)
             rest = unsent(rest, self._wait(operation, left, self._send, rest))
 
     def close(self) -> None:
@@ -155,7 +154,16 @@ class Wire:
     def _send(self, buffers: Sequence[memoryview]) -> int:
         return self._socket.sendmsg(buffers[:_IOV_MAX])
 
+    def _left(self, operation: str, silence_s: float, until: float) -> float:
+        """The time left for a wait, and set the kernel's timeout accordingly."""
+        left = silence_s if until == math.inf else min(silence_s, until - time.monotonic())
+        self._set_step(left, operation)
+        return left
+
     def _set_step(self, silence_s: float, operation: str) -> None:
+        if silence_s == self._waits_s:
+            return
+        self._waits_s = silence_s
         step = min(_LONGEST_STEP_S, max(_SHORTEST_STEP_S, silence_s / 4))
         if step == self._step_s:
             return

@@ -148,11 +148,14 @@ class SocketChannel:
         """Send a request; the previous one must have its reply."""
         assert self._request is None, f"{self.peer}: one request in flight per channel"
         self._request = request = _Request(next(self._numbers), message, arrays)
-        with self._broken_by_errors():
-            try:
-                self._transmit(request)
-            except PeerLostError as lost:
+        try:
+            self._transmit(request)
+        except PeerLostError as lost:
+            with self._broken_by_errors():
                 self._reconnect_and_repeat(request, lost)
+        except BaseException:
+            self._break()
+            raise
 
     def expect(self, deadline_s: float | None = None) -> None:
         """Wait for the start of the reply; `receive` handles a broken connection."""
@@ -173,19 +176,25 @@ class SocketChannel:
         request = self._request
         assert request is not None, f"{self.peer}: nothing was sent"
         limit_s = self._deadline_s if deadline_s is None else deadline_s
-        with self._broken_by_errors():
-            while (frame := self._tried(request, limit_s)) is None:
-                pass
+        try:
+            frame = self._reply(request, limit_s)
+        except PeerLostError as lost:
+            frame = self._repeated(request, limit_s, lost)
+        except BaseException:
+            self._break()
+            raise
         self._request = None
         return self._received(frame)
 
-    def _tried(self, request: _Request, limit_s: float) -> Frame | None:
-        """Return the reply; None after a reconnect that repeated the request."""
-        try:
-            return self._reply(request, limit_s)
-        except PeerLostError as lost:
-            self._reconnect_and_repeat(request, lost)
-            return None
+    def _repeated(self, request: _Request, limit_s: float, lost: PeerLostError) -> Frame:
+        """Repeat a request on new connections until its reply arrives."""
+        with self._broken_by_errors():
+            while True:
+                self._reconnect_and_repeat(request, lost)
+                try:
+                    return self._reply(request, limit_s)
+                except PeerLostError as again:
+                    lost = again
 
     def call(
         self, message: Message, arrays: Sequence[Array] = (), deadline_s: float | None = None
@@ -225,9 +234,12 @@ class SocketChannel:
         try:
             yield
         except BaseException:
-            self._request = None
-            self._drop()
+            self._break()
             raise
+
+    def _break(self) -> None:
+        self._request = None
+        self._drop()
 
     def _drop(self) -> None:
         frames, self._frames = self._frames, None

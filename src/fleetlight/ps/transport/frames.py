@@ -30,9 +30,10 @@ from fleetlight.wire.plain import Wire
 #: buffers of these sizes are reused; smaller ones are cheap, larger ones are freed after each frame
 _WORTH_BYTES, _KEEP_BYTES = 1 << 16, 256 << 20
 
-#: bytes of the first read: the prefix, usually the header, sometimes the whole frame
-_EARLY_BYTES = 512
+#: bytes of the first read: the prefix, the header, all of a short frame
+_EARLY_BYTES = 4096
 
+_EMPTY: NDArray[np.uint8] = np.empty(0, np.uint8)
 _ANY = Prefix(HEADER_LIMIT, BODY_LIMIT)
 _CODEC: MessageCodec[Message] = MessageCodec(Message)
 
@@ -104,14 +105,18 @@ class Frames:
         prefix = self._prefix(operation, start_s, until, most)
         if prefix is None:
             return None
-        data = bytearray(prefix.header)
+        header = _CODEC.decode_header(prefix, self._header(prefix.header, operation, until))
+        body = self._body(prefix, operation, until) if prefix.body or prefix.slot else _EMPTY
+        return Frame(header.request, header.message, views(header.places, body))
+
+    def _header(self, size: int, operation: str, until: float) -> bytes | bytearray:
+        early = self._early
+        if len(early) >= size:
+            self._early = early[size:]
+            return early[:size]
+        data = bytearray(size)
         self._fill(memoryview(data), operation, until)
-        header = _CODEC.decode_header(prefix, data)
-        return Frame(
-            header.request,
-            header.message,
-            views(header.places, self._body(prefix, operation, until)),
-        )
+        return data
 
     def _body(self, prefix: Prefix, operation: str, until: float) -> NDArray[np.uint8]:
         size = prefix.body
@@ -146,10 +151,13 @@ class Frames:
 
     def _fill(self, into: memoryview, operation: str, until: float) -> None:
         """Fill from the bytes already read, then from the wire."""
-        if early := self._early[: len(into)]:
-            into[: len(early)] = early
+        if self._early:
+            early = self._early[: len(into)]
             self._early = self._early[len(early) :]
-        self.wire.read_all(into[len(early) :], operation, self._silence_s, until)
+            into[: len(early)] = early
+            into = into[len(early) :]
+        if into:
+            self.wire.read_all(into, operation, self._silence_s, until)
 
 
 class _Memory:

@@ -198,7 +198,8 @@ class MessageCodec(Generic[M]):
         specs = tuple(_spec(number, array) for number, array in enumerate(arrays))
         body, size = _laid_out(arrays)
         header = self._encoder.encode(Envelope(request, message, specs))
-        self._check_sizes(len(specs), len(header), size)
+        if len(specs) > ARRAY_LIMIT or len(header) > self.header_limit or size > self.body_limit:
+            raise self._refusal(len(specs), len(header), size)
         slot = into_slot(body, size) if into_slot is not None and body else 0
         start = Prefix(len(header), size, slot).pack() + header
         return [start] if slot else [start, *body]
@@ -207,17 +208,14 @@ class MessageCodec(Generic[M]):
         """The prefix of a frame; raise when a part exceeds its limit."""
         return Prefix.parse(data, self.body_limit, self.header_limit)
 
-    def _check_sizes(self, arrays: int, header: int, body: int) -> None:
+    def _refusal(self, arrays: int, header: int, body: int) -> PlanError:
         what = (
             ("arrays", arrays, ARRAY_LIMIT),
             ("bytes of header", header, self.header_limit),
             ("bytes of arrays", body, self.body_limit),
         )
-        for name, size, limit in what:
-            if size > limit:
-                raise PlanError(
-                    f"a message has {size} {name}, and at most {limit} fit into one frame"
-                )
+        name, size, limit = next(each for each in what if each[1] > each[2])
+        return PlanError(f"a message has {size} {name}, and at most {limit} fit into one frame")
 
     def decode_header(self, prefix: Prefix, data: bytes | bytearray | memoryview) -> Header[M]:
         """Decode a header and check it against the length of the body."""
@@ -237,10 +235,7 @@ class MessageCodec(Generic[M]):
 
 def views(places: Iterable[ArrayLocation], body: NDArray[np.uint8]) -> list[Array]:
     """The arrays of a frame as views of its receive buffer."""
-    return [
-        body[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
-        for place in places
-    ]
+    return [np.ndarray(place.shape, place.dtype, body, place.offset) for place in places]
 
 
 def _spec(number: int, array: Array) -> ArraySpec:
@@ -274,9 +269,11 @@ def _places(specs: Iterable[ArraySpec]) -> tuple[tuple[ArrayLocation, ...], int]
     places, end = [], 0
     for spec in specs:
         dtype, shape = DTYPES[spec.dtype], spec.shape
-        if len(shape) > 1 and math.prod(max(1, n) for n in shape) > 1 << 50:
+        count = math.prod(shape)
+        # a length of 0 hides lengths that no array can have
+        if (count > 1 << 50 or not count) and math.prod(max(1, n) for n in shape) > 1 << 50:
             raise ProtocolError(f"a frame announces an array of shape {shape}")
-        nbytes = math.prod(shape) * dtype.itemsize
+        nbytes = count * dtype.itemsize
         offset = end + -end % ALIGNMENT if nbytes else 0
         places.append(ArrayLocation(offset, nbytes, dtype, shape))
         end = offset + nbytes if nbytes else end

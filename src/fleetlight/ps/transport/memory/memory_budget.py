@@ -12,12 +12,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fleetlight.errors import ProtocolError
 
 #: smaller bodies are not counted: they arrive quickly
 WORTH_BYTES = 1 << 20
+_NOTHING = contextlib.nullcontext()
 
 
 class MemoryBudget:
@@ -29,15 +31,15 @@ class MemoryBudget:
         self._claimed = 0
         self._changed = threading.Condition()
 
-    @contextlib.contextmanager
-    def claimed(self, size: int, patience_s: float) -> Iterator[None]:
+    def claimed(self, size: int, patience_s: float) -> AbstractContextManager[None]:
         """Reserve memory inside the block; wait while other threads fill theirs.
 
         The reservation ends with the block: by then the system counts the memory as used.
         """
-        if size < WORTH_BYTES:
-            yield
-            return
+        return _NOTHING if size < WORTH_BYTES else self._reserved(size, patience_s)
+
+    @contextlib.contextmanager
+    def _reserved(self, size: int, patience_s: float) -> Iterator[None]:
         end = time.monotonic() + patience_s
         with self._changed:
             while (free := self._free()) is not None and self._claimed + size > free:
