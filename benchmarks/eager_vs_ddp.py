@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps per second of Fleetlight's eager data parallel against torch's DistributedDataParallel.
 
-Two Gloo processes with one thread each train every variant's own copy of the model in turn. `ddp`
-is listed twice: the ratio of the two is the noise of the measurement.
+Gloo processes with one thread each, two by default, train every variant's own copy of the model in
+turn. `ddp` is listed twice: the ratio of the two is the noise of the measurement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.models import WORKLOADS, Workload
 
 CLAIM = (
     "Fleetlight's eager data parallel keeps at least 98 % of the steps per second of plain "
-    "DistributedDataParallel: 2 Gloo processes, one thread each."
+    "DistributedDataParallel: Gloo processes of one host, one thread each."
 )
 AT_LEAST = 0.98
 # (turns per round, steps per turn): short turns, so that both variants see the same machine load
@@ -62,16 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.worker:
         _work(options)
         return 0
-    sections = (_measure(name, options) for name in options.workloads)
+    sections = (_measure(n, name, options) for n in options.processes for name in options.workloads)
     report.page("eager_vs_ddp", CLAIM, sections)
     return 0
 
 
-def _measure(name: str, options: argparse.Namespace) -> str:
-    """One workload in one pair of processes, as a section of the result page."""
+def _measure(processes: int, name: str, options: argparse.Namespace) -> str:
+    """One workload in one group of processes, as a section of the result page."""
     argv = [sys.executable, "-m", "benchmarks.eager_vs_ddp", "--worker", name]
     argv += ["--rounds", str(options.rounds), "--variants", *options.variants]
-    job = jobs.Job(name, jobs.workers(argv), deadline_s=options.deadline_s)
+    job = jobs.Job(name, jobs.workers(argv, processes), processes, options.deadline_s)
     found = sorted(jobs.run(job).results, key=lambda result: int(result["rank"]))
     _agreed(found)
     workers = [result["rounds"] for result in found]
@@ -81,7 +81,10 @@ def _measure(name: str, options: argparse.Namespace) -> str:
         report.Ratio(one, base, AT_LEAST if one.name == "fleetlight" else None) for one in rest
     ]
     return report.section(
-        WORKLOADS[name].title, series, ratios, foreign=interleave.foreign(workers)
+        f"{WORKLOADS[name].title}: {processes} processes",
+        series,
+        ratios,
+        foreign=interleave.foreign(workers),
     )
 
 
@@ -93,7 +96,7 @@ def _agreed(found: Sequence[dict[str, dict[str, float]]]) -> None:
 
 
 def _work(options: argparse.Namespace) -> None:
-    """One of the two workers."""
+    """One of the workers."""
     torch.set_num_threads(1)
     with_fleet = "fleetlight" in options.variants
     _join(with_fleet)
@@ -156,6 +159,7 @@ def _sum(model: nn.Module) -> float:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deadline_s", type=float, default=1800.0, help="for each workload")
     default = ["mlp", "mlp8", "resnet50"]
