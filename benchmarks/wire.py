@@ -2,7 +2,7 @@
 """What a byte costs between worker and server, and how long a pull takes.
 
 A server process and this one have a core each. CPU seconds are those of both; iperf3 moves bytes
-with the same congestion control and does nothing else.
+with the same congestion control and does nothing else. A short message shows what Python costs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ from fleetlight.security.context import client_context
 CLAIM = (
     "Between worker and server a GB costs at most 2.3 times the CPU seconds of iperf3 (both sides, "
     "same congestion control), in shared memory at most 1.0 times; with TLS at most 1.5 s; a pull "
-    "of 20,000 ids takes at most 1.3 times a bare ping-pong of the same bytes and the table's work."
+    "of 20,000 ids takes at most 1.3 times a bare ping-pong of the same bytes and the table's "
+    "work. A message costs its sender and its receiver at most 30 microseconds of Python each."
 )
 CORES = os.sched_getaffinity(0)
 PLAIN_RATIO, MEMORY_RATIO, TLS_S, PULL_RATIO = 2.3, 1.0, 1.5, 1.3
+#: user CPU time of a message on each side, and the ids of a short one
+MESSAGE_US, FEW = 30.0, 32
 ROWS_BYTES, IDS_BYTES = 4 * IDS * DIM, 8 * IDS
 _ROWS = m.Pull([m.TablePull(0, True)], dense=False)
 _DENSE = m.Pull([], dense=True)
@@ -88,8 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.sched_setaffinity(0, {max(CORES)})
         moves = _moves(server, folder, stack)
         pulls = Pulls(server, stack)
+        channel = _channel(server, "plain", "plain", folder, stack)
         costs: dict[str, list[float]] = {name: [] for name in ("iperf3", *moves)}
         times: list[tuple[float, float, float]] = []
+        short: list[tuple[float, float]] = []
         foreign = []
         for number in range(options.rounds):
             machine.wait_until_idle(options.idle_s)
@@ -97,10 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 own = _own_cpu_s(server)
                 _round(server, moves, costs, options.gigabytes)
                 times.append(pulls.measure(options.pulls))
+                short.append(_short_messages(server, channel, options.messages))
                 own = _own_cpu_s(server) - own
             foreign.append(machine.foreign_share(meter.wall_s, meter.busy_s, own))
             print(f"round {number + 1}/{options.rounds} done", flush=True)
-    sections = [_cost_section(costs), _pull_section(times), report.foreign_line(foreign)]
+    sections = [_cost_section(costs), _pull_section(times), _short_section(short)]
+    sections.append(report.foreign_line(foreign))
     if options.write:
         path = report.write("wire", CLAIM, sections)
         sections.append(f"written: {path.relative_to(jobs.ROOT)}")
@@ -120,15 +127,7 @@ def _moves(
     ids, grads = np.arange(IDS), np.ones((IDS, DIM), np.float32)
     moves: dict[str, tuple[Callable[[], object], int]] = {}
     for kind, port in (("plain", "plain"), ("memory", "plain"), ("TLS", "TLS")):
-        channel = SocketChannel.connect(
-            ("127.0.0.1", server.ports[port]),
-            "server",
-            deadline_s=60.0,
-            tls=client_context(folder) if kind == "TLS" else None,
-            on_sharing=_check_sharing if kind == "memory" else None,
-        )
-        stack.callback(channel.close)
-        channel.call(m.Heartbeat(0))
+        channel = _channel(server, kind, port, folder, stack)
         calls: list[tuple[str, m.Message, list[Any], int]] = [
             ("pull", _ROWS, [ids], IDS_BYTES + ROWS_BYTES),
             ("push", _PUSH, [ids, grads], IDS_BYTES + ROWS_BYTES),
@@ -137,6 +136,21 @@ def _moves(
         for name, message, arrays, size in calls:
             moves[f"{kind} {name}"] = _call(channel, message, arrays), size
     return moves
+
+
+def _channel(
+    server: ServerProcess, kind: str, port: str, folder: str, stack: contextlib.ExitStack
+) -> SocketChannel:
+    channel = SocketChannel.connect(
+        ("127.0.0.1", server.ports[port]),
+        "server",
+        deadline_s=60.0,
+        tls=client_context(folder) if kind == "TLS" else None,
+        on_sharing=_check_sharing if kind == "memory" else None,
+    )
+    stack.callback(channel.close)
+    channel.call(m.Heartbeat(0))
+    return channel
 
 
 def _check_sharing(why: str) -> None:
@@ -220,6 +234,26 @@ class Pulls:
         return [SocketChannel.connect(endpoint, "server", deadline_s=60.0, greeting=lambda: hello)]
 
 
+def _short_messages(
+    server: ServerProcess, channel: SocketChannel, count: int
+) -> tuple[float, float]:
+    """Seconds of user CPU time of a message, in this process and in the server.
+
+    A request and its reply are two messages, and each side sends one and receives the other. The
+    system counts the time of its calls separately.
+    """
+    ids, grads = np.arange(FEW), np.ones((FEW, DIM), np.float32)
+    channel.call(_PUSH, [ids, grads])
+    here, there = _user_s(), server.ask("user")
+    for _ in range(count):
+        channel.call(_PUSH, [ids, grads])
+    return (_user_s() - here) / (2 * count), (server.ask("user") - there) / (2 * count)
+
+
+def _user_s() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
 def _timed(act: Callable[[], object]) -> float:
     began = time.perf_counter()
     act()
@@ -269,11 +303,23 @@ def _pull_section(times: Sequence[tuple[float, float, float]]) -> str:
     return f"## A pull of {IDS:,} ids\n\n{report.table(head, rows)}"
 
 
+def _short_section(times: Sequence[tuple[float, float]]) -> str:
+    """The user CPU time of a message on each side."""
+    rows = []
+    for side, of in zip(("worker", "server"), zip(*times, strict=True), strict=True):
+        spread = report.Spread.of(1e6 * seconds for seconds in of)
+        rows.append((side, str(spread), _verdict(spread.median, MESSAGE_US, "")))
+    head = ("side", "user CPU, microseconds a message: median of the rounds (min..max)", "at most")
+    title = f"## A message with {FEW} ids and their gradients, and its reply"
+    return f"{title}\n\n{report.table(head, rows)}"
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--gigabytes", type=float, default=1.0, help="moved by each in a round")
     parser.add_argument("--pulls", type=int, default=1000, help="pulls in a round")
+    parser.add_argument("--messages", type=int, default=5000, help="short ones in a round")
     parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
     parser.add_argument("--no_write", dest="write", action="store_false", help="print only")
     return parser.parse_args(argv)

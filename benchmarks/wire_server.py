@@ -2,18 +2,20 @@
 """The server's side of the benchmark `wire`, a process of its own.
 
 Its first line of output says where it listens. Then it answers one word a line: `cpu` with the CPU
-seconds it has used, `kernel` with the seconds that a pull takes without any network.
+seconds it has used, `user` with those outside the system's calls, `kernel` with the seconds that a
+pull takes without any network.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -87,9 +89,13 @@ def main() -> int:
     }
     ports = {name: listener.address[1] for name, listener in listeners.items()}
     print(json.dumps({**ports, "raw": door.getsockname()[1]}), flush=True)
+    answers: dict[str, Callable[[], float]] = {
+        "cpu": time.process_time,
+        "user": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime,
+        "kernel": lambda: kernel_s(table, 200),
+    }
     for line in sys.stdin:
-        answer = time.process_time() if line.strip() == "cpu" else kernel_s(table, 200)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answers[line.strip()]()), flush=True)
     for listener in listeners.values():
         listener.stop()
     return 0
