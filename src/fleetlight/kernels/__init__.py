@@ -16,6 +16,7 @@ from fleetlight.kernels.codecs.narrow_rows import (
 )
 from fleetlight.kernels.copy_on_write.copied_rows import lay_aside, read_as_they_were
 from fleetlight.kernels.copy_on_write.pending_rows import Batch, PendingRows
+from fleetlight.kernels.differences import difference, rebase
 from fleetlight.kernels.ids.bags import gather_bags, spread_bags, weight_grads
 from fleetlight.kernels.ids.bucket_order import BucketCount, put_in_bucket_order
 from fleetlight.kernels.ids.dedup import Deduped, dedup, member
@@ -47,6 +48,7 @@ __all__ = [
     "checksum",
     "copy_rows",
     "dedup",
+    "difference",
     "first_values",
     "from_bfloat16",
     "from_int8",
@@ -58,6 +60,7 @@ __all__ = [
     "member",
     "put_in_bucket_order",
     "read_as_they_were",
+    "rebase",
     "rule_named",
     "servers_of",
     "splitmix64",

@@ -55,6 +55,17 @@ class LocalParameters:
             else:
                 self._put(piece.parameter, piece.start, piece.stop, arrived)
 
+    def views(self, block: Block) -> list[tuple[slice, NDArray[Any]]] | None:
+        """Where each slice of a block is in it, with a view of its values; None without views."""
+        views = []
+        for piece in block.pieces:
+            view = self._view(piece.parameter)
+            if view is None:
+                return None
+            place = slice(piece.offset, piece.offset + piece.size)
+            views.append((place, view[piece.start : piece.stop]))
+        return views
+
     def note(self) -> None:
         """Record that the parameters equal the servers' values."""
         self._versions = [version(parameter) for parameter in self._parameters]

@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,14 +21,20 @@ from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.reply_values import ReplyValues
 
 WORKERS = 3
-PLAN = plan("async", WORKERS, dense=[DensePlan("weight", (2,), "float64", 0, 0)])
+PLANS = {
+    dtype: plan("async", WORKERS, dense=[DensePlan("weight", (2,), dtype, 0, 0)])
+    for dtype in ("float32", "float64")
+}
+# kernels handle float32, torch the others
+every_dtype = pytest.mark.parametrize("dtype", PLANS)
 
 
 class Server:
     """Adds a share and replies with the sum."""
 
-    def __init__(self) -> None:
-        self.values = np.ones(2)
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.values = np.ones(2, dtype)
 
     def add(self, shares: dict[int, Any]) -> ReplyValues:
         for share in shares.get(0, []):
@@ -39,9 +46,10 @@ class Worker:
     """A worker that receives its replies in order, when the test says so."""
 
     def __init__(self, server: Server) -> None:
-        self.weight = torch.ones(2, dtype=torch.float64)
+        self.weight = torch.ones(2, dtype=getattr(torch, server.dtype))
+        of = PLANS[server.dtype]
         client: Any = types.SimpleNamespace(
-            worker_num=WORKERS, server_num=1, plan=PLAN, placement=Placement(PLAN)
+            worker_num=WORKERS, server_num=1, plan=of, placement=Placement(of)
         )
         self.server, self.dense = server, LocalDense(client, LocalParameters([self.weight]))
         self.dense.begin()
@@ -56,8 +64,9 @@ class Worker:
         self.dense.take(self.replies.popleft(), count)
 
 
-def test_own_progress_counts_in_full_until_its_reply() -> None:
-    server = Server()
+@every_dtype
+def test_own_progress_counts_in_full_until_its_reply(dtype: str) -> None:
+    server = Server(dtype)
     first, second = Worker(server), Worker(server)
     first.weight += 3
     first.push()
@@ -72,8 +81,9 @@ def test_own_progress_counts_in_full_until_its_reply() -> None:
     assert second.weight.tolist() == [1 + 3 / 3 + 6 / 3] * 2
 
 
-def test_pushes_without_a_reply_stay_on_top_of_server_values() -> None:
-    worker = Worker(Server())
+@every_dtype
+def test_pushes_without_a_reply_stay_on_top_of_server_values(dtype: str) -> None:
+    worker = Worker(Server(dtype))
     for learned in (3, 6, 9):
         worker.weight += learned
         worker.push()
@@ -83,8 +93,9 @@ def test_pushes_without_a_reply_stay_on_top_of_server_values() -> None:
     assert worker.weight.tolist() == [1 + (3 + 6 + 9) / 3] * 2
 
 
-def test_a_skipped_push_adds_nothing() -> None:
-    worker = Worker(Server())
+@every_dtype
+def test_a_skipped_push_adds_nothing(dtype: str) -> None:
+    worker = Worker(Server(dtype))
     worker.dense.skipped()
     worker.replies.append(worker.server.add({}))
     worker.weight += 3
@@ -93,11 +104,12 @@ def test_a_skipped_push_adds_nothing() -> None:
     assert worker.weight.tolist() == [4, 4]
 
 
+@every_dtype
 @given(st.lists(st.tuples(st.integers(0, WORKERS - 1), st.sampled_from("lphb")), max_size=60))
 def test_all_workers_converge_to_the_mean_of_all_progress(
-    operations: list[tuple[int, str]],
+    dtype: str, operations: list[tuple[int, str]]
 ) -> None:
-    server = Server()
+    server = Server(dtype)
     workers, learned = [Worker(server) for _ in range(WORKERS)], 0
     for number, operation in operations:
         worker = workers[number]
@@ -114,6 +126,6 @@ def test_all_workers_converge_to_the_mean_of_all_progress(
         worker.push()
     for worker in workers:
         worker.receive(len(worker.replies))
-    np.testing.assert_allclose(server.values, 1 + learned / WORKERS)
+    np.testing.assert_allclose(server.values, 1 + learned / WORKERS, rtol=1e-5)
     last = workers[-1]
-    np.testing.assert_allclose(last.weight.numpy(), server.values)
+    np.testing.assert_allclose(last.weight.numpy(), server.values, rtol=1e-5)

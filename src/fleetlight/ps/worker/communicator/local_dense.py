@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetlight.kernels import difference, rebase
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
 from fleetlight.ps.worker.client import Client
@@ -58,9 +60,12 @@ class LocalDense:
                 if held.block.optimizer == optimizer:
                     progress = held.learned(just_taken)
                     learned.append((held, progress))
-                    shares.setdefault(server, []).append(flat_array(progress / self._workers))
+                    shares.setdefault(server, []).append(flat_array(self._share_of(progress)))
         self._pending.append(learned)
         return shares
+
+    def _share_of(self, progress: Tensor) -> Tensor:
+        return progress if self._workers == 1 else progress / self._workers
 
     def skipped(self) -> None:
         """Record a push without differences."""
@@ -74,12 +79,12 @@ class LocalDense:
         for server, arrays in values.dense.items():
             for held, array in zip(self._blocks[server], arrays, strict=True):
                 on_top = [progress for other, progress in pending if other is held]
-                held.rebase(as_tensor(array, held.dtype), on_top)
+                held.rebase(array, on_top)
         self._live.note()
 
 
 class _LocalBlock:
-    """A block of local values."""
+    """A block of local values. Kernels handle float32 in main memory, torch all else."""
 
     def __init__(self, block: Block, live: LocalParameters) -> None:
         self.block, self._live = block, live
@@ -96,18 +101,46 @@ class _LocalBlock:
     def learned(self, just_taken: bool) -> Tensor:
         """The difference since the last push."""
         progress, self._on_top = self._on_top, None
-        if progress is None or not just_taken:
+        if progress is not None and just_taken:
+            self.since += progress
+            return progress
+        if (views := self._views()) is None:
             packed = self.packed()
             progress, self.since = packed - self.since, packed
-        else:
-            self.since += progress
+            return progress
+        progress, since = torch.empty(self.block.size, dtype=self.dtype), self.since.numpy()
+        out = progress.numpy()
+        for place, local in views:
+            difference(local, since[place], out[place])
         return progress
 
-    def rebase(self, now: Tensor, on_top: Sequence[Tensor]) -> None:
+    def rebase(self, now: Array, on_top: Sequence[Tensor]) -> None:
         """Take the servers' values and add the pending differences."""
+        if (views := self._views()) is None:
+            self._on_top = self._rebased_by_torch(as_tensor(now, self.dtype), on_top)
+            return
+        self._on_top, since = torch.empty(self.block.size, dtype=self.dtype), self.since.numpy()
+        pending, out = _sum_of(on_top), self._on_top.numpy()
+        for place, local in views:
+            rebase(local, since[place], now[place], pending[place], out[place])
+
+    def _views(self) -> list[tuple[slice, NDArray[Any]]] | None:
+        return self._live.views(self.block) if self.dtype == torch.float32 else None
+
+    def _rebased_by_torch(self, now: Tensor, on_top: Sequence[Tensor]) -> Tensor:
         progress = self.packed().sub_(self.since)
         self.since.copy_(now)
         for one in on_top:
             self.since += one
         self._live.unpack(self.block, flat_array(self.since + progress))
-        self._on_top = progress
+        return progress
+
+
+def _sum_of(differences: Sequence[Tensor]) -> NDArray[Any]:
+    """The sum of pending differences; empty without any."""
+    if not differences:
+        return np.empty(0, np.float32)
+    total = differences[0]
+    for one in differences[1:]:
+        total = total + one
+    return total.numpy()
