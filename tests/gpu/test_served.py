@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu.needed import GPU, close, on_both
+from tests.ps.layers.pooled import Pooled
 from tests.served import ASYNC, SYNC, Member, Net, batches, geo, loss_of, run
 from tests.workers import run_job
 from torch import nn
@@ -144,6 +145,35 @@ def test_programs(compiler: str) -> None:
     def trained(device: str) -> Any:
         step = functools.partial(work, device=device)
         return run(functools.partial(build, device), step, SYNC, workers=1)
+
+    here, there = on_both(trained)
+    close(there, here)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "max"])
+@pytest.mark.parametrize("compiler", ["fx", "inductor"])
+def test_bags_of_programs(compiler: str, combiner: Any) -> None:
+    def work(worker: Member, device: str) -> Any:
+        feed = {"ids": IDS[0, 0]}
+        if combiner == "sum":
+            feed["weights"] = torch.linspace(0.5, 2, IDS[0, 0].numel(), device=device).view(
+                IDS[0, 0].shape
+            )
+        feed["target"] = TARGETS[0, 0].to(device)
+        program = static.capture(worker.model, nn.functional.mse_loss, worker.optimizer, feed)
+        exe = static.Executor(device, compile=compiler)
+        for t in range(STEPS):
+            feed.update(ids=IDS[t, 0], target=TARGETS[t, 0].to(device))
+            exe.run(program, feed, ["loss"])
+        return values(worker)
+
+    def made(device: str) -> Any:
+        model = Pooled(combiner).to(device)
+        return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+    def trained(device: str) -> Any:
+        step = functools.partial(work, device=device)
+        return run(functools.partial(made, device), step, SYNC, workers=1)
 
     here, there = on_both(trained)
     close(there, here)

@@ -293,3 +293,32 @@ def test_a_rendezvous_state_has_nodes() -> None:
     state.participants[one] = 0
     assert (one.addr, one.pid, one.local_id) == ("host", 7, 0)
     assert not state.complete
+
+
+@pytest.mark.parametrize(("mode", "weighed"), [(0, True), (0, False), (1, False), (2, False)])
+def test_the_operations_inside_embedding_bag_give_its_gradients(mode: int, weighed: bool) -> None:
+    rows = torch.arange(12.0).view(4, 3).sin().requires_grad_()
+    places, starts = torch.tensor([3, 1, 3, 0]), torch.tensor([0, 1, 4])
+    each = torch.tensor([0.5, 1, 2, 3], requires_grad=weighed) if weighed else None
+    expected = nn.functional.embedding_bag(
+        places,
+        rows,
+        starts,
+        mode=("sum", "mean", "max")[mode],
+        per_sample_weights=each,
+        include_last_offset=True,
+    )
+    gradient = torch.arange(6.0).view(2, 3)
+    expected.backward(gradient)  # type: ignore[no-untyped-call]
+    given = rows.detach(), places, starts
+    weights = None if each is None else each.detach()
+    found, _, _, chosen = operators.BAGS(*given, False, mode, False, weights, True)
+    assert torch.equal(found, expected.detach())
+    owners, sizes = torch.tensor([0, 1, 1, 1]), torch.tensor([1, 3])
+    summed = operators.BAGS_OF_GRADIENTS(
+        gradient, places, owners, sizes, chosen, 4, False, mode, weights
+    )
+    torch.testing.assert_close(summed, rows.grad)
+    if each is not None:
+        dots = operators.BAGS_OF_WEIGHTS(gradient, *given, owners, mode)
+        torch.testing.assert_close(dots, each.grad)

@@ -15,6 +15,9 @@ import torch
 from torch._ops import OpOverload
 
 __all__ = [
+    "BAGS",
+    "BAGS_OF_GRADIENTS",
+    "BAGS_OF_WEIGHTS",
     "CAST",
     "FOREACH_DIV_SCALAR_",
     "FOREACH_MUL_LIST_",
@@ -34,6 +37,10 @@ __all__ = [
 ]
 
 _aten = torch.ops.aten
+#: `embedding_bag`, with the row of each maximum; then the gradients of its rows and of its weights
+BAGS = _aten._embedding_bag.default
+BAGS_OF_GRADIENTS = _aten._embedding_bag_dense_backward.default
+BAGS_OF_WEIGHTS = _aten._embedding_bag_per_sample_weights_backward.default
 CAST = _aten._to_copy.default
 UNSAFE_VIEW = _aten._unsafe_view.default
 #: `Tensor.item`

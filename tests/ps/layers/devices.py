@@ -14,6 +14,7 @@ from fleetlight.ps.layers import device_rows, lookup
 from fleetlight.ps.layers.collection import device_lookup, embedding_collection
 from fleetlight.ps.layers.staging import Arrival, BlockingStaging
 from fleetlight.ps.worker import local_parameters
+from fleetlight.static.ops import rows
 from fleetlight.static.running import pulling
 
 
@@ -43,7 +44,7 @@ def as_on_a_gpu(patch: pytest.MonkeyPatch) -> LateStaging:
     def chosen(_: Any) -> LateStaging:
         return late
 
-    for module in (lookup, embedding_collection, session, local_parameters, pulling):
+    for module in (lookup, embedding_collection, session, local_parameters, pulling, rows):
         patch.setattr(module, "is_on_device", lambda tensor: True)
     for module in (device_rows, device_lookup, session, local_parameters, pulling):
         patch.setattr(module, "staging_of", chosen)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ps.layers.devices import as_on_a_gpu
+from tests.ps.layers.pooled import Pooled
 from tests.ps.rows import DIM, ROWS, Kept, dense, handle
 from tests.served import Member, Net, batches, loss_of, run
 from torch import Tensor, nn
@@ -153,6 +154,30 @@ def test_programs_with_servers_equal_those_in_main_memory() -> None:
 
     def build() -> Any:
         model = Net(padding_idx=2)
+        return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+    here, there = both(lambda: run(build, train, workers=1))
+    torch.testing.assert_close(there, here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combiner", ["sum", "mean", "max"])
+def test_bags_of_programs_equal_those_in_main_memory(combiner: Any) -> None:
+    ids, targets = batches(4, 1, ids=30)
+    weights = torch.linspace(0.5, 2, ids[0, 0].numel()).view(ids[0, 0].shape)
+
+    def train(worker: Member) -> Any:
+        given = {"weights": weights} if combiner == "sum" else {}
+        inputs = {"ids": ids[0, 0], **given, "target": targets[0, 0]}
+        program = static.capture(worker.model, nn.functional.mse_loss, worker.optimizer, inputs)
+        exe = static.Executor()
+        for step in range(len(ids)):
+            exe.run(program, {**inputs, "ids": ids[step, 0], "target": targets[step, 0]}, ["loss"])
+        model: Any = worker.model
+        return torch.from_numpy(worker.rows(range(30))), model.linear.weight.detach().clone()
+
+    def build() -> Any:
+        model = Pooled(combiner)
         return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
 
     here, there = both(lambda: run(build, train, workers=1))

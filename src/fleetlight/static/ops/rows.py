@@ -2,7 +2,7 @@
 """Operations between the distinct rows of a run and the results of its lookups.
 
 `places` has the shape of a lookup's ids and the row index of each of them; bag b has the
-places bounds[b] to bounds[b + 1].
+places bounds[b] to bounds[b + 1]. In main memory kernels compute; on a device torch does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fleetlight.kernels import gather_bags, gather_visited, spread_bags, sum_visited, weight_grads
 from fleetlight.kernels.ids.bags import Mode
+from fleetlight.ps.layers.staging import is_on_device
+from fleetlight.static.ops import device_bags
 
 _library: Any = torch.library.Library("fleetlight", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("gather_rows(Tensor rows, Tensor places, ScalarType dtype) -> Tensor")
@@ -56,12 +58,10 @@ def _flat(places: Tensor) -> Any:
 
 
 def _gather_rows(rows: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    if is_on_device(rows):
+        return rows[places.long()].to(dtype)
     out = torch.from_numpy(gather_visited(rows.numpy(), _flat(places)))
     return out.view(*places.shape, rows.shape[1]).to(dtype)
-
-
-def _gather_rows_cuda(rows: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    return rows[places.long()].to(dtype)
 
 
 def _gathered(rows: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
@@ -69,6 +69,8 @@ def _gathered(rows: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _sum_rows(gradients: Sequence[Tensor], places: Sequence[Tensor], rows: Tensor) -> Tensor:
+    if is_on_device(rows):
+        return _sum_rows_there(gradients, places, rows)
     count, dim = rows.shape
     flat = [gradient.reshape(-1, dim) for gradient in gradients]
     together = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -76,7 +78,7 @@ def _sum_rows(gradients: Sequence[Tensor], places: Sequence[Tensor], rows: Tenso
     return torch.from_numpy(sum_visited(_array(together), _flat(where), count))
 
 
-def _sum_rows_cuda(gradients: Sequence[Tensor], places: Sequence[Tensor], rows: Tensor) -> Tensor:
+def _sum_rows_there(gradients: Sequence[Tensor], places: Sequence[Tensor], rows: Tensor) -> Tensor:
     out = torch.zeros_like(rows)
     for gradient, where in zip(gradients, places, strict=True):
         flat = gradient.reshape(-1, rows.shape[1]).to(rows.dtype)
@@ -99,14 +101,15 @@ def _gather_bags(
     mode: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
+    if is_on_device(rows):
+        pooled, rows_of_maxima = device_bags.pooled(rows, places, bounds, each, cast(Mode, mode))
+        return pooled.to(dtype), rows_of_maxima
     weights = None if each is None else _array(each)
     out, chosen = gather_bags(
-        _array(rows), places.cpu().numpy(), bounds.cpu().numpy(), weights, cast(Mode, mode)
+        _array(rows), places.numpy(), bounds.numpy(), weights, cast(Mode, mode)
     )
-    made = torch.from_numpy(out).to(rows.device, dtype)
-    if chosen is None:
-        return made, places.new_empty(0)
-    return made, torch.from_numpy(chosen).to(rows.device)
+    made = torch.from_numpy(out).to(dtype)
+    return made, places.new_empty(0) if chosen is None else torch.from_numpy(chosen)
 
 
 def _bagged(
@@ -131,16 +134,18 @@ def _sum_bags(
     mode: str,
     chosen: Tensor,
 ) -> Tensor:
+    if is_on_device(rows):
+        return device_bags.spread(gradient, rows, places, bounds, each, cast(Mode, mode), chosen)
     summed = spread_bags(
         _array(gradient),
-        places.cpu().numpy(),
-        bounds.cpu().numpy(),
+        places.numpy(),
+        bounds.numpy(),
         None if each is None else _array(each),
         cast(Mode, mode),
         len(rows),
-        chosen.cpu().numpy() if mode == "max" else None,
+        chosen.numpy() if mode == "max" else None,
     )
-    return torch.from_numpy(summed).to(rows.device)
+    return torch.from_numpy(summed)
 
 
 def _of_bags(
@@ -158,8 +163,13 @@ def _of_bags(
 def _weigh_bags(
     gradient: Tensor, rows: Tensor, places: Tensor, bounds: Tensor, each: Tensor
 ) -> Tensor:
-    dots = weight_grads(_array(gradient), _array(rows), places.cpu().numpy(), bounds.cpu().numpy())
-    return torch.from_numpy(dots).to(each.device, each.dtype).view(each.shape)
+    if is_on_device(rows):
+        dots = device_bags.weight_gradients(gradient, rows, places, bounds)
+    else:
+        dots = torch.from_numpy(
+            weight_grads(_array(gradient), _array(rows), places.numpy(), bounds.numpy())
+        )
+    return dots.to(each.device, each.dtype).view(each.shape)
 
 
 def _weights(
@@ -168,13 +178,13 @@ def _weights(
     return each.new_empty(each.shape)
 
 
-for _name, _made, _by_key in (
-    ("gather_rows", _gathered, {"CPU": _gather_rows, "CUDA": _gather_rows_cuda}),
-    ("sum_rows", _summed, {"CPU": _sum_rows, "CUDA": _sum_rows_cuda}),
-    ("gather_bags", _bagged, {"CPU": _gather_bags, "CUDA": _gather_bags}),
-    ("sum_bags", _of_bags, {"CPU": _sum_bags, "CUDA": _sum_bags}),
-    ("weigh_bags", _weights, {"CPU": _weigh_bags, "CUDA": _weigh_bags}),
+for _name, _made, _function in (
+    ("gather_rows", _gathered, _gather_rows),
+    ("sum_rows", _summed, _sum_rows),
+    ("gather_bags", _bagged, _gather_bags),
+    ("sum_bags", _of_bags, _sum_bags),
+    ("weigh_bags", _weights, _weigh_bags),
 ):
     torch.library.register_fake(f"fleetlight::{_name}", _made, lib=_library)
-    for _key, _function in _by_key.items():
+    for _key in ("CPU", "CUDA"):
         _library.impl(_name, _function, _key)
