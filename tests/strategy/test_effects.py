@@ -327,7 +327,7 @@ def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
             "k_steps",
             "GeoSGD: workers and servers exchange every 40 steps",
         ),
-        ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "caches up to 5,000 rows of a table"),
+        ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "trains copies of up to 5,000 rows"),
         ({"send_queue_size": 2}, "send_queue_size", "pushes that may wait to be sent: 2"),
         ({"max_merge": 3}, "max_merge", "up to 3 queued pushes travel as one"),
         ({"table_wire": "int8"}, "table_wire", "travel as int8, unless a layer has its own"),

@@ -57,6 +57,13 @@ class TablePlan(msgspec.Struct, frozen=True):
     wire: str = "fp32"
     #: the type of the weights on the servers: fp32 | bf16
     dtype: str = "fp32"
+    #: True when workers keep rows between lookups
+    cached: bool = False
+
+    @property
+    def is_read_ahead(self) -> bool:
+        """True when the rows of announced batches are read before their turn."""
+        return self.entry is None and not self.cached
 
 
 class DensePlan(msgspec.Struct, frozen=True):

@@ -154,6 +154,7 @@ def rmsprop() -> Any:
         (groups_apart, "'words' is shared by layers whose weights are in different param groups"),
         (lambda: bound(Model(entry=None)), r"'words' is shared by layers that differ"),
         (lambda: bound(Model(initializer="zeros")), "'words' is shared by layers that differ"),
+        (lambda: bound(Model(cache="device")), "'words' is shared by layers that differ"),
         (lambda: bound(Model(wire="int8")), "'words' is shared by layers that differ"),
         (lambda: bound(nn.Embedding(3, 2, sparse=True, max_norm=1.0)), "with max_norm cannot"),
         (by_frequency, "0: EmbeddingBag with scale_grad_by_freq cannot be moved"),

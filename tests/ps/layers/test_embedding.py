@@ -149,6 +149,7 @@ def test_layer_has_one_weight_and_a_repr() -> None:
     assert [p.shape for p in layer.parameters()] == [(0, DIM)]
     assert "3, padding_idx=3, table='users'" in repr(layer)
     assert "combiner='max'" in repr(SparseEmbeddingBag(DIM, "max"))
+    assert "cache='device'" in repr(SparseEmbeddingBag(DIM, cache="device", cache_rows=9))
     assert "wire='bf16'" in repr(SparseEmbeddingBag(DIM, wire="bf16"))
 
 
@@ -163,6 +164,9 @@ def test_layer_has_one_weight_and_a_repr() -> None:
             lambda: SparseEmbedding(2, wire="bf32"),
             "SparseEmbedding: got wire='bf32', expected one of",
         ),
+        (lambda: SparseEmbedding(2, cache="cuda"), "got cache='cuda', expected 'device'"),
+        (lambda: SparseEmbedding(2, cache="device", cache_rows=0), "got cache_rows=0, expected"),
+        (lambda: SparseEmbeddingBag(2, cache_rows=9), "got cache_rows=9 without a cache"),
         (lambda: SparseEmbedding(2, dtype="fp16"), "got dtype='fp16', expected one of"),
         (lambda: SparseEmbedding(2, initializer="one"), "initializer: got 'one', expected"),
         (lambda: SparseEmbedding(2, initializer=("uniform", 1.0)), "initializer: got"),

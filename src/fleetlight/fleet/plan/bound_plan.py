@@ -110,6 +110,8 @@ def build_plan(
         durability=strategy.durability,
         lost_worker=strategy.lost_worker,
     )
+    for table in plan.tables:
+        _refuse_cache(table, plan)
     return BoundPlan(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
 
 
@@ -171,11 +173,13 @@ def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _check_same_settings(name: str, layers: list[Any]) -> None:
-    facts = [(_dim(one), _initializer(one), _entry(one), *_narrow(one)) for one in layers]
+    facts = [
+        (_dim(one), _initializer(one), _entry(one), *_narrow(one), *_cache(one)) for one in layers
+    ]
     if any(fact != facts[0] for fact in facts):
         raise PlanError(
             f"table {name!r} is shared by layers that differ: "
-            "(dim, initializer, entry, wire, dtype) is "
+            "(dim, initializer, entry, wire, dtype, cache, cache_rows) is "
             f"{' and '.join(str(fact) for fact in dict.fromkeys(map(str, facts)))}"
         )
 
@@ -196,6 +200,39 @@ def _entry(layer: Any) -> Any:
 def _narrow(layer: Any) -> tuple[str | None, str | None]:
     """The layer's own `wire` and `dtype`."""
     return (layer.wire, layer.dtype) if isinstance(layer, TableLayer) else (None, None)
+
+
+def _cache(layer: Any) -> tuple[str | None, int]:
+    """Where a layer keeps rows, and how many."""
+    return (layer.cache, layer.cache_rows) if isinstance(layer, TableLayer) else (None, 0)
+
+
+def _refuse_cache(table: TablePlan, plan: Plan) -> None:
+    """Raise for a table with a cache whose rows could be outdated, or miss what an entry counts."""
+    reason = _without_cache(table, plan) if table.cached else None
+    if reason is not None:
+        raise PlanError(f"table {table.name!r}: got cache='device', but {reason}")
+
+
+def _without_cache(table: TablePlan, plan: Plan) -> str | None:
+    """Why the table cannot have a cache, and what to do; None if it can."""
+    if plan.exchanges_differences:
+        return (
+            "a worker of GeoSGD trains its own copies of rows, in main memory; leave the cache "
+            "out (a_sync_configs.cache_rows limits these copies), or use sync mode"
+        )
+    if plan.pushes_alone and plan.staleness is None:
+        return (
+            "in async mode no reply names the rows that other workers have changed, so the age of "
+            "a cached row has no limit; set a_sync_configs={'staleness': 4} or another limit, use "
+            "sync mode, or leave the cache out"
+        )
+    if table.entry is not None:
+        return (
+            "its entry counts each use of an id on the servers, which a cached row does not reach; "
+            "leave one of them out"
+        )
+    return None
 
 
 def _table(
@@ -224,6 +261,7 @@ def _table(
         rows=0 if isinstance(layers[0], TableLayer) else int(layers[0].num_embeddings),
         wire=wire or configs.table_wire,
         dtype=dtype or configs.table_dtype,
+        cached=_cache(layers[0])[0] is not None,
     )
 
 

@@ -26,14 +26,16 @@ from fleetlight.fleet.served.partial_state import warn_of_pickle, watch_state_di
 from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
+from fleetlight.ps.layers.caching.device_cache import DeviceCache
 from fleetlight.ps.layers.embedding import TableLayer
-from fleetlight.ps.layers.handle import TableHandle
+from fleetlight.ps.layers.handle import RowSource, TableHandle
 from fleetlight.ps.layers.staging import is_on_device, staging_of
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.layers.table_weight import stand_for
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.optimizers import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
+from fleetlight.ps.worker.cached_rows import CachedRows
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
 from fleetlight.ps.worker.local_parameters import LocalParameters
@@ -162,9 +164,10 @@ class ServerSession:
 
     def _attach_layers(self) -> None:
         """Connect each layer to its table."""
+        source = self._source_of_rows()
         for number, layers in enumerate(self.bound.layers):
             table = self.bound.plan.tables[number]
-            handle = TableHandle(number, table, self.communicator, warn_of_pickle)
+            handle = TableHandle(number, table, source, warn_of_pickle)
             self._handles.append(handle)
             for layer in layers:
                 if isinstance(layer, TableLayer):
@@ -177,6 +180,18 @@ class ServerSession:
         for optimizer in self.bound.optimizers:
             for weight in (w for n in range(len(self.bound.layers)) for w in self.bound.weights(n)):
                 optimizer.state.pop(weight, None)
+
+    def _source_of_rows(self) -> RowSource:
+        """The communicator, or the rows that layers keep on their device before it."""
+        caches = {
+            number: DeviceCache(layer.dim, layer.cache_rows, _device_of(layer))
+            for number, [layer, *_] in enumerate(self.bound.layers)
+            if isinstance(layer, TableLayer) and layer.cache is not None
+        }
+        if not caches:
+            return self.communicator
+        self.communicator.cached = CachedRows(self.communicator, caches)
+        return self.communicator.cached
 
     def number_of(self, optimizer: torch.optim.Optimizer) -> int:
         """The number of a registered optimizer."""
@@ -433,6 +448,10 @@ def _number(optimizers: list[torch.optim.Optimizer], optimizer: torch.optim.Opti
         "this optimizer was registered after training had begun; call fleet.distributed_optimizer "
         "before fleet.init_worker() and before the first forward"
     )
+
+
+def _device_of(layer: TableLayer) -> Callable[[], torch.device]:
+    return lambda: layer.weight.device
 
 
 def _flat_gradients(gradients: Mapping[int, Tensor | None]) -> dict[int, NDArray[Any] | None]:

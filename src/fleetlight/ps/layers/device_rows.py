@@ -76,15 +76,19 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tables: Sequence[TableRows], *weights: Tensor) -> Tensor:
         ctx.tables, ctx.weights = tables, weights
-        rows = [table.visit.rows for table in tables]
-        together = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        return staging_of(weights[0].device).to_device(together)
+        device = weights[0].device
+        found = [table.visit.found for table in tables]
+        arrays = [rows for rows in found if isinstance(rows, np.ndarray)]
+        if len(arrays) == len(found):
+            return copied(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), device)
+        parts = [copied(rows, device) for rows in found]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         arrival = staging_of(gradient.device).to_host(gradient)
-        ends = itertools.accumulate(len(table.visit.rows) for table in ctx.tables)
+        ends = itertools.accumulate(len(table.visit.wanted.ids) for table in ctx.tables)
         found: list[Any] = []
         start = 0
         for n, (table, stop) in enumerate(zip(ctx.tables, ends, strict=True)):
@@ -95,6 +99,11 @@ class _Rows(torch.autograd.Function):
                 found.append(None)
             start = stop
         return None, *found
+
+
+def copied(rows: Floats | Tensor, device: torch.device) -> Tensor:
+    """Rows on a device; those of a cache are there."""
+    return rows.to(device) if isinstance(rows, Tensor) else staging_of(device).to_device(rows)
 
 
 def _slice(arrival: Arrival, start: int, stop: int) -> Arrival:

@@ -34,6 +34,9 @@ _NUMBERS = {"uniform": 2, "normal": 2, "constant": 1, "zeros": 0}
 #: shows and clicks of each id of a forward
 Given = tuple[Floats | None, Floats | None]
 COMBINERS = ("sum", "mean", "max")
+#: rows that a cache keeps if the script sets no number
+CACHE_ROWS = 100_000
+DEVICE = "device"
 
 
 class TableLayer(nn.Module):
@@ -54,6 +57,8 @@ class TableLayer(nn.Module):
         table: str | None = None,
         wire: str | None = None,
         dtype: str | None = None,
+        cache: str | None = None,
+        cache_rows: int = CACHE_ROWS,
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
@@ -71,6 +76,7 @@ class TableLayer(nn.Module):
                     f"{type(self).__name__}: got {name}={got!r}, expected one of {known}, or None "
                     "for that of the strategy"
                 )
+        _check_cache(type(self).__name__, cache, cache_rows)
         self.dim = dim
         self.optimizer = optimizer
         self.initializer = initializer_plan(initializer)
@@ -79,6 +85,9 @@ class TableLayer(nn.Module):
         self.table = table
         self.wire = wire
         self.dtype = dtype
+        #: where rows stay between lookups, and how many
+        self.cache = cache
+        self.cache_rows = cache_rows
         #: represents the table in `model.parameters()` and in param groups
         self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
@@ -86,7 +95,7 @@ class TableLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that `print(model)` shows."""
-        names = ("padding_idx", "table", "entry", "wire", "dtype")
+        names = ("padding_idx", "table", "entry", "wire", "dtype", "cache")
         settings = {name: getattr(self, name) for name in names}
         return ", ".join(
             [str(self.dim), *(f"{k}={v!r}" for k, v in settings.items() if v is not None)]
@@ -170,6 +179,8 @@ class SparseEmbeddingBag(TableLayer):
         table: str | None = None,
         wire: str | None = None,
         dtype: str | None = None,
+        cache: str | None = None,
+        cache_rows: int = CACHE_ROWS,
     ) -> None:
         super().__init__(
             dim,
@@ -180,6 +191,8 @@ class SparseEmbeddingBag(TableLayer):
             table=table,
             wire=wire,
             dtype=dtype,
+            cache=cache,
+            cache_rows=cache_rows,
         )
         if combiner not in COMBINERS:
             raise ConfigError(
@@ -281,6 +294,20 @@ def refuse_outside(ids: Ids, table: str, rows: int) -> None:
         raise ConfigError(
             f"{table}: got id {wrong}, expected 0 to {rows - 1}; for ids of any size use "
             "fleet.nn.SparseEmbedding"
+        )
+
+
+def _check_cache(layer: str, cache: str | None, rows: int) -> None:
+    if cache not in (None, DEVICE):
+        raise ConfigError(
+            f"{layer}: got cache={cache!r}, expected {DEVICE!r}, which keeps rows where the layer "
+            "is, or None"
+        )
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise ConfigError(f"{layer}: got cache_rows={rows!r}, expected a positive integer")
+    if cache is None and rows != CACHE_ROWS:
+        raise ConfigError(
+            f"{layer}: got cache_rows={rows} without a cache; write cache={DEVICE!r} as well"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleetlight.errors import PlanError
 from fleetlight.kernels import Deduped
@@ -30,10 +31,11 @@ class Asked(NamedTuple):
 class RowSource(Protocol):
     """Provides rows to a layer; a communicator."""
 
-    #: called with the ids of a lookup, including padding
-    reached: Callable[[int, Ids], None] | None
+    @property
+    def reached(self) -> Callable[[int, Ids], None] | None:
+        """Called with the ids of a lookup, including padding."""
 
-    def look_up(self, asked: Sequence[Asked]) -> list[tuple[Deduped, Floats]]:
+    def look_up(self, asked: Sequence[Asked]) -> Sequence[tuple[Deduped, Floats | Tensor]]:
         """Return the distinct ids of each table and their rows, in the same order."""
 
 
@@ -42,7 +44,14 @@ class Visit:
     """The ids of one forward and their rows."""
 
     wanted: Deduped
-    rows: Floats
+    #: a tensor if a cache has them on the device of the layer
+    found: Floats | Tensor
+
+    @property
+    def rows(self) -> Floats:
+        """The rows in main memory."""
+        found = self.found
+        return found if isinstance(found, np.ndarray) else found.cpu().numpy()
 
     @property
     def inverse(self) -> NDArray[np.int32]:

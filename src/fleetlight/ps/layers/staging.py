@@ -33,6 +33,9 @@ class Staging(Protocol):
     def write(self, target: Tensor, values: Tensor) -> None:
         """Write values of main memory into a tensor of the device."""
 
+    def after(self, stream: object) -> object:
+        """Let the current stream wait for the work of another one; return the current stream."""
+
 
 @functools.cache
 def staging_of(device: torch.device) -> Staging:
@@ -58,6 +61,10 @@ class BlockingStaging:
     def write(self, target: Tensor, values: Tensor) -> None:
         """Copy values."""
         target.copy_(values)
+
+    def after(self, stream: object) -> object:
+        """Do nothing: the caller has waited for all work."""
+        return None
 
 
 class CudaStaging:
@@ -101,6 +108,13 @@ class CudaStaging:
     def write(self, target: Tensor, values: Tensor) -> None:
         """Queue the write on the current stream, after the reads of the target's old values."""
         target.copy_(_pinned(values.shape, values.dtype).copy_(values), non_blocking=True)
+
+    def after(self, stream: Any) -> object:
+        """Order the work of the current stream after that of another one."""
+        current = torch.cuda.current_stream(self._device)
+        if stream is not None and stream != current:
+            current.wait_stream(stream)
+        return current
 
 
 def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

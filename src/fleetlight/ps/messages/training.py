@@ -101,6 +101,8 @@ class Push(MessageBase, frozen=True):
     seen: int = 0
     #: tables of the optimizer, for a later batch: the reply has rows of these ids
     ahead: list[int] = msgspec.field(default_factory=list)
+    #: sync: tables of the optimizer; the reply has the ids that other workers changed
+    reports: list[int] = msgspec.field(default_factory=list)
 
 
 class Apply(MessageBase, frozen=True):
@@ -117,13 +119,15 @@ class Apply(MessageBase, frozen=True):
     skip: bool = False
     wants_dense: bool = True
     ahead: list[int] = msgspec.field(default_factory=list)
+    reports: list[int] = msgspec.field(default_factory=list)
 
 
 class Pushed(MessageBase, frozen=True):
-    """Arrays: rows of each table in `ahead`; D (of all optimizers) if requested; changed rows.
+    """Arrays: rows of each table in `ahead`; D (of all optimizers) if requested; changed rows; ids.
 
-    The last are positions and rows for each of `changed`: tables with prefetched rows that this
+    Changed rows are positions and rows for each of `changed`: tables with prefetched rows that this
     step changed. Positions index the ids of the prefetched batch, whose number is in `batches`.
+    Ids are those of each table in `outdated` that other workers changed in this step.
     """
 
     version: int
@@ -133,6 +137,8 @@ class Pushed(MessageBase, frozen=True):
     square: float = 0.0
     changed: list[int] = msgspec.field(default_factory=list)
     batches: list[int] = msgspec.field(default_factory=list)
+    #: the tables of `reports`, unless this server does not know which rows changed
+    outdated: list[int] = msgspec.field(default_factory=list)
     #: sync: what all workers of this step do after it; otherwise the signals so far
     call: ControlSignal = NO_SIGNAL
 

@@ -44,7 +44,7 @@ from fleetlight.ps.worker.push_request import (
 )
 from fleetlight.ps.worker.replay.commit_log import Committed
 from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal, StepOrigin
-from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
+from fleetlight.ps.worker.reply_values import ReplyValues, Wanted
 from fleetlight.wire.control_signals import combined
 
 Array = NDArray[Any]
@@ -211,9 +211,10 @@ class Client(Connections):
     def _merge_push_replies(
         self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
     ) -> ReplyValues:
+        outdated = _outdated_ids(replies)
         changed = _changed_rows(replies, self.plan)
         values = self._merge_replies(wanted, replies)
-        values.changed = changed
+        values.changed, values.outdated = changed, outdated
         for reply in replies.values():
             assert isinstance(reply.message, m.Pushed), reply.message
             values.applied &= reply.message.applied
@@ -250,7 +251,7 @@ class Client(Connections):
     ) -> ReplyValues:
         """Send a push request to every server, and return the merged replies."""
         requests = self._push_requests(push, phase=phase, hold=hold, wants_dense=wants_dense)
-        return self._pushed(push, self.ask(PUSH, _with_ahead(requests, push.ahead)))
+        return self._pushed(push, self.ask(PUSH, _with_ahead(requests, push)))
 
     def _push_requests(
         self, push: PushRequest, *, phase: int, hold: bool = False, wants_dense: bool = True
@@ -303,11 +304,11 @@ class Client(Connections):
             )
             requests[server] = message, ()
         self._commit(push.origin, {server: [one] for server, one in requests.items()})
-        return self._pushed(push, self.ask(PUSH, _with_ahead(requests, push.ahead)))
+        return self._pushed(push, self.ask(PUSH, _with_ahead(requests, push)))
 
     def start_push(self, push: PushRequest, *, phase: int) -> PushInFlight:
         """Send a push request; nothing else may use its lane until `finish_push`."""
-        requests = _with_ahead(self._push_requests(push, phase=phase), push.ahead)
+        requests = _with_ahead(self._push_requests(push, phase=phase), push)
         return PushInFlight(push, self.send(PUSH, requests))
 
     def finish_push(self, started: PushInFlight) -> ReplyValues:
@@ -453,10 +454,23 @@ def _merge_versions(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
     return values
 
 
+def _outdated_ids(replies: Mapping[int, ReceivedReply]) -> dict[int, list[Ids]]:
+    """Take the ids that other workers changed, which are the last arrays of each reply."""
+    found: dict[int, list[Ids]] = {}
+    for reply in replies.values():
+        message = reply.message
+        assert isinstance(message, m.Pushed), message
+        first = len(reply.arrays) - len(message.outdated)
+        for table, ids in zip(message.outdated, reply.arrays[first:], strict=True):
+            found.setdefault(table, []).append(ids)
+        del reply.arrays[first:]
+    return found
+
+
 def _changed_rows(
     replies: Mapping[int, ReceivedReply], plan: Plan
 ) -> list[tuple[int, int, int, Array, Array]]:
-    """Take the changed rows, which are the last arrays of each reply."""
+    """Take the changed rows, which are the last arrays then."""
     found = []
     for server, reply in replies.items():
         message = reply.message
@@ -472,15 +486,15 @@ def _changed_rows(
     return found
 
 
-def _with_ahead(requests: Mapping[int, Request], ahead: Sequence[Ahead]) -> Mapping[int, Request]:
-    """Let pushes or releases request rows, too; the journal has them without."""
-    if not ahead:
+def _with_ahead(requests: Mapping[int, Request], push: PushRequest) -> Mapping[int, Request]:
+    """Let pushes or releases request rows and ids, too; the journal has them without."""
+    if not push.ahead and not push.reports:
         return requests
     extended: dict[int, Request] = {}
     for server, (message, arrays) in requests.items():
         assert isinstance(message, (m.Push, m.Apply)), message
-        mine = [one.wanted for one in ahead if one.wanted.ids.count_of(server)]
+        mine = [one.wanted for one in push.ahead if one.wanted.ids.count_of(server)]
         ids = [wanted.ids.ids[wanted.ids.of_server(server)] for wanted in mine]
-        message = msgspec.structs.replace(message, ahead=[wanted.table for wanted in mine])
-        extended[server] = message, [*arrays, *ids]
+        more = {"ahead": [wanted.table for wanted in mine], "reports": push.reports}
+        extended[server] = msgspec.structs.replace(message, **more), [*arrays, *ids]
     return extended

@@ -43,6 +43,8 @@ class PushRequest:
     origin: StepOrigin | None = None
     #: rows of later batches, which the reply returns
     ahead: list[Ahead] = dataclasses.field(default_factory=list)
+    #: tables with a cache: the reply has the ids that other workers changed
+    reports: list[int] = dataclasses.field(default_factory=list)
 
 
 def packed(

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleetlight.kernels import Deduped
-from fleetlight.ps.update import Floats
+from fleetlight.ps.update import Floats, Ids
 
 Array = NDArray[Any]
 
@@ -52,3 +52,5 @@ class ReplyValues:
     square: float = 0.0
     #: (server, batch, table, positions, rows) of prefetched rows that a step changed
     changed: list[tuple[int, int, int, Array, Array]] = dataclasses.field(default_factory=list)
+    #: by table that the push asked for: ids that other workers changed, from each server
+    outdated: dict[int, list[Ids]] = dataclasses.field(default_factory=dict)

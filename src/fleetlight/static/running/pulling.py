@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import PlanError
 from fleetlight.kernels import dedup, sum_by
-from fleetlight.ps.layers.device_rows import ArrivingGradients
+from fleetlight.ps.layers.device_rows import ArrivingGradients, copied
 from fleetlight.ps.layers.embedding import (
     TableLayer,
     bag_bounds,
@@ -181,24 +181,19 @@ def _laid_out(
     pull: LookupPull, table: int, asked: Sequence[_LookupRequest], visit: Visit
 ) -> PulledRows:
     """Put rows and row indices into the slots of the program."""
-    rows, extra = visit.rows, []
+    rows, extra = visit.found, []
     parts = _parts(visit.inverse, asked)
     slots = iter(pull.slots)
     of_rows = next(slots)
     for one, inverse in zip(asked, parts, strict=True):
         if one.shadowed:
-            extra.append(_shadow(one, inverse, rows))
+            extra.append(_shadow(one, inverse, visit))
         places = one.places(inverse, len(rows) + len(extra) - 1)
         shape = one.shape if one.bounds is None else (-1,)
         _put(next(slots), places.reshape(shape))
         if one.bounds is not None:
             _put(next(slots), one.bounds)
-    if extra:
-        rows = np.concatenate([rows, *extra])
-    elif not rows.flags.writeable:
-        # torch warns of read-only arrays
-        rows = rows.copy()
-    _put(of_rows, rows)
+    _put(of_rows, _with(rows, extra))
     return PulledRows(table, visit, _counts(asked, visit), _learning(asked, parts, visit))
 
 
@@ -208,19 +203,32 @@ def _parts(inverse: Places, asked: Sequence[_LookupRequest]) -> list[Places]:
     return [inverse[end - len(one.read) : end] for one, end in zip(asked, ends, strict=True)]
 
 
-def _put(slot: Any, value: NDArray[Any]) -> None:
-    if is_on_device(slot.tensor):
+def _with(rows: Floats | Tensor, extra: Sequence[Floats]) -> Floats | Tensor:
+    """Rows, and the shadow rows after them."""
+    if isinstance(rows, Tensor):
+        shadows = [copied(row, rows.device) for row in extra]
+        return torch.cat([rows, *shadows]) if shadows else rows
+    if extra:
+        return np.concatenate([rows, *extra])
+    # torch warns of read-only arrays
+    return rows if rows.flags.writeable else rows.copy()
+
+
+def _put(slot: Any, value: NDArray[Any] | Tensor) -> None:
+    if isinstance(value, Tensor):
+        slot.tensor = value.to(slot.tensor.device)
+    elif is_on_device(slot.tensor):
         slot.tensor = staging_of(slot.tensor.device).to_device(value)
     else:
         slot.tensor = torch.from_numpy(value)
 
 
-def _shadow(asked: _LookupRequest, inverse: Places, rows: Floats) -> Floats:
+def _shadow(asked: _LookupRequest, inverse: Places, visit: Visit) -> Floats:
     """The row that padding reads: zeros, or the row of its id."""
     if asked.lookup.drops_padding:
-        return np.zeros((1, rows.shape[1]), np.float32)
+        return np.zeros((1, visit.found.shape[1]), np.float32)
     assert asked.real is not None
-    return rows[inverse[~asked.real][:1]]
+    return visit.rows[inverse[~asked.real][:1]]
 
 
 def _learning(

@@ -80,8 +80,8 @@ def _dense(strategy: ASyncFeature, job: JobFacts) -> Effect:
 def _cache_rows(strategy: ASyncFeature, job: JobFacts) -> Effect:
     configs = strategy.a_sync_configs
     if not (strategy.a_sync and configs.k_steps):
-        return False, "only workers of GeoSGD (a_sync with k_steps above 0) cache rows"
-    return True, f"a worker caches up to {configs.cache_rows:,} rows of a table"
+        return False, "only workers of GeoSGD (a_sync with k_steps above 0) train copies of rows"
+    return True, f"a worker trains copies of up to {configs.cache_rows:,} rows of a table"
 
 
 def _table_wire(strategy: ASyncFeature, job: JobFacts) -> Effect:

@@ -331,6 +331,7 @@ def test_wrong_batches_are_refused(features: Any, message: str) -> None:
         ({"a": (3, "t"), "b": EmbeddingFeature(3, "t", optimizer="adam")}, "=None and adam"),
         ({"a": (3, "t"), "b": EmbeddingFeature(3, "t", entry=CountFilterEntry(2))}, "have entry="),
         ({"a": (3, "t"), "b": EmbeddingFeature(3, "t", wire="bf16")}, "have wire=None and bf16"),
+        ({"a": (3, "t"), "b": EmbeddingFeature(3, "t", cache="device")}, "have cache=None and dev"),
         ({"a": EmbeddingFeature(3, dtype="int4")}, "feature 'a': .*dtype='int4'"),
         ({"a": (3, None, "median")}, "feature 'a': got combiner='median', expected one of"),
         ({"a": (0,)}, "feature 'a': SparseEmbeddingBag: got dim=0, expected a positive integer"),

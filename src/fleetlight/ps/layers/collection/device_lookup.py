@@ -74,7 +74,7 @@ def _features(tables: Sequence[TableLookup], bounds: Bounds) -> Iterator[_Featur
             for one, places in zip(table.lookups, parts, strict=True):
                 moved = np.where(places < 0, places, places + np.int32(first))
                 yield _Feature(one, rows, moved, of_feature[one.name])
-            first += len(table.visit.rows)
+            first += len(table.visit.wanted.ids)
 
 
 def _by_dim(tables: Iterable[TableLookup]) -> Iterable[list[TableLookup]]:

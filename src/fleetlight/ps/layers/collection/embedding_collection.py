@@ -31,6 +31,7 @@ from fleetlight.ps.layers.collection.joint_lookup import (
     visited,
 )
 from fleetlight.ps.layers.embedding import (
+    CACHE_ROWS,
     COMBINERS,
     DEFAULT,
     Initializer,
@@ -57,6 +58,8 @@ class EmbeddingFeature:
     padding_idx: int | None = None
     wire: str | None = None
     dtype: str | None = None
+    cache: str | None = None
+    cache_rows: int = CACHE_ROWS
 
     def __post_init__(self) -> None:
         if self.combiner is not None and self.combiner not in COMBINERS:
@@ -74,6 +77,8 @@ class EmbeddingFeature:
             "table": self.table,
             "wire": self.wire,
             "dtype": self.dtype,
+            "cache": self.cache,
+            "cache_rows": self.cache_rows,
         }
         if self.combiner is None:
             return SparseEmbedding(self.dim, **settings)
@@ -89,6 +94,8 @@ class EmbeddingFeature:
             "entry": self.entry and self.entry.plan,
             "wire": self.wire,
             "dtype": self.dtype,
+            "cache": self.cache,
+            "cache_rows": self.cache_rows,
         }
 
 

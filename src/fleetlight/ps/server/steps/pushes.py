@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from fleetlight.ps.update import Ids
 from fleetlight.ps.wire_forms import encoded
 
 Array = NDArray[Any]
+_NO_IDS: Ids = np.empty(0, np.int64)
 
 
 class PushHandler:
@@ -71,7 +73,7 @@ class PushHandler:
 
     def apply(self, peer: Peer, message: Apply, arrays: Sequence[Array]) -> Reply:
         """Apply held gradients, times a factor."""
-        return self._once(peer, message, arrays, lambda: self._coordinator.apply(peer, message))
+        return self._once(peer, message, arrays, lambda: self._apply(peer, message))
 
     def _once(
         self,
@@ -163,12 +165,32 @@ class PushHandler:
         self._presence.at_step(peer.worker, message.step)
         refused = self._refusal_of(peer, message, gradients)
         if self._steps_together:
-            return self._coordinator.push(peer, message, gradients, refused)
+            outcome = self._coordinator.push(peer, message, gradients, refused)
+            return self._with_others(outcome, message, gradients)
         if message.hold:
             raise PlanError(f"{peer} clips by the norm over all servers, which only sync mode does")
         if refused is not None and self._plan.on_nonfinite == "refuse":
             raise refused
         return self._push_alone(peer, message, gradients, message.skip or refused is not None)
+
+    def _apply(self, peer: Peer, message: Apply) -> Outcome:
+        return self._with_others(self._coordinator.apply(peer, message), message)
+
+    def _with_others(
+        self, outcome: Outcome, message: Push | Apply, own: Gradients | None = None
+    ) -> Outcome:
+        """Add the ids that the pushes of other workers have changed, if the worker asks for them.
+
+        The gradients of a release came with an earlier push, so its outcome names all ids.
+        """
+        by_others = {}
+        for number in message.reports:
+            ids = outcome.touched.get(number, _NO_IDS)
+            mine = None if own is None else own.tables.get(number)
+            if mine is not None and len(ids):
+                ids = ids[~member(ids, mine.ids)]
+            by_others[number] = ids
+        return dataclasses.replace(outcome, by_others=by_others) if by_others else outcome
 
     def _push_alone(self, peer: Peer, message: Push, gradients: Gradients, skip: bool) -> Outcome:
         tables, dense, absent, arrays = described(None if skip else gradients)
@@ -314,6 +336,7 @@ class PushHandler:
                 if rows:
                     changed.append(pulled)
                     arrays.extend(rows)
+        arrays += outcome.by_others.values()
         with self._changed:
             version, slowest = (
                 self.progress.versions.version,
@@ -327,6 +350,7 @@ class PushHandler:
             outcome.square,
             [pulled.table for pulled in changed],
             [pulled.batch for pulled in changed],
+            list(outcome.by_others),
             call,
         ), arrays
 

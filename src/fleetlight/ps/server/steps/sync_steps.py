@@ -40,6 +40,8 @@ class Outcome:
     applied: bool
     #: by table: the ids whose rows may have changed
     touched: dict[int, Ids] = dataclasses.field(default_factory=dict)
+    #: by table that the worker asks for: those of them that are not in its own push
+    by_others: dict[int, Ids] = dataclasses.field(default_factory=dict)
     square: float = 0.0
     #: the control signal for all workers of the step
     call: ControlSignal = NO_SIGNAL

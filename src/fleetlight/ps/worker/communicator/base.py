@@ -12,6 +12,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.update import Floats, Ids, Update
+from fleetlight.ps.worker.cached_rows import CachedRows
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.joint_reads import Read, read_together
 from fleetlight.ps.worker.local_parameters import LocalParameters
@@ -43,6 +44,8 @@ class Communicator:
         self.versions = [0] * client.server_num
         #: reads the rows of coming batches; None for a worker with local rows
         self.lookahead: Lookahead | None = None
+        #: the rows of some tables on the device of their layers, if a layer asks for that
+        self.cached: CachedRows | None = None
         #: called with the ids of a lookup, as they are in the caller's tensor
         self.reached: Callable[[int, Ids], None] | None = None
 
@@ -71,7 +74,7 @@ class Communicator:
 
     def look_up(self, asked: Sequence[Asked]) -> list[tuple[Deduped, Floats]]:
         """Return the distinct ids and their rows, by table, with one request to each server."""
-        found = [self._read_ahead(one) for one in asked]
+        found = [self.read_ahead(one) for one in asked]
         wanted = [
             Wanted(one.table, dedup(one.ids, self.client.server_num), one.insert)
             for one, known in zip(asked, found, strict=True)
@@ -82,7 +85,7 @@ class Communicator:
         pulled = zip((one.ids for one in wanted), self.pull(wanted), strict=True)
         return [next(pulled) if one is None else one for one in found]
 
-    def _read_ahead(self, asked: Asked) -> tuple[Deduped, Floats] | None:
+    def read_ahead(self, asked: Asked) -> tuple[Deduped, Floats] | None:
         """The rows of a table whose ids are exactly those announced."""
         if self.lookahead is None:
             return None
@@ -99,13 +102,17 @@ class Communicator:
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Floats]:
         """Pull rows from the servers."""
+        return self.pull_now(wanted).rows
+
+    def pull_now(self, wanted: Sequence[Wanted]) -> ReplyValues:
+        """The reply to a pull of rows."""
         # read the phase first: the training thread may reset the steps meanwhile
         phase = self.phase
         values = self.client.pull(wanted, at_least=self.at_least(), phase=phase, step=self.steps)
         if any(one.insert for one in wanted):
             # only these rows receive gradients
             self.note(values)
-        return values.rows
+        return values
 
     def at_least(self) -> int:
         """The number of steps of every worker that values read now must include."""
@@ -131,6 +138,9 @@ class Communicator:
     def settle(self) -> None:
         """Prepare for a barrier: complete all pushes and end the phase."""
         self.flush()
+        if self.cached is not None:
+            # from now on others may step without this worker
+            self.cached.forget(until_next=True)
         self.client.end_phase(self.phase)
 
     def resume(self) -> None:
@@ -153,9 +163,11 @@ class Communicator:
             self.lookahead.stop()
 
     def drop_prefetched(self) -> None:
-        """Drop prefetched rows: they may have changed without a push of this worker."""
+        """Drop rows kept here: they may have changed without a push of this worker."""
         if self.lookahead is not None:
             self.lookahead.forget()
+        if self.cached is not None:
+            self.cached.forget()
 
     def pull_dense(self) -> None:
         """Pull the servers' dense values."""
@@ -172,7 +184,8 @@ class Communicator:
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""
         prefetched = {} if self.lookahead is None else self.lookahead.figures()
-        return {"steps": float(self._before + self.steps), **prefetched}
+        cached = {} if self.cached is None else self.cached.figures()
+        return {"steps": float(self._before + self.steps), **prefetched, **cached}
 
 
 def clip_factor(total: float, max_norm: float) -> float:

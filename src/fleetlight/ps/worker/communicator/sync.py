@@ -42,6 +42,8 @@ class Sync(Communicator):
         self.note(values)
         self.client.unpack(values, self.live)
         self.lookahead.pushed(update.optimizer, values)
+        if self.cached is not None:
+            self.cached.stepped(update, values)
         return values.applied
 
     def _push(self, update: Update) -> ReplyValues:
@@ -49,13 +51,19 @@ class Sync(Communicator):
         if held is not None:
             push, factor = held
             push.skip, push.origin = update.skip, self.origin(update, 1)
-            push.ahead = self.lookahead.wanted(update.optimizer)
+            self._ask(update, push)
             return self.client.apply(push, phase=self.phase, factor=factor)
         update.seen = tuple(self.versions)
         push = self.client.build_push(update, self.live)
         push.origin = self.origin(update, 1)
-        push.ahead = self.lookahead.wanted(update.optimizer)
+        self._ask(update, push)
         return self.client.push(push, phase=self.phase)
+
+    def _ask(self, update: Update, push: PushRequest) -> None:
+        """Ask for the rows of the next batch, and for changes of rows that are kept here."""
+        push.ahead = self.lookahead.wanted(update.optimizer)
+        if self.cached is not None:
+            push.reports = self.cached.reports(update)
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
         """The norm of the gradient of all workers together: known to the servers only."""

@@ -7,7 +7,7 @@ changed. This reply and that of the pull may arrive in either order, so a read a
 rows.
 
 A prefetch inserts no rows, since an announced batch may not be trained on; the first push inserts
-them. Tables with an entry count ids in training and are not prefetched.
+them. Tables with an entry count ids in training and are not prefetched, nor are those with a cache.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Prefetcher:
             self._now, self._next = self._next, None
         tables = self._client.plan.tables
         # the user may change the batch once it is returned
-        wanted = {n: its.copy() for n, its in ids.items() if len(its) and tables[n].entry is None}
+        wanted = {n: its.copy() for n, its in ids.items() if len(its) and tables[n].is_read_ahead}
         if not wanted:
             return
         self._numbers += 1

@@ -6,7 +6,7 @@ has the rows after the step; in async mode a worker trains on while its push is 
 rows are those of the batch after the next.
 
 Announced ids insert no rows, since the batch may not be trained on; its push inserts them. Tables
-with an entry count ids in training and are not announced.
+with an entry count ids in training and are not announced, nor are those with a cache.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class PullInPush:
     def _batch(self, announced: Mapping[int, Ids]) -> _ComingBatch:
         tables = self._client.plan.tables
         # the user may change the batch once it is handed out
-        ids = {n: its.copy() for n, its in announced.items() if len(its) and not tables[n].entry}
+        ids = {
+            n: its.copy() for n, its in announced.items() if len(its) and tables[n].is_read_ahead
+        }
         self._has_announced |= bool(ids)
         return _ComingBatch(announced, ids, self._client.server_num)
 
