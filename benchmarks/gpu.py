@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU: copies and sums of rows, models on it with rows on a server, and codecs.
+"""A GPU: copies and sums of rows, models on it with rows on a server, caches, and codecs.
 
 The server is inside the process of the worker. Without a GPU it says so and ends; `--device cpu`
 runs everything else, which only shows that it runs.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fleetlight as fleet
-from benchmarks import forked, interleave, report
+from benchmarks import device_cache, forked, interleave, report
 from benchmarks.peers import ps_timed
 from benchmarks.ps_models import MODELS, TITLES, Bags
 from benchmarks.ps_train import Batch
@@ -63,6 +63,7 @@ def _sections(options: argparse.Namespace) -> Iterator[str]:
     yield _bandwidths(device, max(1000, int(ROWS * options.size)))
     # before this process uses the GPU for training, workers of their own
     yield _codecs(options)
+    yield from device_cache.sections(options)
     yield from _served(device, options)
 
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 from tests.ps.layers.devices import as_on_a_gpu
 from tests.served import SYNC, Job, Member, Net, batches, loss_of, run
+from tests.workers import run_job
 from torch import Tensor, nn
 
+import fleetlight as fleet
 from fleetlight import static
 from fleetlight.ps.layers.collection.embedding_collection import (
     EmbeddingCollection,
@@ -391,3 +393,43 @@ def test_programs_use_the_cache(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -
         assert here
         for one, other in zip(found, others, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def registered(cached: bool) -> Any:
+    torch.manual_seed(0)
+    model = fleet.distributed_model(Net(**CACHE) if cached else Net())
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    return model, fleet.distributed_optimizer(optimizer)
+
+
+def serve(cached: bool) -> None:
+    registered(cached)
+    fleet.init_server()
+    fleet.run_server()
+
+
+def work(cached: bool) -> list[float]:
+    """The losses of training and of an evaluation after each step."""
+    model, optimizer = registered(cached)
+    fleet.init_worker()
+    index, losses = fleet.worker_index(), []
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, IDS[t, index], TARGETS[t, index]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        with torch.no_grad():
+            losses += [float(loss_of(model, IDS[n, index], TARGETS[n, index])) for n in (t, 0)]
+    fleet.stop_worker()
+    return losses
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_processes_receive_the_changed_ids() -> None:
+    found = []
+    for cached in (False, True):
+        serving, working = functools.partial(serve, cached), functools.partial(work, cached)
+        _, *workers = run_job(serving, working, servers=1, workers=2, deadline_s=40.0)
+        assert [kind for kind, _ in workers] == ["value"] * 2, workers
+        found.append([losses for _, losses in workers])
+    assert found[0] == found[1]
