@@ -126,7 +126,7 @@ def body_bytes(wire: str, dim: int, rows: int) -> tuple[int, int]:
     server = opened(msgspec.structs.replace(made, tables=[table]))
     worker = Worker(server, 0, workers=1)
     ids = ids_of(range(rows))
-    arrays = [ids, *FORMS[wire].encode(numbers(0, rows, dim), 1)]
+    arrays = [ids, *FORMS[wire].encode(numbers(0, rows, dim), 1, (None, None))]
     request = worker.push_request(0, {0: None}, None)
     worker.say(request, *arrays, lane="push")
     reply = worker.say(m.Pull([m.TablePull(0, True)], False), ids, lane="pull")
@@ -158,7 +158,7 @@ def test_a_gradient_that_is_not_finite_is_refused(wire: str, bad: float) -> None
     apply = job_with(wire, on_nonfinite="apply")
     server = opened(narrow_plan(wire, on_nonfinite="refuse"))
     worker = Worker(server, 0, workers=1)
-    arrays = FORMS[wire].encode(part.gradients, 1)
+    arrays = FORMS[wire].encode(part.gradients, 1, (None, None))
     with pytest.raises(GradientError, match="pushed a gradient"):
         worker.say(worker.push_request(0, {0: None}, None), part.ids, *arrays, lane="push")
     push(apply, part)

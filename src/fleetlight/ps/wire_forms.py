@@ -27,6 +27,10 @@ from fleetlight.ps.plan import BF16, FP32, Plan, TablePlan
 from fleetlight.ps.update import Floats, TableGradients
 
 Array = NDArray[Any]
+#: memory for the next array of a message, of a shape and a dtype; None: the caller allocates it
+Output = Callable[[tuple[int, ...], str], Array | None]
+#: no memory is given: the codec allocates
+_NOWHERE = (None, None)
 FP16, INT8 = "fp16", "int8"
 
 
@@ -36,8 +40,8 @@ class WireForm:
 
     #: of each array: its dtype, and whether it has one value for each row
     arrays: tuple[tuple[str, bool], ...]
-    #: from rows and the seed of random rounding, None: to the nearest value
-    encode: Callable[[Floats, int | None], list[Array]]
+    #: from rows and the seed of random rounding, None: to the nearest value; into these arrays
+    encode: Callable[[Floats, int | None, Sequence[Array | None]], list[Array]]
     decode: Callable[[Sequence[Array]], Floats]
 
     def shapes(self, count: int, dim: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -45,22 +49,29 @@ class WireForm:
         return [(dtype, (count,) if each else (count, dim)) for dtype, each in self.arrays]
 
 
-def _encode_int8(rows: Floats, seed: int | None) -> list[Array]:
-    codes, scales = to_int8(rows, seed)
+def no_output(shape: tuple[int, ...], dtype: str) -> None:
+    """Let the caller allocate each array."""
+
+
+def _encode_int8(rows: Floats, seed: int | None, out: Sequence[Array | None]) -> list[Array]:
+    words, scales = out
+    codes, scales = to_int8(rows, seed, None if words is None else words.view(np.int8), scales)
     # frames have no int8
     return [codes.view(np.uint8), scales]
 
 
 FORMS = {
-    FP32: WireForm((("float32", False),), lambda rows, _: [rows], lambda arrays: arrays[0]),
+    FP32: WireForm(
+        (("float32", False),), lambda rows, _seed, _out: [rows], lambda arrays: arrays[0]
+    ),
     BF16: WireForm(
         (("uint16", False),),
-        lambda rows, _: [to_bfloat16(rows)],
+        lambda rows, _, out: [to_bfloat16(rows, out[0])],
         lambda arrays: from_bfloat16(arrays[0]),
     ),
     FP16: WireForm(
         (("float16", False),),
-        lambda rows, seed: [to_float16(rows, seed)],
+        lambda rows, seed, out: [to_float16(rows, seed, out[0])],
         lambda arrays: arrays[0].astype(np.float32),
     ),
     INT8: WireForm(
@@ -78,13 +89,24 @@ def form_of(table: TablePlan) -> WireForm:
 
 def encoded(rows: Floats, table: TablePlan) -> list[Array]:
     """Rows or differences as they cross the connection."""
-    return form_of(table).encode(rows, None)
+    return form_of(table).encode(rows, None, _NOWHERE)
+
+
+def encoded_rows(
+    read: Callable[[Floats | None], Floats], count: int, table: TablePlan, output: Output
+) -> list[Array]:
+    """Rows as they cross the connection, in memory of `output`.
+
+    `read` returns `count` rows, in the memory that it gets if any.
+    """
+    form = form_of(table)
+    out = [output(shape, dtype) for dtype, shape in form.shapes(count, table.dim)]
+    return form.encode(read(out[0] if table.wire == FP32 else None), None, out)
 
 
 def as_sent(differences: Floats, table: TablePlan) -> Floats:
     """The differences that arrive; the argument itself if all of them do."""
-    form = form_of(table)
-    return form.decode(form.encode(differences, None))
+    return form_of(table).decode(encoded(differences, table))
 
 
 def encoded_gradients(
@@ -97,5 +119,5 @@ def encoded_gradients(
         seed = None
         if table.wire != FP32:
             seed = table_seed(plan.seed, f"{table.name}:{worker}:{step}")
-        found[number] = form_of(table).encode(part.gradients, seed)
+        found[number] = form_of(table).encode(part.gradients, seed, _NOWHERE)
     return found

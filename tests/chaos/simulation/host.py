@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from tests.chaos.simulation.disk import Disk, MemoryFolder, MemorySegment, memory_history
 from tests.chaos.simulation.locks import Threading
 from tests.chaos.simulation.oracle import Oracle, broken
@@ -102,10 +103,22 @@ class Link:
         self.incarnation = 0
         self.is_broken = False
         self.connection = Connection(
-            f"a worker's {lane.name} connection", has_ended=lambda: self.is_broken
+            f"a worker's {lane.name} connection", lambda: None, lambda: self.is_broken, self._output
         )
         #: requests without a reply
         self.owed = 0
+        #: memory of the latest reply
+        self._replied: list[Any] = []
+
+    def _output(self, shape: tuple[int, ...], dtype: str) -> Any:
+        self._replied.append(np.empty(shape, dtype))
+        return self._replied[-1]
+
+    def begin(self) -> None:
+        """The next request begins: its reply overwrites the memory of the one before."""
+        for array in self._replied:
+            array[:] = -1000
+        self._replied.clear()
 
 
 class Host:
@@ -192,6 +205,7 @@ class Host:
     def _handle(self, link: Link, message: m.Message, arrays: Sequence[Any]) -> None:
         serving = self.server
         assert serving is not None
+        link.begin()
         try:
             reply = serving(link.connection, message, list(arrays))
         except FleetError as error:
@@ -208,7 +222,8 @@ class Host:
         if link.is_broken:
             self._gone(link)
         else:
-            self.world.later(link.lane.received, link, reply)
+            received = reply[0], [np.array(array) for array in reply[1]]
+            self.world.later(link.lane.received, link, received)
 
     def _check_here(self, serving: _Server, link: Link) -> None:
         worker, roster = link.lane.worker, serving._roster

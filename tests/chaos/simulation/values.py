@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleetlight.ps.gradients import Gradients, TablePart
 from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.wire_forms import Output, no_output
 
 Array = NDArray[Any]
 #: called with the columns of each step
@@ -23,7 +24,7 @@ Witness = Callable[[set[int]], None]
 class Dense:
     """There is no dense parameter."""
 
-    def values(self) -> list[Array]:
+    def values(self, output: Output) -> list[Array]:
         """None."""
         return []
 
@@ -78,17 +79,20 @@ class Rows:
         """As they are."""
         return gradients, 1.0
 
-    def pull(self, message: Any, ids: Sequence[Array]) -> list[Array]:
+    def pull(self, message: Any, ids: Sequence[Array], output: Output) -> list[Array]:
         """The rows, which are zeros where nothing was pushed."""
-        return [self.read(its) for its in ids]
+        return [self.read(its, output) for its in ids]
 
     def pulled_ids(self, message: Any, arrays: Sequence[Array], who: str) -> list[Array]:
         """Take the request for rows apart."""
         return list(arrays)
 
-    def read(self, ids: Array) -> Array:
+    def read(self, ids: Array, output: Output = no_output) -> Array:
         """Rows of these ids."""
-        found = np.zeros((len(ids), self.columns), np.float32)
+        found = output((len(ids), self.columns), "float32")
+        if found is None:
+            found = np.empty((len(ids), self.columns), np.float32)
+        found[:] = 0
         for place, one in enumerate(ids.tolist()):
             if one in self.rows:
                 found[place] = self.rows[one]
@@ -98,14 +102,16 @@ class Rows:
         """The last arrays of a push or a release."""
         return list(arrays[len(arrays) - len(message.ahead) :])
 
-    def exchange(self, differences: Gradients, wants: bool, step: int) -> list[Array]:
+    def exchange(
+        self, differences: Gradients, wants: bool, step: int, output: Output = no_output
+    ) -> list[Array]:
         """Add, and read."""
         self.step(0, None, step, differences)
-        return self.reread(differences, step) if wants else []
+        return self.reread(differences, step, output) if wants else []
 
-    def reread(self, differences: Gradients, step: int) -> list[Array]:
+    def reread(self, differences: Gradients, step: int, output: Output) -> list[Array]:
         """Read."""
-        return [self.read(part.ids) for part in differences.tables.values()]
+        return [self.read(part.ids, output) for part in differences.tables.values()]
 
     def cut(self, *, ordered: bool = True) -> dict[int, Array]:
         """As it is now."""
@@ -152,7 +158,11 @@ class _Table:
 
     def pull(self, ids: Array, insert: bool, step: int) -> Array:
         """Rows; inserted ones are zeros, as absent ones are."""
+        return self.encoded(ids, insert, step, no_output)[0]
+
+    def encoded(self, ids: Array, insert: bool, step: int, output: Output) -> list[Array]:
+        """Rows, as in a reply."""
         if insert:
             for one in ids.tolist():
                 self._rows.rows.setdefault(one, np.zeros(self._rows.columns, np.float32))
-        return self._rows.read(ids)
+        return [self._rows.read(ids, output)]

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from tests.ps.transport.doubles import LIMIT_S, PULL, RecordingHandler, connected, listening
 
-from fleetlight.errors import PeerLostError, ProtocolError
-from fleetlight.ps.messages import FiguresRequest, Heartbeat, ShareMemory
+from fleetlight.errors import PeerLostError, PlanError, ProtocolError
+from fleetlight.ps.messages import FetchDense, FiguresRequest, Heartbeat, ShareMemory
 from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport import memory_sharing as sharing
 from fleetlight.ps.transport.interface import RetryPolicy
@@ -100,6 +100,68 @@ def test_replies_alone_may_be_large() -> None:
         for _ in range(3):
             np.testing.assert_array_equal(channel.call(PULL).arrays[0], large)
         assert why == [""]
+
+
+class Writing(RecordingHandler):
+    """Writes the arrays of a reply, twice those of the request, where the connection says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: by reply: whether each array is in memory of the connection
+        self.places: list[list[bool]] = []
+
+    def __call__(self, connection: Any, message: Any, arrays: Any) -> Any:
+        reply, arrays = super().__call__(connection, message, arrays)
+        memory = [connection.output(array.shape, array.dtype.name) for array in arrays]
+        self.places.append([one is not None for one in memory])
+        return reply, [
+            np.multiply(one, 2, out=out) for one, out in zip(arrays, memory, strict=True)
+        ]
+
+
+def test_a_handler_writes_its_reply_in_a_slot() -> None:
+    handler = Writing()
+    with listening(handler) as server, sharing_channel(server.address) as (channel, _):
+        for value in range(2 * SLOTS):
+            sent = [np.arange(3), floats(1 << 20, value), np.array([2.5])]
+            for array, got in zip(sent, channel.call(PULL, sent).arrays, strict=True):
+                np.testing.assert_array_equal(2 * array, got)
+        assert handler.places[-2 * SLOTS :] == [[True, True, True]] * 2 * SLOTS
+        assert channel._frames is not None
+        assert channel._frames.largest_body == 0
+
+
+def test_a_handler_gets_no_memory_while_all_slots_are_in_use_or_too_small() -> None:
+    handler = Writing()
+    with listening(handler) as server, sharing_channel(server.address) as (channel, _):
+        kept = [channel.call(PULL, [floats(1 << 18, n)]).arrays[0] for n in range(SLOTS + 2)]
+        assert [int(array[-1]) for array in kept] == [2 * n for n in range(SLOTS + 2)]
+        assert handler.places[-SLOTS - 2 :] == [[True]] * SLOTS + [[False]] * 2
+
+
+@pytest.mark.parametrize("fails", [ValueError("nonsense"), PlanError("no such table")])
+def test_memory_of_a_failed_reply_is_used_again(fails: Exception) -> None:
+    class Failing(Writing):
+        def __call__(self, connection: Any, message: Any, arrays: Any) -> Any:
+            reply = super().__call__(connection, message, arrays)
+            if isinstance(message, FetchDense):
+                connection.output((1 << 18,), "uint8")
+                raise fails
+            return reply
+
+    with listening(Failing()) as server, sharing_channel(server.address) as (channel, _):
+        for value in range(2 * SLOTS):
+            assert (channel.call(PULL, [floats(1 << 18, value)]).arrays[0] == 2 * value).all()
+            with pytest.raises(Exception, match=str(fails)):
+                channel.call(FetchDense())
+
+
+def test_a_handler_of_a_socket_gets_no_memory() -> None:
+    handler = Writing()
+    with listening(handler) as server, connected(server.address) as channel:
+        channel.call(Heartbeat(0))
+        assert (channel.call(PULL, [floats(1 << 20, 3)]).arrays[0] == 6).all()
+    assert handler.places[-1] == [False]
 
 
 @pytest.mark.parametrize("kind", ["tls", "token"])

@@ -46,9 +46,10 @@ _LARGEST_SCALE = np.float32(2.0**121 * (1 + 2.0**-7))
 _CUT = 0x7F  #: the bits of a scale that are cut off
 
 
-def to_bfloat16(rows: Grid) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16 of each value."""
-    rows, out = np.ascontiguousarray(rows), np.empty(rows.shape, np.uint16)
+def to_bfloat16(rows: Grid, out: NDArray[np.uint16] | None = None) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16 of each value, in `out` if given."""
+    rows = np.ascontiguousarray(rows)
+    out = np.empty(rows.shape, np.uint16) if out is None else out
     _to_bfloat16(rows.reshape(-1).view(np.int32), out.reshape(-1))
     return out
 
@@ -60,16 +61,26 @@ def from_bfloat16(words: NDArray[np.uint16]) -> Matrix:
     return out
 
 
-def to_float16(rows: Grid, seed: int | None = None) -> NDArray[np.float16]:
-    """Each value as float16."""
-    out, flat = np.empty(rows.shape, np.uint16), np.ascontiguousarray(rows).reshape(-1)
-    _to_float16(flat, flat.view(np.int32), _noise(seed, rows.size), out.reshape(-1))
-    return out.view(np.float16)
+def to_float16(
+    rows: Grid, seed: int | None = None, out: NDArray[np.float16] | None = None
+) -> NDArray[np.float16]:
+    """Each value as float16, in `out` if given."""
+    out = np.empty(rows.shape, np.float16) if out is None else out
+    flat = np.ascontiguousarray(rows).reshape(-1)
+    bits = out.view(np.uint16).reshape(-1)
+    _to_float16(flat, flat.view(np.int32), _noise(seed, rows.size), bits)
+    return out
 
 
-def to_int8(rows: Grid, seed: int | None = None) -> tuple[NDArray[np.int8], Floats]:
-    """Codes from -127 to 127, and the scale of each row."""
-    codes, scales = np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32)
+def to_int8(
+    rows: Grid,
+    seed: int | None = None,
+    codes: NDArray[np.int8] | None = None,
+    scales: Floats | None = None,
+) -> tuple[NDArray[np.int8], Floats]:
+    """Codes from -127 to 127, and the scale of each row, in these arrays if given."""
+    codes = np.empty(rows.shape, np.int8) if codes is None else codes
+    scales = np.empty(len(rows), np.float32) if scales is None else scales
     rows = np.ascontiguousarray(rows)
     _to_int8(rows, _noise(seed, rows.size), scales, scales.view(np.uint32), codes.reshape(-1))
     return codes, scales

@@ -42,6 +42,7 @@ from fleetlight.ps.server.workers.roster import Peer, Roster
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.ps.transport.interface import Connection
+from fleetlight.ps.wire_forms import Output
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]
@@ -209,7 +210,7 @@ class Server:
         self._roster.check_incarnation(peer.worker, peer.incarnation)
         with self._presence.during(peer.worker, _operation(message)):
             self._membership.mark_present(peer)
-            reply = self._handle(peer, message, arrays)
+            reply = self._handle(peer, message, arrays, connection.output)
             if self._durability is not None and self._replaces(message):
                 self._durability.snapshot_now()
             elif not isinstance(message, _UNSETTLED):
@@ -287,7 +288,7 @@ class Server:
             staleness,
         )
 
-    def _handle(self, peer: Peer, message: m.Message, arrays: Arrays) -> Reply:
+    def _handle(self, peer: Peer, message: m.Message, arrays: Arrays, output: Output) -> Reply:
         match message:
             case m.Barrier():
                 return self._membership.barrier(peer, message, arrays)
@@ -310,19 +311,19 @@ class Server:
             case m.Join():
                 return self._join(peer, message)
             case _:
-                return self._train(peer, message, arrays)
+                return self._train(peer, message, arrays, output)
 
-    def _train(self, peer: Peer, message: m.Message, arrays: Arrays) -> Reply:
+    def _train(self, peer: Peer, message: m.Message, arrays: Arrays, output: Output) -> Reply:
         """Handle a message that needs the tables and dense parameters."""
         match message:
             case m.Pull():
-                return self._pull(peer, message, arrays)
+                return self._pull(peer, message, arrays, output)
             case m.Push():
-                return self._serving().pushes.push(peer, message, arrays)
+                return self._serving().pushes.push(peer, message, arrays, output)
             case m.Apply():
-                return self._serving().pushes.apply(peer, message, arrays)
+                return self._serving().pushes.apply(peer, message, arrays, output)
             case m.GeoExchange():
-                return self._serving().pushes.exchange(peer, message, arrays)
+                return self._serving().pushes.exchange(peer, message, arrays, output)
             case m.EndPhase():
                 return self._end_phase(peer, message)
             case m.Fill():
@@ -420,14 +421,14 @@ class Server:
             )
         return self._welcome()
 
-    def _pull(self, peer: Peer, message: m.Pull, arrays: Arrays) -> Reply:
+    def _pull(self, peer: Peer, message: m.Pull, arrays: Arrays, output: Output) -> Reply:
         service = self._serving()
         ids = service.state.pulled_ids(message, arrays, str(peer))
         if message.ahead:
             for wanted, its in zip(message.tables, ids, strict=True):
                 service.pushes.remember(peer, PrefetchedBatch(wanted.table, message.batch, its))
         steps = service.pushes.wait_for_steps(message.phase, message.at_least)
-        return m.Pulled(*steps), pulled(service.state, self._log, message, ids)
+        return m.Pulled(*steps), pulled(service.state, self._log, message, ids, output)
 
     def _end_phase(self, peer: Peer, message: m.EndPhase) -> Reply:
         self._serving().pushes.end(peer.worker, message.phase)

@@ -25,6 +25,7 @@ from fleetlight.ps.placement import Block, BlockSlice, Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
 from fleetlight.ps.tables.optimizers import class_path
+from fleetlight.ps.wire_forms import Output, no_output
 from fleetlight.torch_compat.lazy_dynamo import late_step
 
 Array = NDArray[Any]
@@ -90,7 +91,8 @@ class DenseBlocks:
         self._names = names
         self._held = held
         self._steppers = steppers
-        self._copies: list[Array] | None = None
+        #: by number of the block
+        self._copies: dict[int, Array] = {}
 
     @classmethod
     def build(
@@ -110,20 +112,28 @@ class DenseBlocks:
             steppers[number] = _stepper(plan, mine, optimizers[number], parameters)
         return cls(held, steppers, [dense.name for dense in plan.dense])
 
-    def values(self) -> list[Array]:
-        """A copy of the present values of all blocks, in read-only arrays."""
+    def values(self, output: Output = no_output) -> list[Array]:
+        """A copy of the present values of all blocks, in memory of `output` or read-only."""
         with self.lock:
-            if self._copies is None:
-                # all callers share one copy until the next step
-                self._copies = [flat_array(held.values).copy() for held in self._held]
-                for copy in self._copies:
-                    copy.flags.writeable = False
-            return list(self._copies)
+            return [self._copy(number, output) for number in range(len(self._held))]
+
+    def _copy(self, number: int, output: Output) -> Array:
+        values = flat_array(self._held[number].values)
+        out = output(values.shape, values.dtype.name)
+        if out is not None:
+            out[:] = values
+            return out
+        copy = self._copies.get(number)
+        if copy is None:
+            # all callers share one copy until the next step
+            copy = self._copies[number] = values.copy()
+            copy.flags.writeable = False
+        return copy
 
     def fill(self, arrays: Sequence[Array]) -> None:
         """Set the values of all blocks."""
         with self.lock, torch.no_grad():
-            self._copies = None
+            self._copies.clear()
             for held, array in zip(self._held, arrays, strict=True):
                 held.values.copy_(_tensor(array, held.values, held.block))
 
@@ -131,7 +141,7 @@ class DenseBlocks:
         """Add a worker's differences to all blocks, or to those of one optimizer."""
         held_there = [h for h in self._held if optimizer in (None, h.block.optimizer)]
         with self.lock, torch.no_grad():
-            self._copies = None
+            self._copies.clear()
             for held, array in zip(held_there, arrays, strict=True):
                 held.values.add_(_tensor(array, held.values, held.block))
 
@@ -151,7 +161,7 @@ class DenseBlocks:
         if stepper is None:
             return
         with self.lock:
-            self._copies = None
+            self._copies.clear()
             stepper.step(options, absent, grads)
 
     def state(self) -> DenseState:

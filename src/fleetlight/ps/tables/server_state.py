@@ -24,7 +24,7 @@ from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.table import Table, TableSnapshot
 from fleetlight.ps.tables.table_file import Pause, no_pause, of_table
 from fleetlight.ps.tables.unpacking import Unpacking
-from fleetlight.ps.wire_forms import encoded
+from fleetlight.ps.wire_forms import Output, no_output
 
 Array = NDArray[Any]
 Options = list[dict[str, Any]]
@@ -139,13 +139,12 @@ class ServerState:
             tables[number] = part if counted else TablePart(ids, rows)
         return dataclasses.replace(gradients, tables=tables), total
 
-    def pull(self, message: Pull, ids: Sequence[Array]) -> list[Array]:
+    def pull(self, message: Pull, ids: Sequence[Array], output: Output = no_output) -> list[Array]:
         """The requested rows of each table, and dense values."""
         found: list[Array] = []
         for wanted, its in zip(message.tables, ids, strict=True):
-            table = self.table(wanted.table)
-            found += encoded(table.pull(its, wanted.insert, message.step), table.plan)
-        return found + self.dense.values() if message.dense else found
+            found += self.table(wanted.table).encoded(its, wanted.insert, message.step, output)
+        return found + self.dense.values(output) if message.dense else found
 
     def pulled_ids(self, message: Pull, arrays: Sequence[Array], who: str) -> list[Array]:
         """Unpack the ids of a pull."""
@@ -164,27 +163,25 @@ class ServerState:
         tables, dense = self._rows(message.tables, message.dense, unpacking)
         return Gradients(tables, dense, self.blocks())
 
-    def exchange(self, differences: Gradients, wants: bool, step: int) -> list[Array]:
+    def exchange(
+        self, differences: Gradients, wants: bool, step: int, output: Output = no_output
+    ) -> list[Array]:
         """Add the differences of a worker's step; return the new values if `wants`."""
         found: list[Array] = []
         for number, part in differences.tables.items():
-            table = self.table(number)
-            rows = table.exchange(part.ids, part.rows, wants, step)
-            if rows is not None:
-                found += encoded(rows, table.plan)
+            found += self.table(number).exchange(part.ids, part.rows, wants, step, output)
         if differences.dense is None:
             return found
         with self.dense.lock:
             self.dense.add(differences.dense)
-            return found + self.dense.values() if wants else found
+            return found + self.dense.values(output) if wants else found
 
-    def reread(self, differences: Gradients, step: int) -> list[Array]:
+    def reread(self, differences: Gradients, step: int, output: Output = no_output) -> list[Array]:
         """The reply to an exchange, without adding differences."""
         found: list[Array] = []
         for number, part in differences.tables.items():
-            table = self.table(number)
-            found += encoded(table.pull(part.ids, False, step), table.plan)
-        return found if differences.dense is None else found + self.dense.values()
+            found += self.table(number).encoded(part.ids, False, step, output)
+        return found if differences.dense is None else found + self.dense.values(output)
 
     def wants(self, message: Fill) -> bool:
         """False for repeated first values: the present values may be trained already."""

@@ -42,7 +42,9 @@ from fleetlight.ps.tables.table_file import (
 from fleetlight.ps.tables.table_lock import TableLock
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Floats, Ids
+from fleetlight.ps.wire_forms import Output, encoded_rows, no_output
 
+Array = NDArray[Any]
 #: The bytes of rows that one holder of the lock writes, reads or scans. Pushes wait for a few
 #: milliseconds; the waits of a save for the lock and for the GIL are by piece, so fewer are faster.
 CHUNK_BYTES = 4 << 20
@@ -109,15 +111,21 @@ class Table:
         cut = self._cut
         return self._rows.nbytes + (0 if cut is None else cut.nbytes)
 
-    def pull(self, ids: Ids, insert: bool, step: int = 0) -> Floats:
+    def pull(self, ids: Ids, insert: bool, step: int = 0, out: Floats | None = None) -> Floats:
         """The weights of ids; `insert` counts them as seen in training, at this step."""
         with self.lock:
             if self._admission is None or not insert:
-                return self._rows.pull(ids, insert=insert)
+                return self._rows.pull(ids, out, insert=insert)
             numbers = self._admission.give_rows(self._rows, ids, step)
             self._keep(numbers, ids)
             self._admission.count_sighting(self._rows, numbers[numbers >= 0])
-            return self._rows.pull(ids, insert=False)
+            return self._rows.pull(ids, out, insert=False)
+
+    def encoded(self, ids: Ids, insert: bool, step: int, output: Output) -> list[Array]:
+        """`pull`, as the rows cross the connection."""
+        return encoded_rows(
+            lambda out: self.pull(ids, insert, step, out), len(ids), self.plan, output
+        )
 
     def push(
         self,
@@ -133,15 +141,29 @@ class Table:
         with self.lock:
             self._learn(ids, gradients, hyper, step, shows, clicks)
 
-    def exchange(self, ids: Ids, differences: Floats, wants: bool, step: int = 0) -> Floats | None:
-        """Add differences, of the worker's step; return the new rows if `wants`.
+    def exchange(
+        self,
+        ids: Ids,
+        differences: Floats,
+        wants: bool,
+        step: int = 0,
+        output: Output = no_output,
+    ) -> list[Array]:
+        """Add differences, of the worker's step; return the new rows if `wants`, as they travel.
 
-        The result reuses the memory of the differences where that is writable.
+        Without memory from `output`, the differences' own memory is reused if it is writable.
         """
+        own = differences if differences.flags.writeable else None
         with self.lock:
             self._learn(ids, differences, self._rule.hyper({}), step)
-            out = differences if differences.flags.writeable else None
-            return self._rows.pull(ids, out, insert=False) if wants else None
+            if not wants:
+                return []
+            return encoded_rows(
+                lambda out: self._rows.pull(ids, own if out is None else out, insert=False),
+                len(ids),
+                self.plan,
+                output,
+            )
 
     def fill(self, ids: Ids, rows: Floats) -> None:
         """Set the weights of the rows of ids."""

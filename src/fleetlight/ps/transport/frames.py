@@ -65,12 +65,23 @@ class Frames:
 
     def send(self, request: int, message: Message, arrays: Sequence[Array], operation: str) -> None:
         """Send one frame; return when the kernel has all of it."""
-        into_slot = None
-        if self.slots is not None:
-            self.slots.release()
-            into_slot = self.slots.fill
-        parts = _CODEC.encode(request, message, arrays, into_slot)
+        slots = self.slots
+        if slots is None:
+            parts = _CODEC.encode(request, message, arrays)
+        else:
+            slots.release()
+            try:
+                parts = _CODEC.encode(request, message, arrays, slots.fill)
+            finally:
+                slots.end_body()
         self.wire.write(parts, operation, self._silence_s)
+
+    def output(self, shape: tuple[int, ...], dtype: str) -> Array | None:
+        """Memory for the next array of the next frame; None: the caller allocates it.
+
+        `send` does not copy arrays that are there, if they are its first ones in this order.
+        """
+        return None if self.slots is None else self.slots.output(shape, dtype)
 
     def wanted_slot(self, body: int) -> int:
         """The size of slots for this body and those the wire has carried; 0: no new slots."""

@@ -99,6 +99,7 @@ class Connection:
         peer: str,
         hang_up: Callable[[], None] = lambda: None,
         has_ended: Callable[[], bool] = lambda: False,
+        output: Callable[[tuple[int, ...], str], Array | None] = lambda shape, dtype: None,
     ) -> None:
         #: `127.0.0.1:40112`, until the handler replaces it
         self.peer = peer
@@ -107,6 +108,10 @@ class Connection:
         self._hang_up = hang_up
         #: True when the peer closed the connection, also while a request is handled
         self.has_ended = has_ended
+        #: Memory for the next array of the reply, of a shape and a dtype; None: the handler
+        #: allocates it. Arrays there cross the connection without a copy if they are the first of
+        #: the reply, in this order. They stay as they are until the next request.
+        self.output = output
 
     def close(self) -> None:
         """Close the connection, from any thread."""

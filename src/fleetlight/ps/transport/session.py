@@ -27,7 +27,7 @@ from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Connection, Handler, Reply
 from fleetlight.ps.transport.memory.memory_budget import MemoryBudget
 from fleetlight.ps.transport.memory_sharing import accept_memory
-from fleetlight.ps.transport.protocol import BODY_LIMIT, HEADER_LIMIT, MAGIC, Prefix
+from fleetlight.ps.transport.protocol import BODY_LIMIT, HEADER_LIMIT, MAGIC, Array, Prefix
 from fleetlight.ps.transport.socket_options import prepare
 from fleetlight.roles.secret import Secret
 from fleetlight.wire.plain import Wire
@@ -71,10 +71,13 @@ class Session(threading.Thread):
         ended: Callable[[Session], None],
     ) -> None:
         super().__init__(name=f"fleet-{caller}", daemon=True)
-        self.connection = Connection(caller, self.interrupt, lambda: self._wire.has_ended())
+        self.connection = Connection(
+            caller, self.interrupt, lambda: self._wire.has_ended(), self._output
+        )
         self._caller = caller
         self._handler, self._tls, self._limits, self._ended = handler, tls, limits, ended
         self._wire = Wire(accepted, caller)
+        self._frames: Frames | None = None
         self._accepted, self._token, self._budget = accepted, token, budget
         #: when the connection was accepted
         self.began = time.monotonic()
@@ -121,7 +124,7 @@ class Session(threading.Thread):
         until = time.monotonic() + self._limits.first_s
         if self._tls is not None:
             self._secure(self._tls, until)
-        frames = Frames(self._wire, self._limits.silence_s, self._budget)
+        self._frames = frames = Frames(self._wire, self._limits.silence_s, self._budget)
         frame = self._greeting(frames, until)
         while frame is not None:
             self._reply(frames, frame)
@@ -177,6 +180,10 @@ class Session(threading.Thread):
             frames.send(request, failure_of(error), (), "a reply")
         else:
             frames.send(request, Done(), (), "a reply")
+
+    def _output(self, shape: tuple[int, ...], dtype: str) -> Array | None:
+        """Memory for the next array of the reply."""
+        return None if self._frames is None else self._frames.output(shape, dtype)
 
     def _handled(self, frame: Frame) -> Reply:
         try:

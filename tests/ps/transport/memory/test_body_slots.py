@@ -21,6 +21,7 @@ from fleetlight.ps.transport.memory.body_slots import (
     file_bytes,
     slot_bytes_for,
 )
+from fleetlight.ps.transport.protocol import ALIGNMENT
 
 SLOT = 64 << 10
 
@@ -35,6 +36,24 @@ def two_ends(slot_bytes: int = SLOT) -> tuple[BodySlots, BodySlots]:
 
 def body_of(value: int, size: int = LEAST_BYTES) -> list[Any]:
     return [np.full(size, value, np.uint8).data]
+
+
+def laid_out(arrays: list[Any]) -> tuple[list[Any], int]:
+    """The parts of a body and its size, as frames have them."""
+    parts: list[Any] = []
+    for array, place in zip(arrays, places_of(arrays), strict=True):
+        if gap := place - sum(map(len, parts)):
+            parts.append(bytes(gap))
+        parts.append(array.reshape(-1).view(np.uint8).data)
+    return parts, sum(map(len, parts))
+
+
+def places_of(arrays: list[Any]) -> list[int]:
+    places, end = [], 0
+    for array in arrays:
+        places.append(end + -end % ALIGNMENT)
+        end = places[-1] + array.nbytes
+    return places
 
 
 class Ends(RuleBasedStateMachine):
@@ -70,6 +89,27 @@ class Ends(RuleBasedStateMachine):
             del body
             receiver.release()
 
+    @rule(end=st.integers(0, 1), sizes=st.lists(st.sampled_from([4, 20, SLOT // 4]), max_size=4))
+    def send_written(self, end: int, sizes: list[int]) -> None:
+        """Some arrays of the body are written in its slot, the others elsewhere."""
+        self.sent = (self.sent + 1) % 251
+        sender, receiver = self.ends[end], self.ends[1 - end]
+        sender.release()
+        arrays = [one for size in sizes if (one := sender.output((size,), "uint8")) is not None]
+        arrays.append(np.empty(LEAST_BYTES, np.uint8))
+        for array in arrays:
+            array.fill(self.sent)
+        body, size = laid_out(arrays)
+        slot = sender.fill(body, size)
+        sender.end_body()
+        receiver.release()
+        if slot:
+            received = receiver.take(slot, size)
+            for array, place in zip(arrays, places_of(arrays), strict=True):
+                assert (received[place : place + array.size] == self.sent).all()
+            del received
+            receiver.release()
+
     @precondition(lambda self: any(self.kept))
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
@@ -99,6 +139,62 @@ def test_parts_are_stored_one_after_another() -> None:
     parts = [np.full(LEAST_BYTES, 1, np.uint8).data, b"\0" * 3, np.full(5, 2, np.uint8).data]
     slot = client.fill(parts, LEAST_BYTES + 8)
     assert server.take(slot, LEAST_BYTES + 8)[-9:].tolist() == [1, 0, 0, 0, 2, 2, 2, 2, 2]
+
+
+def test_arrays_written_in_the_slot_are_not_copied() -> None:
+    client, server = two_ends()
+    arrays = [server.output((3, 5), "float32"), server.output((LEAST_BYTES,), "uint8")]
+    arrays.append(np.full(7, 3, np.int64))
+    for number, array in enumerate(arrays):
+        assert array is not None
+        array.fill(number)
+    parts, size = laid_out(arrays)
+    slot = server.fill(parts, size)
+    body = client.take(slot, size)
+    assert np.may_share_memory(arrays[1], server._outgoing[slot - 1])
+    assert (body[:60].view(np.float32) == 0).all()
+    assert (body[64 : 64 + LEAST_BYTES] == 1).all()
+    assert (body[64 + LEAST_BYTES :].view(np.int64) == 2).all()
+    # the receiver reads the memory itself
+    arrays[1][0] = 99
+    assert body[64] == 99
+
+
+def test_arrays_written_out_of_order_use_the_socket() -> None:
+    _, server = two_ends()
+    one, other = (server.output((LEAST_BYTES,), "uint8") for _ in range(2))
+    assert one is not None
+    assert other is not None
+    one[:], other[:] = 1, 2
+    parts, size = laid_out([other, one])
+    assert server.fill(parts, size) == 0
+    assert (bytes(parts[0][:1]), bytes(parts[1][:1])) == (b"\2", b"\1")
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (SLOT // 4 + 1,)])
+def test_no_memory_for_an_array_that_is_empty_or_too_large(shape: tuple[int, ...]) -> None:
+    client, _ = two_ends()
+    assert client.output(shape, "float32") is None
+
+
+def test_no_memory_while_the_receiver_holds_all_slots() -> None:
+    client, server = two_ends()
+    held = [server.take(client.fill(body_of(n), LEAST_BYTES), LEAST_BYTES) for n in range(SLOTS)]
+    assert client.output((1,), "float32") is None
+    held.pop(1)
+    server.release()
+    array = client.output((LEAST_BYTES,), "uint8")
+    assert array is not None
+    array.fill(9)
+    assert [(body == n).all() for n, body in zip((0, 2), held, strict=True)] == [True, True]
+
+
+def test_memory_of_an_unfinished_body_is_given_again() -> None:
+    client, _ = two_ends()
+    first = client.output((8,), "uint8")
+    client.end_body()
+    again = client.output((8,), "uint8")
+    assert np.may_share_memory(first, again)
 
 
 @pytest.mark.parametrize("slot", [SLOTS + 1, 65535])

@@ -35,7 +35,7 @@ from fleetlight.ps.server.workers.roster import Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.ps.update import Ids
-from fleetlight.ps.wire_forms import encoded
+from fleetlight.ps.wire_forms import Output, no_output
 
 Array = NDArray[Any]
 _NO_IDS: Ids = np.empty(0, np.int64)
@@ -67,32 +67,41 @@ class PushHandler:
         self._requests = RequestDedup(presence, self.progress.marks)
         self._prefetched = PrefetchedIds()
 
-    def push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Reply:
+    def push(
+        self, peer: Peer, message: Push, arrays: Sequence[Array], output: Output = no_output
+    ) -> Reply:
         """Apply the gradients of one worker."""
-        return self._once(peer, message, arrays, lambda: self._push(peer, message, arrays))
+        return self._once(peer, message, arrays, output, lambda: self._push(peer, message, arrays))
 
-    def apply(self, peer: Peer, message: Apply, arrays: Sequence[Array]) -> Reply:
+    def apply(
+        self, peer: Peer, message: Apply, arrays: Sequence[Array], output: Output = no_output
+    ) -> Reply:
         """Apply held gradients, times a factor."""
-        return self._once(peer, message, arrays, lambda: self._apply(peer, message))
+        return self._once(peer, message, arrays, output, lambda: self._apply(peer, message))
 
     def _once(
         self,
         peer: Peer,
         message: Push | Apply,
         arrays: Sequence[Array],
+        output: Output,
         carry_out: Callable[[], Outcome],
     ) -> Reply:
         ahead = self._state.ahead_ids(message, arrays, str(peer))
+
+        def reply(outcome: Outcome, is_last: bool = True) -> Reply:
+            return self._push_reply(peer, message, ahead, outcome, output, is_last)
+
         return self._requests.once(
             peer,
             message,
-            lambda: self._push_reply(peer, message, ahead, carry_out()),
-            lambda is_last: self._push_reply(
-                peer, message, ahead, self._outcome_again(peer, message), is_last
-            ),
+            lambda: reply(carry_out()),
+            lambda is_last: reply(self._outcome_again(peer, message), is_last),
         )
 
-    def exchange(self, peer: Peer, message: GeoExchange, arrays: Sequence[Array]) -> Reply:
+    def exchange(
+        self, peer: Peer, message: GeoExchange, arrays: Sequence[Array], output: Output = no_output
+    ) -> Reply:
         """Add the differences of one worker, in geo mode."""
         if not self._plan.exchanges_differences:
             raise PlanError(f"{peer} exchanges differences, but the mode is {self._plan.mode!r}")
@@ -100,8 +109,8 @@ class PushHandler:
         return self._requests.once(
             peer,
             message,
-            lambda: self._exchange_reply(self._exchange(peer, message, differences)),
-            lambda _: self._exchange_reply(self._reread(message, differences)),
+            lambda: self._exchange_reply(self._exchange(peer, message, differences, output)),
+            lambda _: self._exchange_reply(self._reread(message, differences, output)),
             # the reply may be large, and a repeated request can read the rows again
             keep=False,
         )
@@ -214,7 +223,9 @@ class PushHandler:
             self._state.step(change.optimizer, change.options, change.step, gradients)
         self._book(change.entries, applied=not change.skipped)
 
-    def _exchange(self, peer: Peer, message: GeoExchange, differences: Gradients) -> list[Array]:
+    def _exchange(
+        self, peer: Peer, message: GeoExchange, differences: Gradients, output: Output
+    ) -> list[Array]:
         self._presence.roster.check_trains(peer.worker)
         refused = self._refusal(f"{peer} sent a difference (step {message.step})", differences)
         self._presence.at_step(peer.worker, message.step)
@@ -227,14 +238,20 @@ class PushHandler:
         _, _, _, arrays = described(differences)
         with self._values_lock.shared():
             return self._log.apply(
-                change, arrays, lambda: self._apply_differences(change, differences, message.wants)
+                change,
+                arrays,
+                lambda: self._apply_differences(change, differences, message.wants, output),
             )
 
     def _apply_differences(
-        self, change: DifferencesAdded, differences: Gradients, wants: bool
+        self,
+        change: DifferencesAdded,
+        differences: Gradients,
+        wants: bool,
+        output: Output = no_output,
     ) -> list[Array]:
         """Apply the change; recovery calls it, too."""
-        found = self._state.exchange(differences, wants, change.step)
+        found = self._state.exchange(differences, wants, change.step, output)
         self._book([change.entry], applied=not change.more)
         return found
 
@@ -291,8 +308,8 @@ class PushHandler:
                 return held
             return Outcome(peer.worker not in self.progress.skipped, call=self.progress.call)
 
-    def _reread(self, message: GeoExchange, differences: Gradients) -> list[Array]:
-        return self._state.reread(differences, message.step) if message.wants else []
+    def _reread(self, message: GeoExchange, differences: Gradients, output: Output) -> list[Array]:
+        return self._state.reread(differences, message.step, output) if message.wants else []
 
     def _book(self, entries: Sequence[WorkerPart], applied: bool) -> None:
         with self._changed:
@@ -320,14 +337,14 @@ class PushHandler:
         message: Push | Apply,
         ahead: Sequence[Ids],
         outcome: Outcome,
-        is_last: bool = True,
+        output: Output,
+        is_last: bool,
     ) -> Reply:
         arrays: list[Array] = []
         for number, ids in zip(message.ahead, ahead, strict=True):
-            table = self._state.table(number)
-            arrays += encoded(table.pull(ids, False, message.step), table.plan)
+            arrays += self._state.table(number).encoded(ids, False, message.step, output)
         if message.wants_dense:
-            arrays += self._state.dense.values()
+            arrays += self._state.dense.values(output)
         changed: list[PrefetchedBatch] = []
         # rows prefetched after it belong to the reply to a later push
         if is_last and not (isinstance(message, Push) and message.hold):
@@ -368,9 +385,8 @@ class PushHandler:
         positions = np.flatnonzero(member(pulled.ids, touched))
         if not len(positions):
             return []
-        table = self._state.table(pulled.table)
-        rows = table.pull(pulled.ids[positions], False, step)
-        return [positions, *encoded(rows, table.plan)]
+        ids = pulled.ids[positions]
+        return [positions, *self._state.table(pulled.table).encoded(ids, False, step, no_output)]
 
     def _exchange_reply(self, arrays: list[Array]) -> Reply:
         with self._changed:

@@ -5,6 +5,7 @@
     requests   3 slots, which the client fills
     replies    3 slots, which the server fills
 
+A sender may write arrays in a slot before the frame exists, which saves the copy (`output`).
 A frame's prefix names the slot; prefix and header still go through the socket, so waits, deadlines
 and the end of a peer are those of a connection without shared memory. The receiver's arrays are
 views of the slot. It releases a slot once no array refers to it; until then the sender uses another
@@ -13,14 +14,17 @@ slot, and the socket where no slot is free.
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import ProtocolError
+from fleetlight.ps.transport.protocol import ALIGNMENT
 from fleetlight.wire.plain import Buffer
 
 #: of each direction: a caller often keeps two bodies until the next one arrives
@@ -58,23 +62,56 @@ class BodySlots:
         self._outgoing, self._incoming = slots[outgoing], slots[incoming]
         #: slots of received bodies that an array may still refer to
         self._held: list[int] = []
+        #: the slot of the body that `output` gives memory for, and the end of its last array
+        self._begun: int | None = None
+        self._end = 0
+
+    def output(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any] | None:
+        """Memory in a slot for the next array of the next body; None if there is none.
+
+        `fill` copies no array that is at its place in the body.
+        """
+        kind = np.dtype(dtype)
+        start = self._end + -self._end % ALIGNMENT
+        end = start + math.prod(shape) * kind.itemsize
+        if self._begun is None:
+            self._begun = self._free()
+        if self._begun is None or end == start or end > self.slot_bytes:
+            return None
+        self._end = end
+        memory: NDArray[Any] = np.ndarray(shape, kind, self._outgoing[self._begun], start)
+        return memory
+
+    def end_body(self) -> None:
+        """Give no further memory for this body."""
+        self._begun, self._end = None, 0
 
     def fill(self, parts: Sequence[Buffer], size: int) -> int:
-        """Copy a body into a free slot; returns the slot, 0 if the socket must carry it."""
+        """Complete a body in a free slot; returns the slot, 0 if the socket must carry it."""
         if not LEAST_BYTES <= size <= self.slot_bytes:
             return 0
-        for number in range(SLOTS):
-            if not self._sent[number]:
-                self._copy(parts, self._outgoing[number])
-                self._sent[number] = 1
-                return number + 1
-        return 0
-
-    def _copy(self, parts: Sequence[Buffer], slot: NDArray[np.uint8]) -> None:
-        at = 0
+        number = self._free() if self._begun is None else self._begun
+        if number is None:
+            return 0
+        slot, at = self._outgoing[number], 0
+        missing: list[tuple[int, NDArray[np.uint8]]] = []
         for part in parts:
-            slot[at : at + len(part)] = np.frombuffer(part, np.uint8)
-            at += len(part)
+            array = np.frombuffer(part, np.uint8)
+            if self._begun is None or not np.may_share_memory(array, slot):
+                missing.append((at, array))
+            elif not np.may_share_memory(array[:1], slot[at : at + 1]):
+                # not at its place: a copy within the slot could overwrite another array
+                return 0
+            at += len(array)
+        for at, array in missing:
+            slot[at : at + len(array)] = array
+        self._sent[number] = 1
+        return number + 1
+
+    def _free(self) -> int | None:
+        """A slot that the receiver has released."""
+        number = self._sent.tobytes().find(0)
+        return None if number < 0 else number
 
     def take(self, slot: int, size: int) -> NDArray[np.uint8]:
         """Return the received body in a slot."""
