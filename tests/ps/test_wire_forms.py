@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 from tests.kernels.batches import numbers
-from tests.ps.serving import DIM, OPTIONS, Worker, ids_of, opened, plan
+from tests.ps.serving import DIM, OPTIONS, Worker, ids_of, opened, plan, rows_of
 from tests.ps.worker.in_process_job import InProcessJob
 
-from fleetlight.errors import GradientError, PlanError
+from fleetlight.errors import GradientError, PlanError, ProtocolError
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import BF16, FP32, Plan
@@ -221,12 +222,21 @@ def test_rounding_depends_on_the_step_only(wire: str, tmp_path: Path) -> None:
     assert one != other
 
 
-@pytest.mark.parametrize("wire", NARROW)
-def test_rows_in_another_form_are_refused(wire: str) -> None:
+@pytest.mark.parametrize(("wire", "sent"), list(itertools.permutations((FP32, *NARROW), 2)))
+def test_rows_in_another_form_are_refused(wire: str, sent: str) -> None:
     server = opened(narrow_plan(wire))
     worker = Worker(server, 0, workers=1)
-    with pytest.raises(PlanError, match=r"rows of table 'users' are float32\[1, 2\], expected "):
-        worker.push(0, {0: ([1], [2.0])})
+    arrays, right = (
+        FORMS[form].encode(rows_of([2.0]), None, (None, None)) for form in (sent, wire)
+    )
+    message = worker.push_request(0, {0: None}, None)
+    refusal = r"rows of table 'users' are \w+\[1, 2\], expected |came with 3 arrays, expected 2"
+    with pytest.raises((PlanError, ProtocolError), match=refusal):
+        worker.say(message, ids_of([1]), *arrays, lane="push")
+    # nothing of it is applied
+    assert server.figures().rows["users"] == 0
+    worker.say(worker.push_request(0, {0: None}, None), ids_of([1]), *right, lane="push")
+    assert server.figures().rows["users"] == 1
 
 
 def test_plans_with_different_forms_are_refused() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ from tests.ps.serving import Worker, ids_of, opened, plan, rows_of
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import BF16, FP32, Plan
 from fleetlight.ps.transport.interface import Connection
-from fleetlight.ps.wire_forms import FP16, INT8, encoded
+from fleetlight.ps.wire_forms import FORMS, FP16, INT8, encoded
 
 IDS = [5, -3, 1 << 40, 5000]
 WIRES = [FP32, BF16, FP16, INT8]
@@ -126,3 +128,43 @@ def test_a_repeated_push_has_the_reply_of_the_first() -> None:
     worker.greet("push")
     np.testing.assert_array_equal(worker.say(message, dense, lane="push")[1][0], first)
     assert first.tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_values_that_are_not_finite_arrive_so(wire: str) -> None:
+    worker = worker_of(narrow("async", wire), given := Given())
+    bad = rows_of([np.nan, np.inf, -np.inf, 127])
+    bad[:3, 1] = 1
+    worker.say(m.Fill([0], dense=False), ids_of(IDS), bad)
+    pulled = worker.say(m.Pull([m.TablePull(0, True)], False), ids_of(IDS), lane="pull")[1]
+    assert len(pulled) == len(given.arrays)
+    found = FORMS[wire].decode(pulled)
+    # a row of int8 has one scale
+    expected = np.where(np.isfinite(bad).all(axis=1, keepdims=True), bad, np.nan)
+    np.testing.assert_array_equal(found, expected if wire == INT8 else bad)
+
+
+def test_ids_that_a_peer_changes_meanwhile_damage_no_index() -> None:
+    """Arrays may be memory that a worker still writes to."""
+    worker = worker_of(plan("async", workers=1), None)
+    ids, rows = np.arange(50_000), np.ones((50_000, 2), np.float32)
+    stop = threading.Event()
+
+    def write_nonsense() -> None:
+        random = np.random.default_rng(0)
+        while not stop.is_set():
+            ids[:] = random.integers(-(2**62), 2**62, len(ids))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_nonsense)
+        try:
+            for step in range(10):
+                message = worker.push_request(step, {0: None}, None)
+                worker.say(message, ids, rows, lane="push")
+        finally:
+            stop.set()
+    assert worker.server._service is not None
+    table = worker.server._service.state.table(0)
+    known = table._rows.ids_of(table._rows.numbers)
+    assert len(np.unique(known)) == len(known) == len(table)
+    np.testing.assert_array_equal(table._rows.find(known), table._rows.numbers)

@@ -30,11 +30,15 @@ class Unpacking:
         self._operation = operation
 
     def ids(self, table: TablePlan) -> Ids:
-        """Take the ids of a table."""
+        """Take the ids of a table, as a copy.
+
+        A peer that shares memory could change them while an index inserts them.
+        """
         array = self._next(f"ids of table {table.name!r}")
         if array.dtype != np.int64 or array.ndim != 1:
             raise self._unfit(f"ids of table {table.name!r}", array, "int64[n]")
-        return array
+        own: Ids = array.copy()
+        return own
 
     def rows(self, table: TablePlan, count: int) -> Floats:
         """Take the rows, gradients or differences of `count` ids of a table."""
