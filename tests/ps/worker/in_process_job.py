@@ -37,6 +37,9 @@ class LoggingChannel:
         self.events: list[str] = []
         self.closed = False
 
+    def output(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self._inner.output(shape, dtype)
+
     def send(self, message: m.Message, arrays: Sequence[Any] = ()) -> None:
         if self.fails_in == "send":
             raise PeerLostError(f"{self.peer} is gone")

@@ -144,6 +144,11 @@ class SocketChannel:
         frames = self._frames
         return (0, 0) if frames is None else frames.wire.bytes_moved()
 
+    def output(self, shape: tuple[int, ...], dtype: str) -> Array | None:
+        """Memory for the next array of the next request; None: the caller allocates it."""
+        frames = self._frames
+        return None if frames is None else frames.output(shape, dtype)
+
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the previous one must have its reply."""
         assert self._request is None, f"{self.peer}: one request in flight per channel"

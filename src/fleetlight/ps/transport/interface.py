@@ -64,6 +64,12 @@ class Channel(Protocol):
     def is_local(self) -> bool:
         """True if the server is on this host."""
 
+    def output(self, shape: tuple[int, ...], dtype: str) -> Array | None:
+        """Memory for the next array of the next request, as `Connection.output` for replies.
+
+        It stays as it is until the reply arrives; the previous request must have its reply.
+        """
+
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a request; the previous one must have its reply."""
 
@@ -147,6 +153,9 @@ class MemoryChannel:
         self.is_local = self.is_embedded = True
         self._reply: Reply | None = None
         self._open = True
+
+    def output(self, shape: tuple[int, ...], dtype: str) -> None:
+        """None: arrays pass by reference."""
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Handle the request at once, on this thread."""

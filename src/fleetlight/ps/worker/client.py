@@ -23,7 +23,7 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.transport.interface import ReceivedReply
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
-from fleetlight.ps.wire_forms import encoded, encoded_gradients, form_of
+from fleetlight.ps.wire_forms import Output, encoded, encoded_gradients, form_of
 from fleetlight.ps.worker.chunks import CHUNK_BYTES, LONE_CHUNK_BYTES, Chunk, chunks_of
 from fleetlight.ps.worker.connections import (
     CONTROL,
@@ -38,6 +38,7 @@ from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.push_request import (
     PushRequest,
     Shares,
+    behind_tables,
     check_differences,
     checked,
     packed,
@@ -229,14 +230,23 @@ class Client(Connections):
             return np.empty((0, self.plan.tables[table].dim), np.float32)
         return np.concatenate(parts)
 
+    def push_memory(self, update: Update) -> Sequence[Output]:
+        """By server: memory for the dense blocks of an update; the next push must send it."""
+        outputs = [channel.output for channel in self.open_lane(PUSH)]
+        return behind_tables(update, self.plan, outputs)
+
     def build_push(
-        self, update: Update, live: LocalParameters, shares: Shares | None = None
+        self,
+        update: Update,
+        live: LocalParameters,
+        shares: Shares | None = None,
+        memory: Sequence[Output] | None = None,
     ) -> PushRequest:
         """Build the push request of an update; it may tell all workers to skip the step.
 
         `shares` replace dense gradients, whose values were checked before the step.
         """
-        push = packed(update, self.plan, self.placement, live, shares)
+        push = packed(update, self.plan, self.placement, live, shares, memory)
         if shares is not None:
             return push
         return checked(push, self.plan, self.placement, self.worker)

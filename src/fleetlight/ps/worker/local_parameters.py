@@ -14,6 +14,7 @@ from fleetlight.errors import PlanError
 from fleetlight.ps.dtypes import as_tensor, flat_array, numpy_dtype
 from fleetlight.ps.layers.staging import is_on_device, staging_of
 from fleetlight.ps.placement import Block
+from fleetlight.ps.wire_forms import Output, no_output
 from fleetlight.torch_compat.tensors import version
 
 
@@ -29,13 +30,19 @@ class LocalParameters:
         self.note()
 
     def pack(
-        self, block: Block, values: dict[int, NDArray[Any] | None] | None = None
+        self,
+        block: Block,
+        values: dict[int, NDArray[Any] | None] | None = None,
+        output: Output = no_output,
     ) -> NDArray[Any]:
         """Copy the slices of a block into one array, from the parameters or `values` by number.
 
         The slice of a value that is None is zero.
         """
-        packed = np.empty(block.size, numpy_dtype(block.dtype))
+        dtype = numpy_dtype(block.dtype)
+        packed = output((block.size,), dtype.name)
+        if packed is None:
+            packed = np.empty(block.size, dtype)
         for piece in block.pieces:
             target = packed[piece.offset : piece.offset + piece.size]
             flat = self.flat(piece.parameter) if values is None else values.get(piece.parameter)

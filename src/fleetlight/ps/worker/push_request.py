@@ -14,6 +14,7 @@ from fleetlight.ps.gradients import Gradients, TablePart, not_finite, refusal
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.update import TableGradients, Update
+from fleetlight.ps.wire_forms import Output, form_of, no_output
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.reply_values import Ahead
@@ -53,14 +54,19 @@ def packed(
     placement: Placement,
     live: LocalParameters,
     shares: Shares | None = None,
+    memory: Sequence[Output] | None = None,
 ) -> PushRequest:
     """Build a push request; copy dense gradients, which the script may overwrite.
 
-    `shares` are the differences of a worker that steps dense parameters itself.
+    `shares` are the differences of a worker that steps dense parameters itself. `memory` is that
+    of each server's dense blocks.
     """
+    outputs = memory or [no_output] * plan.server_num
     blocks = {s: placement.blocks_of(s, update.optimizer) for s in range(plan.server_num)}
     if shares is None:
-        dense = {s: [live.pack(b, update.dense) for b in mine] for s, mine in blocks.items()}
+        dense = {
+            s: [live.pack(b, update.dense, outputs[s]) for b in mine] for s, mine in blocks.items()
+        }
         absent = [number for number, values in update.dense.items() if values is None]
     else:
         dense, absent = {s: list(shares.get(s, ())) for s in blocks}, []
@@ -74,6 +80,21 @@ def packed(
         skip=update.skip,
         seen=update.seen,
     )
+
+
+def behind_tables(update: Update, plan: Plan, outputs: Sequence[Output]) -> Sequence[Output]:
+    """By server: the memory behind the arrays of tables, which the transport copies there."""
+    for number, part in update.tables.items():
+        table = plan.tables[number]
+        counted = () if part.shows is None else ("float32", "float32")
+        for server, output in enumerate(outputs):
+            count = int(part.starts[server + 1] - part.starts[server])
+            output((count,), "int64")
+            for dtype, shape in form_of(table).shapes(count, table.dim):
+                output(shape, dtype)
+            for dtype in counted:
+                output((count,), dtype)
+    return outputs
 
 
 def check_differences(

@@ -94,6 +94,15 @@ def test_pushes_without_a_reply_stay_on_top_of_server_values(dtype: str) -> None
 
 
 @every_dtype
+def test_a_share_is_written_in_the_memory_of_its_server(dtype: str) -> None:
+    worker, memory = Worker(Server(dtype)), np.zeros(2, dtype)
+    worker.weight += 3
+    shares = worker.dense.share(0, memory=[lambda shape, dtype: memory])
+    assert np.may_share_memory(shares[0][0], memory)
+    assert memory.tolist() == [1, 1]
+
+
+@every_dtype
 def test_a_skipped_push_adds_nothing(dtype: str) -> None:
     worker = Worker(Server(dtype))
     worker.dense.skipped()

@@ -128,9 +128,10 @@ class Async(Communicator):
             if self._dense is not None:
                 self._dense.skipped()
             return _empty(update)
+        memory = self.client.push_memory(update) if self._pusher.sends_at_once else None
         if self._dense is None:
-            return self.client.build_push(update, self.live)
-        shares = self._dense.share(update.optimizer, just_taken=just_taken)
+            return self.client.build_push(update, self.live, memory=memory)
+        shares = self._dense.share(update.optimizer, just_taken=just_taken, memory=memory)
         return self.client.build_push(update, self.live, shares)
 
     def pull_dense(self) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from fleetlight.kernels import difference, rebase
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
+from fleetlight.ps.wire_forms import Output, no_output
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.reply_values import ReplyValues
@@ -48,10 +49,17 @@ class LocalDense:
             for held in blocks:
                 held.since = held.packed()
 
-    def share(self, optimizer: int, *, just_taken: bool = False) -> dict[int, list[Array]]:
+    def share(
+        self,
+        optimizer: int,
+        *,
+        just_taken: bool = False,
+        memory: Sequence[Output] | None = None,
+    ) -> dict[int, list[Array]]:
         """The differences of one optimizer since the last push, divided by the workers.
 
-        `just_taken`: no step followed the last `take`, which knows the differences.
+        `just_taken`: no step followed the last `take`, which knows the differences. `memory` is
+        that of each server's blocks.
         """
         shares: dict[int, list[Array]] = {}
         learned: list[tuple[_LocalBlock, Tensor]] = []
@@ -60,12 +68,18 @@ class LocalDense:
                 if held.block.optimizer == optimizer:
                     progress = held.learned(just_taken)
                     learned.append((held, progress))
-                    shares.setdefault(server, []).append(flat_array(self._share_of(progress)))
+                    output = no_output if memory is None else memory[server]
+                    shares.setdefault(server, []).append(self._part(progress, output))
         self._pending.append(learned)
         return shares
 
-    def _share_of(self, progress: Tensor) -> Tensor:
-        return progress if self._workers == 1 else progress / self._workers
+    def _part(self, progress: Tensor, output: Output) -> Array:
+        """This worker's part of the mean."""
+        if self._workers == 1 and output is no_output:
+            return flat_array(progress)
+        memory = output(tuple(progress.shape), flat_array(progress).dtype.name)
+        into = None if memory is None else as_tensor(memory, progress.dtype)
+        return flat_array(torch.div(progress, self._workers, out=into))
 
     def skipped(self) -> None:
         """Record a push without differences."""

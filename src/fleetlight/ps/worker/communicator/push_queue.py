@@ -27,6 +27,8 @@ from fleetlight.ps.worker.reply_values import ReplyValues
 class PushQueue:
     """The queue is bounded: a worker that trains faster than the servers apply waits for them."""
 
+    sends_at_once = False
+
     def __init__(self, client: Client, *, size: int, one_at_a_time: bool, max_merge: int) -> None:
         """`one_at_a_time`: send a push only after the reply to the previous one."""
         self._client = client

@@ -34,6 +34,9 @@ class Arrived:
 class Pusher(Protocol):
     """Used by the training thread."""
 
+    #: True if `put` sends the push itself, and the one before has its reply
+    sends_at_once: bool
+
     def start(self) -> None:
         """Start threads."""
 
@@ -61,6 +64,8 @@ class OnePush:
 
     For servers on this host: sending takes no time there, and a second thread would.
     """
+
+    sends_at_once = True
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -54,7 +54,7 @@ class Sync(Communicator):
             self._ask(update, push)
             return self.client.apply(push, phase=self.phase, factor=factor)
         update.seen = tuple(self.versions)
-        push = self.client.build_push(update, self.live)
+        push = self._build_push(update)
         push.origin = self.origin(update, 1)
         self._ask(update, push)
         return self.client.push(push, phase=self.phase)
@@ -64,6 +64,10 @@ class Sync(Communicator):
         push.ahead = self.lookahead.wanted(update.optimizer)
         if self.cached is not None:
             push.reports = self.cached.reports(update)
+
+    def _build_push(self, update: Update) -> PushRequest:
+        memory = self.client.push_memory(update)
+        return self.client.build_push(update, self.live, memory=memory)
 
     def clip(self, updates: Sequence[Update], max_norm: float, norm_type: float) -> float:
         """The norm of the gradient of all workers together: known to the servers only."""
@@ -75,7 +79,7 @@ class Sync(Communicator):
         square, pushes = 0.0, []
         for update in updates:
             update.seen = tuple(self.versions)
-            push = self.client.build_push(update, self.live)
+            push = self._build_push(update)
             values = self.client.push(push, phase=self.phase, hold=True, wants_dense=False)
             square += values.square
             pushes.append(push)
