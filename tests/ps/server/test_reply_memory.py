@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.ps.serving import Worker, ids_of, opened, plan, rows_of
+from tests.ps.serving import Worker, ids_of, opened, plan, rows_of, team, together
 
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import BF16, FP32, Plan
@@ -105,6 +105,17 @@ def two_workers(the_plan: Plan, given: Given) -> list[Worker]:
     for worker in workers:
         filled(worker)
     return workers
+
+
+def test_replies_to_a_step_of_several_workers_share_a_copy_of_the_dense_values() -> None:
+    server = opened(plan("sync", workers=2))
+    workers, given = team(server), Given()
+    for worker in workers:
+        worker.lanes["push"] = Connection("push", output=given.output)
+        worker.greet("push")
+    replies = together(*(lambda w=w: w.push(0, dense=[1, 2, 4])[1] for w in workers))
+    assert replies[0][0] is replies[1][0]
+    assert not given.arrays
 
 
 def test_dense_values_are_shared_only_without_memory() -> None:

@@ -82,3 +82,15 @@ def test_dense_gradients_are_written_at_their_place(
         received = BodySlots(memories[server], SLOT, is_client=False).take(number, size)
         for array, other in zip(views(places, received), expected[server][1], strict=True):
             np.testing.assert_array_equal(array, other)
+
+
+def test_a_server_without_dense_blocks_gives_no_memory_early() -> None:
+    """Arrays of tables are copied in any case, and checking their places takes time."""
+    job = InProcessJob(2)
+    slots = [BodySlots(mmap.mmap(-1, file_bytes(SLOT)), SLOT, is_client=True) for _ in range(2)]
+    for server, channel in enumerate(job.client.open_lane("push")):
+        channel.output = slots[server].output  # type: ignore[method-assign]
+    job.client.push_memory(Update(0, 0, OPTIONS, {0: part_of(np.arange(9), False)}, {}))
+    is_dense = [bool(job.client.placement.blocks_of(server)) for server in range(2)]
+    assert sorted(is_dense) == [False, True]
+    assert [one._begun is not None for one in slots] == is_dense

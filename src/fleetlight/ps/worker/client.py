@@ -23,7 +23,7 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.transport.interface import ReceivedReply
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
-from fleetlight.ps.wire_forms import Output, encoded, encoded_gradients, form_of
+from fleetlight.ps.wire_forms import Output, encoded, encoded_gradients, form_of, no_output
 from fleetlight.ps.worker.chunks import CHUNK_BYTES, LONE_CHUNK_BYTES, Chunk, chunks_of
 from fleetlight.ps.worker.connections import (
     CONTROL,
@@ -232,7 +232,10 @@ class Client(Connections):
 
     def push_memory(self, update: Update) -> Sequence[Output]:
         """By server: memory for the dense blocks of an update; the next push must send it."""
-        outputs = [channel.output for channel in self.open_lane(PUSH)]
+        outputs = [
+            channel.output if self.placement.blocks_of(server, update.optimizer) else no_output
+            for server, channel in enumerate(self.open_lane(PUSH))
+        ]
         return behind_tables(update, self.plan, outputs)
 
     def build_push(

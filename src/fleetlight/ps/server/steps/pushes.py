@@ -56,6 +56,8 @@ class PushHandler:
         self._log = log
         self._plan = state.plan
         self._steps_together = state.plan.steps_together
+        #: several replies have the same dense values
+        self._shares_values = self._steps_together and worker_num > 1
         self._presence = presence
         self._changed = presence.changed
         self._has_advanced = presence.condition()
@@ -344,7 +346,8 @@ class PushHandler:
         for number, ids in zip(message.ahead, ahead, strict=True):
             arrays += self._state.table(number).encoded(ids, False, message.step, output)
         if message.wants_dense:
-            arrays += self._state.dense.values(output)
+            # copies of the shared copy are faster: it is in the cache
+            arrays += self._state.dense.values(no_output if self._shares_values else output)
         changed: list[PrefetchedBatch] = []
         # rows prefetched after it belong to the reply to a later push
         if is_last and not (isinstance(message, Push) and message.hold):
