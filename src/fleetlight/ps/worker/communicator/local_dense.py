@@ -75,9 +75,9 @@ class LocalDense:
 
     def _part(self, progress: Tensor, output: Output) -> Array:
         """This worker's part of the mean."""
-        if self._workers == 1 and output is no_output:
-            return flat_array(progress)
         memory = output(tuple(progress.shape), flat_array(progress).dtype.name)
+        if memory is None and self._workers == 1:
+            return flat_array(progress)
         into = None if memory is None else as_tensor(memory, progress.dtype)
         return flat_array(torch.div(progress, self._workers, out=into))
 
