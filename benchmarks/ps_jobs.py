@@ -47,6 +47,8 @@ class Ours:
     snapshot_s: float = 300.0
     #: a folder of certificates; "": connections are not encrypted
     ssl: str = ""
+    #: False: rows and gradients go through TCP, as between hosts
+    shared_memory: bool = True
     #: how many steps an async worker may be ahead of the slowest
     staleness: int | None = None
     #: the form in which rows and gradients travel
@@ -85,6 +87,7 @@ class Ours:
         argv += ["--mode", self.mode, "--k_steps", str(self.k_steps)]
         argv += ["--durability", self.durability, "--snapshot_s", str(self.snapshot_s)]
         argv += ["--ssl", self.ssl] * bool(self.ssl)
+        argv += ["--no_shared_memory"] * (not self.shared_memory)
         if self.staleness is not None:
             argv += ["--staleness", str(self.staleness)]
         if self.table_wire != "fp32":

@@ -64,6 +64,7 @@ def fleetlight(options: argparse.Namespace) -> None:
         durability=options.durability,
         durability_configs={"snapshot_s": options.snapshot_s},
         ssl=options.ssl,
+        shared_memory=options.shared_memory,
     )
     fleet.init(strategy=strategy)
     plain = MODELS[options.model](lambda rows, dim: fleet.nn.SparseEmbedding(dim))
@@ -224,6 +225,7 @@ def _parse() -> Any:
     parser.add_argument("--durability", choices=("none", "snapshot", "log"), default="none")
     parser.add_argument("--snapshot_s", type=float, default=300.0)
     parser.add_argument("--ssl", help="folder of certificates")
+    parser.add_argument("--no_shared_memory", dest="shared_memory", action="store_false")
     parser.add_argument("--core", type=int, help="stay on this one of the cores, counted from 0")
     parser.add_argument("--steps_per_call", type=int, default=1, help="a divisor of the others")
     parser.add_argument("--count", action="store_true", help="for jobs that take turns")

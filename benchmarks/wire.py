@@ -3,6 +3,8 @@
 
 A server process and this one have a core each. CPU seconds are those of both; iperf3 moves bytes
 with the same congestion control and does nothing else. A short message shows what Python costs.
+What TLS adds is compared with the cipher alone, as `openssl speed` counts it. `--openssl` names a
+folder with the libssl and libcrypto of another version, which then has a page of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import resource
 import shutil
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -40,6 +43,8 @@ CLAIM = (
     "of 20,000 ids takes at most 1.3 times a bare ping-pong of the same bytes and the table's "
     "work. A message costs its sender and its receiver at most 30 microseconds of Python each."
 )
+#: the suite that both sides prefer, and the variable that names folders of libraries
+CIPHER, _LIBRARIES = "aes-256-gcm", "LD_LIBRARY_PATH"
 CORES = os.sched_getaffinity(0)
 PLAIN_RATIO, MEMORY_RATIO, TLS_S, PULL_RATIO = 2.3, 1.0, 1.5, 1.3
 #: user CPU time of a message on each side, and the ids of a short one
@@ -83,6 +88,9 @@ def _on_core_0() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
     options = _parse(argv)
+    if options.openssl and os.environ.get(_LIBRARIES) != options.openssl:
+        os.environ[_LIBRARIES] = options.openssl
+        os.execv(sys.executable, [*sys.orig_argv])
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         make(folder)
@@ -106,10 +114,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 own = _own_cpu_s(server) - own
             foreign.append(machine.foreign_share(meter.wall_s, meter.busy_s, own))
             print(f"round {number + 1}/{options.rounds} done", flush=True)
-    sections = [_cost_section(costs), _pull_section(times), _short_section(short)]
-    sections.append(report.foreign_line(foreign))
+    sections = [
+        _cost_section(costs),
+        _tls_section(costs),
+        _pull_section(times),
+        _short_section(short),
+        report.foreign_line(foreign),
+    ]
     if options.write:
-        path = report.write("wire", CLAIM, sections)
+        version = ".".join(str(part) for part in ssl.OPENSSL_VERSION_INFO[:2])
+        name = f"wire_openssl_{version}" if options.openssl else "wire"
+        path = report.write(name, CLAIM, sections)
         sections.append(f"written: {path.relative_to(jobs.ROOT)}")
     print("\n\n".join(sections))
     return 0
@@ -272,6 +287,32 @@ def _cost_section(costs: Mapping[str, Sequence[float]]) -> str:
     return f"## What a GB costs\n\n{report.table(head, rows)}{missing}"
 
 
+def _tls_section(costs: Mapping[str, Sequence[float]]) -> str:
+    """What TLS adds to a GB, and the share of it that the cipher alone would take."""
+    cipher = _cipher_s()
+    rows = []
+    for name in [name for name in costs if name.startswith("TLS ")]:
+        plain = costs[name.replace("TLS", "plain")]
+        added = [a - b for a, b in zip(costs[name], plain, strict=True)]
+        ratio = report.Spread.of(b / a for a, b in zip(costs[name], plain, strict=True))
+        share = "-" if cipher is None else str(report.Spread.of(cipher / one for one in added))
+        rows.append((name.removeprefix("TLS "), str(report.Spread.of(added)), str(ratio), share))
+    head = ("what moves", "CPU s that TLS adds to a GB", "plain / TLS", "cipher alone / added")
+    floor = "openssl is not installed" if cipher is None else f"{cipher:.3f} CPU s per GB"
+    text = f"The cipher alone, {CIPHER} in records of 16 KiB on both sides: {floor}."
+    return f"## What TLS adds, {ssl.OPENSSL_VERSION}\n\n{report.table(head, rows)}\n\n{text}"
+
+
+def _cipher_s() -> float | None:
+    """CPU seconds to encrypt and decrypt a GB; None without the program openssl."""
+    if shutil.which("openssl") is None:
+        return None
+    command = ["openssl", "speed", "-seconds", "1", "-bytes", "16384", "-evp", CIPHER]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    thousands_per_s = float(told.split()[-1].removesuffix("k"))
+    return 2 * 1e9 / (1e3 * thousands_per_s)
+
+
 def _against(name: str, seconds: Sequence[float], iperf: Sequence[float]) -> tuple[str, str]:
     if name == "iperf3" or not iperf:
         return "-", "-"
@@ -321,6 +362,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pulls", type=int, default=1000, help="pulls in a round")
     parser.add_argument("--messages", type=int, default=5000, help="short ones in a round")
     parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
+    parser.add_argument("--openssl", metavar="DIR", help="the libraries of another OpenSSL")
     parser.add_argument("--no_write", dest="write", action="store_false", help="print only")
     return parser.parse_args(argv)
 
