@@ -23,7 +23,7 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.transport.interface import ReceivedReply
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
-from fleetlight.ps.wire_forms import Output, encoded, encoded_gradients, form_of, no_output
+from fleetlight.ps.wire_forms import Output, encoded, encoded_gradients, no_output
 from fleetlight.ps.worker.chunks import CHUNK_BYTES, LONE_CHUNK_BYTES, Chunk, chunks_of
 from fleetlight.ps.worker.connections import (
     CONTROL,
@@ -45,7 +45,13 @@ from fleetlight.ps.worker.push_request import (
 )
 from fleetlight.ps.worker.replay.commit_log import Committed
 from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal, StepOrigin
-from fleetlight.ps.worker.reply_values import ReplyValues, Wanted
+from fleetlight.ps.worker.reply_values import (
+    ReplyValues,
+    Wanted,
+    changed_rows,
+    merged_versions,
+    outdated_ids,
+)
 from fleetlight.wire.control_signals import combined
 
 Array = NDArray[Any]
@@ -197,7 +203,7 @@ class Client(Connections):
         self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
     ) -> ReplyValues:
         """Merge the rows, then the dense values, of each reply."""
-        values = _merge_versions(replies)
+        values = merged_versions(replies)
         parts: list[list[Floats]] = [[] for _ in wanted]
         for server, reply in replies.items():
             arrays = Unpacking(reply.arrays, f"the reply of server {server}", narrow=True)
@@ -212,8 +218,9 @@ class Client(Connections):
     def _merge_push_replies(
         self, wanted: Sequence[Wanted], replies: Mapping[int, ReceivedReply]
     ) -> ReplyValues:
-        outdated = _outdated_ids(replies)
-        changed = _changed_rows(replies, self.plan)
+        # taken from the end of each reply
+        outdated = outdated_ids(replies)
+        changed = changed_rows(replies, self.plan)
         values = self._merge_replies(wanted, replies)
         values.changed, values.outdated = changed, outdated
         for reply in replies.values():
@@ -372,7 +379,7 @@ class Client(Connections):
         self._commit(origin, requests)
         replies = self._ask_in_turns(PUSH, requests)
         self._receive_signals(one for received in replies.values() for one in received)
-        values = _merge_versions({server: received[-1] for server, received in replies.items()})
+        values = merged_versions({server: received[-1] for server, received in replies.items()})
         for server, received in replies.items() if wants else ():
             for piece, reply in zip(pieces[server], received, strict=True):
                 arrived = Unpacking(reply.arrays, f"the reply of server {server}", narrow=True)
@@ -453,50 +460,6 @@ def _of_server(
         if part.shows is not None and part.clicks is not None:
             arrays += [part.shows[start:stop], part.clicks[start:stop]]
     return pushes, arrays
-
-
-def _merge_versions(replies: Mapping[int, ReceivedReply]) -> ReplyValues:
-    values = ReplyValues()
-    slowest = []
-    for server, reply in replies.items():
-        message = reply.message
-        assert isinstance(message, (m.Pulled, m.Pushed, m.GeoExchangeReply)), message
-        values.versions[server] = message.version
-        slowest.append(message.slowest)
-    values.slowest = min(slowest, default=0)
-    return values
-
-
-def _outdated_ids(replies: Mapping[int, ReceivedReply]) -> dict[int, list[Ids]]:
-    """Take the ids that other workers changed, which are the last arrays of each reply."""
-    found: dict[int, list[Ids]] = {}
-    for reply in replies.values():
-        message = reply.message
-        assert isinstance(message, m.Pushed), message
-        first = len(reply.arrays) - len(message.outdated)
-        for table, ids in zip(message.outdated, reply.arrays[first:], strict=True):
-            found.setdefault(table, []).append(ids)
-        del reply.arrays[first:]
-    return found
-
-
-def _changed_rows(
-    replies: Mapping[int, ReceivedReply], plan: Plan
-) -> list[tuple[int, int, int, Array, Array]]:
-    """Take the changed rows, which are the last arrays then."""
-    found = []
-    for server, reply in replies.items():
-        message = reply.message
-        assert isinstance(message, m.Pushed), message
-        forms = [form_of(plan.tables[table]) for table in message.changed]
-        first = len(reply.arrays) - sum(1 + len(form.arrays) for form in forms)
-        arrays = iter(reply.arrays[first:])
-        del reply.arrays[first:]
-        for table, batch, form in zip(message.changed, message.batches, forms, strict=True):
-            positions = next(arrays)
-            rows = form.decode([next(arrays) for _ in form.arrays])
-            found.append((server, batch, table, positions, rows))
-    return found
 
 
 def _with_ahead(requests: Mapping[int, Request], push: PushRequest) -> Mapping[int, Request]:
