@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -134,3 +135,15 @@ def scripted(*acts: Callable[[socket.socket, Frames], object]) -> Iterator[Endpo
     finally:
         thread.join(LIMIT_S)
         listening_socket.close()
+
+
+@contextlib.contextmanager
+def served_elsewhere(serve: Callable[[Any], None]) -> Iterator[Any]:
+    """The address that a server sends from a process of its own; the test ends the process."""
+    receiver, sender = get_context("forkserver").Pipe(duplex=False)
+    process = get_context("forkserver").Process(target=serve, args=(sender,))
+    process.start()
+    try:
+        yield receiver.recv()
+    finally:
+        process.join(LIMIT_S)

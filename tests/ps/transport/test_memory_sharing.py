@@ -9,13 +9,19 @@ import mmap
 import os
 import signal
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.ps.transport.doubles import LIMIT_S, PULL, RecordingHandler, connected, listening
+from tests.ps.transport.doubles import (
+    LIMIT_S,
+    PULL,
+    RecordingHandler,
+    connected,
+    listening,
+    served_elsewhere,
+)
 
 from fleetlight.errors import PeerLostError, PlanError, ProtocolError
 from fleetlight.ps.messages import FetchDense, FiguresRequest, Heartbeat, ShareMemory
@@ -260,17 +266,13 @@ def _serve(sender: Any) -> None:
 
 @pytest.mark.multiprocess
 def test_killed_server_is_an_error_and_its_arrays_stay() -> None:
-    receiver, sender = get_context("forkserver").Pipe(duplex=False)
-    process = get_context("forkserver").Process(target=_serve, args=(sender,))
-    process.start()
-    try:
-        retry = RetryPolicy(0.0)
-        with sharing_channel(receiver.recv(), retry=retry) as (channel, why):
-            kept = channel.call(PULL, [floats(1 << 20, 5)]).arrays[0]
-            channel.send(FiguresRequest(), [floats(1 << 20)])
-            with pytest.raises(PeerLostError):
-                channel.receive(LIMIT_S)
-            assert why == [""]
-            assert (kept == 5).all()
-    finally:
-        process.join(LIMIT_S)
+    with (
+        served_elsewhere(_serve) as address,
+        sharing_channel(address, retry=RetryPolicy(0.0)) as (channel, why),
+    ):
+        kept = channel.call(PULL, [floats(1 << 20, 5)]).arrays[0]
+        channel.send(FiguresRequest(), [floats(1 << 20)])
+        with pytest.raises(PeerLostError):
+            channel.receive(LIMIT_S)
+        assert why == [""]
+        assert (kept == 5).all()

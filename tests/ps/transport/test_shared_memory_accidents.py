@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ps.transport.doubles import LIMIT_S, PULL, RecordingHandler, connected, listening
+from tests.ps.transport.doubles import (
+    LIMIT_S,
+    PULL,
+    RecordingHandler,
+    connected,
+    listening,
+    served_elsewhere,
+)
 
 from fleetlight.errors import PeerError, PeerLostError
 from fleetlight.ps.messages import FiguresRequest, Heartbeat, ShareMemory
@@ -150,19 +157,13 @@ def _send_half(address: Any) -> None:
 
 @pytest.mark.multiprocess
 def test_a_server_killed_while_it_writes_a_reply_is_lost() -> None:
-    receiver, sender = get_context("forkserver").Pipe(duplex=False)
-    process = get_context("forkserver").Process(target=_serve_half, args=(sender,))
-    process.start()
-    try:
-        with sharing(receiver.recv()) as (channel, why):
-            kept = channel.call(PULL, [floats(SLOT, 5)]).arrays[0]
-            channel.send(FiguresRequest())
-            with pytest.raises(PeerLostError):
-                channel.receive(LIMIT_S)
-            assert why == [""]
-            assert (kept == 5).all()
-    finally:
-        process.join(LIMIT_S)
+    with served_elsewhere(_serve_half) as address, sharing(address) as (channel, why):
+        kept = channel.call(PULL, [floats(SLOT, 5)]).arrays[0]
+        channel.send(FiguresRequest())
+        with pytest.raises(PeerLostError):
+            channel.receive(LIMIT_S)
+        assert why == [""]
+        assert (kept == 5).all()
 
 
 @pytest.mark.multiprocess
