@@ -16,9 +16,9 @@ from fleetlight.collective.communication_cost import (
     meter_of,
 )
 from fleetlight.collective.group import Group
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import current
+from fleetlight.roles.members import MemberHello
 
 
 class Clock:

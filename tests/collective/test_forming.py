@@ -17,10 +17,10 @@ import fleetlight as fleet
 from fleetlight.collective import forming
 from fleetlight.collective.forming import form, given_device, located
 from fleetlight.collective.membership import liveness, rendezvous
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import MembershipError, RoleError, StrategyError
 from fleetlight.fleet.job import current
 from fleetlight.roles import Role, from_environment
+from fleetlight.roles.members import MemberHello
 from fleetlight.security.certificates import make
 from fleetlight.security.context import both_contexts
 

@@ -6,25 +6,26 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ps.meeting.members import listening
 from tests.workers import reserved_port
 
-from fleetlight.collective.forming import enrol
-from fleetlight.collective.membership.scheduler import Scheduler
-from fleetlight.errors import DeadlineError, PeerError, PlanError, RoleError
+from fleetlight.errors import DeadlineError, PeerError, RoleError
 from fleetlight.fleet import bootstrap
 from fleetlight.fleet import job as jobs
 from fleetlight.fleet.bootstrap import _Connector, join_servers
+from fleetlight.fleet.meeting import size_of
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
+from fleetlight.ps.meeting.addresses import FixedAddresses
+from fleetlight.ps.meeting.meeting_point import MeetingPoint
 from fleetlight.ps.transport.listener import bind
 from fleetlight.ps.worker.connections import CONTROL, PREFETCH, PULL, PUSH
-from fleetlight.ps.worker.replay.step_journal import NoJournal
+from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Kind, Role
@@ -56,26 +57,27 @@ def test_error_for_workers_without_servers_names_the_remedy() -> None:
         joined(Role(worker_num=2))
 
 
-def test_servers_need_an_address() -> None:
-    with pytest.raises(RoleError, match="no variable has their addresses; give their host:port"):
-        joined(Role(worker_num=1, server_num=1))
-
-
-def test_server_needs_an_index() -> None:
-    with pytest.raises(PlanError, match="no variable has the index of this server"):
-        joined(Role(kind=Kind.SERVER, index=None, server_num=1))
+@pytest.mark.parametrize("kind", [Kind.WORKER, Kind.SERVER])
+def test_servers_need_an_address_or_a_meeting_point(kind: Kind) -> None:
+    with pytest.raises(RoleError, match="no variable says where they listen, or where the job me"):
+        joined(Role(kind=kind, worker_num=1, server_num=1))
 
 
 def test_greeting_says_how_long_a_worker_may_be_away(tmp_path: Path) -> None:
     strategy = DistributedStrategy(durability="log")
     role = Role(index=0, server_num=1, server_endpoints=[("127.0.0.1", 1)], job="a job")
+    at = FixedAddresses(role.server_endpoints)
     journal = WorkerJournal(tmp_path, WorkerIdentity(0, 1, 1, "a job", 0, 7), 60.0)
+    none = NoJournal()
+
+    def away_s(role: Role, journal: StepJournal) -> float:
+        return _Connector(role, strategy, 60.0, None, journal, at)._greeting(0, CONTROL).away_s
+
     # less than the deadline of the others
-    assert _Connector(role, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 40.0
-    assert _Connector(role, strategy, 60.0, None, NoJournal())._greeting(0, CONTROL).away_s == 0.0
+    assert (away_s(role, journal), away_s(role, none)) == (40.0, 0.0)
     # it restarts only with all others, in a launch that resumes
     for alone in (role.replace(job=""), role.replace(max_restarts=0)):
-        assert _Connector(alone, strategy, 60.0, None, journal)._greeting(0, CONTROL).away_s == 0.0
+        assert away_s(alone, journal) == 0.0
 
 
 class Job:
@@ -94,6 +96,8 @@ class Job:
             worker_num=workers,
             server_num=1,
             server_endpoints=(("127.0.0.1", port),),
+            local_rank=index,
+            node_num=1,
         )
 
     def __enter__(self) -> Job:
@@ -155,7 +159,7 @@ def test_failed_server_reports_its_error() -> None:
 def test_server_that_never_starts_is_named() -> None:
     holder, port = reserved_port()
     with holder:
-        role = Role(server_num=1, server_endpoints=(("127.0.0.1", port),))
+        role = Role(server_num=1, server_endpoints=(("127.0.0.1", port),), local_rank=0, node_num=1)
         with pytest.raises(DeadlineError, match=rf"server 0 .*127\.0\.0\.1:{port}"):
             joined(role, deadline_s=0.3)
 
@@ -167,35 +171,28 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             joined(job.roles[0])
 
 
-def test_server_that_fails_after_registration_reports_to_the_scheduler(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_cannot_listen_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[socket.socket] = []
     monkeypatch.setattr(
-        "fleetlight.fleet.bootstrap.bind",
+        "fleetlight.fleet.meeting.bind",
         lambda endpoint: held.append(bind(endpoint)) or held[0],
     )
-    holder, port = reserved_port()
-    facts: Any = {"worker_num": 1, "server_num": 1, "master": ("127.0.0.1", port)}
-    scheduler = Scheduler(Role(kind=Kind.SCHEDULER, **facts), 20.0)
-    worker, server = (
-        Role(kind=kind, index=None, master_keeper="it", **facts)
-        for kind in (Kind.WORKER, Kind.SERVER)
-    )
+    facts: Any = {"worker_num": 1, "server_num": 1, "master_keeper": "it"}
+    point = MeetingPoint(size_of(Role(**facts)), deadline_s=20.0)
+    with listening(point) as listener:
+        facts["master"] = listener.address
+        worker, server = (
+            Role(kind=kind, index=None, **facts) for kind in (Kind.WORKER, Kind.SERVER)
+        )
 
-    def fail(*args: object, **kwargs: object) -> None:
-        raise OSError("no more descriptors")
+        def fail(*args: object, **kwargs: object) -> None:
+            raise OSError("no more descriptors")
 
-    monkeypatch.setattr("fleetlight.fleet.bootstrap.Listener", fail)
-    with holder, ThreadPoolExecutor(2) as pool, caplog.at_level("ERROR", logger="fleetlight"):
-        code, signs = pool.submit(scheduler.run), pool.submit(enrol, worker, "test", 20.0)
+        monkeypatch.setattr("fleetlight.fleet.bootstrap.Listener", fail)
         with pytest.raises(OSError, match="no more descriptors"):
             join_servers(server, DistributedStrategy(), 20.0, None)
-        try:
-            assert code.result(timeout=10) == 1
-        finally:
-            signs.result()[1].depart(None)  # type: ignore[union-attr]
-    assert any("server 0 failed: OSError: no more descriptors" in text for text in caplog.messages)
+        with pytest.raises(PeerError, match="server 0 failed: OSError: no more descriptors"):
+            join_servers(worker, DistributedStrategy(), 20.0, None)
     assert held[0].fileno() == -1
 
 

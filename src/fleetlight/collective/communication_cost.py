@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.roles.address import choose_interface, is_loopback
+from fleetlight.roles.members import MemberHello
 
 #: the counters of this process's network namespace, which /sys may not show
 _COUNTERS = Path("/proc/self/net/dev")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -15,10 +14,8 @@ import torch.distributed as dist
 
 from fleetlight.collective.encrypted.links import ENCRYPTED, Links
 from fleetlight.collective.group import Group
-from fleetlight.collective.membership import members
 from fleetlight.collective.membership.diagnosis import first_sentence
 from fleetlight.collective.membership.liveness import Liveness
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.membership.rendezvous import (
     RendezvousDeadline,
     gather,
@@ -26,33 +23,27 @@ from fleetlight.collective.membership.rendezvous import (
     serve,
     store_errors,
 )
-from fleetlight.collective.membership.scheduler import register, report_server_failure
+from fleetlight.collective.membership.scheduler import register
 from fleetlight.collective.routes.levels import hosts_of
-from fleetlight.errors import FleetError, MembershipError, RoleError, StrategyError
+from fleetlight.errors import MembershipError, RoleError, StrategyError
 from fleetlight.observe.log import logger
+from fleetlight.roles import members
 from fleetlight.roles.address import choose_interface, is_own, route_to
 from fleetlight.roles.dialects import torchrun
+from fleetlight.roles.members import MemberHello
 from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text
 from fleetlight.security.context import Contexts
 from fleetlight.torch_compat.c10d import PrefixStore, Store, default_store
 from fleetlight.wire.forking import keep_port_from_children, kept_from_children
-
-#: how long a failing process tries to reach the scheduler
-_REPORT_S = 5.0
 
 
 def form(
     role: Role,
     version: str,
     deadline_s: float,
-    liveness: Liveness | None = None,
     tls: Contexts | None = None,
 ) -> tuple[Role, Group]:
-    """Join the other workers; returns the complete role and the group.
-
-    `liveness` is given where this worker sends heartbeats to a scheduler already; then the group
-    uses the same.
-    """
+    """Join the other workers; returns the complete role and the group."""
     if dist.is_initialized():
         return _adopt(role, version, deadline_s, tls)
     if role.worker_num == 1 and not role.master_is_outside:
@@ -65,11 +56,10 @@ def form(
             # then Gloo, too, stays on the loopback device
             role = role.replace(address=role.address or "127.0.0.1")
         store = _join_store(role, deadline, None if is_plain else tls)
-        hello = _hello(role, version)
+        hello = hello_of(role, version)
         if role.index is None:
             role, hello = register(store, role, hello, deadline)
-        is_new = liveness is None
-        liveness = liveness or Liveness(store, _index(role))
+        liveness = Liveness(store, _index(role))
         hellos = _introduce(store, role, hello, deadline)
         role = located(role, hellos)
         device = _device(role)
@@ -80,9 +70,7 @@ def form(
                 raise _no_tls_error(role)
             links = _links(store, role, hellos, tls)
             _open_process_group(store, role, hello, deadline, links)
-        liveness.set_workers(hellos)
-        if is_new:
-            liveness.start()
+        liveness.set_workers(hellos).start()
     carrier = hello.backend if links is None else "TLS 1.3 between hosts"
     logger.info("%s", _summary(role, hellos, carrier))
     return role, Group(
@@ -96,35 +84,6 @@ def form(
     )
 
 
-def enrol(
-    role: Role,
-    version: str,
-    deadline_s: float,
-    port: int | None = None,
-    tls: Contexts | None = None,
-) -> tuple[Role, Liveness | None]:
-    """Register a process of a job with parameter servers at its scheduler.
-
-    Returns the role with its index and the servers' endpoints, and the heartbeats of a worker, by
-    which the scheduler knows when to end. `port` is where a server will listen.
-    """
-    deadline = RendezvousDeadline(deadline_s)
-    with kept_from_children():
-        store = _join_store(role, deadline, tls)
-        hello = msgspec.structs.replace(_hello(role, version), port=port)
-        role, hello = register(store, role, hello, deadline)
-        liveness = Liveness(store, _index(role)) if role.is_worker else None
-        if liveness is not None:
-            liveness.start()
-    return role.replace(address=hello.address), liveness
-
-
-def report_failure(role: Role, error: str, tls: Contexts | None = None) -> None:
-    """Tell the scheduler, if it still runs, why a server with an index does not serve."""
-    with contextlib.suppress(FleetError, RuntimeError), kept_from_children():
-        report_server_failure(_join_store(role, RendezvousDeadline(_REPORT_S), tls), role, error)
-
-
 def own_address(role: Role) -> str:
     """The address of this machine by which the other members reach it."""
     return role.address or route_to(_master(role)[0])
@@ -132,16 +91,10 @@ def own_address(role: Role) -> str:
 
 def located(role: Role, hellos: Mapping[int, MemberHello]) -> Role:
     """Add local rank and number of hosts, from the addresses, where the dialect has none."""
-    hosts = [hellos[i].address for i in sorted(hellos)]
-    order = list(dict.fromkeys(hosts))
     index = _index(role)
-    found = {
-        "local_rank": hosts[:index].count(hosts[index]),
-        "local_size": hosts.count(hosts[index]),
-        "node_rank": order.index(hosts[index]),
-        "node_num": len(order),
-        "address": hosts[index],
-    }
+    addresses = [hellos[i].address for i in sorted(hellos)]
+    place = members.place_of(addresses, index)
+    found = {**msgspec.structs.asdict(place), "address": addresses[index]}
     return role.replace(**{k: v for k, v in found.items() if getattr(role, k) is None})
 
 
@@ -183,7 +136,8 @@ def _master(role: Role) -> Endpoint:
     return role.master
 
 
-def _hello(role: Role, version: str) -> MemberHello:
+def hello_of(role: Role, version: str) -> MemberHello:
+    """How this process introduces itself."""
     return MemberHello(
         kind=role.kind.value,
         index=role.index,
@@ -284,7 +238,7 @@ def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) ->
     outside = default_store()
     with kept_from_children():
         store = PrefixStore("fleet", outside)
-        hello = _hello(
+        hello = hello_of(
             role.replace(address=role.address or _address_towards_store(role, outside)), version
         )
         liveness = Liveness(store, index)

@@ -22,7 +22,6 @@ from fleetlight.collective.communication_cost import meter_of
 from fleetlight.collective.encrypted.links import ENCRYPTED, Links
 from fleetlight.collective.membership.diagnosis import PeerConnectionError
 from fleetlight.collective.membership.liveness import Liveness
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.membership.rendezvous import close_tunnels
 from fleetlight.errors import (
     CheckpointError,
@@ -32,6 +31,7 @@ from fleetlight.errors import (
     PlanError,
 )
 from fleetlight.observe.log import logger
+from fleetlight.roles.members import MemberHello
 from fleetlight.torch_compat.c10d import broadcast_coalesced, keep_groups_in_child
 from fleetlight.torch_compat.tensors import assign, distinct_elements
 from fleetlight.wire.forking import kept_from_children

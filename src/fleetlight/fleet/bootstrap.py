@@ -14,11 +14,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fleetlight.collective.forming import enrol, given_device, own_address, report_failure
+from fleetlight.collective.forming import given_device, own_address
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
 from fleetlight.fleet.job import Job
+from fleetlight.fleet.meeting import (
+    endpoints_of,
+    held_socket,
+    keeps_meeting_point,
+    meeting_of,
+    placed,
+    size_of,
+)
 from fleetlight.fleet.plan.durability_dir import remains_of, worker_journal_of
 from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
@@ -27,16 +35,19 @@ from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
+from fleetlight.ps.meeting.addresses import Addresses, AnnouncedAddresses, FixedAddresses
+from fleetlight.ps.meeting.client import Announcer, MeetingClient
+from fleetlight.ps.meeting.meeting_point import MeetingPoint, WithMeetingPoint
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel, RetryPolicy
-from fleetlight.ps.transport.listener import Listener, bind
+from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, IncarnationFence
 from fleetlight.ps.worker.replay.step_journal import StepJournal
 from fleetlight.ps.worker.served_group import ServedGroup
-from fleetlight.roles import Role, endpoint_text
+from fleetlight.roles import Endpoint, Role, endpoint_text
 from fleetlight.roles.address import is_loopback
 from fleetlight.security.context import Contexts
 from fleetlight.security.token import OPEN
@@ -65,8 +76,6 @@ def join_servers(
             f"({role.dialect}); start it with servers (fleetrun --server_num 2 --worker_num "
             f"{role.worker_num}), or call fleet.init(is_collective=True)"
         )
-    if role.index is None and role.master is not None:
-        return _enrolled_worker(role, strategy, deadline_s, tls)
     return _join_as_worker(role, strategy, deadline_s, tls)
 
 
@@ -77,36 +86,44 @@ def _join_as_worker(
     return join(role, strategy, deadline_s, tls)
 
 
-def _enrolled_worker(
-    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
-) -> ServedJob:
-    """A worker that gets its index and the servers' endpoints from a scheduler."""
-    enrolled, liveness = enrol(role, VERSION, deadline_s, tls=tls)
-    assert liveness is not None
-    try:
-        job = _join_as_worker(enrolled, strategy, deadline_s, tls)
-    except Exception as error:
-        liveness.depart(f"{type(error).__name__}: {error}")
-        liveness.release_store()
-        raise
-    job.session.liveness = liveness
-    return job
-
-
 def _join_as_server(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServerJob:
     """Listen from now on: workers can connect before the server has a plan."""
     limit_malloc_arenas()
-    if role.index is not None or role.master is None:
-        return _listen(role, strategy, deadline_s, tls, None)
-    enrolled, held = _enrolled_server(role, deadline_s, tls)
+    point = _own_meeting_point(role, deadline_s)
+    if role.server_endpoints:
+        return _listen(role, strategy, deadline_s, tls, point)
+    held = held_socket(role)
+    meeting = meeting_of(role, deadline_s, tls, point)
     try:
-        return _listen(enrolled, strategy, deadline_s, tls, held)
+        if role.index is None:
+            role = placed(role, meeting.enrol())
+        job = _listen(role, strategy, deadline_s, tls, point, held)
+        _announce(job, meeting, deadline_s)
     except BaseException as error:
         held.close()
-        report_failure(enrolled, f"{type(error).__name__}: {error}", tls)
+        meeting.depart(role.index or 0, f"{type(error).__name__}: {error}")
         raise
+    return job
+
+
+def _own_meeting_point(role: Role, deadline_s: float) -> MeetingPoint | None:
+    """The meeting point that this server keeps, if any."""
+    if not keeps_meeting_point(role):
+        return None
+    return MeetingPoint(size_of(role), deadline_s=deadline_s)
+
+
+def _announce(job: ServerJob, meeting: MeetingClient, deadline_s: float) -> None:
+    """Say where the server listens, and learn where the others do."""
+    role, process = job.role, job.process
+    endpoint = own_address(role), process.listener.address[1]
+    process.announcer = Announcer(
+        meeting, _index(role), endpoint, lambda error: process.fail(str(error))
+    )
+    process.announcer.start(deadline_s)
+    job.role = role.replace(server_endpoints=endpoints_of(meeting.locate({})))
 
 
 def _limits(worker_num: int, deadline_s: float) -> ConnectionLimits:
@@ -131,14 +148,15 @@ def _listen(
     strategy: DistributedStrategy,
     deadline_s: float,
     tls: Contexts | None,
-    held: socket.socket | None,
+    point: MeetingPoint | None,
+    held: socket.socket | None = None,
 ) -> ServerJob:
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
     listener = Listener(
-        _endpoints(role)[index],
-        server,
+        _master_of(role) if held is not None else role.server_endpoints[index],
+        server if point is None else WithMeetingPoint(server, point),
         tls=None if tls is None else tls.as_server,
         token=role.token,
         limits=_limits(role.worker_num, deadline_s),
@@ -154,37 +172,46 @@ def _listen(
     return ServerJob(role=role, group=group, strategy=strategy, tls=tls, process=process)
 
 
-def _enrolled_server(
-    role: Role, deadline_s: float, tls: Contexts | None
-) -> tuple[Role, socket.socket]:
-    """A server that gets its index from a scheduler, and the socket bound to its reported port."""
-    held = bind((own_address(role), 0))
-    try:
-        enrolled, _ = enrol(role, VERSION, deadline_s, held.getsockname()[1], tls)
-    except BaseException:
-        held.close()
-        raise
-    return enrolled, held
-
-
 def _served_worker(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
+    meeting = meeting_of(role, deadline_s, tls)
+    if role.index is None:
+        role = placed(role, meeting.enrol())
+    role, addresses = _located(role, meeting)
     journal = worker_journal_of(role, strategy, _index(role), _started_at())
-    connector = _Connector(role, strategy, deadline_s, tls, journal)
+    connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect, journal)
     connector.has_joined = lambda: client.has_joined
     if strategy.durability == "log":
         connector.acknowledged = lambda server: client.acknowledged[server]
     resume_with_all(client, role, strategy, waits=True)
+    role = _with_place(role, client, meeting)
     # a worker that cannot resume reports that before the servers admit it
     replay = replay_of(journal, functools.partial(report_restartable, role))
     group = ServedGroup(client, deadline_s, given_device(role))
     session = ServerSession(client, None)
+    session.meeting = None if isinstance(addresses, FixedAddresses) else meeting
     job = served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
     # the script may give its strategy after fleet.init
     connector.shares_memory = lambda: job.strategy.shared_memory
     return job
+
+
+def _located(role: Role, meeting: MeetingClient) -> tuple[Role, Addresses]:
+    """The role with the endpoints of the servers, and where they listen from now on."""
+    if role.server_endpoints:
+        return role, FixedAddresses(role.server_endpoints)
+    addresses = AnnouncedAddresses(meeting)
+    return role.replace(server_endpoints=addresses.wait_for_all()), addresses
+
+
+def _with_place(role: Role, client: Client, meeting: MeetingClient) -> Role:
+    """The role with the place of this worker, which a restarted one keeps."""
+    if role.local_rank is not None and role.node_num is not None:
+        return role
+    encoded = client.replies.once("place", lambda: [msgspec.json.encode(meeting.enrol())])
+    return placed(role, msgspec.json.decode(encoded[0], type=m.Enrolled))
 
 
 def _single_process(
@@ -221,10 +248,11 @@ class _Connector:
         deadline_s: float,
         tls: Contexts | None,
         journal: StepJournal,
+        addresses: Addresses,
     ) -> None:
         self._role = role
         self._deadline_s = deadline_s
-        self._endpoints = _endpoints(role)
+        self._addresses = addresses
         self._tls: ssl.SSLContext | None = None if tls is None else tls.as_client
         self._started_at, self._incarnation = journal.started_at, journal.incarnation
         #: how long servers wait for this worker if it dies, and this worker for a server
@@ -248,7 +276,7 @@ class _Connector:
         least_s = min(_AWAY_S, self._deadline_s / 2)
         channels = [
             SocketChannel(
-                endpoint,
+                functools.partial(self._addresses.of, server),
                 f"server {server}",
                 # the server needs time to name the worker that it waits for
                 deadline_s=self._deadline_s + _GRACE_S,
@@ -259,7 +287,7 @@ class _Connector:
                 check=self._fence.check,
                 on_sharing=self._on_sharing(server),
             )
-            for server, endpoint in enumerate(self._endpoints)
+            for server in range(self._role.server_num)
         ]
         connect_all(channels, self._deadline_s, _report_not_ready)
         return channels
@@ -279,7 +307,7 @@ class _Connector:
         return report if self.shares_memory() else None
 
     def _greeting(self, server: int, lane: str) -> m.Greeting:
-        greeting = _greeting(self._role, server, len(self._endpoints), lane, self._started_at)
+        greeting = _greeting(self._role, server, self._role.server_num, lane, self._started_at)
         return msgspec.structs.replace(
             greeting,
             joined=self.has_joined(),
@@ -314,14 +342,9 @@ def _server(role: Role, index: int, server_num: int, deadline_s: float) -> Serve
     return Server(index, server_num, role.worker_num, version=VERSION, deadline_s=deadline_s)
 
 
-def _endpoints(role: Role) -> Sequence[tuple[str, int]]:
-    if not role.server_endpoints:
-        raise RoleError(
-            f"{role.dialect}: the job has {role.server_num} parameter servers, but no variable "
-            "has their addresses; give their host:port (FLEET_SERVER_ENDPOINTS, or "
-            "PADDLE_PSERVERS_IP_PORT_LIST)"
-        )
-    return role.server_endpoints
+def _master_of(role: Role) -> Endpoint:
+    assert role.master is not None
+    return role.master
 
 
 def _index(role: Role) -> int:

@@ -26,12 +26,14 @@ from fleetlight.fleet.exit.exit_status import (
     report_exiting,
 )
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
+from fleetlight.fleet.meeting import size_of
 from fleetlight.fleet.reinit import InitCall, accept_repeated_call, forget_last_job
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
+from fleetlight.ps.meeting.scheduler import MeetingScheduler
 from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
-from fleetlight.security.context import both_contexts
+from fleetlight.security.context import Contexts, both_contexts
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 from fleetlight.strategy.features.ssl import encryption_of
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
@@ -100,7 +102,7 @@ def _join(
     _configure_log(role)
     tls = both_contexts(encryption_of(strategy))
     if role.kind is Kind.SCHEDULER:
-        sys.exit(Scheduler(role, deadline_s, tls).run())
+        sys.exit(_scheduler(role, deadline_s, tls).run())
     for remark in remarks:
         logger.info("%s", remark)
     if role.kind is Kind.WORKER and not role.index:
@@ -118,6 +120,14 @@ def _join(
     _configure_log(job.role)
     _warn_of_unsupported_variables(job.role)
     return job
+
+
+def _scheduler(role: Role, deadline_s: float, tls: Contexts | None) -> Scheduler | MeetingScheduler:
+    """The scheduler of a job, with or without servers."""
+    if not role.server_num:
+        return Scheduler(role, deadline_s, tls)
+    assert role.master is not None
+    return MeetingScheduler(role.master, size_of(role), deadline_s, tls=tls, token=role.token)
 
 
 def _begin(job: Job, is_collective: bool, deadline: Deadline) -> None:

@@ -15,11 +15,11 @@ from fleetlight.checkpoint import JobSnapshot
 from fleetlight.collective.data_parallel.replica import Replica
 from fleetlight.collective.local_training.engine import LocalTrainingEngine
 from fleetlight.collective.local_training.outer import Means
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.stamp import Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import MembershipError
+from fleetlight.roles.members import MemberHello
 
 
 class Peers(Protocol):

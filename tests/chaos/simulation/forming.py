@@ -6,7 +6,8 @@ from __future__ import annotations
 from tests.chaos.simulation.oracle import broken
 from tests.chaos.simulation.world import World
 
-from fleetlight.collective.membership.members import (
+from fleetlight.errors import MembershipError
+from fleetlight.roles.members import (
     MemberHello,
     absent,
     assign_indices,
@@ -15,7 +16,6 @@ from fleetlight.collective.membership.members import (
     encode,
     missing_text,
 )
-from fleetlight.errors import MembershipError
 
 
 class Formed:

@@ -11,7 +11,7 @@ from fleetlight.collective.membership.diagnosis import (
     first_sentence,
     health_of,
 )
-from fleetlight.collective.membership.members import MemberHello
+from fleetlight.roles.members import MemberHello
 
 HELLOS = {
     i: MemberHello(kind="worker", index=i, address=f"10.0.0.{i}", hostname=f"h{i}", pid=100 + i)

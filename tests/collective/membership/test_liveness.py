@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from fleetlight.collective.membership import liveness as module
 from fleetlight.collective.membership.liveness import Liveness
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import DeadlineError, PeerLostError
+from fleetlight.roles.members import MemberHello
 
 HELLOS = {
     i: MemberHello(kind="worker", index=i, address=f"10.0.0.{i}", hostname=f"h{i}", pid=100 + i)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.routes.levels import (
     described,
     group_with,
@@ -14,6 +13,7 @@ from fleetlight.collective.routes.levels import (
     hosts_of,
     levels_of,
 )
+from fleetlight.roles.members import MemberHello
 
 
 def hellos(hosts: list[int]) -> dict[int, MemberHello]:

@@ -8,6 +8,7 @@ import math
 import socket
 import struct
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -32,6 +33,12 @@ from fleetlight.ps.messages import Done, Failure, FiguresRequest, Heartbeat, Pul
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all
 from fleetlight.ps.transport.frames import Frames
 from fleetlight.ps.transport.interface import RetryPolicy
+from fleetlight.roles.role import Endpoint
+
+
+def at(held: Reservation) -> Callable[[], Endpoint]:
+    """Say that the server listens at a reserved port."""
+    return lambda: ("127.0.0.1", held.port)
 
 
 def reset(raw: socket.socket) -> None:
@@ -211,7 +218,7 @@ def test_a_server_without_a_welcome_counts_as_missing() -> None:
 
     with scripted(crash, hang) as address:
         channel = SocketChannel(
-            address,
+            lambda: address,
             "server 0",
             # far longer than this test may run
             deadline_s=1e6,
@@ -320,7 +327,7 @@ def test_servers_that_start_late_are_awaited_and_reported() -> None:
     started: list[Listener] = []
     reserved = [Reservation("127.0.0.1"), Reservation("127.0.0.1")]
     channels = [
-        SocketChannel(("127.0.0.1", held.port), f"server {n}", deadline_s=LIMIT_S)
+        SocketChannel(at(held), f"server {n}", deadline_s=LIMIT_S)
         for n, held in enumerate(reserved)
     ]
 
@@ -343,7 +350,7 @@ def test_servers_that_start_late_are_awaited_and_reported() -> None:
 def test_all_servers_that_never_start_are_named() -> None:
     reserved = [Reservation("127.0.0.1"), Reservation("127.0.0.1")]
     channels = [
-        SocketChannel(("127.0.0.1", held.port), f"server {n}", deadline_s=LIMIT_S)
+        SocketChannel(at(held), f"server {n}", deadline_s=LIMIT_S)
         for n, held in enumerate(reserved)
     ]
     text = r"not ready within 0.2 s: server 0 .*refused; server 1 \(.*refused"

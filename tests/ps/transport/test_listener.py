@@ -252,7 +252,9 @@ def test_a_refused_client_connects_when_a_place_is_free() -> None:
         connected(server.address) as first,
     ):
         first.call(PULL)
-        late = SocketChannel(server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: PULL)
+        late = SocketChannel(
+            lambda: server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: PULL
+        )
         with pytest.raises(DeadlineError, match="refused: there are 1 connections already"):
             connect_all([late], 0.3)
         first.close()

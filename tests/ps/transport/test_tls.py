@@ -112,7 +112,9 @@ def test_bytes_on_the_wire_are_encrypted(certificates: Path) -> None:
         seen = raw.recv(1 << 16)
 
     with scripted(record) as address:
-        channel = SocketChannel(address, "s", deadline_s=LIMIT_S, tls=client_context(certificates))
+        channel = SocketChannel(
+            lambda: address, "s", deadline_s=LIMIT_S, tls=client_context(certificates)
+        )
         with pytest.raises(PeerLostError):
             channel.open(LIMIT_S)
     assert seen.startswith(b"\x16\x03")
@@ -159,7 +161,7 @@ def test_a_server_silent_in_the_handshake_is_named(certificates: Path) -> None:
 
     with scripted(stay_silent) as address:
         channel = SocketChannel(
-            address, "server 0", deadline_s=1.0, tls=client_context(certificates)
+            lambda: address, "server 0", deadline_s=1.0, tls=client_context(certificates)
         )
         with pytest.raises(DeadlineError, match=SILENT):
             connect_all([channel], 0.2)

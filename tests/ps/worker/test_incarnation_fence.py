@@ -53,7 +53,7 @@ def test_a_repaired_connection_is_to_the_newest_incarnation() -> None:
     ]
     with scripted(*acts) as address:
         channel = SocketChannel(
-            address,
+            lambda: address,
             "server 0",
             deadline_s=LIMIT_S,
             greeting=lambda: m.Heartbeat(0),

@@ -162,7 +162,7 @@ def job(
         known = lane if lane in (CONTROL, PUSH) else "pull"
         channels = [
             SocketChannel(
-                listener.address,
+                lambda listener=listener: listener.address,  # type: ignore[misc]
                 f"server {i}",
                 deadline_s=deadline_s,
                 greeting=lambda i=i: m.Greeting("test", 0, 1, i, 2, 1, known),  # type: ignore[misc]

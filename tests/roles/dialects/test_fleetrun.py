@@ -77,9 +77,23 @@ def test_wrong_values_are_refused(name: str, value: str) -> None:
         fleetrun.DIALECT.read({**OWN, name: value})
 
 
-def test_scheduler_role_is_refused() -> None:
-    with pytest.raises(RoleError, match="FLEET_ROLE='scheduler', expected worker or server"):
-        fleetrun.DIALECT.read({**OWN, "FLEET_ROLE": "scheduler", "FLEET_INDEX": "0"})
+def test_a_scheduler_has_no_index() -> None:
+    scheduler = fleetrun.DIALECT.read(without("FLEET_INDEX", FLEET_ROLE="scheduler"))
+    assert (scheduler.kind, scheduler.index) == (Kind.SCHEDULER, 0)
+    assert not scheduler.master_is_outside
+
+
+def test_a_scheduler_assigns_indices() -> None:
+    member = fleetrun.DIALECT.read(without("FLEET_INDEX", FLEET_SCHEDULER_NUM="1"))
+    assert (member.index, member.master_is_outside) == (None, True)
+    # a member may bring its own
+    member = fleetrun.DIALECT.read({**OWN, "FLEET_SCHEDULER_NUM": "1"})
+    assert (member.index, member.master_is_outside) == (3, True)
+
+
+def test_unknown_roles_are_refused() -> None:
+    with pytest.raises(RoleError, match="FLEET_ROLE='cook', expected one of worker, server, sched"):
+        fleetrun.DIALECT.read({**OWN, "FLEET_ROLE": "cook"})
 
 
 def test_server_of_a_job_without_servers_is_refused() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fleetlight.collective.membership.members import MemberHello
+from fleetlight.roles.members import MemberHello
 
 
 class PeerConnectionError(RuntimeError):

@@ -23,9 +23,9 @@ from fleetlight.collective.membership.diagnosis import (
     first_sentence,
     name_of,
 )
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.collective.membership.rendezvous import cloned, store_errors
 from fleetlight.errors import RAISE_DEADLINE, DeadlineError, PeerError, PeerLostError
+from fleetlight.roles.members import MemberHello
 from fleetlight.torch_compat.c10d import Store
 
 BEAT_S = 0.5

@@ -8,7 +8,6 @@ and an error names a port that is taken.
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +16,15 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from fleetlight.collective.membership.diagnosis import first_sentence
-from fleetlight.collective.membership.members import MemberHello, decode, missing_text
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.observe.log import logger
-from fleetlight.roles.address import is_loopback, own_addresses, resolve
+from fleetlight.roles.address import resolve
+from fleetlight.roles.members import MemberHello, decode, missing_text
 from fleetlight.roles.role import Endpoint
 from fleetlight.security.context import Contexts
 from fleetlight.torch_compat.c10d import Store, TCPStore
 from fleetlight.wire.descriptors import bounded_connections
+from fleetlight.wire.listening import bound, listen_at, ways_to
 from fleetlight.wire.tls import TlsWire
 from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
 
@@ -65,9 +65,9 @@ class RendezvousDeadline:
 
 def serve(endpoint: Endpoint, deadline: RendezvousDeadline, tls: Contexts | None = None) -> Store:
     """Serve the store at an address of this machine; with `tls`, at the end of a tunnel."""
-    listener, host = _listen(endpoint)
+    listener, host = listen_at(endpoint)
     if tls is not None:
-        outside, (listener, host) = listener, (_bound(_LOOPBACK, 0), _LOOPBACK)
+        outside, (listener, host) = listener, (bound(_LOOPBACK, 0), _LOOPBACK)
         store_endpoint = listener.getsockname()[:2]
         _tunnels.append(exit_at(outside, store_endpoint, tls.as_server, logger.warning))
     port = listener.getsockname()[1]
@@ -87,7 +87,7 @@ def join(
 ) -> Store:
     """Connect to the store that `host_name` serves, as soon as it listens."""
     host, port = endpoint
-    while (way := next(filter(_is_reachable, _ways_to(endpoint)), None)) is None:
+    while (way := next(filter(_is_reachable, ways_to(endpoint)), None)) is None:
         if not deadline.wait(lambda: f"not ready endpoints: ['{host}:{port}'] ({host_name})"):
             if resolve(host) is None:
                 raise MembershipError(
@@ -173,71 +173,3 @@ def _is_reachable(endpoint: Endpoint) -> bool:
     ):
         return True
     return False
-
-
-def _listen(endpoint: Endpoint) -> tuple[socket.socket, str]:
-    """A socket that listens on one address, and the host by which this machine reaches it."""
-    host, port = endpoint
-    address = resolve(host)
-    if address is None:
-        raise MembershipError(f"the master's name {host!r} cannot be resolved on this machine")
-    if is_loopback(address) and not is_loopback(host):
-        return _listen_outside(host, port, address)
-    try:
-        return _bound(address, port), address
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        # the address belongs to a gateway or service that forwards to this machine
-        return _bound("0.0.0.0", port, f"{host} is not an address of this machine"), "127.0.0.1"
-
-
-def _listen_outside(host: str, port: int, address: str) -> tuple[socket.socket, str]:
-    """Listen on an outside address: Debian resolves its own hostname to 127.0.1.1."""
-    ways = _outside()
-    if len(ways) > 1:
-        why = (
-            f"{host} resolves to {address} here, and others may connect to any of {', '.join(ways)}"
-        )
-        return _bound("0.0.0.0", port, why), "127.0.0.1"
-    [way] = ways or [address]
-    return _bound(way, port), way
-
-
-def _outside() -> list[str]:
-    """The addresses by which other machines may reach this one."""
-    return [a for _, a in own_addresses() if ":" not in a and not is_loopback(a)]
-
-
-def _ways_to(endpoint: Endpoint) -> list[Endpoint]:
-    """Addresses of the store; members on its own machine may know it by another one."""
-    host, port = endpoint
-    if is_loopback(host) or not is_loopback(resolve(host) or host):
-        return [endpoint]
-    return [endpoint, *((way, port) for way in _outside())]
-
-
-def _bound(address: str, port: int, why_all: str | None = None) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    # a launcher may have the port reserved; both sides set SO_REUSEADDR on purpose
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((address, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise
-        raise MembershipError(
-            f"port {port} of {address} cannot be opened for the job to meet: {error.strerror}; "
-            "another job may be running: choose another port, or end it"
-        ) from None
-    if why_all is not None:
-        logger.warning(
-            "listening on all interfaces, port %d, because %s; give the master's address in place "
-            "of its name to choose one",
-            port,
-            why_all,
-        )
-    return listener

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import counted
+from fleetlight.roles.members import MemberHello
 
 #: the groups of one level; indices ascend, so the leader is the lowest of its group
 Groups = list[list[int]]

@@ -12,9 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fleetlight.collective.forming import form
 from fleetlight.collective.group import Group
-from fleetlight.collective.membership.liveness import Liveness
 from fleetlight.errors import PlanError, counted, first_names
 from fleetlight.fleet.exit.exit_status import report_expendable
 from fleetlight.fleet.job import Job
@@ -22,6 +20,7 @@ from fleetlight.fleet.parts import figures
 from fleetlight.fleet.plan.bound_plan import BoundPlan, bound_plan_of
 from fleetlight.fleet.plan.durability_dir import durable_of
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, rows_of
+from fleetlight.fleet.served.dense_group import form_dense_group
 from fleetlight.fleet.served.partial_state import warn_of_pickle, watch_state_dicts
 from fleetlight.kernels import all_finite
 from fleetlight.observe.log import logger
@@ -32,6 +31,7 @@ from fleetlight.ps.layers.handle import RowSource, TableHandle
 from fleetlight.ps.layers.staging import is_on_device, staging_of
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.layers.table_weight import stand_for
+from fleetlight.ps.meeting.client import MeetingClient
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.optimizers import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
@@ -40,7 +40,6 @@ from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import Communicator, open_communicator
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.strategy import ASyncConfigs
-from fleetlight.version import VERSION
 
 #: the number of parameters in a warning
 _NAMED = 3
@@ -58,8 +57,8 @@ class ServerSession:
         self.embedded = embedded
         #: the workers that average dense gradients among themselves, where the servers do not
         self.dense_group: Group | None = None
-        #: reports this worker to a scheduler
-        self.liveness: Liveness | None = None
+        #: where this worker reports a failure, besides the servers
+        self.meeting: MeetingClient | None = None
         #: True once this worker makes no more steps
         self.is_over = False
         #: True once the others know how this worker ended
@@ -119,17 +118,7 @@ class ServerSession:
         if job.group.index == 0:
             self.client.replies.once("first values", lambda: self._fill(bound))
         if not bound.plan.serves_dense and job.role.worker_num > 1:
-            limit_s = job.group.deadline_s
-            self.dense_group = form(
-                job.role,
-                VERSION,
-                limit_s,
-                self.liveness,
-                job.tls,
-            )[1]
-            if self.dense_group.liveness is self.liveness:
-                # the dense group reports this worker from now on
-                self.liveness = None
+            self.dense_group = form_dense_group(job)
         job.group.broadcast(_unserved_tensors(job, bound), "first values of the model")
         job.group.barrier("init_worker")
         self._configs = configs = job.strategy.a_sync_configs
@@ -334,12 +323,9 @@ class ServerSession:
                     logger.warning("%s", warning)
 
     def leave(self) -> None:
-        """Leave the scheduler, and the workers that averaged with this one."""
+        """Leave the workers that averaged with this one."""
         if not self._mark_left():
             return
-        if self.liveness is not None:
-            self.liveness.depart(None)
-            self.liveness.release_store()
         if self.dense_group is not None:
             self.dense_group.leave()
 
@@ -353,9 +339,8 @@ class ServerSession:
         """Leave after an error, and send it to them; only the first report counts."""
         if not self._mark_left():
             return
-        if self.liveness is not None:
-            self.liveness.depart(error)
-            self.liveness.release_store()
+        if self.meeting is not None:
+            self.meeting.depart(self.client.worker, error)
         if self.dense_group is not None:
             self.dense_group.fail(error)
 

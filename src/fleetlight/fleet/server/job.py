@@ -35,6 +35,7 @@ from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.observe.log import logger
+from fleetlight.ps.meeting.client import Announcer
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
 
@@ -45,17 +46,21 @@ class ServerProcess:
 
     server: Server
     listener: Listener
+    #: says where this server listens, if no variable does
+    announcer: Announcer | None = None
 
     def fail(self, error: str) -> None:
         """Send an error to the workers that wait for replies or call later."""
         self.server.close(error)
 
-    def stop(self, report_done: Callable[[], None] | None = None) -> None:
+    def stop(self, report_done: Callable[[], None] | None = None, error: str = "") -> None:
         """Stop serving, and delete the durable state once no process needs it.
 
-        `report_done` runs before the deletion.
+        `report_done` runs before the deletion; `error` is why the server failed.
         """
         self.server.refuse()
+        if self.announcer is not None:
+            self.announcer.stop(error)
         # replies to the last goodbyes must arrive: a worker without one would miss this server
         self.listener.stop()
         if report_done is not None and self.server.is_over:
@@ -95,8 +100,8 @@ class ServerJob(Job):
         try:
             process.server.wait()
             logger.info("%s", figures.of_server(process.server.figures()))
-        except BaseException:
-            process.stop()
+        except BaseException as error:
+            process.stop(error=str(error) or type(error).__name__)
             raise
         process.stop(lambda: report_server_done(self.role))
         set_current(None)

@@ -23,6 +23,17 @@ from fleetlight.ps.messages.checkpoints import (
     WriteFile,
 )
 from fleetlight.ps.messages.joining import Greeting, Join, Resume, Resumed, ShareMemory, Welcome
+from fleetlight.ps.messages.meeting import (
+    Announce,
+    Announced,
+    Attend,
+    Depart,
+    Enrol,
+    Enrolled,
+    Locate,
+    Located,
+    ServerEntry,
+)
 from fleetlight.ps.messages.membership import (
     Barrier,
     BarrierReply,
@@ -58,14 +69,20 @@ from fleetlight.ps.messages.training import (
 from fleetlight.security.token import AuthRequest, Challenge, Proof
 
 __all__ = [
+    "Announce",
+    "Announced",
     "Apply",
+    "Attend",
     "AuthRequest",
     "Barrier",
     "BarrierReply",
     "Challenge",
+    "Depart",
     "Done",
     "DropSnapshot",
     "EndPhase",
+    "Enrol",
+    "Enrolled",
     "Failure",
     "FetchDense",
     "FetchedDense",
@@ -84,6 +101,8 @@ __all__ = [
     "LeaseRequest",
     "Leave",
     "Load",
+    "Locate",
+    "Located",
     "Message",
     "Proof",
     "Pull",
@@ -98,6 +117,7 @@ __all__ = [
     "Resumed",
     "Save",
     "Saved",
+    "ServerEntry",
     "ServerFigures",
     "ShareMemory",
     "Shrink",
@@ -119,5 +139,5 @@ Message = (
     | DropSnapshot | FetchDense | FetchedDense | Load | RestoreDense | Shrink | Shrunk
     | FiguresRequest | ServerFigures | LeaseRequest | LeaseReply | LeaseProgress
     | RemainingRequest | Remaining | Done | Failure | AuthRequest | Challenge | Proof
-    | ShareMemory
+    | ShareMemory | Attend | Enrol | Enrolled | Announce | Announced | Locate | Located | Depart
 )  # fmt: skip

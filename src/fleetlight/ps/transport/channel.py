@@ -51,7 +51,7 @@ class SocketChannel:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        locate: Callable[[], Endpoint],
         name: str,
         *,
         deadline_s: float,
@@ -62,16 +62,18 @@ class SocketChannel:
         on_sharing: Callable[[str], None] | None = None,
         check: Callable[[Message], None] = lambda welcome: None,
     ) -> None:
-        """`deadline_s` is how long the server may be silent.
+        """`locate` says before each attempt to connect where the server listens.
 
+        It raises NotReadyError if nobody knows. `deadline_s` is how long the server may be silent.
         `greeting` makes the first message of every connection, also after a reconnect; `welcome`
         is the latest reply to it, which `check` may refuse. With a `token` both sides prove it.
         With `on_sharing` a server on this host shares memory for large bodies; the callback gets
         the reason if it does not.
         """
-        self.peer = f"{name} ({endpoint_text(endpoint)})"
+        self.peer = name
         self.welcome: ReceivedReply | None = None
-        self._endpoint, self._tls, self._greeting = endpoint, tls, greeting
+        self._name, self._locate = name, locate
+        self._tls, self._greeting = tls, greeting
         self._token, self._check = token, check
         self._on_sharing = on_sharing
         #: True while large bodies may go through shared memory
@@ -101,7 +103,7 @@ class SocketChannel:
     ) -> SocketChannel:
         """Open a channel to a server that may not listen yet."""
         channel = cls(
-            endpoint,
+            lambda: endpoint,
             name,
             deadline_s=deadline_s,
             tls=tls,
@@ -120,7 +122,9 @@ class SocketChannel:
         """
         self._drop()
         within_s = math.inf if welcome_s is None else welcome_s
-        frames = Frames(dial(self._endpoint, self.peer, limit_s, self._tls), self._deadline_s)
+        endpoint = self._locate()
+        self.peer = f"{self._name} ({endpoint_text(endpoint)})"
+        frames = Frames(dial(endpoint, self.peer, limit_s, self._tls), self._deadline_s)
         try:
             if self._greeting is not None:
                 welcome = self._greet(frames, self._greeting(), time.monotonic() + within_s)

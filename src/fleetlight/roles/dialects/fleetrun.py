@@ -19,7 +19,8 @@ def _read(v: Variables) -> Role:
     return Role(
         kind=kind,
         dialect=NAME,
-        index=v.number("FLEET_INDEX"),
+        index=_index(v, kind),
+        master_keeper="the scheduler" if _has_scheduler(v, kind) else None,
         worker_num=worker_num,
         server_num=v.number_or("FLEET_SERVER_NUM", 0) or 0,
         master=parse_endpoint(master, "FLEET_MASTER") if master else None,
@@ -40,10 +41,24 @@ def _read(v: Variables) -> Role:
 
 
 def _kind(text: str) -> Kind:
-    kinds = {kind.value: kind for kind in (Kind.WORKER, Kind.SERVER)}
+    kinds = {kind.value: kind for kind in Kind}
     if text.lower() not in kinds:
-        raise RoleError(f"{NAME}: FLEET_ROLE={text!r}, expected worker or server")
+        raise RoleError(f"{NAME}: FLEET_ROLE={text!r}, expected one of {', '.join(kinds)}")
     return kinds[text.lower()]
+
+
+def _has_scheduler(v: Variables, kind: Kind) -> bool:
+    """True for a member of a job with a scheduler."""
+    return kind is not Kind.SCHEDULER and bool(v.number_or("FLEET_SCHEDULER_NUM", 0))
+
+
+def _index(v: Variables, kind: Kind) -> int | None:
+    """The index of this process; None if the scheduler assigns it."""
+    if kind is Kind.SCHEDULER:
+        return 0
+    if _has_scheduler(v, kind):
+        return v.number_or("FLEET_INDEX", None)
+    return v.number("FLEET_INDEX")
 
 
 DIALECT = Dialect(

@@ -18,8 +18,6 @@ class MemberHello(msgspec.Struct, frozen=True, kw_only=True):
     #: None where a scheduler assigns the indices
     index: int | None
     address: str
-    #: the port of a parameter server at that address
-    port: int | None = None
     hostname: str
     pid: int
     node_id: str | None = None
@@ -30,6 +28,26 @@ class MemberHello(msgspec.Struct, frozen=True, kw_only=True):
     def where(self) -> str:
         """The process and host of the member, for error texts."""
         return f"pid {self.pid} on {self.hostname} ({self.address})"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a member is among the others of its kind."""
+
+    local_rank: int
+    local_size: int
+    node_rank: int
+    node_num: int
+
+
+def place_of(addresses: Sequence[str], index: int) -> Place:
+    """The place of member `index`; members with one address share a host."""
+    own, order = addresses[index], list(dict.fromkeys(addresses))
+    return Place(
+        local_rank=list(addresses[:index]).count(own),
+        local_size=list(addresses).count(own),
+        node_rank=order.index(own),
+        node_num=len(order),
+    )
 
 
 def encode(hello: MemberHello) -> bytes:
@@ -91,7 +109,9 @@ def missing_text(
 
 
 def assign_indices(hellos: Sequence[MemberHello]) -> list[int]:
-    """The index of each arrival: a numeric node id is the index; the others fill the gaps.
+    """The index of each arrival: one that it knows itself, or a numeric node id.
+
+    The others fill the gaps.
 
     Members of one host get consecutive indices, hosts in the order of their first arrival.
     """
@@ -108,20 +128,38 @@ def assign_indices(hellos: Sequence[MemberHello]) -> list[int]:
 
 
 def _claims(hellos: Sequence[MemberHello]) -> dict[int, int]:
-    """The arrivals whose node id is a number that can be their index."""
+    """The arrivals that know their index themselves."""
     claims: dict[int, int] = {}
     for n, hello in enumerate(hellos):
-        if hello.node_id is None or not _is_number(hello.node_id):
+        index = claimed_index(hello)
+        if index is None or (hello.index is None and index >= len(hellos)):
             continue
-        index = int(hello.node_id)
         if index in claims.values():
-            raise MembershipError(
-                f"two {hello.kind}s call themselves MS_NODE_ID={index}; the second is "
-                f"{hello.where()}"
-            )
-        if index < len(hellos):
-            claims[n] = index
+            raise MembershipError(_twice(hellos, claims, n, index))
+        claims[n] = index
     return claims
+
+
+def claimed_index(hello: MemberHello) -> int | None:
+    """The index that a member brings along, or its numeric node id."""
+    if hello.index is not None:
+        return hello.index
+    if hello.node_id is None or not _is_number(hello.node_id):
+        return None
+    return int(hello.node_id)
+
+
+def _twice(hellos: Sequence[MemberHello], claims: Mapping[int, int], n: int, index: int) -> str:
+    first = hellos[next(arrival for arrival, claimed in claims.items() if claimed == index)]
+    hello = hellos[n]
+    if hello.index is None:
+        return (
+            f"two {hello.kind}s call themselves MS_NODE_ID={index}; the second is {hello.where()}"
+        )
+    return (
+        f"two {hello.kind}s say they are {hello.kind} {index}: {first.where()} and "
+        f"{hello.where()}; give each its own index"
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.collective.membership import members
-from fleetlight.collective.membership.members import MemberHello
 from fleetlight.errors import MembershipError
+from fleetlight.roles import members
+from fleetlight.roles.members import MemberHello
 
 
 def hello(index: int | None = 0, address: str = "10.0.0.1", **facts: object) -> MemberHello:

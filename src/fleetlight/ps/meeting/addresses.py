@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Addresses`: where the servers listen, as the connections of one worker know it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from fleetlight.errors import DeadlineError, PeerLostError
+from fleetlight.ps.meeting.client import MeetingClient
+from fleetlight.ps.transport.dialing import NotReadyError
+from fleetlight.roles.role import Endpoint
+
+#: an answer of the meeting point holds for this long, for all connections
+_HOLDS_S = 0.5
+#: how long an attempt to reconnect may wait for the answer
+_ASK_S = 2.0
+
+
+class Addresses(Protocol):
+    """Where the servers of a job listen."""
+
+    def of(self, server: int) -> Endpoint:
+        """Where a server listens; NotReadyError if nobody knows."""
+
+
+class FixedAddresses:
+    """The addresses that variables give."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = endpoints
+
+    def of(self, server: int) -> Endpoint:
+        """Where a server listens."""
+        return self._endpoints[server]
+
+
+class AnnouncedAddresses:
+    """The addresses that servers announce; a server that was restarted may have another one."""
+
+    def __init__(self, meeting: MeetingClient) -> None:
+        self._meeting = meeting
+        self._lock = threading.Lock()
+        self._asked_at = 0.0
+        self._endpoints: dict[int, Endpoint] = {}
+        #: by server: its newest incarnation
+        self._known: dict[int, int] = {}
+
+    def wait_for_all(self) -> tuple[Endpoint, ...]:
+        """Wait until all servers have announced themselves; returns their endpoints."""
+        with self._lock:
+            self._ask(None)
+            return tuple(self._endpoints[server] for server in sorted(self._endpoints))
+
+    def of(self, server: int) -> Endpoint:
+        """Where a server listens now; asks the meeting point for each attempt to connect."""
+        with self._lock:
+            if time.monotonic() - self._asked_at > _HOLDS_S:
+                try:
+                    self._ask(_ASK_S)
+                except (DeadlineError, PeerLostError) as error:
+                    if server not in self._endpoints:
+                        raise NotReadyError(str(error)) from None
+                    # the meeting point may be away itself; the last answer may still hold
+                    self._asked_at = time.monotonic()
+            return self._endpoints[server]
+
+    def _ask(self, within_s: float | None) -> None:
+        for entry in self._meeting.locate(self._known, within_s).servers:
+            self._endpoints[entry.server] = (entry.host, entry.port)
+            self._known[entry.server] = entry.incarnation
+        self._asked_at = time.monotonic()

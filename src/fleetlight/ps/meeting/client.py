@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MeetingClient`: what members ask the meeting point; `Announcer`: what servers tell it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
+from fleetlight.observe.log import logger
+from fleetlight.ps import messages as m
+from fleetlight.ps.transport.interface import Channel
+from fleetlight.roles.role import Endpoint
+
+#: seconds between the announcements of a server
+ANNOUNCE_EVERY_S = 1.0
+#: how long an announcement may take
+_REPLY_S = 5.0
+
+_Reply = TypeVar("_Reply", bound=m.Message)
+
+#: opens a connection to the meeting point; the number bounds the attempt in seconds
+Connect = Callable[[m.Attend, float], Channel]
+
+
+class MeetingClient:
+    """Opens a connection for each question: members ask seldom."""
+
+    def __init__(self, connect: Connect, attend: m.Attend, deadline_s: float) -> None:
+        """`deadline_s` is how long the meeting point may wait for other members."""
+        self._connect, self._attend, self._deadline_s = connect, attend, deadline_s
+        self.process = attend.process
+
+    def enrol(self) -> m.Enrolled:
+        """Arrive, and wait for all members of the same kind."""
+        return self._ask(m.Enrol(), m.Enrolled, self._deadline_s)
+
+    def locate(self, known: Mapping[int, int], within_s: float | None = None) -> m.Located:
+        """Where the servers listen; waits until all have announced themselves."""
+        limit_s = self._deadline_s if within_s is None else within_s
+        return self._ask(m.Locate(dict(known)), m.Located, limit_s)
+
+    def depart(self, index: int, error: str = "") -> None:
+        """Say goodbye; nothing happens if the meeting point is gone."""
+        with contextlib.suppress(PeerError):
+            self._ask(m.Depart(index, error), m.Done, _REPLY_S)
+
+    def channel(self, within_s: float) -> Channel:
+        """A connection for several questions."""
+        return self._connect(self._attend, within_s)
+
+    def _ask(self, message: m.Message, kind: type[_Reply], within_s: float) -> _Reply:
+        with self._connected(within_s) as channel:
+            reply = channel.call(message).message
+        assert isinstance(reply, kind), reply
+        return reply
+
+    @contextlib.contextmanager
+    def _connected(self, within_s: float) -> Iterator[Channel]:
+        channel = self.channel(within_s)
+        try:
+            yield channel
+        finally:
+            channel.close()
+
+
+class Announcer:
+    """Says where a server listens, again and again, on a thread of its own."""
+
+    def __init__(
+        self,
+        meeting: MeetingClient,
+        server: int,
+        endpoint: Endpoint,
+        refused: Callable[[PeerError], None],
+    ) -> None:
+        """`refused` gets the error when another process has replaced this one."""
+        self._meeting, self._server, self._endpoint = meeting, server, endpoint
+        self._refused = refused
+        self._incarnation = 0
+        self._channel: Channel | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleet-announcer", daemon=True)
+
+    def start(self, within_s: float) -> None:
+        """Announce the server for the first time, and go on in the background."""
+        self._channel = self._meeting.channel(within_s)
+        self._announce()
+        self._thread.start()
+
+    def stop(self, error: str = "") -> None:
+        """Say goodbye, after a failure with the error; a second call does nothing."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join(2 * _REPLY_S)
+        if self._channel is not None:
+            self._channel.close()
+        self._meeting.depart(self._server, error)
+
+    def _run(self) -> None:
+        is_away = False
+        while not self._stop.wait(ANNOUNCE_EVERY_S):
+            try:
+                self._announce()
+            except MembershipError as error:
+                self._refused(error)
+                return
+            except (DeadlineError, PeerLostError) as error:
+                if not is_away:
+                    logger.warning("the meeting point is away, and may return: %s", error)
+                is_away = True
+                self._reconnect()
+            else:
+                is_away = False
+
+    def _announce(self) -> None:
+        if self._channel is None:
+            raise PeerLostError("no connection to the meeting point")
+        host, port = self._endpoint
+        message = m.Announce(self._server, self._incarnation, host, port)
+        reply = self._channel.call(message).message
+        assert isinstance(reply, m.Announced), reply
+        if reply.incarnation != self._incarnation and self._incarnation:
+            logger.info("this server is incarnation %d from now on", reply.incarnation)
+        self._incarnation = reply.incarnation
+
+    def _reconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        with contextlib.suppress(DeadlineError, PeerLostError):
+            self._channel = self._meeting.channel(ANNOUNCE_EVERY_S)
+
+
+def random_name() -> str:
+    """A name that no other process has."""
+    return secrets.token_hex(16)

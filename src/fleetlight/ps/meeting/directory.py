@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Directory`: where the servers of a job listen. Pure: the caller says what time it is.
+
+A server announces itself again and again. A process that replaces it gets a higher incarnation, and
+from then on the directory refuses the older one. The directory may lose its memory: the servers
+announce themselves to the next one, and workers tell it the incarnations that they know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from fleetlight.errors import MembershipError
+from fleetlight.ps.messages import Announce, ServerEntry
+from fleetlight.roles.role import Endpoint, endpoint_text
+
+#: how long a server may be silent before another process may replace it
+SILENCE_S = 5.0
+
+
+class OccupiedError(Exception):
+    """Another process has this index and may still run; ask again later."""
+
+
+@dataclasses.dataclass
+class _Server:
+    process: str
+    incarnation: int
+    endpoint: Endpoint
+    heard: float
+    #: True if this directory chose the incarnation
+    is_numbered_here: bool
+    #: True once its connection has ended
+    is_away: bool = False
+
+
+class Directory:
+    """The servers by their index, each with its newest process."""
+
+    def __init__(self, server_num: int) -> None:
+        self._server_num = server_num
+        self._servers: dict[int, _Server] = {}
+        #: by index: the newest incarnation that members have reported
+        self._reported: dict[int, int] = {}
+        #: servers that have said goodbye
+        self._departed: set[int] = set()
+
+    def announce(self, process: str, message: Announce, now: float) -> int:
+        """A server says where it listens; returns its incarnation.
+
+        Raises `OccupiedError` while an older process of the same index may run.
+        """
+        if message.server >= self._server_num:
+            raise MembershipError(
+                f"a server announces index {message.server}, expected 0 to {self._server_num - 1}"
+            )
+        here = self._servers.get(message.server)
+        if here is not None and here.process == process:
+            here.endpoint, here.heard, here.is_away = (message.host, message.port), now, False
+            return here.incarnation
+        incarnation = message.incarnation or self._next_incarnation(message, here, now)
+        self._refuse_older(message, incarnation, here)
+        self._servers[message.server] = _Server(
+            process=process,
+            incarnation=incarnation,
+            endpoint=(message.host, message.port),
+            heard=now,
+            is_numbered_here=not message.incarnation,
+        )
+        return incarnation
+
+    def lose(self, process: str) -> None:
+        """The connection of a server has ended."""
+        for server in self._servers.values():
+            if server.process == process:
+                server.is_away = True
+
+    def depart(self, server: int) -> None:
+        """A server says goodbye at the end of the job."""
+        self._departed.add(server)
+
+    def learn(self, known: Mapping[int, int]) -> None:
+        """A member reports the incarnations that it knows."""
+        for server, incarnation in known.items():
+            if 0 <= server < self._server_num:
+                self._learn(server, incarnation)
+
+    def _learn(self, server: int, incarnation: int) -> None:
+        self._reported[server] = max(incarnation, self._reported.get(server, 0))
+        here = self._servers.get(server)
+        if here is None or here.incarnation >= incarnation:
+            return
+        if here.is_numbered_here:
+            # a directory without memory gave it a number that its predecessor had
+            here.incarnation = incarnation + 1
+        else:
+            del self._servers[server]
+
+    @property
+    def is_over(self) -> bool:
+        """True once all servers have said goodbye."""
+        return len(self._departed) == self._server_num
+
+    def silent_s(self, now: float) -> float:
+        """How long no server has announced itself; 0 if none ever has."""
+        return min((now - server.heard for server in self._servers.values()), default=0.0)
+
+    def missing(self) -> list[int]:
+        """The servers that have not announced themselves."""
+        return [index for index in range(self._server_num) if index not in self._servers]
+
+    def vacant(self, now: float) -> list[int]:
+        """The servers that may be replaced."""
+        return [
+            index
+            for index, server in sorted(self._servers.items())
+            if server.is_away or now - server.heard > SILENCE_S
+        ]
+
+    def entries(self) -> list[ServerEntry]:
+        """The servers that have announced themselves, in the order of their indices."""
+        return [
+            ServerEntry(index, server.incarnation, *server.endpoint)
+            for index, server in sorted(self._servers.items())
+        ]
+
+    def occupied_text(self, message: Announce, now: float) -> str:
+        """The error for a process whose index another one keeps."""
+        here = self._servers[message.server]
+        return (
+            f"there are two servers {message.server}: one listens at "
+            f"{endpoint_text(here.endpoint)} and announced itself {now - here.heard:.1f} s ago, "
+            f"the other at {endpoint_text((message.host, message.port))}; give each server its own "
+            "index, and end the older process before you start another"
+        )
+
+    def _next_incarnation(self, message: Announce, here: _Server | None, now: float) -> int:
+        """The number of a process that has none yet."""
+        if here is not None and message.server not in self.vacant(now):
+            raise OccupiedError
+        newest = 0 if here is None else here.incarnation
+        return max(newest, self._reported.get(message.server, 0)) + 1
+
+    def _refuse_older(self, message: Announce, incarnation: int, here: _Server | None) -> None:
+        """Refuse a process that another one has replaced."""
+        newest = self._reported.get(message.server, 0) if here is None else here.incarnation
+        if incarnation < newest or (here is not None and incarnation == newest):
+            where = "" if here is None else f", which listens at {endpoint_text(here.endpoint)}"
+            relation = "has the same number as" if incarnation == newest else "is older than"
+            raise MembershipError(
+                f"server {message.server}, incarnation {incarnation}, {relation} incarnation "
+                f"{newest}{where}; end this process"
+            )

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages to the meeting point of a job, where members find each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from fleetlight.ps.messages.base import FORMER_NAMES, MessageBase
+from fleetlight.roles.members import MemberHello, Place
+
+_Index = Annotated[int, msgspec.Meta(ge=0)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Attend(MessageBase, frozen=True):
+    """The first message on a connection to the meeting point. Reply: Done."""
+
+    #: the id of the job; "" if the caller has none
+    job: str
+    worker_num: int
+    server_num: int
+    #: a random name of the process
+    process: str
+    hello: MemberHello
+
+
+class Enrol(MessageBase, frozen=True):
+    """Wait until all members of the caller's kind have arrived. Reply: Enrolled."""
+
+    repeatable: ClassVar[bool] = True
+
+
+class Enrolled(MessageBase, frozen=True):
+    """The index of the caller, and its place among the hosts of its kind."""
+
+    index: int
+    place: Place
+
+
+class Announce(MessageBase, frozen=True, rename=FORMER_NAMES):
+    """A server says where it listens, and repeats that as long as it runs. Reply: Announced."""
+
+    repeatable: ClassVar[bool] = True
+    server: _Index
+    #: 0: the meeting point has given the process no incarnation yet
+    incarnation: _Index
+    host: str
+    port: _Port
+
+
+class Announced(MessageBase, frozen=True, rename=FORMER_NAMES):
+    """The incarnation of the server; that of its successor is higher."""
+
+    incarnation: int
+
+
+class ServerEntry(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
+    """Where a server listens."""
+
+    server: int
+    incarnation: int
+    host: str
+    port: int
+
+
+class Locate(MessageBase, frozen=True):
+    """Wait until all servers have announced themselves. Reply: Located."""
+
+    repeatable: ClassVar[bool] = True
+    #: by server: the newest incarnation that the caller knows
+    known: dict[int, int]
+
+
+class Located(MessageBase, frozen=True):
+    """All servers, in the order of their indices."""
+
+    servers: list[ServerEntry]
+
+
+class Depart(MessageBase, frozen=True):
+    """The caller ends; `error` is set after a failure. Reply: Done."""
+
+    repeatable: ClassVar[bool] = True
+    index: int
+    error: str = ""

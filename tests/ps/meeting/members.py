@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members that call a meeting point in the same process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from fleetlight.ps import messages as m
+from fleetlight.ps.meeting.client import MeetingClient
+from fleetlight.ps.meeting.meeting_point import JobSize, MeetingPoint
+from fleetlight.ps.transport.interface import Channel, MemoryChannel
+from fleetlight.ps.transport.listener import Listener
+from fleetlight.roles.members import MemberHello
+
+VERSION = "test"
+LIMIT_S = 20.0
+
+
+def hello(
+    kind: str = "worker", index: int | None = None, address: str = "10.0.0.1", node_id: str = ""
+) -> MemberHello:
+    """A member on some host."""
+    return MemberHello(
+        kind=kind,
+        index=index,
+        address=address,
+        hostname="h",
+        pid=7,
+        node_id=node_id or None,
+        fleetlight=VERSION,
+    )
+
+
+def meeting_point(workers: int = 1, servers: int = 1, deadline_s: float = LIMIT_S) -> MeetingPoint:
+    """The meeting point of a job."""
+    return MeetingPoint(JobSize(VERSION, "job", workers, servers), deadline_s=deadline_s)
+
+
+def client_of(
+    point: MeetingPoint,
+    process: str,
+    who: MemberHello | None = None,
+    size: tuple[int, int] = (1, 1),
+) -> MeetingClient:
+    """A member that calls the meeting point without a network."""
+
+    def connect(attend: m.Attend, within_s: float) -> Channel:
+        channel = MemoryChannel(point)
+        channel.call(attend)
+        return channel
+
+    attend = m.Attend("job", *size, process, hello() if who is None else who)
+    return MeetingClient(connect, attend, LIMIT_S)
+
+
+@contextlib.contextmanager
+def listening(point: MeetingPoint) -> Iterator[Listener]:
+    """The meeting point behind a socket."""
+    listener = Listener(("127.0.0.1", 0), point)
+    try:
+        yield listener
+    finally:
+        listener.stop()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server stays findable: it announces itself until it is refused or leaves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from tests.ps.meeting.members import LIMIT_S, client_of, hello, meeting_point
+
+from fleetlight.errors import MembershipError, PeerError, PeerLostError
+from fleetlight.ps import messages as m
+from fleetlight.ps.meeting import client as clients
+from fleetlight.ps.meeting.addresses import AnnouncedAddresses, FixedAddresses
+from fleetlight.ps.meeting.client import Announcer, MeetingClient
+from fleetlight.ps.transport.channel import SocketChannel, connect_all
+from fleetlight.ps.transport.dialing import NotReadyError
+from fleetlight.ps.transport.interface import Channel
+from fleetlight.ps.transport.listener import Listener
+from fleetlight.roles.role import Endpoint
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "ANNOUNCE_EVERY_S", 0.05)
+
+
+def caller(endpoint: Endpoint, process: str, kind: str = "server") -> MeetingClient:
+    """A member that reaches the meeting point by a socket."""
+
+    def connect(attend: m.Attend, within_s: float) -> Channel:
+        channel = SocketChannel(
+            lambda: endpoint, "the meeting point", deadline_s=LIMIT_S, greeting=lambda: attend
+        )
+        connect_all([channel], within_s)
+        return channel
+
+    index = 0 if kind == "server" else None
+    attend = m.Attend("job", 1, 1, process, hello(kind, index))
+    return MeetingClient(connect, attend, LIMIT_S)
+
+
+def test_a_server_announces_itself_to_a_meeting_point_that_was_restarted() -> None:
+    listener = Listener(("127.0.0.1", 0), meeting_point())
+    announcer = Announcer(caller(listener.address, "s"), 0, ("10.0.0.1", 7000), lambda error: None)
+    announcer.start(LIMIT_S)
+    addresses = AnnouncedAddresses(caller(listener.address, "w", "worker"))
+    assert addresses.wait_for_all() == (("10.0.0.1", 7000),)
+    listener.stop()
+    # the last answer holds while the meeting point is away
+    assert addresses.of(0) == ("10.0.0.1", 7000)
+    point = meeting_point()
+    again = Listener(listener.address, point)
+    assert caller(listener.address, "w2", "worker").locate({0: 1}).servers[0].incarnation == 1
+    announcer.stop()
+    assert point.wait_for_end(LIMIT_S)
+    assert not point.failure
+    again.stop()
+
+
+def test_a_replaced_server_is_told() -> None:
+    point, refused, told = meeting_point(), list[PeerError](), threading.Event()
+
+    def note(error: PeerError) -> None:
+        refused.append(error)
+        told.set()
+
+    announcer = Announcer(client_of(point, "s", hello("server", 0)), 0, ("10.0.0.1", 7000), note)
+    announcer.start(LIMIT_S)
+    point.fail("worker 0 failed: on purpose")
+    assert told.wait(LIMIT_S)
+    assert str(refused[0]) == "worker 0 failed: on purpose"
+    announcer.stop()
+
+
+def test_workers_follow_a_server_to_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlight.ps.meeting.addresses._HOLDS_S", -1.0)
+    point = meeting_point()
+    old = Announcer(client_of(point, "old", hello("server", 0)), 0, ("10.0.0.1", 7), print)
+    old.start(LIMIT_S)
+    addresses = AnnouncedAddresses(client_of(point, "w"))
+    assert addresses.wait_for_all() == (("10.0.0.1", 7),)
+    assert addresses.of(0) == ("10.0.0.1", 7)
+    point._directory.lose("old")
+    new = Announcer(client_of(point, "new", hello("server", 0)), 0, ("10.0.0.2", 8), print)
+    new.start(LIMIT_S)
+    assert addresses.of(0) == ("10.0.0.2", 8)
+    for announcer in (old, new):
+        announcer.stop()
+
+
+def test_answers_are_shared_for_a_moment() -> None:
+    asked: list[dict[int, int]] = []
+
+    def never(attend: m.Attend, within_s: float) -> Channel:
+        raise AssertionError
+
+    class Counting(MeetingClient):
+        """Counts its questions."""
+
+        def locate(self, known: object, within_s: float | None = None) -> m.Located:
+            asked.append({})
+            return m.Located([m.ServerEntry(0, 1, "10.0.0.1", 7)])
+
+    attend = m.Attend("", 1, 1, "w", hello())
+    addresses = AnnouncedAddresses(Counting(never, attend, 1.0))
+    addresses.wait_for_all()
+    for _ in range(5):
+        addresses.of(0)
+    assert len(asked) == 1
+
+
+def test_an_address_that_nobody_announces_is_not_ready() -> None:
+    def away(attend: m.Attend, within_s: float) -> Channel:
+        raise PeerLostError("away")
+
+    attend = m.Attend("", 1, 1, "w", hello())
+    addresses = AnnouncedAddresses(MeetingClient(away, attend, 1.0))
+    with pytest.raises(NotReadyError, match="away"):
+        addresses.of(0)
+    point = meeting_point()
+    point.fail("server 1 failed: on purpose")
+    with pytest.raises(MembershipError, match="on purpose"):
+        AnnouncedAddresses(client_of(point, "w")).of(0)
+
+
+def test_fixed_addresses_stay() -> None:
+    assert FixedAddresses([("a", 1), ("b", 2)]).of(1) == ("b", 2)

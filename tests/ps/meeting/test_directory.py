@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory knows the newest process of each server, and refuses older ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.errors import MembershipError
+from fleetlight.ps.meeting.directory import SILENCE_S, Directory, OccupiedError
+from fleetlight.ps.messages import Announce, ServerEntry
+
+
+def said(server: int = 0, incarnation: int = 0, port: int = 7000) -> Announce:
+    return Announce(server, incarnation, "10.0.0.1", port)
+
+
+def test_servers_are_listed_in_the_order_of_their_indices() -> None:
+    directory = Directory(2)
+    assert directory.missing() == [0, 1]
+    directory.announce("b", said(1, port=7001), 0.0)
+    assert directory.missing() == [0]
+    directory.announce("a", said(0), 0.0)
+    assert directory.entries() == [
+        ServerEntry(0, 1, "10.0.0.1", 7000),
+        ServerEntry(1, 1, "10.0.0.1", 7001),
+    ]
+
+
+def test_the_same_process_keeps_its_incarnation() -> None:
+    directory = Directory(1)
+    # a reply was lost, so the process still says 0
+    assert [directory.announce("a", said(), now) for now in (0.0, 1.0)] == [1, 1]
+    assert directory.announce("a", said(incarnation=1), 2.0) == 1
+
+
+def test_a_process_replaces_one_whose_connection_has_ended() -> None:
+    directory = Directory(1)
+    directory.announce("a", said(), 0.0)
+    directory.lose("a")
+    assert directory.announce("b", said(port=8000), 0.1) == 2
+    assert directory.entries() == [ServerEntry(0, 2, "10.0.0.1", 8000)]
+
+
+def test_a_process_waits_while_another_one_may_run() -> None:
+    directory = Directory(1)
+    directory.announce("a", said(), 0.0)
+    with pytest.raises(OccupiedError):
+        directory.announce("b", said(port=8000), SILENCE_S)
+    text = directory.occupied_text(said(port=8000), 3.0)
+    assert "two servers 0: one listens at 10.0.0.1:7000 and announced itself 3.0 s ago" in text
+    assert directory.announce("b", said(port=8000), SILENCE_S + 0.1) == 2
+
+
+def test_a_process_that_wakes_up_after_its_successor_is_refused() -> None:
+    directory = Directory(1)
+    directory.announce("a", said(), 0.0)
+    directory.announce("b", said(port=8000), SILENCE_S + 1)
+    with pytest.raises(MembershipError, match=r"incarnation 1, is older than incarnation 2, which"):
+        directory.announce("a", said(incarnation=1), SILENCE_S + 2)
+
+
+def test_two_processes_with_one_incarnation_are_refused() -> None:
+    directory = Directory(1)
+    directory.announce("a", said(incarnation=3), 0.0)
+    with pytest.raises(MembershipError, match="has the same number as incarnation 3"):
+        directory.announce("b", said(incarnation=3), SILENCE_S + 1)
+
+
+def test_an_index_beyond_the_job_is_refused() -> None:
+    with pytest.raises(MembershipError, match="announces index 2, expected 0 to 1"):
+        Directory(2).announce("a", said(2), 0.0)
+
+
+def test_servers_teach_a_directory_without_memory() -> None:
+    directory = Directory(1)
+    # the older one comes first
+    assert directory.announce("a", said(incarnation=1), 0.0) == 1
+    assert directory.announce("b", said(incarnation=2), 0.0) == 2
+    with pytest.raises(MembershipError):
+        directory.announce("a", said(incarnation=1), 0.0)
+
+
+def test_workers_teach_a_directory_without_memory() -> None:
+    newcomer = Directory(1)
+    # workers know incarnation 3, so a process that was started after it gets a higher number
+    assert newcomer.announce("d", said(), 0.0) == 1
+    newcomer.learn({0: 3})
+    assert newcomer.announce("d", said(incarnation=1), 1.0) == 4
+    survivor = Directory(1)
+    survivor.learn({0: 3})
+    assert survivor.announce("c", said(incarnation=3), 0.0) == 3
+    stale = Directory(1)
+    stale.announce("a", said(incarnation=2), 0.0)
+    stale.learn({0: 3, 9: 1})
+    assert stale.missing() == [0]
+    with pytest.raises(MembershipError, match="is older than incarnation 3; end this process"):
+        stale.announce("a", said(incarnation=2), 0.0)
+
+
+def test_the_job_is_over_when_all_servers_have_left() -> None:
+    directory = Directory(2)
+    directory.depart(0)
+    assert not directory.is_over
+    directory.depart(1)
+    assert directory.is_over
+
+
+@dataclasses.dataclass
+class _Process:
+    """A process of server 0."""
+
+    name: str
+    incarnation: int = 0
+
+    def announce(self, directory: Directory, now: float) -> bool:
+        """Announce itself; False if the directory refuses."""
+        try:
+            message = said(incarnation=self.incarnation)
+            self.incarnation = directory.announce(self.name, message, now)
+        except (MembershipError, OccupiedError):
+            return False
+        return True
+
+
+EVENTS = st.lists(st.sampled_from(["kill", "pause", "announce", "wake", "forget", "tell"]))
+
+
+@given(EVENTS)
+def test_the_newest_process_wins_in_any_order_of_events(events: list[str]) -> None:
+    """Processes die, pause and wake, the directory forgets, and a worker reports what it knows."""
+    directory, now, known = Directory(1), 0.0, 0
+    newest, paused = _Process("process 0"), list[_Process]()
+    for number, event in enumerate(events, 1):
+        now += 1.0
+        if event in ("kill", "pause"):
+            if event == "kill" or not newest.incarnation:
+                directory.lose(newest.name)
+            else:
+                paused.append(newest)
+                now += SILENCE_S
+            newest = _Process(f"process {number}")
+        elif event == "announce":
+            newest.announce(directory, now)
+        elif event == "wake":
+            for process in paused:
+                process.announce(directory, now)
+        elif event == "forget":
+            directory = Directory(1)
+        else:
+            known = max([known, *(entry.incarnation for entry in directory.entries())])
+            directory.learn({0: known})
+    # in the end the paused ones are silent, and a worker reports before the newest comes
+    now += SILENCE_S + 1
+    known = max([known, *(process.incarnation for process in [newest, *paused])])
+    directory.learn({0: known})
+    if not newest.announce(directory, now):
+        # an engine starts another one in its place
+        newest = _Process("last")
+        assert newest.announce(directory, now)
+    assert not any(process.announce(directory, now) for process in paused)
+    assert [entry.incarnation for entry in directory.entries()] == [newest.incarnation]
