@@ -30,7 +30,8 @@ def parse(argv: Sequence[str]) -> LaunchOptions:
     if unknown:
         raise _unknown_flag(unknown[0])
     values = vars(found)
-    values["arguments"] = tuple(values["arguments"])
+    for name in {"arguments", "option", "env"} & values.keys():
+        values[name] = tuple(values[name])
     return LaunchOptions(**values)
 
 
@@ -100,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_machines(parser.add_argument_group("several machines"))
+    _add_engine(
+        parser.add_argument_group(
+            "engines", "where the counts above are those of the whole job, on any machines"
+        )
+    )
     _add_running(parser.add_argument_group("running"))
     for flag in sorted(REFUSED):
         parser.add_argument(flag, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
@@ -206,14 +212,59 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="how many days before its expiry to warn about a certificate (default: 30)",
     )
-    add(
-        "--on",
-        metavar="NAME",
-        help=f"the backend: {' or '.join(backends.names())} (default: by the other flags)",
-    )
     add("--token_file", metavar="FILE", help="a file with the job's token (default: FLEET_TOKEN)")
     add("--version", action=_Version, nargs=0, help="show the version and exit")
     add("-m", "--module", action="store_true", help="run the script as a module, like python -m")
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--on",
+        metavar="NAME",
+        help=f"what runs the job: {', '.join(backends.names())} (default: by the other flags)",
+    )
+    add("--print", action="store_true", help="print what would be submitted, and submit nothing")
+    add("--name", metavar="NAME", help="the name of the job (default: that of the script)")
+    for role in ("worker", "server"):
+        add(f"--{role}_cpus", type=_positive, metavar="N", help=f"cores of each {role}")
+        add(
+            f"--{role}_memory",
+            type=_memory,
+            metavar="4G",
+            help=f"main memory of each {role}; M, G or T",
+        )
+    add(
+        "--option",
+        type=_pair,
+        action="append",
+        metavar="NAME=VALUE",
+        help="an option of the engine, such as partition=gpu; may be repeated",
+    )
+    add(
+        "--env",
+        type=_pair,
+        action="append",
+        metavar="NAME=VALUE",
+        help="a variable of every process; may be repeated",
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=VALUE")
+    return name.strip(), value
+
+
+def _memory(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,6})([MGT])i?B?", text.strip(), re.IGNORECASE)
+    mib = (
+        0 if found is None else int(found[1]) * {"M": 1, "G": 1024, "T": 1 << 20}[found[2].upper()]
+    )
+    if not mib:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a size like 500M or 4G")
+    return mib
 
 
 def _number(least: int, most: int | None, what: str) -> Callable[[str], int]:

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
+from fleetlight.cli.jobs import add_jobs
 from fleetlight.cli.plan import add_plan
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     cert.set_defaults(command=_cert)
     _add_doctor(commands)
     add_plan(commands)
+    add_jobs(commands)
     return parser
 
 

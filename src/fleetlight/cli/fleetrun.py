@@ -7,10 +7,15 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fleetlight.cli.arguments import parse
 from fleetlight.errors import ConfigError, FleetError
 from fleetlight.launch.job.options import LaunchOptions, from_cloud
+
+if TYPE_CHECKING:
+    from fleetlight.launch.backends import Backend
+    from fleetlight.launch.job.spec import JobSpec
 
 #: exit codes of fleetrun itself; after a failed process fleetrun exits with its code
 WRONG_USE, CANNOT_RUN, INTERRUPTED = 2, 1, 130
@@ -51,7 +56,20 @@ def _run(options: LaunchOptions) -> int:
         screen.show(arguments_block(_argument_pairs(options)).encode())
     for note in job.notes:
         screen.say(note)
+    if options.print:
+        screen.show(_emitted(backend, options, job).encode())
+        return 0
     return (backend or backends.default_for(job)).run(job, screen)
+
+
+def _emitted(backend: Backend | None, options: LaunchOptions, job: JobSpec) -> str:
+    """What the engine would get."""
+    if backend is None or backend.engine is None:
+        raise ConfigError(
+            f"--print shows what an engine would get, but --on {options.on} starts the processes "
+            "itself; fleetrun -v shows their variables"
+        )
+    return backend.engine.emit(job)
 
 
 def _argument_pairs(options: LaunchOptions) -> list[tuple[str, object]]:

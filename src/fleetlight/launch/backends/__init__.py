@@ -6,11 +6,51 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.screen import Screen
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberState:
+    """One process of a job, as its engine sees it."""
+
+    #: `worker 1`
+    name: str
+    #: the engine's own word, such as RUNNING
+    state: str
+    #: the machine; "" if there is none
+    where: str = ""
+    #: what else the engine says, such as an exit code
+    detail: str = ""
+
+
+class Engine(Protocol):
+    """A system that places, starts and restarts processes on its machines.
+
+    A job has the id that `submit` returns.
+    """
+
+    def emit(self, job: JobSpec) -> str:
+        """Exactly what `submit` hands to the engine, without secrets."""
+
+    def submit(self, job: JobSpec) -> str:
+        """Start the job; returns its id."""
+
+    def status(self, job_id: str) -> Sequence[MemberState]:
+        """The processes of a job."""
+
+    def logs(self, job_id: str, member: str | None) -> Iterator[bytes]:
+        """What the processes have printed so far, or one of them, such as `worker 1`."""
+
+    def stop(self, job_id: str) -> None:
+        """End the job; a job with a checkpoint folder saves first."""
+
+    def scale(self, job_id: str, counts: Mapping[str, int]) -> str:
+        """Change the number of workers or servers; returns the id of the job from then on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +62,19 @@ class Backend:
     #: True if the backend decides where processes run: counts are then those of the whole job,
     #: and flags that name machines are refused
     chooses_machines: bool = False
+    #: what `fleetlight ps`, `logs`, `stop` and `scale` ask; None: only `run`
+    engine: Engine | None = None
+
+
+def on_engine(name: str, engine: Engine) -> Backend:
+    """The backend that submits jobs to an engine, and does not wait for their end."""
+
+    def run(job: JobSpec, screen: Screen) -> int:
+        job_id = engine.submit(job)
+        screen.say(f"submitted {name}:{job_id}; see fleetlight ps {name}:{job_id}")
+        return 0
+
+    return Backend(run=run, chooses_machines=True, engine=engine)
 
 
 def names() -> list[str]:

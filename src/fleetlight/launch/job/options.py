@@ -50,6 +50,18 @@ class LaunchOptions:
     token_file: str | None = None
     #: the name of the backend; None: the other flags decide
     on: str | None = None
+    #: print what the engine would get, and submit nothing
+    print: bool = False
+    #: the name of the job in an engine
+    name: str = ""
+    worker_cpus: int | None = None
+    server_cpus: int | None = None
+    #: MiB
+    worker_memory: int | None = None
+    server_memory: int | None = None
+    #: (name, value) pairs for the engine, and for the environment of every process
+    option: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
 
 
 def from_cloud(options: LaunchOptions, environment: Mapping[str, str]) -> LaunchOptions:

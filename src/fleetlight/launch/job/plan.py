@@ -12,7 +12,14 @@ from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import read_encryption
 from fleetlight.launch.job.host_selection import HostSelection, select_hosts
 from fleetlight.launch.job.options import AUTO, LaunchOptions
-from fleetlight.launch.job.spec import JobSpec, MachineSpec, RendezvousSpec, Resources, RoleSpec
+from fleetlight.launch.job.spec import (
+    EngineSpec,
+    JobSpec,
+    MachineSpec,
+    RendezvousSpec,
+    Resources,
+    RoleSpec,
+)
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import Kind
 from fleetlight.roles.secret import Secret
@@ -32,6 +39,7 @@ def plan(
     `machine` is None if the backend chooses the machines.
     """
     notes: list[str] = []
+    _refuse_engine_flags(options, is_placed_here=machine is not None)
     is_placed_elsewhere = machine is None
     if machine is None:
         _refuse_machines(options)
@@ -51,8 +59,10 @@ def plan(
         arguments=options.arguments,
         is_module=options.module,
         collective=collective,
-        worker=_with_resources(worker, cpus, gpus=1 if devices else 0),
-        server=_with_resources(server, cpus, gpus=0),
+        worker=_with_resources(
+            worker, options.worker_cpus or cpus, options.worker_memory, gpus=1 if devices else 0
+        ),
+        server=_with_resources(server, options.server_cpus or cpus, options.server_memory, gpus=0),
         machine=MachineSpec(
             host=hosts.host,
             interface=machine.interface(hosts.host),
@@ -61,6 +71,9 @@ def plan(
             devices=devices,
             workers=hosts.workers,
             servers=hosts.servers,
+        ),
+        engine=EngineSpec(
+            name=options.name, options=dict(options.option), variables=dict(options.env)
         ),
         log_dir=options.log_dir,
         max_restarts=options.max_restarts,
@@ -110,6 +123,16 @@ def _has_several(hosts: HostSelection) -> bool:
     return hosts.rendezvous is not None and hosts.rendezvous.max_nodes > 1
 
 
+def _refuse_engine_flags(options: LaunchOptions, *, is_placed_here: bool) -> None:
+    """Refuse flags for an engine where fleetrun starts the processes itself."""
+    names = ("print", "name", "worker_cpus", "server_cpus", "worker_memory", "server_memory")
+    given = [name for name in (*names, "option") if getattr(options, name)]
+    if is_placed_here and given:
+        raise ConfigError(
+            f"--{given[0]} is for an engine that places the processes; add --on NAME, or omit it"
+        )
+
+
 def _refuse_machines(options: LaunchOptions) -> None:
     """Refuse flags that name machines for a backend that chooses them."""
     names = ("ips", "nnodes", "master", "rank", "servers", "workers", "host", "start_port")
@@ -131,8 +154,9 @@ def _machine_for(options: LaunchOptions) -> Machine:
     return Machine(gpus=1 + max(options.gpus or (), default=-1))
 
 
-def _with_resources(role: RoleSpec, cpus: int, gpus: int) -> RoleSpec:
-    return dataclasses.replace(role, resources=Resources(cpus=cpus, gpus=gpus))
+def _with_resources(role: RoleSpec, cpus: int, memory_mib: int | None, gpus: int) -> RoleSpec:
+    resources = Resources(cpus=cpus, gpus=gpus, memory_mib=memory_mib)
+    return dataclasses.replace(role, resources=resources)
 
 
 def _first_port(options: LaunchOptions, hosts: HostSelection) -> int | None:

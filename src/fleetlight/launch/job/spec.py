@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
 
 from fleetlight.launch.job.encryption import variables
 from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.strategy.features.ssl import Encryption
+
+#: names of hosts, which engines make from it, have at most 63 letters
+_NAME_LENGTH = 40
 
 #: the default rendezvous port of the launchers of several machines
 DEFAULT_PORT = 6170
@@ -20,6 +25,8 @@ class Resources:
 
     cpus: int = 1
     gpus: int = 0
+    #: main memory; None: the engine's default
+    memory_mib: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,18 @@ class MachineSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """What an engine needs to know beyond the processes of the job."""
+
+    #: the name of the job there; "" for one made from the script's
+    name: str = ""
+    #: the options of the engine's own section, or of --option
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: additional variables of every process
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """One job: its processes, their command, and how it handles failures and stops."""
 
@@ -83,7 +102,10 @@ class JobSpec:
     collective: bool = True
     worker: RoleSpec = RoleSpec(kind=Kind.WORKER, count=1)
     server: RoleSpec = RoleSpec(kind=Kind.SERVER)
+    #: keeps the meeting point of a job with servers, where no server has an address that stays
+    scheduler: RoleSpec = RoleSpec(kind=Kind.SCHEDULER)
     machine: MachineSpec = MachineSpec()
+    engine: EngineSpec = EngineSpec()
     log_dir: str = "log"
     max_restarts: int = 0
     tee: bool = False
@@ -121,8 +143,25 @@ class JobSpec:
 
     @property
     def roles(self) -> tuple[RoleSpec, ...]:
-        """The roles that have processes; servers first, because workers wait for them."""
-        return tuple(role for role in (self.server, self.worker) if role.count)
+        """The roles that have processes; each waits for those before it."""
+        roles = (self.scheduler, self.server, self.worker)
+        return tuple(role for role in roles if role.count)
+
+    @property
+    def counts(self) -> dict[str, str]:
+        """The variables with the counts of the job, for every process."""
+        return {
+            "FLEET_WORKER_NUM": str(self.worker.count),
+            **({"FLEET_SERVER_NUM": str(self.server.count)} if self.server.count else {}),
+            **({"FLEET_SCHEDULER_NUM": "1"} if self.scheduler.count else {}),
+        }
+
+    @property
+    def name(self) -> str:
+        """The name of the job in an engine: letters, digits and dashes."""
+        stem = self.script.rsplit("/", 1)[-1].removesuffix(".py")
+        words = re.findall("[a-z0-9]+", (self.engine.name or stem).lower())
+        return "-".join(words)[:_NAME_LENGTH].strip("-") or "job"
 
     @property
     def processes(self) -> int:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetlight ps | logs | stop | scale`: commands for a job that an engine runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fleetlight.errors import ConfigError
+from fleetlight.launch import backends
+from fleetlight.launch.backends import Engine
+
+_JOB = "the job, as fleetrun printed it: ENGINE:ID"
+
+
+def add_jobs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the parser of `fleetlight`."""
+    ps = commands.add_parser("ps", help="list the processes of a job on an engine")
+    ps.add_argument("job", metavar="JOB", help=_JOB)
+    ps.set_defaults(command=_ps)
+    logs = commands.add_parser("logs", help="print what the processes of a job have printed")
+    logs.add_argument("job", metavar="JOB", help=_JOB)
+    logs.add_argument("member", nargs="*", metavar="MEMBER", help="one of them, such as: worker 1")
+    logs.set_defaults(command=_logs)
+    stop = commands.add_parser("stop", help="end a job; one with a checkpoint folder saves first")
+    stop.add_argument("job", metavar="JOB", help=_JOB)
+    stop.set_defaults(command=_stop)
+    scale = commands.add_parser("scale", help="change the number of workers or servers of a job")
+    scale.add_argument("job", metavar="JOB", help=_JOB)
+    scale.add_argument("--worker_num", type=int, metavar="N", help="workers from now on")
+    scale.add_argument("--server_num", type=int, metavar="N", help="servers from now on")
+    scale.set_defaults(command=_scale)
+
+
+def _ps(found: argparse.Namespace) -> int:
+    engine, job_id = _found(found.job)
+    rows = [(one.name, one.state, one.where, one.detail) for one in engine.status(job_id)]
+    rows.insert(0, ("process", "state", "machine", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  ".join([*cells, row[3]]).rstrip())
+    return 0
+
+
+def _logs(found: argparse.Namespace) -> int:
+    engine, job_id = _found(found.job)
+    for data in engine.logs(job_id, " ".join(found.member) or None):
+        sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+    return 0
+
+
+def _stop(found: argparse.Namespace) -> int:
+    engine, job_id = _found(found.job)
+    engine.stop(job_id)
+    print(f"stopping: {found.job}")
+    return 0
+
+
+def _scale(found: argparse.Namespace) -> int:
+    engine, job_id = _found(found.job)
+    wanted = {"worker": found.worker_num, "server": found.server_num}
+    counts = {role: count for role, count in wanted.items() if count is not None}
+    if not counts:
+        raise ConfigError("fleetlight scale: pass --worker_num N or --server_num N, or both")
+    for role, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"--{role}_num {count}: a job needs at least 1 {role}")
+    name = found.job.partition(":")[0]
+    print(f"scaling: {name}:{engine.scale(job_id, counts)}")
+    return 0
+
+
+def _found(job: str) -> tuple[Engine, str]:
+    """The engine of a job, and the id that the job has there."""
+    name, colon, job_id = job.partition(":")
+    engines = [known for known in backends.names() if backends.named(known).engine is not None]
+    if not colon or not job_id or name not in engines:
+        raise ConfigError(
+            f"got the job {job!r}, expected ENGINE:ID with one of the engines "
+            f"{', '.join(engines)}; fleetrun --on ENGINE prints it"
+        )
+    engine = backends.named(name).engine
+    assert engine is not None
+    return engine, job_id
