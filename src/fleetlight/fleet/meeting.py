@@ -43,12 +43,11 @@ def meeting_of(
     role: Role, deadline_s: float, tls: Contexts | None, own: MeetingPoint | None = None
 ) -> MeetingClient:
     """Asks the meeting point of the job; `own` is that in this process."""
-    attend = m.Attend(
-        role.job, role.worker_num, role.server_num, random_name(), hello_of(role, VERSION)
-    )
+    endpoint = _meeting_endpoint(role)
+    hello = hello_of(role.replace(master=endpoint), VERSION)
+    attend = m.Attend(role.job, role.worker_num, role.server_num, random_name(), hello)
     if own is not None:
         return MeetingClient(functools.partial(_attend_here, own), attend, deadline_s)
-    endpoint = _meeting_endpoint(role)
     connect = functools.partial(_attend_at, endpoint, role, deadline_s, tls)
     return MeetingClient(connect, attend, deadline_s)
 
