@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,7 +136,6 @@ def average_and_leave(then: str) -> str:
     fleet.init_worker()
     session = current().session
     assert session is not None
-    assert session.liveness is None, "one thread at a time sends heartbeats"
     fleet.barrier_worker()
     if then == "fail late":
         session.stop = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
@@ -228,7 +228,7 @@ def test_scheduler_reports_a_missing_server() -> None:
     scheduler, *others = run_processes(scheduled, [(role,) for role in roles], deadline_s=3.0)
     assert scheduler == ("exit", 1)
     for text in others:
-        assert "the scheduler says: 1 of 2 servers joined" in text
+        assert re.search(r"the scheduler \(.*\): 1 of 2 servers joined", text)
 
 
 def test_failed_worker_ends_scheduler_and_servers() -> None:

@@ -87,7 +87,7 @@ def job(when: str) -> Iterator[tuple[Client, list[BreakingChannel], list[Countin
         kind = BreakingChannel if lane == PUSH else SocketChannel
         channels = [
             kind(
-                listener.address,
+                lambda listener=listener: listener.address,  # type: ignore[misc]
                 f"server {i}",
                 deadline_s=LIMIT_S,
                 greeting=lambda i=i: m.Greeting("test", 0, 1, i, SERVERS, 1, known),  # type: ignore[misc]
