@@ -101,7 +101,10 @@ def learned(text: str) -> tuple[set[str], set[str]]:
 @pytest.mark.long
 @pytest.mark.parametrize("dialect", ["FLEET", "MS"])
 def test_a_server_goes_on_at_another_address(dialect: str, tmp_path: Path) -> None:
-    """An engine restarts it on another host, which sees the folder with its log."""
+    """An engine restarts it on another host, which sees the folder with its log.
+
+    Before the second time, the scheduler is killed, too: its successor knows nothing.
+    """
 
     def trained(folder: Path, *kills: str) -> tuple[set[str], set[str]]:
         folder.mkdir()
@@ -116,6 +119,10 @@ def test_a_server_goes_on_at_another_address(dialect: str, tmp_path: Path) -> No
             for number, step in enumerate(kills):
                 name = int(step) % 2
                 assert members.wait_for(f"server {name}") == -signal.SIGKILL
+                if number:
+                    members.running["scheduler"].kill()
+                    assert members.wait_for("scheduler") == -signal.SIGKILL
+                    members.start("scheduler", scheduler)
                 elsewhere = {address: f"127.0.0.{number + 2}"}
                 again = {**servers, **identity(dialect, name), **elsewhere}
                 members.start(f"server {name}", again)
