@@ -49,6 +49,10 @@ class MeetingScheduler:
         )
         logger.info("the job meets at %s", endpoint_text(self._listener.address))
 
+    def stop(self) -> None:
+        """End `run` from another thread."""
+        self._point.fail("the job has ended")
+
     def run(self) -> int:
         """Serve until the job ends; returns the exit code."""
         try:

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a job on a Ray cluster: an actor for each process, which starts the script as a child.
+
+Ray places the actors and starts lost ones again, on another node if necessary. The processes meet
+at the driver, so a server may return at another address. No value of the training passes through
+Ray's object store. `fleetrun --on ray` runs this module as the driver of a Ray job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from fleetlight.collective.membership.scheduler import Scheduler
+from fleetlight.errors import ConfigError, LaunchError
+from fleetlight.launch.job.spec import JobSpec, RoleSpec, spec_from_json
+from fleetlight.launch.status import RESUME_CODE
+from fleetlight.ps.meeting.meeting_point import JobSize
+from fleetlight.ps.meeting.scheduler import MeetingScheduler
+from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text
+from fleetlight.roles.secret import Secret
+from fleetlight.version import VERSION
+from fleetlight.wire.listening import bound
+
+#: how often the driver looks at a signal, and how long actors may take to get their resources
+_LOOK_S, _PLACE_S = 0.5, 300.0
+#: prctl.h: PR_SET_PDEATHSIG
+_DEATH_SIGNAL = 1
+
+
+@dataclasses.dataclass
+class _Process:
+    """One process of the job, and the actor that runs it."""
+
+    name: str
+    kind: Kind
+    actor: Any
+    #: the result of the actor: the exit code of the process
+    ended: Any
+    code: int | None = None
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"fleetlight: {text}\n")
+    sys.stdout.flush()
+
+
+def run(job: JobSpec, say: Callable[[str], None] = _say) -> int:
+    """Run a job to its end on the cluster to which this process is connected.
+
+    Returns the exit code of the first process that failed, else 0, or 75 if the job was stopped
+    and saved.
+    """
+    if job.token is not None:
+        raise ConfigError("on Ray, the driver makes the token of the job itself; give none")
+    token = Secret(secrets.token_hex(32))
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(_meeting_point(job, token))
+        groups = [stack.enter_context(_placed(role, job)) for role in _roles(job)]
+        common = {
+            **job.environment,
+            **job.engine.variables,
+            **dataclasses.replace(job, scheduler=RoleSpec(kind=Kind.SCHEDULER, count=1)).counts,
+            "FLEET_MASTER": endpoint_text(master),
+            # fleetrun gives the job the id that Ray has for it
+            "FLEET_JOB": os.environ.get("FLEET_JOB") or f"ray-{secrets.token_hex(6)}",
+            "FLEET_MAX_RESTARTS": str(job.max_restarts),
+            "FLEET_TOKEN": token.reveal(),
+        }
+        processes = [
+            process
+            for role, group in zip(_roles(job), groups, strict=True)
+            for process in _started(role, group, job, common)
+        ]
+        say(f"started {len(processes)} processes, which meet at {endpoint_text(master)}")
+        return _Watch(job, processes, say).wait()
+
+
+def _roles(job: JobSpec) -> Sequence[RoleSpec]:
+    return [role for role in (job.server, job.worker) if role.count]
+
+
+@contextlib.contextmanager
+def _meeting_point(job: JobSpec, token: Secret) -> Iterator[Endpoint]:
+    """Keep the meeting point of the job in this process."""
+    host = ray.util.get_node_ip_address()
+    with bound(host, 0) as reserved:
+        port = reserved.getsockname()[1]
+    if job.server.count:
+        size = JobSize(VERSION, "", job.worker.count, job.server.count)
+        meeting = MeetingScheduler((host, port), size, job.deadline_s, token=token)
+        threading.Thread(target=meeting.run, name="fleet-scheduler", daemon=True).start()
+        try:
+            yield host, port
+        finally:
+            meeting.stop()
+        return
+    role = Role(kind=Kind.SCHEDULER, worker_num=job.worker.count, master=(host, port))
+    scheduler = Scheduler(role, job.deadline_s)
+    threading.Thread(target=scheduler.run, name="fleet-scheduler", daemon=True).start()
+    yield host, port
+
+
+@contextlib.contextmanager
+def _placed(role: RoleSpec, job: JobSpec) -> Iterator[Any]:
+    """Reserve the resources of a role: servers on different nodes, workers on few."""
+    strategy = "SPREAD" if role.kind is Kind.SERVER else "PACK"
+    group = placement_group([_bundle(role)] * role.count, strategy=strategy)
+    try:
+        if not group.wait(min(_PLACE_S, job.deadline_s)):
+            raise LaunchError(
+                f"Ray has no room for {role.count} {role.kind.value}s with {_bundle(role)} each; "
+                f"it has {ray.available_resources()} free; ask for less, or add nodes"
+            )
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
+def _bundle(role: RoleSpec) -> dict[str, float]:
+    resources = role.resources
+    bundle = {"CPU": float(resources.cpus)}
+    if resources.gpus:
+        bundle["GPU"] = float(resources.gpus)
+    if resources.memory_mib is not None:
+        bundle["memory"] = float(resources.memory_mib << 20)
+    return bundle
+
+
+def _started(
+    role: RoleSpec, group: Any, job: JobSpec, common: Mapping[str, str]
+) -> Iterator[_Process]:
+    """Start the actors of a role, and the processes in them."""
+    bundle = _bundle(role)
+    for index in range(role.count):
+        name = f"{role.kind.value} {index}"
+        actor = _Member.options(  # type: ignore[attr-defined]
+            name=f"{common['FLEET_JOB']} {name}",
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0.0),
+            memory=bundle.get("memory"),
+            max_restarts=job.max_restarts,
+            max_task_retries=job.max_restarts,
+            max_concurrency=2,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=-1
+            ),
+        ).remote(name)
+        identity = {"FLEET_ROLE": role.kind.value, "FLEET_INDEX": str(index)}
+        threads = {"OMP_NUM_THREADS": str(role.resources.cpus)}
+        # Ray shows each actor only its own GPUs
+        device = {"FLEET_DEVICE": "0"} if role.resources.gpus else {}
+        environment = {**threads, **common, **identity, **device}
+        command = ["fleetlight.cli.fleetlight", "member", "--restarts", str(job.max_restarts), "--"]
+        ended = actor.run.remote(command, list(job.command), environment, os.getcwd())
+        yield _Process(name, role.kind, actor, ended)
+
+
+@ray.remote
+class _Member:
+    """Runs one process of a job as a child, and ends with it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        """The prefix of its lines in Ray's logs."""
+        return self._name
+
+    def run(
+        self,
+        shim: Sequence[str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str,
+    ) -> int:
+        """Run the script to its end; returns its exit code."""
+        outside = {**os.environ, "FLEET_HOST": ray.util.get_node_ip_address()}
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", *shim, sys.executable, *command],
+            env={**outside, **environment},
+            # the driver's folder where the nodes share it, else the copy that Ray made
+            cwd=folder if os.path.isdir(folder) else None,
+            preexec_fn=_end_with_parent,
+        )
+        code = self._child.wait()
+        return code if code >= 0 else 128 - code
+
+    def stop(self) -> None:
+        """Ask the process to save and end."""
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when the actor is killed."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+class _Watch:
+    """Waits for the processes of a job; the first failure ends it."""
+
+    def __init__(
+        self, job: JobSpec, processes: Sequence[_Process], say: Callable[[str], None]
+    ) -> None:
+        self._job, self._processes, self._say = job, processes, say
+        self._is_stopping = False
+
+    def wait(self) -> int:
+        """Wait for the end of the job; returns its exit code."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda number, frame: self._ask_to_stop())
+        pending = {process.ended: process for process in self._processes}
+        while pending:
+            ready, _ = ray.wait(list(pending), timeout=_LOOK_S)
+            for ended in ready:
+                process = pending.pop(ended)
+                process.code = self._code_of(process)
+                if process.code not in (0, RESUME_CODE):
+                    self._say(f"failed: {process.name} ended with code {process.code}")
+                    self._end_rest(list(pending.values()))
+                    return process.code
+        codes = {process.code for process in self._processes}
+        code = RESUME_CODE if RESUME_CODE in codes else 0
+        self._say("stopped and saved" if code else "done: all processes ended with code 0")
+        return code
+
+    def _code_of(self, process: _Process) -> int:
+        try:
+            return int(ray.get(process.ended))
+        except RayActorError as error:
+            self._say(f"{process.name} was lost: {str(error).splitlines()[0]}")
+            return 1
+
+    def _ask_to_stop(self) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            for process in self._processes:
+                process.actor.stop.options(max_task_retries=0).remote()
+
+    def _end_rest(self, rest: Sequence[_Process]) -> None:
+        """Give the other processes time to report the failure, then end them."""
+        end = time.monotonic() + self._job.grace_s
+        with contextlib.suppress(RayError):
+            ray.wait(
+                [process.ended for process in rest],
+                num_returns=len(rest),
+                timeout=max(0.0, end - time.monotonic()),
+            )
+        for process in rest:
+            ray.kill(process.actor, no_restart=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The driver of a Ray job: runs the job that its argument describes."""
+    job = spec_from_json(argv[0].encode())
+    ray.init()
+    return run(job)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
