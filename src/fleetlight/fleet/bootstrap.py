@@ -123,7 +123,7 @@ def _announce(job: ServerJob, meeting: MeetingClient, deadline_s: float) -> None
         meeting, _index(role), endpoint, lambda error: process.fail(str(error))
     )
     process.announcer.start(deadline_s)
-    job.role = role.replace(server_endpoints=endpoints_of(meeting.locate({})))
+    job.role = role.replace(server_endpoints=endpoints_of(meeting.locate()))
 
 
 def _limits(worker_num: int, deadline_s: float) -> ConnectionLimits:

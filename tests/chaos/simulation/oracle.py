@@ -29,6 +29,10 @@ PROMISES = {
     "left": "a job that has ended well leaves nothing on the disks",
     "gang": "a launcher ends all that it started, and says why",
     "index": "every member has its own index",
+    "moved": "a worker that knows a process of a server is not told an older one",
+    "number": "two processes of a server have different incarnations, as far as a worker knows",
+    "one": "in the end, one process of each server runs",
+    "found": "in the end, every worker knows where each server listens",
 }
 
 

@@ -16,6 +16,7 @@ from tests.chaos.simulation.worker import Worker
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.ps import messages as m
 from fleetlight.ps.high_water_marks import HighWaterMarks
+from fleetlight.ps.meeting.directory import Directory
 from fleetlight.ps.server import server
 from fleetlight.ps.server.durability.persistent_state import PersistentState
 from fleetlight.ps.server.membership import WorkerMembership
@@ -140,6 +141,11 @@ PLANTED: dict[str, Sequence[Patch]] = {
     ],
     "a meeting is told backwards": [(Barriers, "result", _backwards(Barriers.result))],
     "a process that ignores SIGTERM is not killed": [(Watch, "_end", lambda *_: None)],
+    "an older process of a server is accepted again": [
+        (Directory, "_refuse_older", lambda *_: None)
+    ],
+    "a directory ignores what workers report": [(Directory, "learn", lambda *_: None)],
+    "no process may replace a server": [(Directory, "vacant", lambda *_: [])],
     "the last member gets the first index": [
         (forming, "assign_indices", lambda hellos: [0] * len(hellos))
     ],

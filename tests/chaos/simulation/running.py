@@ -17,14 +17,16 @@ from typing import Any
 from tests.chaos.simulation.forming import Formed
 from tests.chaos.simulation.host import machinery
 from tests.chaos.simulation.launcher import Launched
+from tests.chaos.simulation.meeting import Met
 from tests.chaos.simulation.schedule import Served
 from tests.chaos.simulation.world import World
 
 #: the subjects of schedules, and how many of a hundred each has
 KINDS: dict[str, tuple[Callable[[World], Any], int]] = {
-    "served": (Served, 80),
-    "launched": (Launched, 15),
-    "formed": (Formed, 5),
+    "served": (Served, 78),
+    "launched": (Launched, 14),
+    "formed": (Formed, 4),
+    "met": (Met, 4),
 }
 _EVERY = [kind for kind, (_, share) in KINDS.items() for _ in range(share)]
 

@@ -51,7 +51,7 @@ def test_a_server_announces_itself_to_a_meeting_point_that_was_restarted() -> No
     assert addresses.of(0) == ("10.0.0.1", 7000)
     point = meeting_point()
     again = Listener(listener.address, point)
-    assert caller(listener.address, "w2", "worker").locate({0: 1}).servers[0].incarnation == 1
+    assert caller(listener.address, "w2", "worker").locate().servers[0].incarnation == 1
     announcer.stop()
     assert point.wait_for_end(LIMIT_S)
     assert not point.failure
@@ -90,7 +90,7 @@ def test_workers_follow_a_server_to_another_address(monkeypatch: pytest.MonkeyPa
 
 
 def test_answers_are_shared_for_a_moment() -> None:
-    asked: list[dict[int, int]] = []
+    asked: list[object] = []
 
     def never(attend: m.Attend, within_s: float) -> Channel:
         raise AssertionError
@@ -98,9 +98,9 @@ def test_answers_are_shared_for_a_moment() -> None:
     class Counting(MeetingClient):
         """Counts its questions."""
 
-        def locate(self, known: object, within_s: float | None = None) -> m.Located:
-            asked.append({})
-            return m.Located([m.ServerEntry(0, 1, "10.0.0.1", 7)])
+        def locate(self, known: object = (), within_s: float | None = None) -> m.Located:
+            asked.append(known)
+            return m.Located([m.ServerEntry(0, 1, "s", "10.0.0.1", 7)])
 
     attend = m.Attend("", 1, 1, "w", hello())
     addresses = AnnouncedAddresses(Counting(never, attend, 1.0))

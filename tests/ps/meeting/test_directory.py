@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleetlight.errors import MembershipError
 from fleetlight.ps.meeting.directory import SILENCE_S, Directory, OccupiedError
 from fleetlight.ps.messages import Announce, ServerEntry
+
+
+def known(incarnation: int, process: str, server: int = 0) -> list[ServerEntry]:
+    """What a worker reports."""
+    return [ServerEntry(server, incarnation, process, "10.0.0.1", 9)]
 
 
 def said(server: int = 0, incarnation: int = 0, port: int = 7000) -> Announce:
@@ -25,8 +26,8 @@ def test_servers_are_listed_in_the_order_of_their_indices() -> None:
     assert directory.missing() == [0]
     directory.announce("a", said(0), 0.0)
     assert directory.entries() == [
-        ServerEntry(0, 1, "10.0.0.1", 7000),
-        ServerEntry(1, 1, "10.0.0.1", 7001),
+        ServerEntry(0, 1, "a", "10.0.0.1", 7000),
+        ServerEntry(1, 1, "b", "10.0.0.1", 7001),
     ]
 
 
@@ -42,7 +43,7 @@ def test_a_process_replaces_one_whose_connection_has_ended() -> None:
     directory.announce("a", said(), 0.0)
     directory.lose("a")
     assert directory.announce("b", said(port=8000), 0.1) == 2
-    assert directory.entries() == [ServerEntry(0, 2, "10.0.0.1", 8000)]
+    assert directory.entries() == [ServerEntry(0, 2, "b", "10.0.0.1", 8000)]
 
 
 def test_a_process_waits_while_another_one_may_run() -> None:
@@ -88,14 +89,14 @@ def test_workers_teach_a_directory_without_memory() -> None:
     newcomer = Directory(1)
     # workers know incarnation 3, so a process that was started after it gets a higher number
     assert newcomer.announce("d", said(), 0.0) == 1
-    newcomer.learn({0: 3})
+    newcomer.learn(known(3, "c"))
     assert newcomer.announce("d", said(incarnation=1), 1.0) == 4
     survivor = Directory(1)
-    survivor.learn({0: 3})
+    survivor.learn(known(3, "c"))
     assert survivor.announce("c", said(incarnation=3), 0.0) == 3
     stale = Directory(1)
     stale.announce("a", said(incarnation=2), 0.0)
-    stale.learn({0: 3, 9: 1})
+    stale.learn(known(3, "c") + known(1, "x", server=9))
     assert stale.missing() == [0]
     with pytest.raises(MembershipError, match="is older than incarnation 3; end this process"):
         stale.announce("a", said(incarnation=2), 0.0)
@@ -109,57 +110,11 @@ def test_the_job_is_over_when_all_servers_have_left() -> None:
     assert directory.is_over
 
 
-@dataclasses.dataclass
-class _Process:
-    """A process of server 0."""
-
-    name: str
-    incarnation: int = 0
-
-    def announce(self, directory: Directory, now: float) -> bool:
-        """Announce itself; False if the directory refuses."""
-        try:
-            message = said(incarnation=self.incarnation)
-            self.incarnation = directory.announce(self.name, message, now)
-        except (MembershipError, OccupiedError):
-            return False
-        return True
-
-
-EVENTS = st.lists(st.sampled_from(["kill", "pause", "announce", "wake", "forget", "tell"]))
-
-
-@given(EVENTS)
-def test_the_newest_process_wins_in_any_order_of_events(events: list[str]) -> None:
-    """Processes die, pause and wake, the directory forgets, and a worker reports what it knows."""
-    directory, now, known = Directory(1), 0.0, 0
-    newest, paused = _Process("process 0"), list[_Process]()
-    for number, event in enumerate(events, 1):
-        now += 1.0
-        if event in ("kill", "pause"):
-            if event == "kill" or not newest.incarnation:
-                directory.lose(newest.name)
-            else:
-                paused.append(newest)
-                now += SILENCE_S
-            newest = _Process(f"process {number}")
-        elif event == "announce":
-            newest.announce(directory, now)
-        elif event == "wake":
-            for process in paused:
-                process.announce(directory, now)
-        elif event == "forget":
-            directory = Directory(1)
-        else:
-            known = max([known, *(entry.incarnation for entry in directory.entries())])
-            directory.learn({0: known})
-    # in the end the paused ones are silent, and a worker reports before the newest comes
-    now += SILENCE_S + 1
-    known = max([known, *(process.incarnation for process in [newest, *paused])])
-    directory.learn({0: known})
-    if not newest.announce(directory, now):
-        # an engine starts another one in its place
-        newest = _Process("last")
-        assert newest.announce(directory, now)
-    assert not any(process.announce(directory, now) for process in paused)
-    assert [entry.incarnation for entry in directory.entries()] == [newest.incarnation]
+def test_a_number_that_a_predecessor_had_is_given_once() -> None:
+    directory = Directory(1)
+    assert directory.announce("b", said(), 0.0) == 1
+    # before the directory lost its memory, another process had this number
+    directory.learn(known(1, "a"))
+    assert directory.entries()[0].incarnation == 2
+    directory.learn(known(2, "b"))
+    assert directory.entries()[0].incarnation == 2

@@ -32,7 +32,7 @@ def test_workers_wait_for_each_other_and_for_all_servers() -> None:
     with ThreadPoolExecutor(4) as pool:
         enrolled = list(pool.map(lambda one: one.enrol(), [*workers, *servers]))
         assert sorted(one.index for one in enrolled) == [0, 0, 1, 1]
-        first = pool.submit(workers[0].locate, {})
+        first = pool.submit(workers[0].locate)
         assert announced(servers[0], 0, 7000) == 1
         assert not first.done()
         announced(servers[1], 1, 7001)
@@ -47,7 +47,7 @@ def test_missing_members_fail_the_job_at_the_deadline() -> None:
         client.enrol()
     # it is the reply to all later requests, too
     with pytest.raises(MembershipError, match="1 of 2 workers joined"):
-        client.locate({})
+        client.locate()
     assert point.wait_for_end(0.0)
 
 
@@ -55,7 +55,7 @@ def test_a_server_that_never_announces_itself_is_named() -> None:
     point = meeting_point(servers=2, deadline_s=0.2)
     announced(client_of(point, "s", hello("server", 0), (1, 2)), 0, 7000)
     with pytest.raises(MembershipError, match=r"not announced within 0.2 s .*: server 1; did they"):
-        client_of(point, "w", size=(1, 2)).locate({})
+        client_of(point, "w", size=(1, 2)).locate()
 
 
 def test_the_first_failure_of_a_member_is_the_reply_to_all_others() -> None:
@@ -91,7 +91,7 @@ def test_a_process_of_another_job_is_refused(attend: m.Attend, text: str) -> Non
 
 def test_the_first_message_says_who_calls() -> None:
     with pytest.raises(ProtocolError, match="sent Locate first, expected Attend"):
-        MemoryChannel(meeting_point()).call(m.Locate({}))
+        MemoryChannel(meeting_point()).call(m.Locate([]))
 
 
 def test_a_surplus_worker_is_refused() -> None:
@@ -126,7 +126,7 @@ def test_a_server_takes_the_index_of_one_whose_process_has_ended() -> None:
             assert enrolled.result().index == 0
         assert announced(successor, 0, 8000) == 2
     worker = client_of(point, "w")
-    assert [entry.port for entry in worker.locate({0: 1}).servers] == [8000]
+    assert [entry.port for entry in worker.locate().servers] == [8000]
 
 
 def test_two_running_servers_of_one_index_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

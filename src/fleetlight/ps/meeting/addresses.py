@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fleetlight.errors import DeadlineError, PeerLostError
 from fleetlight.ps.meeting.client import MeetingClient
+from fleetlight.ps.messages import ServerEntry
 from fleetlight.ps.transport.dialing import NotReadyError
 from fleetlight.roles.role import Endpoint
 
@@ -44,15 +45,14 @@ class AnnouncedAddresses:
         self._meeting = meeting
         self._lock = threading.Lock()
         self._asked_at = 0.0
-        self._endpoints: dict[int, Endpoint] = {}
-        #: by server: its newest incarnation
-        self._known: dict[int, int] = {}
+        #: by server: its newest process
+        self._known: dict[int, ServerEntry] = {}
 
     def wait_for_all(self) -> tuple[Endpoint, ...]:
         """Wait until all servers have announced themselves; returns their endpoints."""
         with self._lock:
             self._ask(None)
-            return tuple(self._endpoints[server] for server in sorted(self._endpoints))
+            return tuple(_endpoint(self._known[server]) for server in sorted(self._known))
 
     def of(self, server: int) -> Endpoint:
         """Where a server listens now; asks the meeting point for each attempt to connect."""
@@ -61,14 +61,17 @@ class AnnouncedAddresses:
                 try:
                     self._ask(_ASK_S)
                 except (DeadlineError, PeerLostError) as error:
-                    if server not in self._endpoints:
+                    if server not in self._known:
                         raise NotReadyError(str(error)) from None
                     # the meeting point may be away itself; the last answer may still hold
                     self._asked_at = time.monotonic()
-            return self._endpoints[server]
+            return _endpoint(self._known[server])
 
     def _ask(self, within_s: float | None) -> None:
-        for entry in self._meeting.locate(self._known, within_s).servers:
-            self._endpoints[entry.server] = (entry.host, entry.port)
-            self._known[entry.server] = entry.incarnation
+        located = self._meeting.locate(self._known.values(), within_s)
+        self._known = {entry.server: entry for entry in located.servers}
         self._asked_at = time.monotonic()
+
+
+def _endpoint(entry: ServerEntry) -> Endpoint:
+    return entry.host, entry.port

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
@@ -38,10 +38,12 @@ class MeetingClient:
         """Arrive, and wait for all members of the same kind."""
         return self._ask(m.Enrol(), m.Enrolled, self._deadline_s)
 
-    def locate(self, known: Mapping[int, int], within_s: float | None = None) -> m.Located:
+    def locate(
+        self, known: Iterable[m.ServerEntry] = (), within_s: float | None = None
+    ) -> m.Located:
         """Where the servers listen; waits until all have announced themselves."""
         limit_s = self._deadline_s if within_s is None else within_s
-        return self._ask(m.Locate(dict(known)), m.Located, limit_s)
+        return self._ask(m.Locate(list(known)), m.Located, limit_s)
 
     def depart(self, index: int, error: str = "") -> None:
         """Say goodbye; nothing happens if the meeting point is gone."""

@@ -9,7 +9,7 @@ announce themselves to the next one, and workers tell it the incarnations that t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from fleetlight.errors import MembershipError
 from fleetlight.ps.messages import Announce, ServerEntry
@@ -41,8 +41,8 @@ class Directory:
     def __init__(self, server_num: int) -> None:
         self._server_num = server_num
         self._servers: dict[int, _Server] = {}
-        #: by index: the newest incarnation that members have reported
-        self._reported: dict[int, int] = {}
+        #: by index: the newest process that workers have reported
+        self._reported: dict[int, ServerEntry] = {}
         #: servers that have said goodbye
         self._departed: set[int] = set()
 
@@ -80,22 +80,29 @@ class Directory:
         """A server says goodbye at the end of the job."""
         self._departed.add(server)
 
-    def learn(self, known: Mapping[int, int]) -> None:
-        """A member reports the incarnations that it knows."""
-        for server, incarnation in known.items():
-            if 0 <= server < self._server_num:
-                self._learn(server, incarnation)
+    def learn(self, known: Iterable[ServerEntry]) -> None:
+        """A worker reports the newest processes that it knows."""
+        for entry in known:
+            if 0 <= entry.server < self._server_num:
+                self._learn(entry)
 
-    def _learn(self, server: int, incarnation: int) -> None:
-        self._reported[server] = max(incarnation, self._reported.get(server, 0))
-        here = self._servers.get(server)
-        if here is None or here.incarnation >= incarnation:
+    def _learn(self, known: ServerEntry) -> None:
+        if known.incarnation > self._newest(known.server):
+            self._reported[known.server] = known
+        here = self._servers.get(known.server)
+        if here is None or here.process == known.process or here.incarnation > known.incarnation:
             return
-        if here.is_numbered_here:
-            # a directory without memory gave it a number that its predecessor had
-            here.incarnation = incarnation + 1
+        if here.is_numbered_here or here.incarnation == known.incarnation:
+            # a directory without memory gave it a number that another process had
+            here.incarnation = known.incarnation + 1
         else:
-            del self._servers[server]
+            # the caller knows a newer one
+            del self._servers[known.server]
+
+    def _newest(self, server: int) -> int:
+        """The highest incarnation that workers have reported."""
+        reported = self._reported.get(server)
+        return 0 if reported is None else reported.incarnation
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +128,7 @@ class Directory:
     def entries(self) -> list[ServerEntry]:
         """The servers that have announced themselves, in the order of their indices."""
         return [
-            ServerEntry(index, server.incarnation, *server.endpoint)
+            ServerEntry(index, server.incarnation, server.process, *server.endpoint)
             for index, server in sorted(self._servers.items())
         ]
 
@@ -140,11 +147,11 @@ class Directory:
         if here is not None and message.server not in self.vacant(now):
             raise OccupiedError
         newest = 0 if here is None else here.incarnation
-        return max(newest, self._reported.get(message.server, 0)) + 1
+        return max(newest, self._newest(message.server)) + 1
 
     def _refuse_older(self, message: Announce, incarnation: int, here: _Server | None) -> None:
         """Refuse a process that another one has replaced."""
-        newest = self._reported.get(message.server, 0) if here is None else here.incarnation
+        newest = self._newest(message.server) if here is None else here.incarnation
         if incarnation < newest or (here is not None and incarnation == newest):
             where = "" if here is None else f", which listens at {endpoint_text(here.endpoint)}"
             relation = "has the same number as" if incarnation == newest else "is older than"

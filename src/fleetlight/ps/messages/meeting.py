@@ -61,6 +61,8 @@ class ServerEntry(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
 
     server: int
     incarnation: int
+    #: the random name of its process
+    process: str
     host: str
     port: int
 
@@ -69,8 +71,8 @@ class Locate(MessageBase, frozen=True):
     """Wait until all servers have announced themselves. Reply: Located."""
 
     repeatable: ClassVar[bool] = True
-    #: by server: the newest incarnation that the caller knows
-    known: dict[int, int]
+    #: the newest processes that the caller knows
+    known: list[ServerEntry]
 
 
 class Located(MessageBase, frozen=True):
