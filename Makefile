@@ -48,7 +48,7 @@ style: $(VENV)/.ready
 	$(PYTEST) -q -m style tests/test_*.py tests/tidy tests/security/test_no_pickle.py
 
 chaos: $(VENV)/.ready  ## try what goes wrong, or one way of it: make chaos WHAT=killing ARGS='--kills 100 --seed 1'
-	@for what in $(or $(WHAT),simulation fuzzing killing whole harming); do \
+	@for what in $(or $(WHAT),simulation fuzzing killing moving whole harming); do \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.$$what $(ARGS) || exit 1; done
 
 bench: $(VENV)/.ready  ## one benchmark: make bench NAME=eager_vs_ddp ARGS=...

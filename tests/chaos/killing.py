@@ -107,14 +107,20 @@ def chaos(
     finally:
         job.terminate()
         job.wait()
+    return outcome_of(folder, f"{mode}, seed {seed}", [job.returncode], away_s)
+
+
+def outcome_of(
+    folder: Path, name: str, codes: Sequence[int | None], away_s: Sequence[float]
+) -> Outcome:
+    """The outcome by the output of the job; raises if a count is wrong or a process failed."""
     output = (folder / "output").read_text()
     counted = re.findall(r"COUNTED (\d+) lost (\S+) doubled (\S+)\n", output)
     wrong = [one for one in counted if float(one[1]) or float(one[2])]
     # a job that restarted as a whole would count again from zero
-    if job.returncode or wrong or len(counted) != 2 or AGAIN in output:
+    if any(codes) or wrong or len(counted) != WORKERS or AGAIN in output:
         raise ChaosError(
-            f"{mode}, seed {seed}: exit code {job.returncode}, counted, lost and doubled: "
-            f"{counted}\n{end_of(folder)}"
+            f"{name}: exit codes {codes}, counted, lost and doubled: {counted}\n{end_of(folder)}"
         )
     return Outcome(sum(int(number) for number, _, _ in counted), away_s)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.harms import HARMS
 from tests.chaos.killing import chaos
+from tests.chaos.moving import moved
 
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
@@ -29,3 +30,10 @@ def test_each_push_in_shared_memory_counts_once_after_kills(tmp_path: Path, mode
     outcome = chaos(tmp_path, mode, kills=4, seed=3, width=512)
     assert len(outcome.away_s) >= 4
     assert "go through shared memory" in (tmp_path / "output").read_text()
+
+
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+def test_each_push_counts_once_when_members_move(tmp_path: Path, mode: str) -> None:
+    outcome = moved(tmp_path, mode, kills=4, seed=3)
+    assert len(outcome.away_s) == 4
+    assert outcome.counted > 1000
