@@ -138,6 +138,8 @@ READS_TIME_OF_DAY = {
     # dates in certificates
     "src/fleetlight/security/certificates.py": 1,
     "src/fleetlight/security/certificate_folder.py": 1,
+    # the format of torch.distributed.elastic has a date
+    "src/fleetlight/launch/failure_reason.py": 1,
 }
 TIME_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 

@@ -14,6 +14,8 @@ import sys
 import pytest
 from tests.launch.workplace import DEADLINE_S, Workplace, is_running, wait_until
 
+from fleetlight.launch.exit_codes import PERMANENT
+
 pytestmark = pytest.mark.multiprocess
 
 REPORT = """
@@ -310,7 +312,7 @@ def test_permanent_error_causes_no_restart(place: Workplace) -> None:
     """)
     flags = ("--server_num", "1", "--worker_num", "1", "--max_restarts", "3")
     code, output = place.run(*flags, script)
-    assert code == 1
+    assert code == PERMANENT
     assert "restarting all processes" not in output
     assert "StrategyError: " in output.splitlines()[-1]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.multiprocess.test_dialects import BIN, SCRIPT, finish, start
 
+from fleetlight.launch.exit_codes import PEER_FAILED
+
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 
@@ -32,7 +34,7 @@ def test_the_first_failure_is_reported(
 def test_suspended_worker_is_named_at_the_deadline(tmp_path: Path) -> None:
     command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, "stop"]
     codes, text = finish([start(command, {"FLEET_DEADLINE_S": "4"}, cwd=tmp_path)])
-    assert codes == [1], text
+    assert codes == [PEER_FAILED], text
     last = text.strip().splitlines()[-1]
     assert "worker 1" in last, text
     assert "has been silent for" in last, text

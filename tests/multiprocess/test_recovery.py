@@ -12,6 +12,7 @@ from tests.launch.workplace import wait_until
 from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight import checkpoint
+from fleetlight.launch.exit_codes import PERMANENT
 
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
@@ -127,7 +128,7 @@ def test_two_jobs_cannot_share_a_folder(tmp_path: Path) -> None:
         waiting = tmp_path / "waiting"
         wait_until(lambda: waiting.exists() or first.poll() is not None, "the first job to train")
         [code], text = finish([start(command, cwd=tmp_path)])
-        assert code == 1, text
+        assert code == PERMANENT, text
         last = text.strip().splitlines()[-1]
         assert last.startswith("fleetrun: failed: "), text
         assert re.search(r"in use by another process \(process \d+ on .+\); give each", last), text

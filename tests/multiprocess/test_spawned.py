@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.multiprocess.test_dialects import BIN, finish, start
 
+from fleetlight.launch.exit_codes import PERMANENT
+
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).with_name("spawned.py"))
@@ -35,7 +37,7 @@ def test_restarted_worker_starts_new_loading_processes(tmp_path: Path) -> None:
 def test_script_without_a_main_guard_gets_one_error(tmp_path: Path, how: str) -> None:
     """One error for the script, without restarts and without an error of the loading process."""
     code, text = run(tmp_path, "--server_num 1 --worker_num 1", "--unguarded", how)
-    assert code == 1, text
+    assert code == PERMANENT, text
     assert "restarting all processes" not in text, text
     last = text.strip().splitlines()[-1]
     assert "ConfigError: fleet.init was called in a process that a worker has started" in last, text

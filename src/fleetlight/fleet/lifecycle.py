@@ -20,6 +20,7 @@ from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.exit.exit_status import (
     exit_with_error,
+    install_error_hook,
     install_exit_hooks,
     refuse_spawned_child,
     remove_exit_hooks,
@@ -60,6 +61,7 @@ def init(
     call with the same arguments, as in a cell of a notebook, changes nothing.
     """
     global _accepted
+    install_error_hook()
     _check_call(role_maker, is_collective, strategy)
     maker = role_maker or RoleMaker(is_collective)
     role = maker.role
@@ -81,8 +83,9 @@ def init(
         _begin(job, is_collective, deadline)
     except Exception:
         if job.group.alone:
-            # the next call starts from nothing
+            # the next call starts from nothing; the error may end the process
             reset()
+            install_error_hook()
         raise
     _accepted = call
 

@@ -7,14 +7,15 @@ import pathlib
 import signal
 from collections.abc import Mapping, Sequence
 
+from fleetlight.launch.exit_codes import RESUME_CODE, of_status
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, JobProcess
 from fleetlight.launch.machines.other_machines import Conclusion, NextAction
-from fleetlight.launch.processes.failure import JobFailure, exit_code
+from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
-from fleetlight.launch.status import RESUME_CODE, Stop
+from fleetlight.launch.status import Stop
 from fleetlight.roles.role import Kind
 
 _KINDS = (Kind.SERVER, Kind.WORKER)
@@ -113,7 +114,7 @@ def interrupted(number: int, after_s: float, node: str = "", error: str = "") ->
     """An interrupt by the user or a job scheduler."""
     return JobFailure(
         what=f"fleetrun was interrupted by {signal.Signals(number).name}",
-        code=exit_code(-number),
+        code=of_status(-number),
         after_s=after_s,
         node=node,
         killed=True,

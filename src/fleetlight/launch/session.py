@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from fleetlight.errors import FleetError
 from fleetlight.launch import report
+from fleetlight.launch.exit_codes import of_status
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout
@@ -21,7 +22,7 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.other_machines import NextAction, OtherMachines
 from fleetlight.launch.machines.own_node import reserve_node
 from fleetlight.launch.processes.child import Reaper
-from fleetlight.launch.processes.failure import JobFailure, exit_code, failure_of
+from fleetlight.launch.processes.failure import JobFailure, failure_of
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 from fleetlight.launch.processes.logs import LogFolder, claim
@@ -43,7 +44,7 @@ def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
         except Interrupted as interrupt:
             seconds = time.monotonic() - began
             screen.say(f"failed: {report.interrupted(interrupt.number, seconds)}")
-            return exit_code(-interrupt.number)
+            return of_status(-interrupt.number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,6 @@ import msgspec
 
 from fleetlight.files.atomic import replace_file
 
-#: the exit code of a process that saved what the job needs to resume; sysexits.h: EX_TEMPFAIL
-RESUME_CODE = 75
-
 
 class Stop(msgspec.Struct, frozen=True):
     """Where a job that stopped on request can resume."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from tests.workers import environment, reserved_port
 
+from fleetlight.launch.exit_codes import ERROR, PEER_FAILED, PERMANENT
 from fleetlight.launch.status import read
 
 pytestmark = pytest.mark.multiprocess
@@ -50,7 +52,7 @@ def test_last_status_separates_cause_from_consequence(tmp_path: Path) -> None:
             run_script("raise KeyError('on purpose')", 1, 2, port, words[1]),
         ]
         outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
-    assert [p.returncode for p in processes] == [1, 1], outputs
+    assert [p.returncode for p in processes] == [PEER_FAILED, ERROR], outputs
     victim, culprit = (read(str(word)) for word in words)
     assert culprit.error == "KeyError: 'on purpose'"
     assert culprit.caused_by_peer is False
@@ -85,10 +87,64 @@ def test_error_before_the_job_begins_is_reported(
         timeout=60,
         check=False,
     )
-    assert ran.returncode == 1
+    assert ran.returncode == (PERMANENT if is_lasting else ERROR)
     assert error in ran.stderr
     status = read(str(word))
     assert (status.error, status.permanent, status.caused_by_peer) == (error, is_lasting, False)
+
+
+ALONE = {
+    "a failing init": ("fleet.init(strategy=3)", PERMANENT),
+    "no role": ("import os; os.environ['FLEET_ROLE'] = 'worker'; fleet.init()", PERMANENT),
+    "a refused strategy": (
+        "fleet.init(strategy=fleet.DistributedStrategy(durability='log', deadline_s=5.0,"
+        " durability_configs={'away_s': 9.0}))",
+        PERMANENT,
+    ),
+    "an error beside a thread": (
+        "fleet.init()\nimport threading\n"
+        "def end():\n threading.main_thread().join(); print('joined', flush=True); 1/0\n"
+        "threading.Thread(target=end).start()\nraise PeerLostError('x')",
+        PEER_FAILED,
+    ),
+    "a hook of the script": (
+        "fleet.init()\nimport sys\nbefore = sys.excepthook\n"
+        "sys.excepthook = lambda *error: before(*error)\nraise PlanError('x')",
+        PERMANENT,
+    ),
+    # whatever calls the hook itself continues
+    "an error in a console": (
+        "fleet.init()\nimport code\nconsole = code.InteractiveConsole({'PlanError': PlanError})\n"
+        "console.push('raise PlanError(1)')\nprint('joined')",
+        0,
+    ),
+    "an error of a child": (
+        "fleet.init()\nimport os, sys\npid = os.fork()\nif not pid: raise PlanError('x')\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) + 4)",
+        5,
+    ),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("case", ALONE)
+def test_code_of_a_process_without_peers(case: str, tmp_path: Path) -> None:
+    body, code = ALONE[case]
+    reason = tmp_path / "reason.json"
+    script = f"from fleetlight.errors import *\nimport fleetlight as fleet\n{body}"
+    without = {name: text for name, text in os.environ.items() if not name.startswith("FLEET_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**without, "FLEET_TERMINATION_LOG": str(reason)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == code, ran.stderr
+    assert ("joined" in ran.stdout) == ("joined" in body)
+    if code in (PEER_FAILED, PERMANENT):
+        assert json.loads(reason.read_text())["code"] == code
 
 
 WAIT = "fleet.barrier_worker()"
@@ -109,7 +165,7 @@ def test_exit_with_an_error_is_a_failure(
     bodies = (body, WAIT) if culprit == 0 else (WAIT, body)
     codes, outputs, words = run_both(bodies, tmp_path)
     assert codes[culprit] == code, outputs
-    assert codes[1 - culprit] == 1, outputs
+    assert codes[1 - culprit] == PEER_FAILED, outputs
     assert words[culprit].error == text
     assert words[culprit].caused_by_peer is False
     assert words[1 - culprit].caused_by_peer is True
@@ -149,7 +205,7 @@ def test_systemexit_raised_by_the_script_ends_the_job(tmp_path: Path, culprit: i
     # imported by optimizers: its functions keep the process group of the import
     body = "import torch.distributed.nn.functional\nraise SystemExit(3)"
     codes, outputs, words = run_both((body, WAIT) if culprit == 0 else (WAIT, body), tmp_path)
-    assert (codes[culprit], codes[1 - culprit]) == (3, 1), outputs
+    assert (codes[culprit], codes[1 - culprit]) == (3, PEER_FAILED), outputs
     assert words[1 - culprit].caused_by_peer is True
     # worker 0 holds the store: its report may vanish with it
     last = "left|does not reply" if culprit == 0 else "left"
@@ -166,7 +222,7 @@ def test_thread_of_the_script_does_not_delay_a_failure(
 ) -> None:
     thread = "import sys, threading\nthreading.Thread(target=threading.Event().wait).start()\n"
     codes, outputs, words = run_both((WAIT, thread + body), tmp_path)
-    assert codes == [1, code], outputs
+    assert codes == [PEER_FAILED, code], outputs
     assert "ending these threads: Thread-" in outputs[1]
     assert words[1].error == text
     assert words[0].caused_by_peer is True
@@ -185,7 +241,7 @@ def test_failed_background_save_fails_a_script_without_stop_worker(tmp_path: Pat
     with holder:
         process = run_script(FAILED_SAVE, 0, 1, port, tmp_path / "0.json")
         output = process.communicate(timeout=60)[0].decode()
-    assert process.returncode == 1, output
+    assert process.returncode == PERMANENT, output
     assert "failed in the background" in output
     assert read(str(tmp_path / "0.json")).error.startswith("CheckpointError: ")
 

@@ -10,18 +10,18 @@ import signal
 
 import pytest
 
+from fleetlight.launch.exit_codes import RESUME_CODE, of_status
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.failure import (
     JobFailure,
     ProcessExit,
-    exit_code,
     failure_of,
     first_failure,
     first_of_all,
     how,
     last_error,
 )
-from fleetlight.launch.status import RESUME_CODE, ProcessStatus, Stop
+from fleetlight.launch.status import ProcessStatus, Stop
 from fleetlight.roles.role import Kind
 
 
@@ -89,7 +89,7 @@ def test_certain_causes() -> None:
     ],
 )
 def test_status_as_text(status: int, code: int, text: str) -> None:
-    assert exit_code(status) == code
+    assert of_status(status) == code
     assert how(status) == text
 
 

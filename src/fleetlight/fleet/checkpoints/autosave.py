@@ -25,7 +25,7 @@ from fleetlight.fleet.checkpoints.stop_agreement import StopAgreement
 from fleetlight.fleet.exit.exit_status import report_saves_at_sigterm, report_stopped
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.background import in_main_thread
-from fleetlight.launch.status import RESUME_CODE
+from fleetlight.launch.exit_codes import RESUME_CODE
 from fleetlight.observe.log import logger
 from fleetlight.strategy import CheckpointConfigs
 from fleetlight.wire.control_signals import ControlSignal

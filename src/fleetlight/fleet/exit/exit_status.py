@@ -11,10 +11,10 @@ import functools
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
@@ -24,6 +24,9 @@ import msgspec
 from fleetlight.errors import ConfigError, PeerError, is_lasting
 from fleetlight.fleet.job import current_or_none, set_current
 from fleetlight.fleet.parts.background import in_main_thread
+from fleetlight.launch import exit_codes
+from fleetlight.launch.exit_codes import ERROR, PEER_FAILED, PERMANENT
+from fleetlight.launch.failure_reason import FailureReason, write_for_engines
 from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop, read, write
 from fleetlight.observe import log
 from fleetlight.roles import Role
@@ -33,8 +36,6 @@ from fleetlight.roles.environment import error_file
 _THREADS_S = 1.0
 #: suffix of the file in which a child process of a worker reports its error
 _OF_CHILD = ".child"
-#: the exit code after Ctrl-C, as shells count: 128 and the number of the signal
-_INTERRUPTED = 128 + signal.SIGINT
 
 
 class JobExit(SystemExit):
@@ -49,9 +50,9 @@ class JobExit(SystemExit):
         status = self.args[0] if self.args else None
         if sys._getframe().f_back is None and status not in (None, 0) and _reporter is not None:
             if isinstance(status, int):
-                _reporter.fail(f"exited with code {status}", code=status, consequence=False)
+                _reporter.exit(f"exited with code {status}", status)
             else:
-                _reporter.fail(f"SystemExit: {status}", code=1, consequence=False)
+                _reporter.exit(f"SystemExit: {status}", ERROR)
         return status
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,22 +65,20 @@ def install_startup_hook() -> None:
     A wrong setting would fail after a restart, too. No other process waits for this one yet. At a
     crash in native code the log gets the stack of each thread, which the launcher reads.
     """
-    file, pid, before = error_file(), os.getpid(), sys.excepthook
-    if not file:
+    if not error_file():
         return
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError, RuntimeError, ValueError):  # no stderr with a descriptor
             faulthandler.enable()
-    if is_spawned_child():
-        # the file itself belongs to the parent process
-        file += _OF_CHILD
+    install_error_hook()
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if _reporter is None and os.getpid() == pid:
-            _write(file, ProcessStatus(error=_text(error), permanent=is_lasting(error)))
 
-    sys.excepthook = hook
+def install_error_hook() -> None:
+    """Report an uncaught error from now on, and exit with its code."""
+    global _hook
+    if _hook is None or sys.excepthook is not _hook:
+        _hook = _hook_around(sys.excepthook)
+        _replace(sys, "excepthook", _hook)
 
 
 def install_exit_hooks(role: Role) -> None:
@@ -90,7 +89,6 @@ def install_exit_hooks(role: Role) -> None:
     """
     global _reporter
     if _reporter is None:
-        _replace(sys, "excepthook", _hook_around(sys.excepthook))
         _replace(sys, "exit", _exit_around(sys.exit))
         for name in {"exit", "quit"} & set(vars(builtins)):
             _replace(builtins, name, _exit_around(getattr(builtins, name)))
@@ -102,16 +100,18 @@ def remove_exit_hooks() -> None:
 
     A function that the script has put in the place of ours stays.
     """
-    global _reporter
-    if _reporter is None or _reporter.has_launcher:
+    global _reporter, _hook
+    if error_file() if _reporter is None else _reporter.has_launcher:
         return
-    _reporter = None
-    for owner, name, ours, before in _replaced:
+    _reporter = _hook = None
+    for owner, name, ours, before in reversed(_replaced):
         if getattr(owner, name, None) is ours:
             setattr(owner, name, before)
     _replaced.clear()
 
 
+#: the hook that reports, if one is installed; earlier ones only call those before them
+_hook: Callable[..., None] | None = None
 #: by owner and name: our function, and the one that it replaced
 _replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -167,7 +167,7 @@ def report_stopped(role: Role, step: int, folder: str) -> None:
 def exit_with_error(error: Exception) -> NoReturn:
     """End as if the script had raised `error`, for use after the script has ended."""
     sys.excepthook(type(error), error, error.__traceback__)
-    _end_at_once(1)
+    _end_at_once(exit_codes.of_error(error))
 
 
 def _text(error: BaseException) -> str:
@@ -176,18 +176,41 @@ def _text(error: BaseException) -> str:
 
 
 def _hook_around(before: Callable[..., Any]) -> Callable[..., None]:
+    pid, is_child = os.getpid(), is_spawned_child()
+
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if _reporter is not None:
-            code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
-            _reporter.fail(
-                _text(error),
-                code=code,
-                consequence=isinstance(error, PeerError),
-                lasting=is_lasting(error),
-            )
+        if hook is not _hook or os.getpid() != pid:
+            return
+        if is_child:
+            _report_child(error)
+            return
+        stack = "".join(traceback.format_exception(kind, error, trace))
+        code = (_reporter or _FailureReporter(None)).fail_with(error, stack)
+        _exit_uncaught(code)
 
     return hook
+
+
+def _report_child(error: BaseException) -> None:
+    """Report the error of a child process to its parent, to which the launcher's file belongs."""
+    if file := error_file():
+        _write(file + _OF_CHILD, ProcessStatus(error=_text(error), permanent=is_lasting(error)))
+
+
+def _exit_uncaught(code: int) -> None:
+    """Exit with the code of an uncaught error if the interpreter ends with that error.
+
+    A hook chooses the code by raising SystemExit. Others also call hooks: consoles, which continue,
+    and `exit_with_error`. Then the outermost frame is not that of a hook.
+    """
+    outermost = sys._getframe()
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    is_called_at_end = outermost.f_code is getattr(sys.excepthook, "__code__", None)
+    continues = hasattr(sys, "ps1") or sys.flags.inspect
+    if is_called_at_end and not continues and code in (PEER_FAILED, PERMANENT):
+        raise SystemExit(code)
 
 
 def _exit_around(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
@@ -203,23 +226,44 @@ def _exit_around(before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
 class _FailureReporter:
     """Reports the failure of the process that made it, not of children that it forks."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role | None) -> None:
+        """`role` is None before it is known."""
         self._role = role
+        self._error_file = error_file() if role is None else role.error_file
         self._pid = os.getpid()
 
     @property
     def has_launcher(self) -> bool:
         """True where a launcher reads how the process ended."""
-        return self._role.error_file is not None
+        return self._error_file is not None
 
-    def fail(self, error: str, *, code: int, consequence: bool, lasting: bool = False) -> None:
-        """Report to the launcher and the other workers; a restart does not help if `lasting`."""
+    def exit(self, error: str, code: int) -> None:
+        """Report that the script exits with a code of its own."""
+        self._fail(error, code=code, consequence=False, lasting=False)
+
+    def fail_with(self, error: BaseException, stack: str) -> int:
+        """Report an uncaught error; returns the exit code."""
+        code = exit_codes.of_error(error) if isinstance(error, KeyboardInterrupt) else None
+        return self._fail(
+            _text(error),
+            code=code,
+            consequence=isinstance(error, PeerError),
+            lasting=is_lasting(error),
+            stack=stack,
+        )
+
+    def _fail(
+        self, error: str, *, code: int | None, consequence: bool, lasting: bool, stack: str = ""
+    ) -> int:
+        """Report to launcher, engine and other workers; a restart does not help if `lasting`."""
         if os.getpid() != self._pid:
-            return
-        if (cause := _child_error(self._role)) is not None:
+            return ERROR
+        if (cause := _child_error(self._error_file)) is not None:
             error, consequence, lasting = cause, False, True
-        _report(
-            self._role,
+        if code is None:
+            code = exit_codes.of_failure(permanent=lasting, caused_by_peer=consequence)
+        _report_to(
+            self._error_file,
             error=error,
             caused_by_peer=consequence,
             permanent=lasting,
@@ -227,8 +271,20 @@ class _FailureReporter:
             restartable=False,
         )
         job = current_or_none()
+        role = self._role if job is None else job.role
+        _write_for_engines(
+            FailureReason(
+                role=None if role is None else role.kind.value,
+                index=None if role is None else role.index,
+                code=code,
+                error=error,
+                caused_by_peer=consequence,
+                permanent=lasting,
+            ),
+            stack,
+        )
         if job is None:
-            return
+            return code
         set_current(None)
         job.fail(error, consequence=consequence)
         if not job.group.alone:
@@ -236,14 +292,15 @@ class _FailureReporter:
             atexit.register(_end_at_once, code)
             # it joins threads of the script even before it calls that
             threading.Thread(target=_end_soon, args=(code,), daemon=True).start()
+        return code
 
 
 _reporter: _FailureReporter | None = None
 
 
-def _child_error(role: Role) -> str | None:
+def _child_error(file: str | None) -> str | None:
     """The permanent error of a child process; this process sees only that a child has ended."""
-    report = read(f"{role.error_file}{_OF_CHILD}")
+    report = read(f"{file}{_OF_CHILD}")
     return report.error if report.permanent else None
 
 
@@ -253,10 +310,14 @@ _last_status = UNKNOWN
 
 def _report(role: Role, **changes: Any) -> None:
     """Change some fields of the status that the launcher reads."""
+    _report_to(role.error_file, **changes)
+
+
+def _report_to(file: str | None, **changes: Any) -> None:
     global _last_status
     _last_status = msgspec.structs.replace(_last_status, **changes)
-    if role.error_file:
-        _write(role.error_file, _last_status)
+    if file:
+        _write(file, _last_status)
 
 
 def _write(path: str, status: ProcessStatus) -> None:
@@ -264,6 +325,13 @@ def _write(path: str, status: ProcessStatus) -> None:
         write(path, status)
     except OSError as problem:
         log.logger.warning("cannot write the launcher's error file %s: %s", path, problem)
+
+
+def _write_for_engines(reason: FailureReason, stack: str) -> None:
+    try:
+        write_for_engines(reason, stack)
+    except OSError as problem:
+        log.logger.warning("cannot write the reason of the failure for the engine: %s", problem)
 
 
 def _end_soon(code: int) -> None:

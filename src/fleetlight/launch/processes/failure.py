@@ -9,9 +9,10 @@ import re
 import signal
 from collections.abc import Sequence
 
+from fleetlight.launch.exit_codes import RESUME_CODE, of_status
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.logs import relative, tail
-from fleetlight.launch.status import RESUME_CODE, UNKNOWN, ProcessStatus, Stop
+from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop
 
 #: the usual cause of a signal
 _CAUSES = {
@@ -142,15 +143,15 @@ class JobFailure:
 
 
 def failure_of(
-    exit_: ProcessExit, log: pathlib.Path, *, after_s: float, node: str = ""
+    exit_: ProcessExit, log: pathlib.Path | None, *, after_s: float, node: str = ""
 ) -> JobFailure:
-    """The failure of one process, with its cause."""
+    """The failure of one process, with its cause; no `log`: only the process may have named it."""
     return JobFailure(
         what=f"{exit_.member.title} {how(exit_.status)}",
-        code=exit_code(exit_.status),
+        code=of_status(exit_.status),
         after_s=after_s,
         error=_why(exit_, log),
-        log=relative(log),
+        log="" if log is None else relative(log),
         node=node,
         consequence=exit_.reported.caused_by_peer,
         killed=is_killed(exit_.status),
@@ -158,10 +159,12 @@ def failure_of(
     )
 
 
-def _why(exit_: ProcessExit, log: pathlib.Path) -> str:
+def _why(exit_: ProcessExit, log: pathlib.Path | None) -> str:
     error = exit_.reported.error
     if error:
         return _short(error) if error != how(exit_.status) else ""
+    if log is None:
+        return ""
     # a killed process did not log the cause: its last line is unrelated
     return last_error(log) or ("" if is_killed(exit_.status) else _last_line(_lines(log)))
 
@@ -172,11 +175,6 @@ def first_of_all(failures: Sequence[JobFailure]) -> JobFailure | None:
         failures, key=lambda failure: (failure.stopped, failure.consequence, not failure.killed)
     )
     return order[0] if order else None
-
-
-def exit_code(status: int) -> int:
-    """A process status as shells show it: 128 + N for signal N."""
-    return status if status >= 0 else 128 - status
 
 
 def how(status: int) -> str:
@@ -191,11 +189,14 @@ def how(status: int) -> str:
     return f"was killed by {number.name}{cause}"
 
 
-def restarting_process(exit_: ProcessExit, restart: int, left: int) -> str:
-    """The line about a process that restarts while the others continue."""
+def restarting_process(
+    exit_: ProcessExit, restart: int, left: int, *, has_others: bool = True
+) -> str:
+    """The line about a process that restarts while the others, if there are any, continue."""
+    others = ", the others continue" if has_others else ""
     return (
         f"{exit_.member.title} {how(exit_.status)}; restarting it (restart {restart}, {left} "
-        "left), the others continue"
+        f"left){others}"
     )
 
 
