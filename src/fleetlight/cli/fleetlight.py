@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fleetlight.cli.jobs import add_jobs
+from fleetlight.cli.member import add_member
 from fleetlight.cli.plan import add_plan
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     add_plan(commands)
     add_jobs(commands)
+    add_member(commands)
     return parser
 
 

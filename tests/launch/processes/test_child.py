@@ -30,7 +30,7 @@ def output(tmp_path: pathlib.Path) -> Iterator[int]:
 
 
 def child(code: str, output: int, reaper: Reaper) -> Child:
-    return Child(["-c", code], os.environ, output, reaper)
+    return Child([sys.executable, "-c", code], os.environ, output, reaper)
 
 
 def waited_exit(one: Child) -> int:
@@ -106,7 +106,7 @@ def test_child_inherits_no_descriptor_of_the_launcher(
 
 def test_failed_start_raises_launch_error(output: int, reaper: Reaper) -> None:
     with pytest.raises(LaunchError, match="cannot start"):
-        Child(["x" * 10_000_000], os.environ, output, reaper)
+        Child([sys.executable, "x" * 10_000_000], os.environ, output, reaper)
 
 
 def test_ask_signals_the_leader_only(output: int, reaper: Reaper, tmp_path: pathlib.Path) -> None:

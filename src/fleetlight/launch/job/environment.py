@@ -60,6 +60,17 @@ def _is_dropped(name: str) -> bool:
     return bool(misleads) and not is_unsupported(name)
 
 
+def of_command(outside: Mapping[str, str], cpus: int, error_file: str) -> dict[str, str]:
+    """The environment of a process that an engine starts, with the role that the engine gives."""
+    kept = {name: value for name, value in outside.items() if not _PROXY.fullmatch(name)}
+    return {
+        **_defaults_of_any(cpus),
+        **kept,
+        **_password_file(kept),
+        "FLEET_ERROR_FILE": error_file,
+    }
+
+
 def of_member(run: Run, member: JobProcess, outside: Mapping[str, str]) -> dict[str, str]:
     """The complete environment of one process."""
     kept = encryption.without_read(run.job.ssl, inherited(outside))
@@ -137,11 +148,17 @@ def _defaults(job: JobSpec, member: JobProcess, kept: Mapping[str, str]) -> dict
     interface = _interface_of_others(job)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
     return {
-        "OMP_NUM_THREADS": str(role.resources.cpus),
+        **_defaults_of_any(role.resources.cpus),
+        **{name: str(interface) for name in names if name not in kept},
+    }
+
+
+def _defaults_of_any(cpus: int) -> dict[str, str]:
+    return {
+        "OMP_NUM_THREADS": str(cpus),
         "PYTHONUNBUFFERED": "1",
         # torch's store logs 40 lines of C++ stack for a lost peer, which the errors name in one
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **{name: str(interface) for name in names if name not in kept},
     }
 
 

@@ -48,6 +48,7 @@ class JobProcess:
     """One process of the job."""
 
     kind: Kind
+    #: -1 while only the job knows it
     index: int
     of: int
     local_rank: int
@@ -62,7 +63,7 @@ class JobProcess:
     @property
     def title(self) -> str:
         """`worker 1 of 2`"""
-        return f"{self.name} of {self.of}"
+        return f"{self.name} of {self.of}" if self.index >= 0 else self.kind.value
 
     @property
     def log_name(self) -> str:

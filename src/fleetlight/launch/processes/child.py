@@ -129,15 +129,15 @@ class Child:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: int,
+        output: int | None,
         reaper: Reaper,
         keep: Collection[int] = (),
     ) -> None:
-        """`keep` has descriptors that the process inherits."""
+        """Without `output` it writes where this process does; it inherits descriptors of `keep`."""
         self._reaper = reaper
         try:
             self._process: _Process = subprocess.Popen(
-                [sys.executable, *command],
+                command,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -147,7 +147,7 @@ class Child:
                 pass_fds=tuple(keep),
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise LaunchError(f"cannot start {sys.executable}: {error}") from error
+            raise LaunchError(f"cannot start {command[0]}: {error}") from error
         self.pid: int = self._process.pid
         self._status: int | None = None
 
@@ -169,6 +169,15 @@ class Child:
         if self._status is None:
             self._status = _peek(self._process)
         return self._status
+
+    def wait(self) -> int:
+        """Wait for the exit code, without reaping the process, as `poll`."""
+        while (status := self.poll()) is None:
+            if hasattr(os, "waitid"):
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            else:
+                self._process.wait()
+        return status
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole group."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
@@ -120,7 +121,8 @@ class Gang:
         return dict(zip(outputs, children, strict=False))
 
     def _spawn(self, member: JobProcess, output: int) -> Child:
-        return Child(self.run.job.command, self._variables(member), output, self._reaper)
+        command = (sys.executable, *self.run.job.command)
+        return Child(command, self._variables(member), output, self._reaper)
 
     def _variables(self, member: JobProcess) -> dict[str, str]:
         return environment.of_member(self.run, member, self._outside)

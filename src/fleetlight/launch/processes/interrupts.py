@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,8 +20,12 @@ class Interrupted(Exception):
 class Interrupts:
     """Records SIGINT, SIGTERM and SIGHUP in their order while the context is entered."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *others: signal.Signals, react: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """`others` are recorded, too; `react` is called at each signal."""
         self.seen: list[int] = []
+        self._others, self._react = others, react
         self._before: dict[signal.Signals, Any] = {}
 
     def check(self) -> None:
@@ -30,9 +35,10 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.seen.append(number)
+        self._react(number)
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self._others):
             # nohup ignores SIGHUP, and so does fleetrun then
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue

@@ -15,6 +15,7 @@ import os
 import pathlib
 import select
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ def fork(
             if not is_adopting:
                 return []
             template = Child(
-                command,
+                (sys.executable, *command),
                 _environment(starts, theirs.fileno()),
                 output.fileno(),
                 reaper,

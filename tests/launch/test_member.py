@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetlight member`: one process of a job that an engine starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.launch.workplace import is_running, wait_until
+
+from fleetlight.cli.fleetlight import main
+from fleetlight.launch.job.layout import JobProcess
+from fleetlight.launch.member import exit_code, may_restart
+from fleetlight.launch.processes.failure import ProcessExit
+from fleetlight.launch.status import ProcessStatus, Stop
+from fleetlight.roles.role import Kind
+
+MEMBER = JobProcess(kind=Kind.WORKER, index=0, of=2, local_rank=0, local_size=1)
+SAVED = {"stopped": Stop(7, "ckpt"), "exiting": True}
+GONE = {"left_job": True, "exiting": True}
+
+
+def exit_of(status: int, **reported: Any) -> ProcessExit:
+    return ProcessExit.of(MEMBER, status, ProcessStatus(**reported), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "reported", "code"),
+    [
+        (0, {}, 0),
+        (3, {}, 3),
+        (1, {"error": "x"}, 1),
+        # the code was lost, as with os._exit(1)
+        (1, {"error": "x", "permanent": True}, 78),
+        (1, {"error": "x", "caused_by_peer": True}, 69),
+        (75, SAVED, 75),
+        (75, {}, 75),
+        # killed after the save, or after the script
+        (-9, SAVED, 75),
+        (-9, GONE, 0),
+        (-9, {"error": "x", "caused_by_peer": True}, 137),
+        (-15, {}, 143),
+    ],
+)
+def test_exit_code(status: int, reported: dict[str, Any], code: int) -> None:
+    assert exit_code(exit_of(status, **reported)) == code
+
+
+@pytest.mark.parametrize(
+    ("status", "reported", "with_others", "alone"),
+    [
+        (-9, {"restartable": True}, True, True),
+        (-9, {}, False, True),
+        (1, {"restartable": True}, False, True),
+        (69, {}, False, True),
+        (1, {"permanent": True}, False, False),
+        (78, {}, False, False),
+        (75, SAVED, False, False),
+        (-9, SAVED, False, False),
+        (-9, GONE, False, False),
+        (0, {}, False, False),
+        (3, {}, False, False),
+    ],
+)
+def test_restarts(status: int, reported: dict[str, Any], with_others: bool, alone: bool) -> None:
+    exit_ = exit_of(status, **reported)
+    assert may_restart(exit_, has_others=True) == with_others
+    assert may_restart(exit_, has_others=False) == alone
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        ([], 78, "got no command"),
+        (["--"], 78, "got no command"),
+        (["--restarts", "-1", "true"], 78, "expected 0 or more"),
+        (["./absent.py"], 127, "no such file in"),
+        (["no-such-program"], 127, "not in PATH"),
+        (["./train.py"], 126, "fleetlight member -- python ./train.py"),
+        (["./empty"], 126, "cannot start ./empty"),
+    ],
+)
+def test_wrong_command(
+    words: list[str],
+    code: int,
+    why: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch(0o644)
+    (tmp_path / "empty").write_text("no interpreter")
+    (tmp_path / "empty").chmod(0o755)
+    assert main(["member", *words]) == code
+    printed, error = capfd.readouterr()
+    assert not printed
+    assert error.startswith("fleetlight: error: ")
+    assert why in error
+
+
+#: the variables of another job must not reach the tests
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith("FLEET_") and name != "OMP_NUM_THREADS"
+}
+
+
+def member(tmp_path: pathlib.Path, script: str, *flags: str, **env: str) -> subprocess.Popen[str]:
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    shim = [sys.executable, "-m", "fleetlight", "member", *flags, "--"]
+    return subprocess.Popen(
+        [*shim, sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**CLEAN, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+WORKER = {"FLEET_ROLE": "worker", "FLEET_INDEX": "1", "FLEET_WORKER_NUM": "2"}
+WORKER |= {"FLEET_MASTER": "127.0.0.1:1"}
+
+
+def lines_of(job: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    printed, error = job.communicate(timeout=60)
+    return printed, [line for line in error.splitlines() if line.startswith("fleetlight: ")]
+
+
+def test_command_gets_defaults_and_keeps_its_role(tmp_path: pathlib.Path) -> None:
+    script = "import json, os; print(json.dumps(dict(os.environ)))"
+    outside = {**WORKER, "https_proxy": "http://x", "TORCH_CPP_LOG_LEVEL": "INFO"}
+    printed, lines = lines_of(member(tmp_path, script, FLEET_LOCAL_SIZE="100000", **outside))
+    found: Mapping[str, str] = json.loads(printed)
+    assert {name: found[name] for name in WORKER} == WORKER
+    assert found["OMP_NUM_THREADS"] == found["PYTHONUNBUFFERED"] == "1"
+    assert found["TORCH_CPP_LOG_LEVEL"] == "INFO"
+    assert "https_proxy" not in found
+    assert not os.path.exists(os.path.dirname(found["FLEET_ERROR_FILE"]))
+    assert len(lines) == 1
+    assert lines[0].startswith("fleetlight: done: worker 1 of 2 exited with code 0 after ")
+
+
+REPORTING = """
+    import json, os, pathlib, signal, sys, time
+    def report(**status):
+        pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps({"at": 0.0, **status}))
+    def ready():
+        print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "ending", "code", "what"),
+    [
+        (signal.SIGTERM, "report(stopped={'step': 7, 'folder': 'ckpt'}); sys.exit(75)", 75, "stop"),
+        (signal.SIGUSR1, "report(error='E: x', permanent=True); sys.exit(1)", 78, "failed"),
+        (signal.SIGINT, "os.kill(os.getpid(), 9)", 137, "failed"),
+    ],
+)
+def test_signals_reach_the_command(
+    number: signal.Signals, ending: str, code: int, what: str, tmp_path: pathlib.Path
+) -> None:
+    script = f"""{REPORTING}
+    def end(number, frame):
+        {ending}
+    signal.signal({int(number)}, end)
+    ready()
+    while True:
+        signal.pause()
+    """
+    log = tmp_path / "log"
+    # the signal of a stop prevents a restart
+    flags = ["--restarts", "3"] if number is signal.SIGINT else []
+    job = member(tmp_path, script, *flags, FLEET_TERMINATION_LOG=str(log))
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(number)
+    _, [line] = lines_of(job)
+    assert job.returncode == code, line
+    lines = {
+        75: "worker 0 of 1 stopped at step 7, saved in ckpt; to resume",
+        78: "failed: worker 0 of 1 exited with code 1 after",
+        137: "failed: worker 0 of 1 was killed by SIGKILL",
+    }
+    assert line.startswith(f"fleetlight: {lines[code]}")
+    assert ("E: x" in line) == (code == 78)
+    # this script does not write the log itself; one that is killed cannot
+    assert log.exists() == (code == 137)
+
+
+def test_command_ends_with_a_killed_shim(tmp_path: pathlib.Path) -> None:
+    script = f"""{REPORTING}
+    import subprocess
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "600"])
+    print(os.getpid(), child.pid, flush=True)
+    time.sleep(600)
+    """
+    job = member(tmp_path, script)
+    assert job.stdout is not None
+    pids = [int(word) for word in job.stdout.readline().split()]
+    assert all(map(is_running, pids))
+    job.kill()
+    wait_until(lambda: not any(map(is_running, pids)), "the command and its child to end")
+    job.communicate(timeout=60)
+
+
+RESTARTED = f"""{REPORTING}
+    count = len(list(pathlib.Path().glob("ran.*")))
+    pathlib.Path(f"ran.{{count}}").write_text(os.environ.get("FLEET_RESTART", ""))
+    if count == 0:
+        report(restartable=True, saves_at_sigterm=True)
+        os.kill(os.getpid(), 9)
+    status = json.loads(pathlib.Path(os.environ["FLEET_ERROR_FILE"]).read_text())
+    assert "saves_at_sigterm" not in status
+    sys.exit(3)
+"""
+
+
+def test_restartable_command_restarts_here(tmp_path: pathlib.Path) -> None:
+    job = member(tmp_path, RESTARTED, "--restarts", "5", FLEET_RESTART="2", **WORKER)
+    _, lines = lines_of(job)
+    assert job.returncode == 3
+    assert lines[0] == (
+        "fleetlight: worker 1 of 2 was killed by SIGKILL (often: out of memory); restarting it "
+        "(restart 1, 4 left), the others continue"
+    )
+    assert [line.partition(" after")[0] for line in lines[1:]] == [
+        "fleetlight: failed: worker 1 of 2 exited with code 3"
+    ]
+    assert [file.read_text() for file in sorted(tmp_path.glob("ran.*"))] == ["2", "2"]
