@@ -28,8 +28,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, LaunchError
+from fleetlight.launch.exit_codes import RESUME_CODE
 from fleetlight.launch.job.spec import JobSpec, RoleSpec, spec_from_json
-from fleetlight.launch.status import RESUME_CODE
 from fleetlight.ps.meeting.meeting_point import JobSize
 from fleetlight.ps.meeting.scheduler import MeetingScheduler
 from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text
