@@ -39,6 +39,8 @@ from fleetlight.wire.listening import bound
 
 #: how often the driver looks at a signal, and how long actors may take to get their resources
 _LOOK_S, _PLACE_S = 0.5, 300.0
+#: the exit code of an actor without its process; Ray starts the actor again
+_LOST = 1
 #: prctl.h: PR_SET_PDEATHSIG
 _DEATH_SIGNAL = 1
 
@@ -200,7 +202,10 @@ class _Member:
             preexec_fn=_end_with_parent,
         )
         code = self._child.wait()
-        return code if code >= 0 else 128 - code
+        if code < 0:
+            # Ray kills the children of an actor that it ends before the actor: this is no result
+            os._exit(_LOST)
+        return code
 
     def stop(self) -> None:
         """Ask the process to save and end."""
