@@ -24,11 +24,12 @@ fleet.DistributedStrategy(durability="logs")
 """
 
 
-def run_engine(folder: Path, *script: str) -> tuple[int, str]:
-    """The exit code and the output of the page's program."""
+def run_engine(folder: Path, *script: str, flags: str = "") -> tuple[int, str]:
+    """The exit code and the output of the page's program, with flags of `fleetlight member`."""
     folder.mkdir()
     [program] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (folder / "engine.py").write_text(program)
+    assert '"member", "--"' in program
+    (folder / "engine.py").write_text(program.replace('"member", ', f'"member", {flags}'))
     without = {name: text for name, text in os.environ.items() if not name.startswith("FLEET_")}
     holder, port = reserved_port()
     env = {**without, "MASTER": f"127.0.0.1:{port}", "PATH": f"{BIN}:{os.environ['PATH']}"}
@@ -53,11 +54,15 @@ def test_engine_restarts_a_killed_server(tmp_path: Path) -> None:
     assert "server 1 of 2 was killed by SIGKILL" in text
     assert "incarnation 2 of this server: recovered" in text
     assert len(re.findall(r"^fleetlight: done: ", text, re.MULTILINE)) == 4
+    code, here = run_engine(tmp_path / "here", script, "--kill", "3", flags='"--restarts", "1", ')
+    assert code == 0, here
+    assert "restarting it (restart 1, 0 left), the others continue" in here
+    assert "fleetlight: failed" not in here
     code, quiet = run_engine(tmp_path / "quiet", script)
     assert code == 0, quiet
-    learnt, expected = (set(re.findall(r"LEARNT (\w+)", one)) for one in (text, quiet))
-    assert learnt == expected
-    assert len(learnt) == 1
+    learnt = [set(re.findall(r"LEARNT (\w+)", one)) for one in (text, here, quiet)]
+    assert learnt[0] == learnt[1] == learnt[2]
+    assert len(learnt[0]) == 1
 
 
 def test_engine_stops_at_a_permanent_error(tmp_path: Path) -> None:
