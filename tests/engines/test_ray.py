@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.launch.workplace import wait_until
 from tests.multiprocess.test_dialects import BIN, finish, start
+
+from fleetlight.cli import fleetrun
 
 pytestmark = [
     pytest.mark.long,
@@ -74,3 +80,87 @@ def test_a_script_that_fails_ends_the_job(tmp_path: Path) -> None:
     code, text = run_on_ray(tmp_path, "none", "--no_such_flag")
     assert code == 2, text
     assert "ended with code 2" in text
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of the job server of a cluster."""
+    command = [sys.executable, str(HERE / "ray_cluster.py")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        found = next((line for line in process.stdout if line.startswith("READY ")), "")
+        yield f"http://{found.split()[1]}"
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+class Tool:
+    """The commands of a user in a folder."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        root = str(HERE.parent.parent)
+        self._env = {"RAY_API_SERVER_ADDRESS": address, "PYTHONPATH": f"{root}/src"}
+        self._folder = folder
+
+    def __call__(self, name: str, *words: str) -> str:
+        """Run fleetrun or fleetlight; returns its output."""
+        command = [sys.executable, "-m", f"fleetlight.cli.{name}", *words]
+        [code], text = finish([start(command, self._env, cwd=self._folder)])
+        assert code == 0, text
+        return text
+
+    def submit(self, *words: str) -> str:
+        """Submit a job; returns what names it."""
+        found = re.search(r"submitted (ray:\S+);", self("fleetrun", "--on", "ray", *words))
+        assert found is not None
+        return found[1]
+
+    def wait_for_driver(self, job: str, state: str) -> str:
+        """Wait until the driver has a state; returns the rows of `fleetlight ps`."""
+        rows: list[str] = []
+
+        def is_there() -> bool:
+            rows.append(self("fleetlight", "ps", job))
+            return re.search(rf"^driver +{state}", rows[-1], re.MULTILINE) is not None
+
+        wait_until(is_there, f"the driver in state {state}")
+        return rows[-1]
+
+
+def test_fleetrun_submits_stops_and_scales_a_job(cluster: str, tmp_path: Path) -> None:
+    tool = Tool(cluster, tmp_path)
+    counts = ["--server_num", "1", "--worker_num", "2", "--checkpoint", str(tmp_path / "ckpt")]
+    script = [str(HERE / "patient.py"), str(tmp_path)]
+    shown = json.loads(tool("fleetrun", "--on", "ray", *counts, "--print", *script))
+    assert shown["entrypoint"].startswith("python -m fleetlight.ray ")
+    job = tool.submit(*counts, *script)
+    wait_until((tmp_path / "worker.1").exists, "a step of worker 1")
+    rows = tool.wait_for_driver(job, "RUNNING")
+    assert re.search(r"^server 0 +ALIVE", rows, re.MULTILINE)
+    assert re.search(r"^worker 1 +ALIVE", rows, re.MULTILINE)
+    scaled = tool("fleetlight", "scale", job, "--worker_num", "3")
+    again = scaled.split()[-1]
+    wait_until((tmp_path / "worker.2").exists, "a step of worker 2")
+    assert "server 0 of 1 listens" in tool("fleetlight", "logs", again, "server", "0")
+    (tmp_path / "enough").touch()
+    tool.wait_for_driver(again, "SUCCEEDED")
+    # each record once in each epoch, with 2 workers and with 3
+    lines = [line for n in range(3) for line in (tmp_path / f"worker.{n}").read_text().splitlines()]
+    epochs: dict[str, list[int]] = {}
+    for line in lines:
+        _, epoch, ids = line.split(" ", 2)
+        epochs.setdefault(epoch, []).extend(json.loads(ids))
+    for epoch, ids in epochs.items():
+        assert sorted(ids) == list(range(64)), epoch
+
+
+def test_errors_name_what_to_do(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    nowhere = "address=http://127.0.0.1:9"
+    assert fleetrun.main(["--on", "ray", "--option", nowhere, "--nproc_per_node", "1", str(script)])
+    assert "Ray's job server does not answer at http://127.0.0.1:9" in capfd.readouterr().err
+    assert fleetrun.main(["--on", "ray", "--option", "adress=x", "--print", str(script)]) == 2
+    assert "did you mean 'address'?" in capfd.readouterr().err

@@ -51,14 +51,14 @@ def _run(options: LaunchOptions) -> int:
     is_placed_here = backend is None or not backend.chooses_machines
     machine = inventory.this_machine(os.environ) if is_placed_here else None
     job = plan(options, machine, os.environ)
+    if options.print:
+        sys.stdout.write(_emitted(backend, options, job))
+        return 0
     screen = StandardOutput(options.verbose)
     if screen.verbose:
         screen.show(arguments_block(_argument_pairs(options)).encode())
     for note in job.notes:
         screen.say(note)
-    if options.print:
-        screen.show(_emitted(backend, options, job).encode())
-        return 0
     return (backend or backends.default_for(job)).run(job, screen)
 
 

@@ -27,6 +27,8 @@ from fleetlight.wire.listening import listen_at, ways_to
 
 #: how much longer a member waits than the meeting point, which can name the missing members
 _GRACE_S = 5.0
+#: shorter attempts to reach the meeting point are not reported
+_QUIET_S = 5.0
 
 
 def size_of(role: Role) -> JobSize:
@@ -108,7 +110,7 @@ def _attend_at(
         token=role.token,
         greeting=lambda: attend,
     )
-    connect_all([channel], within_s, _report_not_ready)
+    connect_all([channel], within_s, _report_not_ready if within_s > _QUIET_S else None)
     return channel
 
 

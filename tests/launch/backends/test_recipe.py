@@ -72,7 +72,7 @@ def test_job_runs_on_a_toy_backend(
 
 
 def test_toy_backend_is_found_by_its_file() -> None:
-    assert backends.names() == ["hosts", "processes", "toy"]
+    assert {"hosts", "processes", "toy"} <= set(backends.names())
     assert "--on" in known_flags()
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.transport.interface import Channel
+from fleetlight.ps.transport.interface import Channel, RetryPolicy
 from fleetlight.roles.role import Endpoint
 
 #: seconds between the announcements of a server
@@ -51,8 +51,10 @@ class MeetingClient:
             self._ask(m.Depart(index, error), m.Done, _REPLY_S)
 
     def channel(self, within_s: float) -> Channel:
-        """A connection for several questions."""
-        return self._connect(self._attend, within_s)
+        """A connection for several questions, which is not opened again when it breaks."""
+        channel = self._connect(self._attend, within_s)
+        channel.retry = RetryPolicy(0.0)
+        return channel
 
     def _ask(self, message: m.Message, kind: type[_Reply], within_s: float) -> _Reply:
         with self._connected(within_s) as channel:
@@ -100,8 +102,10 @@ class Announcer:
         self._stop.set()
         self._thread.join(2 * _REPLY_S)
         if self._channel is not None:
+            # at the end of a job, the meeting point may have gone first
+            with contextlib.suppress(PeerError):
+                self._channel.call(m.Depart(self._server, error), deadline_s=_REPLY_S)
             self._channel.close()
-        self._meeting.depart(self._server, error)
 
     def _run(self) -> None:
         is_away = False
