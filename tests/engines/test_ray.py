@@ -113,7 +113,8 @@ class Tool:
 
     def submit(self, *words: str) -> str:
         """Submit a job; returns what names it."""
-        found = re.search(r"submitted (ray:\S+);", self("fleetrun", "--on", "ray", *words))
+        python = ["--option", f"python={sys.executable}"]
+        found = re.search(r"submitted (ray:\S+);", self("fleetrun", "--on", "ray", *python, *words))
         assert found is not None
         return found[1]
 

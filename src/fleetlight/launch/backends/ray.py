@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import secrets
 import shlex
 import time
@@ -17,10 +18,9 @@ from fleetlight.launch.backends import MemberState, on_engine
 from fleetlight.launch.job.spec import JobSpec, RoleSpec, spec_from_json, spec_to_json
 
 #: the options of the section, and their defaults
-_OPTIONS = {"address": "", "working_dir": "."}
+_OPTIONS = {"address": "", "working_dir": ".", "python": "python"}
 #: where Ray's dashboard listens on the machine of its head
 _ADDRESS = "http://127.0.0.1:8265"
-_ENTRYPOINT = "python -m fleetlight.ray"
 #: how much longer than a save the driver may take to end
 _MARGIN_S = 10
 _POLL_S = 0.5
@@ -53,8 +53,10 @@ class RayEngine:
         client = _client()
         with _refusals():
             text = client.get_job_logs(job_id)
+        # Ray colours the prefix
+        prefix = re.compile(rf"(\x1b\[\d+m)*\({re.escape(member or '')} ")
         for line in text.splitlines(keepends=True):
-            if member is None or line.startswith(f"({member} "):
+            if member is None or prefix.match(line):
                 yield line.encode()
 
     def stop(self, job_id: str) -> None:
@@ -82,11 +84,13 @@ def _submission(job: JobSpec, job_id: str) -> dict[str, Any]:
             "--on ray: the driver makes the token of the job itself; omit --token_file and unset "
             "FLEET_TOKEN"
         )
+    options = _options(job)
+    command = [options["python"], "-m", "fleetlight.ray", spec_to_json(job).decode()]
     return {
-        "entrypoint": f"{_ENTRYPOINT} {shlex.quote(spec_to_json(job).decode())}",
+        "entrypoint": shlex.join(command),
         "submission_id": job_id,
         "runtime_env": {
-            "working_dir": _options(job)["working_dir"],
+            "working_dir": options["working_dir"],
             "env_vars": {
                 "FLEET_JOB": job_id,
                 # Ray kills a driver that it stops after this time
