@@ -34,6 +34,7 @@ ELSEWHERE = (
     "ported/",
     "rig/",
     "chaos/",
+    "engines/",
     "tidy/",
     "gpu/",
 )

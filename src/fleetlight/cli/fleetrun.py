@@ -46,8 +46,9 @@ def _run(options: LaunchOptions) -> int:
     from fleetlight.launch.job.script import check_script
     from fleetlight.launch.screen import arguments_block
 
-    check_script(options)
     backend = None if options.on is None else backends.named(options.on)
+    if backend is None or backend.shares_files:
+        check_script(options)
     is_placed_here = backend is None or not backend.chooses_machines
     machine = inventory.this_machine(os.environ) if is_placed_here else None
     job = plan(options, machine, os.environ)
@@ -57,6 +58,11 @@ def _run(options: LaunchOptions) -> int:
     screen = StandardOutput(options.verbose)
     if screen.verbose:
         screen.show(arguments_block(_argument_pairs(options)).encode())
+    if options.print:
+        # the notes would be a part of what goes to another program
+        print(*job.notes, sep="\n", end="\n" if job.notes else "", file=sys.stderr)
+        screen.show(_emitted(backend, options, job).encode())
+        return 0
     for note in job.notes:
         screen.say(note)
     return (backend or backends.default_for(job)).run(job, screen)

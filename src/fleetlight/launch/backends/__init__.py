@@ -62,11 +62,13 @@ class Backend:
     #: True if the backend decides where processes run: counts are then those of the whole job,
     #: and flags that name machines are refused
     chooses_machines: bool = False
+    #: False if processes have files of their own: paths of the command are then not those here
+    shares_files: bool = True
     #: what `fleetlight ps`, `logs`, `stop` and `scale` ask; None: only `run`
     engine: Engine | None = None
 
 
-def on_engine(name: str, engine: Engine) -> Backend:
+def on_engine(name: str, engine: Engine, *, shares_files: bool = True) -> Backend:
     """The backend that submits jobs to an engine, and does not wait for their end."""
 
     def run(job: JobSpec, screen: Screen) -> int:
@@ -74,7 +76,7 @@ def on_engine(name: str, engine: Engine) -> Backend:
         screen.say(f"submitted {name}:{job_id}; see fleetlight ps {name}:{job_id}")
         return 0
 
-    return Backend(run=run, chooses_machines=True, engine=engine)
+    return Backend(run=run, chooses_machines=True, shares_files=shares_files, engine=engine)
 
 
 def names() -> list[str]:

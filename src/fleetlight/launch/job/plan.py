@@ -85,7 +85,7 @@ def plan(
         ssl=encryption,
         checkpoint=_folder(options),
         resume=options.resume,
-        token=_token(options, environment or {}, is_open, notes),
+        token=_token(options, environment or {}, is_open, is_placed_elsewhere, notes),
         notes=tuple(notes),
     )
 
@@ -106,15 +106,22 @@ def _folder(options: LaunchOptions) -> str | None:
 
 
 def _token(
-    options: LaunchOptions, environment: Mapping[str, str], is_open: bool, notes: list[str]
+    options: LaunchOptions,
+    environment: Mapping[str, str],
+    is_open: bool,
+    is_placed_elsewhere: bool,
+    notes: list[str],
 ) -> Secret | None:
-    """The user's token; without one, a note if other machines can reach the ports."""
+    """The user's token; without one, a note if other machines can reach the ports.
+
+    An engine makes one for a job with servers where the user gives none.
+    """
     token = read_token(options.token_file, environment)
     if not is_open:
         return token
     if not asks_for_servers(options):
         notes.append(OPEN_COLLECTIVE)
-    elif token is None:
+    elif token is None and not is_placed_elsewhere:
         notes.append(OPEN)
     return token
 
