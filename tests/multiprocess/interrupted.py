@@ -20,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=["collective", "sync", "async", "geo"], default="collective")
 parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--terminate", type=int, default=-1, help="fleetrun, after this step")
+parser.add_argument("--await_stop", type=int, default=-1, help="after this step")
 parser.add_argument("--kill", type=int, default=-1, help="the last worker, after this step")
 options = parser.parse_args()
 
@@ -51,6 +52,14 @@ def has_signal() -> bool:
     """True once the signal reached this worker through fleetrun."""
     stopping = current().autosave
     return stopping is not None and stopping.seen
+
+
+def is_stopping() -> bool:
+    """True once the signal has reached any worker."""
+    mark = pathlib.Path("stopping")
+    if has_signal():
+        mark.touch()
+    return mark.exists()
 
 
 strategy = fleet.DistributedStrategy(checkpoint_configs={"every_steps": 5})
@@ -89,6 +98,10 @@ with seen.open("a") as file:
                 os.kill(os.getppid(), signal.SIGTERM)
             while 0 < options.terminate == step - 2 and not has_signal():
                 time.sleep(0.01)
+            if step == options.await_stop and restart == "0":
+                print("waiting to be stopped", flush=True)
+                while not is_stopping():
+                    time.sleep(0.01)
             if step == options.kill and is_last and restart == "0":
                 # wait for the save in the background
                 while not pathlib.Path(os.environ["FLEET_CHECKPOINT"], "manifest.json").exists():

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleetlight.errors import ConfigError
+from fleetlight.launch import exit_codes
 from fleetlight.launch.backends.kubernetes.pods import (
     Object,
     claim_of,
@@ -24,11 +25,10 @@ from fleetlight.launch.backends.kubernetes.pods import (
 from fleetlight.launch.backends.kubernetes.secrets import placeholder
 from fleetlight.launch.backends.kubernetes.settings import TRAINER, ClusterSettings
 from fleetlight.launch.job.spec import JobSpec, RoleSpec
-from fleetlight.launch.status import RESUME_CODE
 from fleetlight.roles.role import Kind
 
-#: the exit code of a process that would fail again; sysexits.h: EX_CONFIG
-PERMANENT_CODE = 78
+#: the exit codes of a process that would fail again
+_PERMANENT = (exit_codes.PERMANENT, exit_codes.NOT_EXECUTABLE, exit_codes.NOT_FOUND)
 #: 128 and a signal that ends a process from outside, or that a fault in native code causes
 _KILLED = (132, 134, 135, 136, 137, 139, 143)
 
@@ -97,10 +97,14 @@ def jobset_spec(job: JobSpec, settings: ClusterSettings) -> Object:
 
 def _failure_rules() -> list[Object]:
     """What a failed Job means, by the message that Kubernetes writes for a rule of its pods."""
+    codes = "|".join(map(str, _PERMANENT))
     rules = {
-        "permanentError": ("FailJobSet", f"exit code {PERMANENT_CODE} matching"),
+        "permanentError": ("FailJobSet", f"exit code ({codes}) matching"),
         # its processes have saved, and a restart resumes
-        "stopped": ("RestartJobSetAndIgnoreMaxRestarts", f"exit code {RESUME_CODE} matching"),
+        "stopped": (
+            "RestartJobSetAndIgnoreMaxRestarts",
+            f"exit code {exit_codes.RESUME_CODE} matching",
+        ),
         "disrupted": ("RestartJobSetAndIgnoreMaxRestarts", "condition DisruptionTarget matching"),
     }
     return [
@@ -127,7 +131,7 @@ def _replicated(job: JobSpec, role: RoleSpec, settings: ClusterSettings) -> Obje
                 "completionMode": "Indexed",
                 "completions": role.count,
                 "parallelism": role.count,
-                **_retries(job, settings),
+                **_retries(job, role, settings),
                 "podFailurePolicy": {"rules": _pod_failure_rules(job, settings)},
                 "template": pod_template(job, role, settings),
             },
@@ -135,28 +139,35 @@ def _replicated(job: JobSpec, role: RoleSpec, settings: ClusterSettings) -> Obje
     }
 
 
-def _retries(job: JobSpec, settings: ClusterSettings) -> Object:
-    """How often a pod is replaced after it was killed."""
-    if not restarts_alone(job, settings):
-        return {"backoffLimit": 0}
-    # the Job fails with the first index that has used up its restarts
-    return {"backoffLimitPerIndex": job.max_restarts, "maxFailedIndexes": 0}
+def _retries(job: JobSpec, role: RoleSpec, settings: ClusterSettings) -> Object:
+    """How often pods are replaced; a Job fails with the first index that has no restarts left."""
+    if restarts_alone(job, settings):
+        return {"backoffLimitPerIndex": job.max_restarts, "maxFailedIndexes": 0}
+    # all but the process that failed may end with it; the rule for its own code decides
+    return {"backoffLimit": role.count - 1}
 
 
 def _pod_failure_rules(job: JobSpec, settings: ClusterSettings) -> list[Object]:
-    """The rules for a failed pod; the first that matches counts."""
+    """The rules for a failed pod; the first that matches counts.
+
+    A process that failed only because of a peer matches none, so that the peer's code decides.
+    """
     alone = restarts_alone(job, settings)
     name = container_name(settings)
 
     def codes(operator: str, *values: int) -> Object:
-        return {"containerName": name, "operator": operator, "values": list(values)}
+        # in order, as Kubernetes wants them
+        return {"containerName": name, "operator": operator, "values": sorted(values)}
 
+    final = codes("In", exit_codes.RESUME_CODE, *_PERMANENT)
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
-    ends_job = {"action": "FailJob", "onExitCodes": codes("In", RESUME_CODE, PERMANENT_CODE)}
-    eviction = {"action": "Ignore" if alone else "FailJob", "onPodConditions": disrupted}
     # an error of a process's own would come again; the whole job may do better
-    own_error = {"action": "FailJob", "onExitCodes": codes("NotIn", *_KILLED)}
-    return [ends_job, eviction, *([own_error] if alone else [])]
+    own_error = codes("NotIn", exit_codes.PEER_FAILED, *(_KILLED if alone else ()))
+    return [
+        {"action": "FailJob", "onExitCodes": final},
+        {"action": "Ignore" if alone else "FailJob", "onPodConditions": disrupted},
+        {"action": "FailJob", "onExitCodes": own_error},
+    ]
 
 
 def journal_claim(job: JobSpec, settings: ClusterSettings) -> Object:
