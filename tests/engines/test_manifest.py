@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.engines import documents, schema
 
 from fleetlight.cli.fleetrun import main
 from fleetlight.launch.backends.kubernetes.jobset import rescaled
+from fleetlight.launch.backends.kubernetes.settings import ClusterSettings
 from fleetlight.launch.backends.kubernetes.text import dump
 
 IMAGE = ("--option", "image=registry/job:1")
@@ -326,3 +328,16 @@ def test_wrong_options_are_refused(
     words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(capfd, *words)
+
+
+def test_image_of_the_repository_fits_the_defaults() -> None:
+    lines = Path("docker/Dockerfile").read_text().splitlines()
+    default = ClusterSettings(image="x")
+    assert f"USER {default.user}" in lines
+    assert f"WORKDIR {default.workdir}" in lines
+
+
+def test_each_option_is_documented() -> None:
+    page = Path("docs/engines/kubernetes.md").read_text()
+    for field in dataclasses.fields(ClusterSettings):
+        assert re.search(rf"^\| .*`{field.name}`.* \|", page, re.MULTILINE), field.name
