@@ -65,10 +65,10 @@ class Kubectl:
         return found
 
     def _run(self, *words: str, stdin: bytes | None = None, limit_s: float = _LIMIT_S) -> bytes:
-        command = ["kubectl", *self._words, f"--request-timeout={_REQUEST_S}s", *words]
-        if words[0] in ("delete", "logs"):
-            # these may take longer than one request
-            command.remove(f"--request-timeout={_REQUEST_S}s")
+        # a deletion, and long output, may take longer than other requests
+        is_long = words[0] in ("delete", "logs")
+        timeout = () if is_long else (f"--request-timeout={_REQUEST_S}s",)
+        command = ["kubectl", *self._words, *timeout, *words]
         try:
             done = subprocess.run(
                 command, input=stdin or b"", capture_output=True, timeout=limit_s, check=False

@@ -49,8 +49,7 @@ def _member(who: tuple[str, int], pod: _Object, replaced: int) -> MemberState:
 def _state(pod: _Object) -> tuple[str, str]:
     """The state of a pod in one word, and what else is known."""
     status = pod.get("status", {})
-    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    for container in containers:
+    for container in status.get("containerStatuses", []):
         state = container.get("state", {})
         if "terminated" in state:
             return status.get("phase", "Failed"), _ended(state["terminated"])
