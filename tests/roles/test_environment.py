@@ -190,3 +190,12 @@ def test_damaged_environment_is_a_role_or_a_role_error(
 ) -> None:
     role = role_or_none({**env, **slips})
     assert role is None or role.kind is Kind.SCHEDULER or role.worker_num >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "resume", "must"),
+    [("", False, False), ("0", False, False), ("1", True, True), ("auto", True, False)],
+)
+def test_resume_may_begin_where_nothing_is_saved(text: str, resume: bool, must: bool) -> None:
+    role = from_environment({"FLEET_RESUME": text})
+    assert (role.resume, role.must_resume) == (resume, must)

@@ -15,6 +15,9 @@ from fleetlight.roles.dialect import Dialect, Environment, Variables
 from fleetlight.roles.role import Kind, Role
 from fleetlight.roles.secret import parse_token
 
+#: the value of FLEET_RESUME that resumes only where something is saved
+_AUTO = "auto"
+
 
 def find_dialects() -> tuple[Dialect, ...]:
     """All dialects of the package in order of precedence."""
@@ -87,8 +90,16 @@ def with_fleet_variables(role: Role, env: Environment | None = None) -> Role:
     return role.replace(
         address=v.get("FLEET_HOST") or role.address,
         error_file=v.get("FLEET_ERROR_FILE"),
-        job=v.get("FLEET_JOB") or "",
-        resume=bool(v.number_or("FLEET_RESUME", 0)),
+        job=v.get("FLEET_JOB") or role.job,
+        restart=v.number_or("FLEET_RESTART", role.restart) or 0,
+        **_resume(v),
         max_restarts=v.number_or("FLEET_MAX_RESTARTS", None),
         token=None if token is None else parse_token(token, "FLEET_TOKEN"),
     )
+
+
+def _resume(v: Variables) -> dict[str, bool]:
+    """Whether the job resumes an earlier one, and whether it may begin where there is none."""
+    may_begin = (v.get("FLEET_RESUME") or "").lower() == _AUTO
+    is_asked = may_begin or bool(v.number_or("FLEET_RESUME", 0))
+    return {"resume": is_asked, "may_begin": may_begin}

@@ -62,6 +62,8 @@ class Role:
     job: str = ""
     #: True if the job resumes an earlier one
     resume: bool = False
+    #: with `resume`: True if the job begins where nothing is saved
+    may_begin: bool = False
     #: how often the launcher may restart processes, None if unknown
     max_restarts: int | None = None
     #: the secret of the job's processes
@@ -117,6 +119,11 @@ class Role:
     def is_server(self) -> bool:
         """True in a parameter server."""
         return self.kind is Kind.SERVER
+
+    @property
+    def must_resume(self) -> bool:
+        """True when the job resumes an earlier one, or fails."""
+        return self.resume and not self.may_begin
 
     @property
     def master_is_outside(self) -> bool:

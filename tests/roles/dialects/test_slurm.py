@@ -8,6 +8,8 @@ from tests.roles.environments import SLURM
 
 from fleetlight.errors import RoleError
 from fleetlight.roles.dialects import slurm
+from fleetlight.roles.environment import from_environment
+from fleetlight.roles.role import Kind
 
 
 def test_task_of_a_step() -> None:
@@ -96,3 +98,82 @@ def test_list_of_the_job_replaces_a_missing_list_of_the_step() -> None:
 def test_missing_variables_are_named(name: str) -> None:
     with pytest.raises(RoleError, match=f"{name} is not set"):
         slurm.DIALECT.read({key: value for key, value in SLURM.items() if key != name})
+
+
+SERVED = {**SLURM, "FLEET_SERVER_NUM": "2"}
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        # tasks 0 and 1 are on node 0, 2 and 3 on node 1, 4 on node 2
+        ((0, 0, 0), (Kind.SERVER, 0, 0, 1, 0)),
+        ((1, 0, 1), (Kind.WORKER, 0, 0, 1, 0)),
+        ((2, 1, 0), (Kind.SERVER, 1, 0, 1, 1)),
+        ((3, 1, 1), (Kind.WORKER, 1, 0, 1, 1)),
+        ((4, 2, 0), (Kind.WORKER, 2, 0, 1, 2)),
+    ],
+)
+def test_tasks_are_servers_and_workers(
+    task: tuple[int, int, int], expected: tuple[Kind, int, int, int, int]
+) -> None:
+    role = slurm.DIALECT.read({**SERVED, **numbers(*task)})
+    found = (role.kind, role.index, role.local_rank, role.local_size, role.node_rank)
+    assert found == expected
+    assert (role.server_num, role.worker_num, role.node_num) == (2, 3, 3)
+
+
+def numbers(task: int, node: int, local: int) -> dict[str, str]:
+    names = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+    return dict(zip(names, map(str, (task, node, local)), strict=True))
+
+
+def test_distribution_is_that_of_the_step() -> None:
+    cyclic = {**SERVED, "SLURM_DISTRIBUTION": "cyclic:block"}
+    # tasks 0, 1 and 2 are on three nodes, 3 and 4 on the first two
+    role = slurm.DIALECT.read({**cyclic, **numbers(1, 1, 0)})
+    assert (role.kind, role.index) == (Kind.SERVER, 1)
+    with pytest.raises(RoleError, match=r"task 1 is task 1 of node 0.*FLEET_SERVERS=pack"):
+        slurm.DIALECT.read({**cyclic, **numbers(1, 0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SLURM_DISTRIBUTION": "plane"}, r"SLURM_DISTRIBUTION=plane.*FLEET_SERVERS=pack"),
+        ({"SLURM_STEP_TASKS_PER_NODE": ""}, "SLURM_STEP_TASKS_PER_NODE is missing"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x9)"}, "does not fit SLURM_STEP_NUM_TASKS"),
+    ],
+)
+def test_unknown_nodes_need_pack(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(RoleError, match=message):
+        slurm.DIALECT.read({**SERVED, **changes})
+    role = slurm.DIALECT.read({**SERVED, **changes, "FLEET_SERVERS": "pack"})
+    assert (role.kind, role.index, role.local_rank) == (Kind.WORKER, 1, None)
+
+
+def test_wrong_numbers_of_servers_are_refused() -> None:
+    with pytest.raises(RoleError, match=r"FLEET_SERVER_NUM=5, but the step has 5 tasks.*-ntasks 6"):
+        slurm.DIALECT.read({**SLURM, "FLEET_SERVER_NUM": "5"})
+    with pytest.raises(RoleError, match="FLEET_SERVERS='even', expected spread"):
+        slurm.DIALECT.read({**SERVED, "FLEET_SERVERS": "even"})
+    with pytest.raises(RoleError, match="SLURM_PROCID=7, expected 0 to 4"):
+        slurm.DIALECT.read({**SERVED, "SLURM_PROCID": "7"})
+
+
+def test_job_keeps_its_name_when_slurm_starts_it_again() -> None:
+    role = from_environment({**SLURM, "SLURM_RESTART_COUNT": "2"})
+    assert (role.job, role.restart) == ("slurm-1234-0", 2)
+    own = {"FLEET_JOB": "own", "FLEET_RESTART": "5"}
+    role = from_environment({**SLURM, "SLURM_RESTART_COUNT": "2", **own})
+    assert (role.job, role.restart) == ("own", 5)
+
+
+@pytest.mark.parametrize(
+    ("visible", "device"),
+    [("", None), ("3", 0), ("0,1", 1), ("NoDevFiles", None), ("GPU-5,GPU-6", 1)],
+)
+def test_gpu_of_a_worker(visible: str, device: int | None) -> None:
+    assert slurm.DIALECT.read({**SLURM, "CUDA_VISIBLE_DEVICES": visible}).device == device
+    server = {**SERVED, **numbers(0, 0, 0), "CUDA_VISIBLE_DEVICES": visible}
+    assert slurm.DIALECT.read(server).device is None
