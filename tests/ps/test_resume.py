@@ -40,11 +40,12 @@ def decided(
     *,
     checkpoint: int | None = None,
     step: int = 10,
+    may_begin: bool = False,
 ) -> Decision:
     of_servers = [left(s) if isinstance(s, str) else s for s in servers]
     of_workers = [left(w) if isinstance(w, str) else w for w in workers]
     why = "its batches are its own"
-    return decide([Report(remains, of_servers, why, step, checkpoint) for remains in of_workers])
+    return decide([Report(one, of_servers, why, step, checkpoint, may_begin) for one in of_workers])
 
 
 @pytest.mark.parametrize(
@@ -128,3 +129,25 @@ def test_job_does_not_start_over_with_trained_values() -> None:
 def test_check_mark_accepts_unacknowledged_and_held_pushes(mark: int, fits: bool) -> None:
     """Pushes 8 and 9 are logged but unacknowledged, and the server holds one more."""
     assert (not check_mark(mark, sent=9, requests=2, held=1)) == fits
+
+
+@pytest.mark.parametrize(
+    ("servers", "workers"),
+    [
+        ([NOTHING, NOTHING], [NOTHING, NOTHING]),
+        ([NOTHING, NOTHING], [STARTED, NOTHING]),
+        ([OVER, OVER], [LEFT, LEFT]),
+    ],
+)
+def test_job_that_may_begin_does_so_where_nothing_is_saved(
+    servers: list[str], workers: list[str]
+) -> None:
+    assert decided(servers, workers).kind == REFUSED
+    found = decided(servers, workers, may_begin=True)
+    assert (found.kind, found.job) == (BEGINNING, "")
+    assert decided(servers, workers, may_begin=True, checkpoint=3).kind == VALUES
+
+
+def test_job_that_may_begin_loses_nothing_that_is_saved() -> None:
+    assert decided([KEPT, NOTHING], [STEPPED, STEPPED], may_begin=True).kind == REFUSED
+    assert decided([KEPT, KEPT], [STEPPED, STEPPED], may_begin=True).kind == POSITIONS

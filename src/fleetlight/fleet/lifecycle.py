@@ -292,7 +292,7 @@ def _check_mode(role: Role, is_collective: bool) -> None:
 def _check_resume(role: Role, strategy: DistributedStrategy, is_collective: bool) -> None:
     """Refuse to resume a job that has saved nothing: it would restart silently."""
     saves = strategy.checkpoint or (strategy.durability != "none" and not is_collective)
-    if role.resume and not saves:
+    if role.must_resume and not saves:
         raise ConfigError(
             "--resume (FLEET_RESUME=1), but this job saves nothing to resume from: start it with "
             "fleetrun --checkpoint DIR (strategy.checkpoint), or, with parameter servers, set "

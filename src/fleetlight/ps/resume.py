@@ -27,6 +27,8 @@ POSITIONS, VALUES, BEGINNING, FINISHED, REFUSED = (
     "finished",
     "refused",
 )
+#: REFUSED, unless the job may begin
+_NOTHING_SAVED = "nothing saved"
 _ADVICE = (
     "restore the folders, resume from a checkpoint (fleetrun --resume --checkpoint DIR), or remove "
     "the folders and start without --resume"
@@ -53,6 +55,8 @@ class Report(msgspec.Struct, frozen=True):
     step: int = 0
     #: the step of the checkpoint that this job may resume from, if any
     checkpoint: int | None = None
+    #: True if the job begins where nothing is saved
+    may_begin: bool = False
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -79,6 +83,11 @@ def decide(reports: Sequence[Report]) -> Decision:
         [_state(report.remains, origin) for report in reports],
         reports,
     )
+    if kind == _NOTHING_SAVED:
+        kind = REFUSED
+        if reports[0].may_begin and checkpoint is None:
+            # what an ended job has left is not that of this one
+            return Decision(BEGINNING, why)
     if len({one.job for one in servers if one.state == KEPT}) > 1:
         kind, why = REFUSED, "the folders of the servers are those of different jobs"
     if kind == REFUSED:
@@ -107,11 +116,11 @@ def _kind(
 ) -> tuple[str, str]:
     there = set(workers)
     if set(servers) == {OVER} and STEPPED not in there:
-        return REFUSED, "there is nothing to resume from: the job before has ended well"
+        return _NOTHING_SAVED, "there is nothing to resume from: the job before has ended well"
     if OVER in servers:
         return FINISHED, ""
     if set(servers) == {NOTHING} and STEPPED not in there:
-        return REFUSED, "there is nothing to resume from"
+        return _NOTHING_SAVED, "there is nothing to resume from"
     if not there & {STEPPED, LEFT, UNABLE}:
         return BEGINNING, "no worker had made a step"
     if NOTHING in servers:

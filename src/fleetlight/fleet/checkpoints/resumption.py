@@ -90,8 +90,9 @@ def _found(job: Job, folder: str) -> WorkerState | None:
     """The record of worker 0 in the checkpoint to resume from; None: there is none."""
     role, configs = job.role, job.strategy.checkpoint_configs
     asked, again = configs.resume or role.resume, role.restart > 0
+    must = configs.resume or role.must_resume
     if not (Path(folder) / checkpoint.MANIFEST).exists():
-        if asked and not again and not job.is_untrained:
+        if must and not again and not job.is_untrained:
             raise CheckpointError(
                 f"{folder}: there is no checkpoint to resume from; start from the beginning "
                 "without --resume (FLEET_RESUME, resume in strategy.checkpoint_configs), or name "

@@ -29,7 +29,7 @@ def durable_of(job: Job) -> Durable | None:
         start=role.restart,
         resume=asks_to_resume(role, strategy),
         # a job that saves can resume from its checkpoint instead
-        must_exist=role.resume and not strategy.checkpoint,
+        must_exist=role.must_resume and not strategy.checkpoint,
         policy=Policy(configs.sync, patience_s=strategy.deadline_s),
         away_s=configs.away_within(strategy.deadline_s),
         snapshot_s=configs.snapshot_s,

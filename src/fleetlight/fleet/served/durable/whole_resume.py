@@ -99,7 +99,8 @@ def _report(
             else WorkerState.from_bytes(resume_point.script).values["step"]
         )
     newest = _checkpoint(strategy) if not role.index else None
-    return Report(remains, servers, why, step, newest)
+    may_begin = role.may_begin and not strategy.durability_configs.resume
+    return Report(remains, servers, why, step, newest, may_begin)
 
 
 def _checkpoint(strategy: DistributedStrategy) -> int | None:

@@ -98,6 +98,7 @@ class WorkerJournal:
         self._early: list[bytes] = []
         if not wanted.launch:
             wanted = msgspec.structs.replace(wanted, launch=launch_of(wanted.job, wanted.start))
+        self._wanted = wanted
         before = _read(path / _IDENTITY)
         is_same = before is not None and _is_same(before, wanted)
         #: True until all processes have agreed on how this worker resumes
@@ -135,9 +136,13 @@ class WorkerJournal:
         self.is_undecided = False
         if not decision.keeps_workers or self._commits is None:
             self._forget()
-        self.identity = msgspec.structs.replace(
-            self.identity, job=decision.job, start=decision.start
-        )
+        if decision.job:
+            self.identity = msgspec.structs.replace(
+                self.identity, job=decision.job, start=decision.start
+            )
+        else:
+            # no job has left anything: this one begins
+            self.identity = self._wanted
         if self._commits is not None:
             self._identify()
 
