@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's commands, whose refusals become one line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+from fleetlight.errors import ConfigError, LaunchError
+
+_LIMIT_S = 120.0
+#: what commands put before their messages, such as `sbatch: error: `
+_PREFIX = re.compile(r"^(\w+: )?((error|fatal): )?(Batch job submission failed: )?")
+#: `Key=value` of scontrol, where values may have spaces
+_KEY = re.compile(r"(?:^|\s)([A-Z][\w/:.]*)=")
+
+
+def ask(*words: str, given: str | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """What a command prints; ConfigError with its message if it refuses."""
+    try:
+        done = subprocess.run(
+            words,
+            input=given,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_S,
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{words[0]} not found: run this on a login node of the cluster, or install Slurm's "
+            "commands here; fleetrun --print shows the batch script without them"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"{words[0]} did not reply within {_LIMIT_S:g} s; see scontrol ping"
+        ) from None
+    if done.returncode:
+        raise ConfigError(f"Slurm refuses {' '.join(words[:2])}: {one_line(done.stderr)}")
+    return done.stdout
+
+
+def one_line(text: str) -> str:
+    """The messages of a command as one line, each once."""
+    lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines)) or "it gave no reason"
+
+
+def facts_of_job(job_id: str) -> dict[str, str]:
+    """What `scontrol` knows of a job."""
+    text = ask("scontrol", "--oneliner", "show", "job", job_id)
+    parts = _KEY.split(text.strip())[1:]
+    return {key: value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)}
