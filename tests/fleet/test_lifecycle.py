@@ -95,6 +95,13 @@ def test_resume_without_saved_state_is_refused(
     assert current_or_none() is None
 
 
+def test_resume_begins_without_saved_state_if_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEET_RESUME", "auto")
+    fleet.init()
+    assert current_or_none() is not None
+    fleet.reset()
+
+
 def identity() -> Any:
     fleet.init(is_collective=True)
     facts = (

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from fleetlight.data.cursor import LoaderCursor
 from fleetlight.data.iteration import BatchLoop
+from fleetlight.data.loading_processes import surviving_sigterm
 from fleetlight.data.observer import BatchShare, LoaderObserver, NoObserver
 from fleetlight.data.queue.client import QueueOptions
 from fleetlight.data.queue.source import RangeSource
@@ -161,6 +162,7 @@ def _arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     """The settings of the original loader that stay as they are."""
     settings = {name: getattr(loader, name) for name in _KEPT}
     if loader.num_workers > 0:
+        settings["worker_init_fn"] = surviving_sigterm(loader.worker_init_fn)
         settings["prefetch_factor"] = loader.prefetch_factor
     if not isinstance(loader.dataset, IterableDataset):
         settings["dataset"] = loader.dataset

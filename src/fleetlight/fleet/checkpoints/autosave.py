@@ -38,11 +38,17 @@ class Stopped(SystemExit):
         super().__init__(RESUME_CODE)
 
 
+#: Slurm signals all processes of a job, and `fleetlight member` passes the signal on: within this
+#: time both are one request
+_SAME_S = 2.0
+
+
 class SigtermHandler:
-    """Notes SIGTERM until it is closed; a second SIGTERM ends the process at once."""
+    """Notes SIGTERM until it is closed; a later, second SIGTERM ends the process at once."""
 
     def __init__(self) -> None:
         self.seen = False
+        self._seen_at = 0.0
         self._pid = os.getpid()
         self._before: Any = None
         self._is_open = in_main_thread()
@@ -58,12 +64,14 @@ class SigtermHandler:
         """Hook for the first SIGTERM."""
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.seen or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             # a forked child has no part in the job
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            _end_by(number)
+        if self.seen:
+            if time.monotonic() - self._seen_at > _SAME_S:
+                _end_by(number)
             return
-        self.seen = True
+        self.seen, self._seen_at = True, time.monotonic()
         self.on_sigterm()
         if callable(self._before):
             # the script's own handler
@@ -74,6 +82,12 @@ class SigtermHandler:
         if self._is_open and signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, self._before)
         self._is_open = False
+
+
+def _end_by(number: int) -> None:
+    """End this process by a signal."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 class JobAutosave(SigtermHandler):
