@@ -97,26 +97,33 @@ def test_save_waits_for_the_restart_of_a_server(
     assert saved.manifest.step == 10
 
 
-def test_resumed_job_has_the_state_of_its_servers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", ["1", "auto"])
+def test_resumed_job_has_the_state_of_its_servers(tmp_path: Path, resume: str) -> None:
     """Dense values and rows on the servers replace the first values of the script."""
 
-    def run(flag: str, *arguments: str) -> tuple[int, set[str], set[str]]:
-        job = ["--server_num", "2", "--worker_num", "2", "--tee", *flag.split()]
+    def run(resume: str, *arguments: str) -> tuple[int, set[str], set[str]]:
+        job = ["--server_num", "2", "--worker_num", "2", "--tee"]
         script = str(Path(__file__).with_name("resumed.py"))
         command = [str(BIN / "fleetrun"), *job, script, *arguments]
-        [code], text = finish([start(command, cwd=tmp_path)])
+        [code], text = finish([start(command, {"FLEET_RESUME": resume}, cwd=tmp_path)])
         began, trained = (re.findall(rf"{word} (\w+)", text) for word in ("BEGAN", "LEARNT"))
         assert len(began) == len(trained) == 2, text
         return code, set(began), set(trained)
 
-    code, began, died_with = run("", "--die")
+    # a job that may begin does so where nothing is saved
+    code, began, died_with = run("auto" if resume == "auto" else "", "--die")
     assert code != 0
     assert len(died_with) == 1
     assert began != died_with
-    code, began, ended_with = run("--resume")
+    code, began, ended_with = run(resume)
     assert code == 0
     assert began == died_with
     assert ended_with != died_with
+    if resume == "auto":
+        # that job has ended well, so another one begins and can be resumed in turn
+        code, began, died_with = run("auto", "--die")
+        assert began != ended_with
+        assert run("auto")[1] == died_with
 
 
 def test_two_jobs_cannot_share_a_folder(tmp_path: Path) -> None:
