@@ -37,7 +37,8 @@ class SlurmEngine:
         script = batch_script(job)
         # Slurm ends a job silently whose folder for output does not exist
         Path(job.log_dir).mkdir(parents=True, exist_ok=True)
-        return _submitted(script, secret(job))
+        token = secret(job) or ({VARIABLE: secrets.token_hex(32)} if job.server.count else {})
+        return _submitted(script, token)
 
     def status(self, job_id: str) -> Sequence[MemberState]:
         """A row for each process: by the last start of the job, else by its script."""

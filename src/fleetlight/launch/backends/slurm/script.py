@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch.backends.slurm.options import check_options
+from fleetlight.launch.exit_codes import RESUME_CODE
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.job.token import VARIABLE
-from fleetlight.launch.status import RESUME_CODE
 from fleetlight.roles.password import PASSWORD
 
 #: how long before the time limit the job is asked to save; Slurm may ask 60 s earlier
@@ -132,8 +132,9 @@ def _step(job: JobSpec) -> Iterator[str]:
     yield "code=$?"
 
 
-#: Slurm refuses the requeue of a job that `fleetlight stop` has ended
+#: `fleetlight stop` makes Slurm refuse the requeue; else Slurm ends the script, which must not end
+#: before, since Slurm would take that for the end of the next start
 _END = (
-    f'if [ "$code" = {RESUME_CODE} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+    f'if [ "$code" = {RESUME_CODE} ] && scontrol requeue "$SLURM_JOB_ID"; then sleep 300; fi',
     'exit "$code"',
 )
