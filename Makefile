@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long slowest matrix check types style chaos bench gpu docs clean
+.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -25,7 +25,10 @@ test: $(VENV)/.ready  ## every test but the long ones, two at a time
 	$(PYTEST) -n 2 --dist worksteal -m 'not long and not style' --junit-xml $(REPORT)
 
 test-long: $(VENV)/.ready  ## the long tests only
-	$(PYTEST) -n 2 --dist worksteal -m long
+	$(PYTEST) -n 2 --dist worksteal -m long --ignore tests/engines
+
+test-engines: $(VENV)/.ready  ## jobs on real engines; without an engine its tests are skipped
+	$(PYTEST) -m long -rs tests/engines
 
 test-all: test test-long  ## the whole suite
 
