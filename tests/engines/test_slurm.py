@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.cluster import Cluster, cluster, obstacle, wait_until
-from tests.multiprocess.test_dialects import BIN, ROLES, finish, start
+from tests.multiprocess.test_dialects import BIN, ROLES, finish, results, start
 
 _OBSTACLE = obstacle()
 pytestmark = [
@@ -25,6 +25,7 @@ pytestmark = [
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+TRAIN = str(HERE.parent / "multiprocess" / "train.py")
 OUTLIVE = str(HERE.parent / "multiprocess" / "outlive.py")
 GATED = str(HERE / "gated.py")
 COUNTS = ("--server_num", "2", "--worker_num", "2")
@@ -45,9 +46,15 @@ class Login:
         own = {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1", **variables}
         return self.slurm.run(*command, env={**environment, **own}, cwd=self.folder)
 
-    def submit(self, script: str, *arguments: str, flags: tuple[str, ...] = ()) -> str:
+    def submit(
+        self,
+        script: str,
+        *arguments: str,
+        counts: tuple[str, ...] = COUNTS,
+        flags: tuple[str, ...] = (),
+    ) -> str:
         """Submit a script by fleetrun; returns the id of the job."""
-        words = (str(BIN / "fleetrun"), "--on", "slurm", *COUNTS, *flags, script, *arguments)
+        words = (str(BIN / "fleetrun"), "--on", "slurm", *counts, *flags, script, *arguments)
         done = self.run(sys.executable, *words)
         found = re.search(r"submitted slurm:(\d+);", done.stdout)
         assert found, done.stdout + done.stderr
@@ -78,7 +85,8 @@ class Login:
     def start_again(self, job: str) -> None:
         """Start a job that Slurm has put back into the queue, where it would wait two minutes."""
         wait_until(lambda: self.slurm.job(job)["JobState"] == "PENDING", f"job {job} is put back")
-        self.slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+        # nodes refuse a job that they have ended within the same second
+        self.slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +154,16 @@ def test_two_jobs_of_one_name(login: Login, outlived: set[str]) -> None:
         only = other.tool("logs", job, "worker", "1")
         assert len(re.findall("LEARNT", only)) == 1
         assert re.search(r"server 1 +COMPLETED +n2", other.tool("ps", job))
+
+
+def test_a_job_without_servers(login: Login, tmp_path: Path) -> None:
+    [code], text = finish([start([sys.executable, TRAIN], cwd=tmp_path)])
+    assert code == 0, text
+    job = login.submit(TRAIN, counts=("--nproc_per_node", "2"), flags=("--option", "nodes=2"))
+    logs = login.wait_for_end(job)
+    assert results(logs) == pytest.approx(results(text) * 2, abs=1e-8)
+    assert "worker 0 of 2 on 2 host(s)" in logs
+    assert re.search(r"worker 1 +COMPLETED +n2", login.tool("ps", job))
 
 
 def test_a_killed_task_resumes_in_place(login: Login, outlived: set[str]) -> None:

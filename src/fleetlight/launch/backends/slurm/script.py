@@ -132,9 +132,8 @@ def _step(job: JobSpec) -> Iterator[str]:
     yield "code=$?"
 
 
-#: `fleetlight stop` makes Slurm refuse the requeue; else Slurm ends the script, which must not end
-#: before, since Slurm would take that for the end of the next start
+#: `fleetlight stop` makes Slurm refuse the requeue
 _END = (
-    f'if [ "$code" = {RESUME_CODE} ] && scontrol requeue "$SLURM_JOB_ID"; then sleep 300; fi',
+    f'if [ "$code" = {RESUME_CODE} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
     'exit "$code"',
 )
