@@ -21,7 +21,7 @@ PYTHON = sorted(
 FUNCTION_LINES = 60
 FILE_LINES = 500
 #: the packages that may read the environment
-READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli"}
+READS_ENVIRONMENT = {"roles", "strategy", "launch", "cli", "ray.py"}
 #: and the one file that asks where a user keeps caches: that is only ever said by a variable, as a
 #: home folder is, and it decides about speed, never about the job
 READS_CACHE_HOME = "src/fleetlight/kernels/compiling/compiled_files.py"

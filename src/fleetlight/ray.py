@@ -30,8 +30,8 @@ from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, LaunchError
 from fleetlight.launch.exit_codes import RESUME_CODE
 from fleetlight.launch.job.spec import JobSpec, RoleSpec, spec_from_json
-from fleetlight.ps.meeting.meeting_point import JobSize
-from fleetlight.ps.meeting.scheduler import MeetingScheduler
+from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
+from fleetlight.ps.rendezvous.service import JobSize
 from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text
 from fleetlight.roles.secret import Secret
 from fleetlight.version import VERSION
@@ -46,7 +46,7 @@ _DEATH_SIGNAL = 1
 
 
 @dataclasses.dataclass
-class _Process:
+class _ActorProcess:
     """One process of the job, and the actor that runs it."""
 
     name: str
@@ -72,7 +72,7 @@ def run(job: JobSpec, say: Callable[[str], None] = _say) -> int:
         raise ConfigError("on Ray, the driver makes the token of the job itself; give none")
     token = Secret(secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
-        master = stack.enter_context(_meeting_point(job, token))
+        master = stack.enter_context(_service_of(job, token))
         groups = [stack.enter_context(_placed(role, job)) for role in _roles(job)]
         common = {
             **job.environment,
@@ -90,7 +90,7 @@ def run(job: JobSpec, say: Callable[[str], None] = _say) -> int:
             for process in _started(role, group, job, common)
         ]
         say(f"started {len(processes)} processes, which meet at {endpoint_text(master)}")
-        return _Watch(job, processes, say).wait()
+        return _JobWatch(job, processes, say).wait()
 
 
 def _roles(job: JobSpec) -> Sequence[RoleSpec]:
@@ -98,19 +98,19 @@ def _roles(job: JobSpec) -> Sequence[RoleSpec]:
 
 
 @contextlib.contextmanager
-def _meeting_point(job: JobSpec, token: Secret) -> Iterator[Endpoint]:
-    """Keep the meeting point of the job in this process."""
+def _service_of(job: JobSpec, token: Secret) -> Iterator[Endpoint]:
+    """Keep the rendezvous of the job in this process."""
     host = ray.util.get_node_ip_address()
     with bound(host, 0) as reserved:
         port = reserved.getsockname()[1]
     if job.server.count:
         size = JobSize(VERSION, "", job.worker.count, job.server.count)
-        meeting = MeetingScheduler((host, port), size, job.deadline_s, token=token)
-        threading.Thread(target=meeting.run, name="fleet-scheduler", daemon=True).start()
+        rendezvous = RendezvousScheduler((host, port), size, job.deadline_s, token=token)
+        threading.Thread(target=rendezvous.run, name="fleet-scheduler", daemon=True).start()
         try:
             yield host, port
         finally:
-            meeting.stop()
+            rendezvous.stop()
         return
     role = Role(kind=Kind.SCHEDULER, worker_num=job.worker.count, master=(host, port))
     scheduler = Scheduler(role, job.deadline_s)
@@ -146,12 +146,12 @@ def _bundle(role: RoleSpec) -> dict[str, float]:
 
 def _started(
     role: RoleSpec, group: Any, job: JobSpec, common: Mapping[str, str]
-) -> Iterator[_Process]:
+) -> Iterator[_ActorProcess]:
     """Start the actors of a role, and the processes in them."""
     bundle = _bundle(role)
     for index in range(role.count):
         name = f"{role.kind.value} {index}"
-        actor = _Member.options(  # type: ignore[attr-defined]
+        actor = _MemberActor.options(  # type: ignore[attr-defined]
             name=f"{common['FLEET_JOB']} {name}",
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
@@ -170,11 +170,11 @@ def _started(
         environment = {**threads, **common, **identity, **device}
         command = ["fleetlight.cli.fleetlight", "member", "--restarts", str(job.max_restarts), "--"]
         ended = actor.run.remote(command, list(job.command), environment, os.getcwd())
-        yield _Process(name, role.kind, actor, ended)
+        yield _ActorProcess(name, role.kind, actor, ended)
 
 
 @ray.remote
-class _Member:
+class _MemberActor:
     """Runs one process of a job as a child, and ends with it."""
 
     def __init__(self, name: str) -> None:
@@ -218,11 +218,11 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
-class _Watch:
+class _JobWatch:
     """Waits for the processes of a job; the first failure ends it."""
 
     def __init__(
-        self, job: JobSpec, processes: Sequence[_Process], say: Callable[[str], None]
+        self, job: JobSpec, processes: Sequence[_ActorProcess], say: Callable[[str], None]
     ) -> None:
         self._job, self._processes, self._say = job, processes, say
         self._is_stopping = False
@@ -246,7 +246,7 @@ class _Watch:
         self._say("stopped and saved" if code else "done: all processes ended with code 0")
         return code
 
-    def _code_of(self, process: _Process) -> int:
+    def _code_of(self, process: _ActorProcess) -> int:
         try:
             return int(ray.get(process.ended))
         except RayActorError as error:
@@ -259,7 +259,7 @@ class _Watch:
             for process in self._processes:
                 process.actor.stop.options(max_task_retries=0).remote()
 
-    def _end_rest(self, rest: Sequence[_Process]) -> None:
+    def _end_rest(self, rest: Sequence[_ActorProcess]) -> None:
         """Give the other processes time to report the failure, then end them."""
         end = time.monotonic() + self._job.grace_s
         with contextlib.suppress(RayError):

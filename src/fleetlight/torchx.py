@@ -9,7 +9,7 @@ from torchx import specs
 
 from fleetlight.errors import ConfigError
 
-#: Sets the meeting point, then runs the arguments. TorchX names the host of the first process of
+#: Sets the rendezvous, then runs the arguments. TorchX names the host of the first process of
 #: the first role in a variable; that process itself listens on all its addresses.
 _MEET = """
 first="$${{{rank0}:-localhost}}"
@@ -55,7 +55,7 @@ def job(
         worker_mem: MiB of each worker
         server_cpu: cores of each server
         server_mem: MiB of each server
-        port: the port of the meeting point
+        port: the port of the rendezvous
         max_retries: how often TorchX restarts a process
         checkpoint: the folder for automatic checkpoints
         env: additional variables

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ps.meeting.members import listening
+from tests.ps.rendezvous.members import listening
 from tests.workers import reserved_port
 
 from fleetlight.errors import DeadlineError, PeerError, RoleError
 from fleetlight.fleet import bootstrap
 from fleetlight.fleet import job as jobs
 from fleetlight.fleet.bootstrap import _Connector, join_servers
-from fleetlight.fleet.meeting import size_of
+from fleetlight.fleet.rendezvous import size_of
 from fleetlight.fleet.served.job import ServedJob
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.ps import messages as m
-from fleetlight.ps.meeting.addresses import FixedAddresses
-from fleetlight.ps.meeting.meeting_point import MeetingPoint
+from fleetlight.ps.rendezvous.addresses import FixedAddresses
+from fleetlight.ps.rendezvous.service import RendezvousService
 from fleetlight.ps.transport.listener import bind
 from fleetlight.ps.worker.connections import CONTROL, PREFETCH, PULL, PUSH
 from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal
@@ -58,7 +58,7 @@ def test_error_for_workers_without_servers_names_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.WORKER, Kind.SERVER])
-def test_servers_need_an_address_or_a_meeting_point(kind: Kind) -> None:
+def test_servers_need_an_address_or_a_service_of(kind: Kind) -> None:
     with pytest.raises(RoleError, match="no variable says where they listen, or where the job me"):
         joined(Role(kind=kind, worker_num=1, server_num=1))
 
@@ -174,11 +174,11 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_server_that_cannot_listen_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[socket.socket] = []
     monkeypatch.setattr(
-        "fleetlight.fleet.meeting.bind",
+        "fleetlight.fleet.rendezvous.bind",
         lambda endpoint: held.append(bind(endpoint)) or held[0],
     )
     facts: Any = {"worker_num": 1, "server_num": 1, "master_keeper": "it"}
-    point = MeetingPoint(size_of(Role(**facts)), deadline_s=20.0)
+    point = RendezvousService(size_of(Role(**facts)), deadline_s=20.0)
     with listening(point) as listener:
         facts["master"] = listener.address
         worker, server = (

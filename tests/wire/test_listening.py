@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A meeting point listens at one address, and at all only if no other choice is known."""
+"""A rendezvous listens at one address, and at all only if no other choice is known."""
 
 from __future__ import annotations
 

@@ -19,15 +19,15 @@ from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.meeting import (
+from fleetlight.fleet.plan.durability_dir import remains_of, worker_journal_of
+from fleetlight.fleet.rendezvous import (
     endpoints_of,
     held_socket,
-    keeps_meeting_point,
-    meeting_of,
+    keeps_rendezvous,
     placed,
+    rendezvous_of,
     size_of,
 )
-from fleetlight.fleet.plan.durability_dir import remains_of, worker_journal_of
 from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
@@ -35,9 +35,9 @@ from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.meeting.addresses import Addresses, AnnouncedAddresses, FixedAddresses
-from fleetlight.ps.meeting.client import Announcer, MeetingClient
-from fleetlight.ps.meeting.meeting_point import MeetingPoint, WithMeetingPoint
+from fleetlight.ps.rendezvous.addresses import Addresses, AnnouncedAddresses, FixedAddresses
+from fleetlight.ps.rendezvous.client import Announcer, RendezvousClient
+from fleetlight.ps.rendezvous.service import RendezvousService, WithRendezvous
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel, RetryPolicy
@@ -91,39 +91,39 @@ def _join_as_server(
 ) -> ServerJob:
     """Listen from now on: workers can connect before the server has a plan."""
     limit_malloc_arenas()
-    point = _own_meeting_point(role, deadline_s)
+    point = _own_rendezvous(role, deadline_s)
     if role.server_endpoints:
         return _listen(role, strategy, deadline_s, tls, point)
     held = held_socket(role)
-    meeting = meeting_of(role, deadline_s, tls, point)
+    rendezvous = rendezvous_of(role, deadline_s, tls, point)
     try:
         if role.index is None:
-            role = placed(role, meeting.enrol())
+            role = placed(role, rendezvous.enrol())
         job = _listen(role, strategy, deadline_s, tls, point, held)
-        _announce(job, meeting, deadline_s)
+        _announce(job, rendezvous, deadline_s)
     except BaseException as error:
         held.close()
-        meeting.depart(role.index or 0, f"{type(error).__name__}: {error}")
+        rendezvous.depart(role.index or 0, f"{type(error).__name__}: {error}")
         raise
     return job
 
 
-def _own_meeting_point(role: Role, deadline_s: float) -> MeetingPoint | None:
-    """The meeting point that this server keeps, if any."""
-    if not keeps_meeting_point(role):
+def _own_rendezvous(role: Role, deadline_s: float) -> RendezvousService | None:
+    """The rendezvous that this server keeps, if any."""
+    if not keeps_rendezvous(role):
         return None
-    return MeetingPoint(size_of(role), deadline_s=deadline_s)
+    return RendezvousService(size_of(role), deadline_s=deadline_s)
 
 
-def _announce(job: ServerJob, meeting: MeetingClient, deadline_s: float) -> None:
+def _announce(job: ServerJob, rendezvous: RendezvousClient, deadline_s: float) -> None:
     """Say where the server listens, and learn where the others do."""
     role, process = job.role, job.process
     endpoint = own_address(role), process.listener.address[1]
     process.announcer = Announcer(
-        meeting, _index(role), endpoint, lambda error: process.fail(str(error))
+        rendezvous, _index(role), endpoint, lambda error: process.fail(str(error))
     )
     process.announcer.start(deadline_s)
-    job.role = role.replace(server_endpoints=endpoints_of(meeting.locate()))
+    job.role = role.replace(server_endpoints=endpoints_of(rendezvous.locate()))
 
 
 def _limits(worker_num: int, deadline_s: float) -> ConnectionLimits:
@@ -148,7 +148,7 @@ def _listen(
     strategy: DistributedStrategy,
     deadline_s: float,
     tls: Contexts | None,
-    point: MeetingPoint | None,
+    point: RendezvousService | None,
     held: socket.socket | None = None,
 ) -> ServerJob:
     index = _index(role)
@@ -156,7 +156,7 @@ def _listen(
     server.resuming.remains = remains_of(role, strategy)
     listener = Listener(
         _master_of(role) if held is not None else role.server_endpoints[index],
-        server if point is None else WithMeetingPoint(server, point),
+        server if point is None else WithRendezvous(server, point),
         tls=None if tls is None else tls.as_server,
         token=role.token,
         limits=_limits(role.worker_num, deadline_s),
@@ -175,10 +175,10 @@ def _listen(
 def _served_worker(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
-    meeting = meeting_of(role, deadline_s, tls)
+    rendezvous = rendezvous_of(role, deadline_s, tls)
     if role.index is None:
-        role = placed(role, meeting.enrol())
-    role, addresses = _located(role, meeting)
+        role = placed(role, rendezvous.enrol())
+    role, addresses = _located(role, rendezvous)
     journal = worker_journal_of(role, strategy, _index(role), _started_at())
     connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
     client = Client(_index(role), role.worker_num, role.server_num, connector.connect, journal)
@@ -186,31 +186,31 @@ def _served_worker(
     if strategy.durability == "log":
         connector.acknowledged = lambda server: client.acknowledged[server]
     resume_with_all(client, role, strategy, waits=True)
-    role = _with_place(role, client, meeting)
+    role = _with_place(role, client, rendezvous)
     # a worker that cannot resume reports that before the servers admit it
     replay = replay_of(journal, functools.partial(report_restartable, role))
     group = ServedGroup(client, deadline_s, given_device(role))
     session = ServerSession(client, None)
-    session.meeting = None if isinstance(addresses, FixedAddresses) else meeting
+    session.rendezvous = None if isinstance(addresses, FixedAddresses) else rendezvous
     job = served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
     # the script may give its strategy after fleet.init
     connector.shares_memory = lambda: job.strategy.shared_memory
     return job
 
 
-def _located(role: Role, meeting: MeetingClient) -> tuple[Role, Addresses]:
+def _located(role: Role, rendezvous: RendezvousClient) -> tuple[Role, Addresses]:
     """The role with the endpoints of the servers, and where they listen from now on."""
     if role.server_endpoints:
         return role, FixedAddresses(role.server_endpoints)
-    addresses = AnnouncedAddresses(meeting)
+    addresses = AnnouncedAddresses(rendezvous)
     return role.replace(server_endpoints=addresses.wait_for_all()), addresses
 
 
-def _with_place(role: Role, client: Client, meeting: MeetingClient) -> Role:
+def _with_place(role: Role, client: Client, rendezvous: RendezvousClient) -> Role:
     """The role with the place of this worker, which a restarted one keeps."""
     if role.local_rank is not None and role.node_num is not None:
         return role
-    encoded = client.replies.once("place", lambda: [msgspec.json.encode(meeting.enrol())])
+    encoded = client.replies.once("place", lambda: [msgspec.json.encode(rendezvous.enrol())])
     return placed(role, msgspec.json.decode(encoded[0], type=m.Enrolled))
 
 

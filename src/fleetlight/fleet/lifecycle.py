@@ -27,12 +27,12 @@ from fleetlight.fleet.exit.exit_status import (
     report_exiting,
 )
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
-from fleetlight.fleet.meeting import size_of
 from fleetlight.fleet.reinit import InitCall, accept_repeated_call, forget_last_job
+from fleetlight.fleet.rendezvous import size_of
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
-from fleetlight.ps.meeting.scheduler import MeetingScheduler
+from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
 from fleetlight.security.context import Contexts, both_contexts
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
@@ -125,12 +125,14 @@ def _join(
     return job
 
 
-def _scheduler(role: Role, deadline_s: float, tls: Contexts | None) -> Scheduler | MeetingScheduler:
+def _scheduler(
+    role: Role, deadline_s: float, tls: Contexts | None
+) -> Scheduler | RendezvousScheduler:
     """The scheduler of a job, with or without servers."""
     if not role.server_num:
         return Scheduler(role, deadline_s, tls)
     assert role.master is not None
-    return MeetingScheduler(role.master, size_of(role), deadline_s, tls=tls, token=role.token)
+    return RendezvousScheduler(role.master, size_of(role), deadline_s, tls=tls, token=role.token)
 
 
 def _begin(job: Job, is_collective: bool, deadline: Deadline) -> None:

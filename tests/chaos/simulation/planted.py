@@ -16,7 +16,7 @@ from tests.chaos.simulation.worker import Worker
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.ps import messages as m
 from fleetlight.ps.high_water_marks import HighWaterMarks
-from fleetlight.ps.meeting.directory import Directory
+from fleetlight.ps.rendezvous.directory import Directory
 from fleetlight.ps.server import server
 from fleetlight.ps.server.durability.persistent_state import PersistentState
 from fleetlight.ps.server.membership import WorkerMembership

@@ -17,7 +17,7 @@ from typing import Any
 from tests.chaos.simulation.forming import Formed
 from tests.chaos.simulation.host import machinery
 from tests.chaos.simulation.launcher import Launched
-from tests.chaos.simulation.meeting import Met
+from tests.chaos.simulation.moving_servers import Moved
 from tests.chaos.simulation.schedule import Served
 from tests.chaos.simulation.world import World
 
@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[Callable[[World], Any], int]] = {
     "served": (Served, 78),
     "launched": (Launched, 14),
     "formed": (Formed, 4),
-    "met": (Met, 4),
+    "moved": (Moved, 4),
 }
 _EVERY = [kind for kind, (_, share) in KINDS.items() for _ in range(share)]
 

@@ -31,7 +31,7 @@ from fleetlight.ps.layers.handle import RowSource, TableHandle
 from fleetlight.ps.layers.staging import is_on_device, staging_of
 from fleetlight.ps.layers.table_gradient import TableGradient, as_one
 from fleetlight.ps.layers.table_weight import stand_for
-from fleetlight.ps.meeting.client import MeetingClient
+from fleetlight.ps.rendezvous.client import RendezvousClient
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.tables.optimizers import PushOptions
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
@@ -58,7 +58,7 @@ class ServerSession:
         #: the workers that average dense gradients among themselves, where the servers do not
         self.dense_group: Group | None = None
         #: where this worker reports a failure, besides the servers
-        self.meeting: MeetingClient | None = None
+        self.rendezvous: RendezvousClient | None = None
         #: True once this worker makes no more steps
         self.is_over = False
         #: True once the others know how this worker ended
@@ -339,8 +339,8 @@ class ServerSession:
         """Leave after an error, and send it to them; only the first report counts."""
         if not self._mark_left():
             return
-        if self.meeting is not None:
-            self.meeting.depart(self.client.worker, error)
+        if self.rendezvous is not None:
+            self.rendezvous.depart(self.client.worker, error)
         if self.dense_group is not None:
             self.dense_group.fail(error)
 

@@ -35,7 +35,7 @@ from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
 from fleetlight.observe.log import logger
-from fleetlight.ps.meeting.client import Announcer
+from fleetlight.ps.rendezvous.client import Announcer
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
 

@@ -105,7 +105,7 @@ class JobSpec:
     collective: bool = True
     worker: RoleSpec = RoleSpec(kind=Kind.WORKER, count=1)
     server: RoleSpec = RoleSpec(kind=Kind.SERVER)
-    #: keeps the meeting point of a job with servers, where no server has an address that stays
+    #: keeps the rendezvous of a job with servers, where no server has an address that stays
     scheduler: RoleSpec = RoleSpec(kind=Kind.SCHEDULER)
     machine: MachineSpec = MachineSpec()
     engine: EngineSpec = EngineSpec()

@@ -23,7 +23,15 @@ from fleetlight.ps.messages.checkpoints import (
     WriteFile,
 )
 from fleetlight.ps.messages.joining import Greeting, Join, Resume, Resumed, ShareMemory, Welcome
-from fleetlight.ps.messages.meeting import (
+from fleetlight.ps.messages.membership import (
+    Barrier,
+    BarrierReply,
+    GoodbyeAck,
+    Heartbeat,
+    HeartbeatAck,
+    Leave,
+)
+from fleetlight.ps.messages.rendezvous import (
     Announce,
     Announced,
     Attend,
@@ -33,14 +41,6 @@ from fleetlight.ps.messages.meeting import (
     Locate,
     Located,
     ServerEntry,
-)
-from fleetlight.ps.messages.membership import (
-    Barrier,
-    BarrierReply,
-    GoodbyeAck,
-    Heartbeat,
-    HeartbeatAck,
-    Leave,
 )
 from fleetlight.ps.messages.shard_queue import (
     LeaseProgress,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MeetingClient`: what members ask the meeting point; `Announcer`: what servers tell it."""
+"""`RendezvousClient`: what members ask the rendezvous; `Announcer`: what servers tell it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _REPLY_S = 5.0
 
 _Reply = TypeVar("_Reply", bound=m.Message)
 
-#: opens a connection to the meeting point; the number bounds the attempt in seconds
+#: opens a connection to the rendezvous; the number bounds the attempt in seconds
 Connect = Callable[[m.Attend, float], Channel]
 
 
-class MeetingClient:
+class RendezvousClient:
     """Opens a connection for each question: members ask seldom."""
 
     def __init__(self, connect: Connect, attend: m.Attend, deadline_s: float) -> None:
-        """`deadline_s` is how long the meeting point may wait for other members."""
+        """`deadline_s` is how long the rendezvous may wait for other members."""
         self._connect, self._attend, self._deadline_s = connect, attend, deadline_s
         self.process = attend.process
 
@@ -46,7 +46,7 @@ class MeetingClient:
         return self._ask(m.Locate(list(known)), m.Located, limit_s)
 
     def depart(self, index: int, error: str = "") -> None:
-        """Say goodbye; nothing happens if the meeting point is gone."""
+        """Say goodbye; nothing happens if the rendezvous is gone."""
         with contextlib.suppress(PeerError):
             self._ask(m.Depart(index, error), m.Done, _REPLY_S)
 
@@ -76,13 +76,13 @@ class Announcer:
 
     def __init__(
         self,
-        meeting: MeetingClient,
+        rendezvous: RendezvousClient,
         server: int,
         endpoint: Endpoint,
         refused: Callable[[PeerError], None],
     ) -> None:
         """`refused` gets the error when another process has replaced this one."""
-        self._meeting, self._server, self._endpoint = meeting, server, endpoint
+        self._rendezvous, self._server, self._endpoint = rendezvous, server, endpoint
         self._refused = refused
         self._incarnation = 0
         self._channel: Channel | None = None
@@ -90,8 +90,8 @@ class Announcer:
         self._thread = threading.Thread(target=self._run, name="fleet-announcer", daemon=True)
 
     def start(self, within_s: float) -> None:
-        """Announce the server for the first time, and go on in the background."""
-        self._channel = self._meeting.channel(within_s)
+        """Announce the server for the first time, and continue in the background."""
+        self._channel = self._rendezvous.channel(within_s)
         self._announce()
         self._thread.start()
 
@@ -102,7 +102,7 @@ class Announcer:
         self._stop.set()
         self._thread.join(2 * _REPLY_S)
         if self._channel is not None:
-            # at the end of a job, the meeting point may have gone first
+            # at the end of a job, the rendezvous may have gone first
             with contextlib.suppress(PeerError):
                 self._channel.call(m.Depart(self._server, error), deadline_s=_REPLY_S)
             self._channel.close()
@@ -117,7 +117,7 @@ class Announcer:
                 return
             except (DeadlineError, PeerLostError) as error:
                 if not is_away:
-                    logger.warning("the meeting point is away, and may return: %s", error)
+                    logger.warning("the rendezvous is away, and may return: %s", error)
                 is_away = True
                 self._reconnect()
             else:
@@ -125,7 +125,7 @@ class Announcer:
 
     def _announce(self) -> None:
         if self._channel is None:
-            raise PeerLostError("no connection to the meeting point")
+            raise PeerLostError("no connection to the rendezvous")
         host, port = self._endpoint
         message = m.Announce(self._server, self._incarnation, host, port)
         reply = self._channel.call(message).message
@@ -139,7 +139,7 @@ class Announcer:
             self._channel.close()
             self._channel = None
         with contextlib.suppress(DeadlineError, PeerLostError):
-            self._channel = self._meeting.channel(ANNOUNCE_EVERY_S)
+            self._channel = self._rendezvous.channel(ANNOUNCE_EVERY_S)
 
 
 def random_name() -> str:

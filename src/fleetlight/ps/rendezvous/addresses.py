@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fleetlight.errors import DeadlineError, PeerLostError
-from fleetlight.ps.meeting.client import MeetingClient
 from fleetlight.ps.messages import ServerEntry
+from fleetlight.ps.rendezvous.client import RendezvousClient
 from fleetlight.ps.transport.dialing import NotReadyError
 from fleetlight.roles.role import Endpoint
 
-#: an answer of the meeting point holds for this long, for all connections
+#: an answer of the rendezvous holds for this long, for all connections
 _HOLDS_S = 0.5
 #: how long an attempt to reconnect may wait for the answer
 _ASK_S = 2.0
@@ -24,7 +24,7 @@ class Addresses(Protocol):
     """Where the servers of a job listen."""
 
     def of(self, server: int) -> Endpoint:
-        """Where a server listens; NotReadyError if nobody knows."""
+        """Where a server listens; NotReadyError if no process has said it."""
 
 
 class FixedAddresses:
@@ -41,8 +41,8 @@ class FixedAddresses:
 class AnnouncedAddresses:
     """The addresses that servers announce; a server that was restarted may have another one."""
 
-    def __init__(self, meeting: MeetingClient) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: RendezvousClient) -> None:
+        self._rendezvous = rendezvous
         self._lock = threading.Lock()
         self._asked_at = 0.0
         #: by server: its newest process
@@ -55,7 +55,7 @@ class AnnouncedAddresses:
             return tuple(_endpoint(self._known[server]) for server in sorted(self._known))
 
     def of(self, server: int) -> Endpoint:
-        """Where a server listens now; asks the meeting point for each attempt to connect."""
+        """Where a server listens now; asks the rendezvous for each attempt to connect."""
         with self._lock:
             if time.monotonic() - self._asked_at > _HOLDS_S:
                 try:
@@ -63,12 +63,12 @@ class AnnouncedAddresses:
                 except (DeadlineError, PeerLostError) as error:
                     if server not in self._known:
                         raise NotReadyError(str(error)) from None
-                    # the meeting point may be away itself; the last answer may still hold
+                    # the rendezvous may be away itself; the last answer may still hold
                     self._asked_at = time.monotonic()
             return _endpoint(self._known[server])
 
     def _ask(self, within_s: float | None) -> None:
-        located = self._meeting.locate(self._known.values(), within_s)
+        located = self._rendezvous.locate(self._known.values(), within_s)
         self._known = {entry.server: entry for entry in located.servers}
         self._asked_at = time.monotonic()
 

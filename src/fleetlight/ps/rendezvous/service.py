@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MeetingPoint`: answers the members of a job that look for each other."""
+"""`RendezvousService`: replies to the members of a job that look for each other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from fleetlight.errors import MembershipError, PeerError, ProtocolError, counted
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.meeting.directory import Directory, OccupiedError
-from fleetlight.ps.meeting.enrolment import Enrolment, SurplusError
+from fleetlight.ps.rendezvous.directory import Directory, OccupiedError
+from fleetlight.ps.rendezvous.enrolment import Enrolment, SurplusError
 from fleetlight.ps.transport.interface import Connection, Handler, Reply
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.roles.members import MemberHello, check_reachable
@@ -45,7 +45,7 @@ class _Attendee:
     hello: MemberHello
 
 
-class MeetingPoint:
+class RendezvousService:
     """Members call it before they know each other; servers call it as long as they run.
 
     The first failure that a member reports is the reply to all later requests.
@@ -184,8 +184,8 @@ class MeetingPoint:
                 )
         if theirs.job and size.job and theirs.job != size.job:
             raise MembershipError(
-                f"the {hello.kind} of {hello.where()} belongs to job {theirs.job}, but the meeting "
-                f"point is that of job {size.job}; give each job a meeting point of its own"
+                f"the {hello.kind} of {hello.where()} belongs to job {theirs.job}, but the "
+                f"rendezvous is that of job {size.job}; give each job one of its own"
             )
 
     def _handle(self, attendee: _Attendee, message: m.Message) -> m.Message:
@@ -198,7 +198,7 @@ class MeetingPoint:
                 return self._locate(message)
             case m.Depart():
                 return self._depart(attendee, message)
-        raise ProtocolError(f"the meeting point has no reply to {type(message).__name__}")
+        raise ProtocolError(f"the rendezvous has no reply to {type(message).__name__}")
 
     def _enrol(self, attendee: _Attendee) -> m.Enrolled:
         enrolment = self._enrolments[attendee.hello.kind]
@@ -256,7 +256,7 @@ class MeetingPoint:
         servers = ", ".join(f"server {index}" for index in self._directory.missing())
         return (
             f"not announced within {self._deadline_s:g} s where they listen: {servers}; did they "
-            "all start, with the same meeting point?"
+            "all start, with the same rendezvous?"
         )
 
     def _depart(self, attendee: _Attendee, message: m.Depart) -> m.Done:
@@ -289,11 +289,11 @@ class MeetingPoint:
             self._changed.wait(_LOOK_S)
 
 
-class WithMeetingPoint:
-    """A server that keeps the meeting point, too: members call it at the same address."""
+class WithRendezvous:
+    """A server that keeps the rendezvous, too: members call it at the same address."""
 
-    def __init__(self, server: Handler, meeting_point: MeetingPoint) -> None:
-        self._server, self._meeting_point = server, meeting_point
+    def __init__(self, server: Handler, service: RendezvousService) -> None:
+        self._server, self._service = server, service
 
     def __call__(
         self, connection: Connection, message: m.Message, arrays: Sequence[Array]
@@ -307,4 +307,4 @@ class WithMeetingPoint:
 
     def _handler_of(self, connection: Connection, message: m.Message | None = None) -> Handler:
         meets = isinstance(message, m.Attend) or isinstance(connection.note, _Attendee)
-        return self._meeting_point if meets else self._server
+        return self._service if meets else self._server

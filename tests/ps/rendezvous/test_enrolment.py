@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.ps.meeting.members import hello
+from tests.ps.rendezvous.members import hello
 
 from fleetlight.errors import MembershipError
-from fleetlight.ps.meeting.enrolment import Enrolment, SurplusError
+from fleetlight.ps.rendezvous.enrolment import Enrolment, SurplusError
 
 
 def complete(*addresses: str) -> Enrolment:

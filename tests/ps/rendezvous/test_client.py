@@ -6,13 +6,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from tests.ps.meeting.members import LIMIT_S, client_of, hello, meeting_point
+from tests.ps.rendezvous.members import LIMIT_S, client_of, hello, service_of
 
 from fleetlight.errors import MembershipError, PeerError, PeerLostError
 from fleetlight.ps import messages as m
-from fleetlight.ps.meeting import client as clients
-from fleetlight.ps.meeting.addresses import AnnouncedAddresses, FixedAddresses
-from fleetlight.ps.meeting.client import Announcer, MeetingClient
+from fleetlight.ps.rendezvous import client as clients
+from fleetlight.ps.rendezvous.addresses import AnnouncedAddresses, FixedAddresses
+from fleetlight.ps.rendezvous.client import Announcer, RendezvousClient
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.dialing import NotReadyError
 from fleetlight.ps.transport.interface import Channel
@@ -25,31 +25,31 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "ANNOUNCE_EVERY_S", 0.05)
 
 
-def caller(endpoint: Endpoint, process: str, kind: str = "server") -> MeetingClient:
-    """A member that reaches the meeting point by a socket."""
+def caller(endpoint: Endpoint, process: str, kind: str = "server") -> RendezvousClient:
+    """A member that reaches the rendezvous by a socket."""
 
     def connect(attend: m.Attend, within_s: float) -> Channel:
         channel = SocketChannel(
-            lambda: endpoint, "the meeting point", deadline_s=LIMIT_S, greeting=lambda: attend
+            lambda: endpoint, "the rendezvous", deadline_s=LIMIT_S, greeting=lambda: attend
         )
         connect_all([channel], within_s)
         return channel
 
     index = 0 if kind == "server" else None
     attend = m.Attend("job", 1, 1, process, hello(kind, index))
-    return MeetingClient(connect, attend, LIMIT_S)
+    return RendezvousClient(connect, attend, LIMIT_S)
 
 
-def test_a_server_announces_itself_to_a_meeting_point_that_was_restarted() -> None:
-    listener = Listener(("127.0.0.1", 0), meeting_point())
+def test_a_server_announces_itself_to_a_rendezvous_that_was_restarted() -> None:
+    listener = Listener(("127.0.0.1", 0), service_of())
     announcer = Announcer(caller(listener.address, "s"), 0, ("10.0.0.1", 7000), lambda error: None)
     announcer.start(LIMIT_S)
     addresses = AnnouncedAddresses(caller(listener.address, "w", "worker"))
     assert addresses.wait_for_all() == (("10.0.0.1", 7000),)
     listener.stop()
-    # the last answer holds while the meeting point is away
+    # the last answer holds while the rendezvous is away
     assert addresses.of(0) == ("10.0.0.1", 7000)
-    point = meeting_point()
+    point = service_of()
     again = Listener(listener.address, point)
     assert caller(listener.address, "w2", "worker").locate().servers[0].incarnation == 1
     announcer.stop()
@@ -59,7 +59,7 @@ def test_a_server_announces_itself_to_a_meeting_point_that_was_restarted() -> No
 
 
 def test_a_replaced_server_is_told() -> None:
-    point, refused, told = meeting_point(), list[PeerError](), threading.Event()
+    point, refused, told = service_of(), list[PeerError](), threading.Event()
 
     def note(error: PeerError) -> None:
         refused.append(error)
@@ -74,8 +74,8 @@ def test_a_replaced_server_is_told() -> None:
 
 
 def test_workers_follow_a_server_to_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.ps.meeting.addresses._HOLDS_S", -1.0)
-    point = meeting_point()
+    monkeypatch.setattr("fleetlight.ps.rendezvous.addresses._HOLDS_S", -1.0)
+    point = service_of()
     old = Announcer(client_of(point, "old", hello("server", 0)), 0, ("10.0.0.1", 7), print)
     old.start(LIMIT_S)
     addresses = AnnouncedAddresses(client_of(point, "w"))
@@ -95,7 +95,7 @@ def test_answers_are_shared_for_a_moment() -> None:
     def never(attend: m.Attend, within_s: float) -> Channel:
         raise AssertionError
 
-    class Counting(MeetingClient):
+    class Counting(RendezvousClient):
         """Counts its questions."""
 
         def locate(self, known: object = (), within_s: float | None = None) -> m.Located:
@@ -115,10 +115,10 @@ def test_an_address_that_nobody_announces_is_not_ready() -> None:
         raise PeerLostError("away")
 
     attend = m.Attend("", 1, 1, "w", hello())
-    addresses = AnnouncedAddresses(MeetingClient(away, attend, 1.0))
+    addresses = AnnouncedAddresses(RendezvousClient(away, attend, 1.0))
     with pytest.raises(NotReadyError, match="away"):
         addresses.of(0)
-    point = meeting_point()
+    point = service_of()
     point.fail("server 1 failed: on purpose")
     with pytest.raises(MembershipError, match="on purpose"):
         AnnouncedAddresses(client_of(point, "w")).of(0)

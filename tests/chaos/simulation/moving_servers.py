@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schedule of a job whose servers move: an engine restarts them, and workers look for them.
 
-Messages arrive late. Servers are killed, or pause until the engine takes them for lost. The meeting
-point loses its memory, and links are cut.
+Messages arrive late. Servers are killed, or pause until the engine takes them for lost. The
+rendezvous loses its memory, and links are cut.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tests.chaos.simulation.oracle import broken
 from tests.chaos.simulation.world import World
 
 from fleetlight.errors import MembershipError
-from fleetlight.ps.meeting.directory import SILENCE_S, Directory, OccupiedError
-from fleetlight.ps.meeting.meeting_point import OCCUPIED_S
 from fleetlight.ps.messages import Announce, ServerEntry
+from fleetlight.ps.rendezvous.directory import SILENCE_S, Directory, OccupiedError
+from fleetlight.ps.rendezvous.service import OCCUPIED_S
 
 #: the time of accidents, and the quiet time after it
 _BUSY_S, _QUIET_S = 60.0, 60.0
@@ -26,7 +26,7 @@ RUNNING, PAUSED, DEAD = "running", "paused", "dead"
 
 
 @dataclasses.dataclass(eq=False)
-class _Process:
+class _ServerProcess:
     """A process of a server."""
 
     name: str
@@ -40,7 +40,7 @@ class _Process:
     is_cut: bool = False
 
 
-class _Worker:
+class _AskingWorker:
     """Knows where servers listen."""
 
     def __init__(self, name: str) -> None:
@@ -59,18 +59,18 @@ class _Worker:
             self.known[entry.server] = entry
 
 
-class Met:
-    """Servers, workers, and the meeting point."""
+class Moved:
+    """Servers, workers, and the rendezvous."""
 
     def __init__(self, world: World) -> None:
         self.world, chance = world, world.chance
         self.server_num = chance.randrange(1, 4)
         self.directory: Directory | None = Directory(self.server_num)
-        #: changes when the meeting point restarts: late messages reach nobody
+        #: changes when the rendezvous restarts: late messages are lost
         self.memory = 0
-        self.newest: dict[int, _Process] = {}
-        self.processes: list[_Process] = []
-        self.workers = [_Worker(f"worker {n}") for n in range(chance.randrange(1, 4))]
+        self.newest: dict[int, _ServerProcess] = {}
+        self.processes: list[_ServerProcess] = []
+        self.workers = [_AskingWorker(f"worker {n}") for n in range(chance.randrange(1, 4))]
         self.accidents = chance.randrange(0, 12)
 
     def run(self) -> None:
@@ -98,18 +98,18 @@ class Met:
     # -- the engine
 
     def _start(self, server: int) -> None:
-        process = _Process(f"process {len(self.processes)}", server, len(self.processes))
+        process = _ServerProcess(f"process {len(self.processes)}", server, len(self.processes))
         self.processes.append(process)
         self.newest[server] = process
         self.world.tell("engine", f"starts {process.name} of server {server}")
         self._announce(process)
 
-    def _replace(self, process: _Process) -> None:
+    def _replace(self, process: _ServerProcess) -> None:
         """The engine restarts a server, if no later process of it runs."""
         if self.newest[process.server] is process:
             self._start(process.server)
 
-    def _some(self) -> _Process | None:
+    def _some(self) -> _ServerProcess | None:
         running = [one for one in self.processes if one.state == RUNNING]
         return self.world.chance.choice(running) if running else None
 
@@ -118,7 +118,7 @@ class Met:
         if process is not None:
             self._end(process, "is killed")
 
-    def _end(self, process: _Process, why: str) -> None:
+    def _end(self, process: _ServerProcess, why: str) -> None:
         self.world.tell(process.name, why)
         process.state = DEAD
         # the host may be lost, too, and then no connection ends
@@ -137,13 +137,13 @@ class Met:
         wakes_in = self.world.chance.random() * 3 * SILENCE_S
         self.world.at(self.world.now + wakes_in, self._wake, process)
 
-    def _wake(self, process: _Process) -> None:
+    def _wake(self, process: _ServerProcess) -> None:
         self.world.tell(process.name, "wakes up")
         process.state = RUNNING
         self._announce(process)
 
     def _cut(self) -> None:
-        """The link of a server to the meeting point is cut for a while."""
+        """The link of a server to the rendezvous is cut for a while."""
         process = self._some()
         if process is None:
             return
@@ -153,14 +153,14 @@ class Met:
         end = self.world.now + self.world.chance.random() * 2 * SILENCE_S
         self.world.at(end, self._join_again, process)
 
-    def _join_again(self, process: _Process) -> None:
+    def _join_again(self, process: _ServerProcess) -> None:
         process.is_cut = False
 
-    # -- the meeting point
+    # -- the rendezvous
 
     def _forget(self) -> None:
-        """The meeting point ends, and another one starts without memory."""
-        self.world.tell("meeting point", "loses its memory")
+        """The rendezvous ends, and another one starts without memory."""
+        self.world.tell("rendezvous", "loses its memory")
         self.memory += 1
         self.directory = None
         self._later(self._open)
@@ -169,13 +169,13 @@ class Met:
         if self.directory is None:
             self.directory = Directory(self.server_num)
 
-    def _lose(self, memory: int, process: _Process) -> None:
+    def _lose(self, memory: int, process: _ServerProcess) -> None:
         if memory == self.memory and self.directory is not None:
             self.directory.lose(process.name)
 
     # -- a server
 
-    def _announce(self, process: _Process) -> None:
+    def _announce(self, process: _ServerProcess) -> None:
         if process.state != RUNNING or self._is_over:
             return
         self.world.at(self.world.now + _EVERY_S, self._announce, process)
@@ -187,7 +187,7 @@ class Met:
     def _is_over(self) -> bool:
         return self.world.now > _BUSY_S + _QUIET_S
 
-    def _arrive(self, memory: int, process: _Process, message: Announce) -> None:
+    def _arrive(self, memory: int, process: _ServerProcess, message: Announce) -> None:
         if self.directory is None or memory != self.memory or process.state == DEAD:
             return
         now = self.world.now
@@ -203,17 +203,17 @@ class Met:
             process.asks_since = None
             self._later(self._number, process, incarnation)
 
-    def _refuse(self, process: _Process) -> None:
+    def _refuse(self, process: _ServerProcess) -> None:
         if process.state == RUNNING:
             self._end(process, "is refused")
 
-    def _number(self, process: _Process, incarnation: int) -> None:
+    def _number(self, process: _ServerProcess, incarnation: int) -> None:
         # replies of one connection arrive in order
         process.incarnation = max(process.incarnation, incarnation)
 
     # -- a worker
 
-    def _ask(self, worker: _Worker) -> None:
+    def _ask(self, worker: _AskingWorker) -> None:
         if self._is_over:
             return
         self.world.at(self.world.now + 2 * _EVERY_S, self._ask, worker)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from fleetlight.errors import MembershipError
-from fleetlight.ps.meeting.directory import SILENCE_S, Directory, OccupiedError
 from fleetlight.ps.messages import Announce, ServerEntry
+from fleetlight.ps.rendezvous.directory import SILENCE_S, Directory, OccupiedError
 
 
 def known(incarnation: int, process: str, server: int = 0) -> list[ServerEntry]:

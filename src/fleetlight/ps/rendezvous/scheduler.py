@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that only keeps the meeting point of a job with parameter servers."""
+"""A process that only keeps the rendezvous of a job with parameter servers."""
 
 from __future__ import annotations
 
 import time
 
 from fleetlight.observe.log import logger
-from fleetlight.ps.meeting.meeting_point import JobSize, MeetingPoint
+from fleetlight.ps.rendezvous.service import JobSize, RendezvousService
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.roles.role import Endpoint, endpoint_text
@@ -20,8 +20,8 @@ _LOOK_S = 1.0
 _LAST_REPLIES_S = 5.0
 
 
-class MeetingScheduler:
-    """Serves the meeting point until all servers have left, or the job fails."""
+class RendezvousScheduler:
+    """Serves the rendezvous until all servers have left, or the job fails."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class MeetingScheduler:
         token: Secret | None = None,
     ) -> None:
         self._size, self._deadline_s = size, deadline_s
-        self._point = MeetingPoint(size, deadline_s=deadline_s)
+        self._point = RendezvousService(size, deadline_s=deadline_s)
         held, _ = listen_at(endpoint)
         held.setblocking(False)
         # each worker and each lane of a server may call at the same time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members that call a meeting point in the same process."""
+"""Members that call a rendezvous in the same process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterator
 
 from fleetlight.ps import messages as m
-from fleetlight.ps.meeting.client import MeetingClient
-from fleetlight.ps.meeting.meeting_point import JobSize, MeetingPoint
+from fleetlight.ps.rendezvous.client import RendezvousClient
+from fleetlight.ps.rendezvous.service import JobSize, RendezvousService
 from fleetlight.ps.transport.interface import Channel, MemoryChannel
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.roles.members import MemberHello
@@ -32,18 +32,20 @@ def hello(
     )
 
 
-def meeting_point(workers: int = 1, servers: int = 1, deadline_s: float = LIMIT_S) -> MeetingPoint:
-    """The meeting point of a job."""
-    return MeetingPoint(JobSize(VERSION, "job", workers, servers), deadline_s=deadline_s)
+def service_of(
+    workers: int = 1, servers: int = 1, deadline_s: float = LIMIT_S
+) -> RendezvousService:
+    """The rendezvous of a job."""
+    return RendezvousService(JobSize(VERSION, "job", workers, servers), deadline_s=deadline_s)
 
 
 def client_of(
-    point: MeetingPoint,
+    point: RendezvousService,
     process: str,
     who: MemberHello | None = None,
     size: tuple[int, int] = (1, 1),
-) -> MeetingClient:
-    """A member that calls the meeting point without a network."""
+) -> RendezvousClient:
+    """A member that calls the rendezvous without a network."""
 
     def connect(attend: m.Attend, within_s: float) -> Channel:
         channel = MemoryChannel(point)
@@ -51,12 +53,12 @@ def client_of(
         return channel
 
     attend = m.Attend("job", *size, process, hello() if who is None else who)
-    return MeetingClient(connect, attend, LIMIT_S)
+    return RendezvousClient(connect, attend, LIMIT_S)
 
 
 @contextlib.contextmanager
-def listening(point: MeetingPoint) -> Iterator[Listener]:
-    """The meeting point behind a socket."""
+def listening(point: RendezvousService) -> Iterator[Listener]:
+    """The rendezvous behind a socket."""
     listener = Listener(("127.0.0.1", 0), point)
     try:
         yield listener

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to the meeting point of a job, where members find each other."""
+"""Messages to the rendezvous of a job, where members find each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class Attend(MessageBase, frozen=True):
-    """The first message on a connection to the meeting point. Reply: Done."""
+    """The first message on a connection to the rendezvous. Reply: Done."""
 
     #: the id of the job; "" if the caller has none
     job: str
@@ -44,7 +44,7 @@ class Announce(MessageBase, frozen=True, rename=FORMER_NAMES):
 
     repeatable: ClassVar[bool] = True
     server: _Index
-    #: 0: the meeting point has given the process no incarnation yet
+    #: 0: the rendezvous has given the process no incarnation yet
     incarnation: _Index
     host: str
     port: _Port

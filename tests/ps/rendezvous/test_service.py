@@ -6,17 +6,17 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.ps.meeting.members import LIMIT_S, client_of, hello, listening, meeting_point
+from tests.ps.rendezvous.members import LIMIT_S, client_of, hello, listening, service_of
 
 from fleetlight.errors import MembershipError, PeerError, ProtocolError
 from fleetlight.ps import messages as m
-from fleetlight.ps.meeting.client import MeetingClient
-from fleetlight.ps.meeting.meeting_point import JobSize, MeetingPoint, WithMeetingPoint
+from fleetlight.ps.rendezvous.client import RendezvousClient
+from fleetlight.ps.rendezvous.service import JobSize, RendezvousService, WithRendezvous
 from fleetlight.ps.transport.channel import SocketChannel
 from fleetlight.ps.transport.interface import Connection, MemoryChannel, Reply
 
 
-def announced(client: MeetingClient, server: int, port: int, incarnation: int = 0) -> int:
+def announced(client: RendezvousClient, server: int, port: int, incarnation: int = 0) -> int:
     """Announce a server on a connection that stays open."""
     channel = client.channel(LIMIT_S)
     reply = channel.call(m.Announce(server, incarnation, "10.0.0.1", port)).message
@@ -25,7 +25,7 @@ def announced(client: MeetingClient, server: int, port: int, incarnation: int = 
 
 
 def test_workers_wait_for_each_other_and_for_all_servers() -> None:
-    point = meeting_point(workers=2, servers=2)
+    point = service_of(workers=2, servers=2)
     size = (2, 2)
     workers = [client_of(point, f"w{n}", size=size) for n in range(2)]
     servers = [client_of(point, f"s{n}", hello("server"), size) for n in range(2)]
@@ -41,7 +41,7 @@ def test_workers_wait_for_each_other_and_for_all_servers() -> None:
 
 
 def test_missing_members_fail_the_job_at_the_deadline() -> None:
-    point = meeting_point(workers=2, deadline_s=0.2)
+    point = service_of(workers=2, deadline_s=0.2)
     client = client_of(point, "w", size=(2, 1))
     with pytest.raises(MembershipError, match=r"1 of 2 workers joined within 0.2 s"):
         client.enrol()
@@ -52,14 +52,14 @@ def test_missing_members_fail_the_job_at_the_deadline() -> None:
 
 
 def test_a_server_that_never_announces_itself_is_named() -> None:
-    point = meeting_point(servers=2, deadline_s=0.2)
+    point = service_of(servers=2, deadline_s=0.2)
     announced(client_of(point, "s", hello("server", 0), (1, 2)), 0, 7000)
     with pytest.raises(MembershipError, match=r"not announced within 0.2 s .*: server 1; did they"):
         client_of(point, "w", size=(1, 2)).locate()
 
 
 def test_the_first_failure_of_a_member_is_the_reply_to_all_others() -> None:
-    point = meeting_point()
+    point = service_of()
     client_of(point, "w").depart(0, "ValueError: on purpose")
     client_of(point, "s", hello("server")).depart(0, "a consequence")
     assert point.failure == "worker 0 failed: ValueError: on purpose"
@@ -68,7 +68,7 @@ def test_the_first_failure_of_a_member_is_the_reply_to_all_others() -> None:
 
 
 def test_the_job_ends_when_all_servers_have_left() -> None:
-    point = meeting_point(servers=2)
+    point = service_of(servers=2)
     for index in range(2):
         assert not point.wait_for_end(0.0)
         client_of(point, f"s{index}", hello("server", index), (1, 2)).depart(index)
@@ -80,40 +80,40 @@ def test_the_job_ends_when_all_servers_have_left() -> None:
     ("attend", "text"),
     [
         (m.Attend("job", 2, 1, "p", hello()), "has worker_num=2, but this job has worker_num=1"),
-        (m.Attend("other", 1, 1, "p", hello()), "belongs to job other, but the meeting point is"),
+        (m.Attend("other", 1, 1, "p", hello()), "belongs to job other, but the rendezvous is"),
         (m.Attend("job", 1, 1, "p", hello("cook")), "a cook is no member of a job"),
     ],
 )
 def test_a_process_of_another_job_is_refused(attend: m.Attend, text: str) -> None:
     with pytest.raises(MembershipError, match=text):
-        MemoryChannel(meeting_point()).call(attend)
+        MemoryChannel(service_of()).call(attend)
 
 
 def test_the_first_message_says_who_calls() -> None:
     with pytest.raises(ProtocolError, match="sent Locate first, expected Attend"):
-        MemoryChannel(meeting_point()).call(m.Locate([]))
+        MemoryChannel(service_of()).call(m.Locate([]))
 
 
 def test_a_surplus_worker_is_refused() -> None:
-    point = meeting_point()
+    point = service_of()
     client_of(point, "w").enrol()
     with pytest.raises(MembershipError, match="the job already has its 1 worker; end this process"):
         client_of(point, "other").enrol()
 
 
 def test_servers_that_workers_cannot_reach_fail_the_job() -> None:
-    point = meeting_point()
+    point = service_of()
     client_of(point, "w", hello(address="10.0.0.9")).enrol()
     with pytest.raises(MembershipError, match="has an address that only its own machine can reach"):
         client_of(point, "s", hello("server", address="127.0.0.1")).enrol()
 
 
 def test_a_server_takes_the_index_of_one_whose_process_has_ended() -> None:
-    point = meeting_point()
+    point = service_of()
     with listening(point) as listener:
         old = SocketChannel.connect(
             listener.address,
-            "meeting point",
+            "rendezvous",
             deadline_s=LIMIT_S,
             greeting=lambda: m.Attend("job", 1, 1, "old", hello("server")),
         )
@@ -130,8 +130,8 @@ def test_a_server_takes_the_index_of_one_whose_process_has_ended() -> None:
 
 
 def test_two_running_servers_of_one_index_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.ps.meeting.meeting_point.OCCUPIED_S", 0.1)
-    point = meeting_point()
+    monkeypatch.setattr("fleetlight.ps.rendezvous.service.OCCUPIED_S", 0.1)
+    point = service_of()
     announced(client_of(point, "a", hello("server", 0)), 0, 7000)
     with pytest.raises(MembershipError, match=r"are two servers 0: one listens at 10.0.0.1:7"):
         announced(client_of(point, "b", hello("server", 0)), 0, 8000)
@@ -147,8 +147,8 @@ class _Server:
         """Nothing to forget."""
 
 
-def test_a_server_may_keep_the_meeting_point() -> None:
-    both = WithMeetingPoint(_Server(), meeting_point())
+def test_a_server_may_keep_the_rendezvous() -> None:
+    both = WithRendezvous(_Server(), service_of())
     member, worker = MemoryChannel(both), MemoryChannel(both)
     member.call(m.Attend("job", 1, 1, "p", hello()))
     assert isinstance(member.call(m.Enrol()).message, m.Enrolled)
@@ -158,6 +158,6 @@ def test_a_server_may_keep_the_meeting_point() -> None:
 
 
 def test_versions_are_compared() -> None:
-    point = MeetingPoint(JobSize("newer", "job", 1, 1), deadline_s=LIMIT_S)
+    point = RendezvousService(JobSize("newer", "job", 1, 1), deadline_s=LIMIT_S)
     with pytest.raises(MembershipError, match="has version=test, but this job has version=newer"):
         client_of(point, "w").enrol()

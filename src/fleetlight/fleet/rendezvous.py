@@ -14,8 +14,8 @@ from fleetlight.collective.forming import hello_of, own_address
 from fleetlight.errors import RoleError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.meeting.client import MeetingClient, random_name
-from fleetlight.ps.meeting.meeting_point import JobSize, MeetingPoint
+from fleetlight.ps.rendezvous.client import RendezvousClient, random_name
+from fleetlight.ps.rendezvous.service import JobSize, RendezvousService
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel
 from fleetlight.ps.transport.listener import bind
@@ -25,9 +25,9 @@ from fleetlight.security.context import Contexts
 from fleetlight.version import VERSION
 from fleetlight.wire.listening import listen_at, ways_to
 
-#: how much longer a member waits than the meeting point, which can name the missing members
+#: how much longer a member waits than the rendezvous, which can name the missing members
 _GRACE_S = 5.0
-#: shorter attempts to reach the meeting point are not reported
+#: shorter attempts to reach the rendezvous are not reported
 _QUIET_S = 5.0
 
 
@@ -36,29 +36,29 @@ def size_of(role: Role) -> JobSize:
     return JobSize(VERSION, role.job, role.worker_num, role.server_num)
 
 
-def keeps_meeting_point(role: Role) -> bool:
-    """True in the server that keeps the meeting point: server 0 where there is no scheduler."""
+def keeps_rendezvous(role: Role) -> bool:
+    """True in the server that keeps the rendezvous: server 0 where there is no scheduler."""
     return role.is_server and role.index == 0 and not role.master_is_outside
 
 
-def meeting_of(
-    role: Role, deadline_s: float, tls: Contexts | None, own: MeetingPoint | None = None
-) -> MeetingClient:
-    """Asks the meeting point of the job; `own` is that in this process."""
-    endpoint = _meeting_endpoint(role)
+def rendezvous_of(
+    role: Role, deadline_s: float, tls: Contexts | None, own: RendezvousService | None = None
+) -> RendezvousClient:
+    """Asks the rendezvous of the job; `own` is that in this process."""
+    endpoint = _rendezvous_endpoint(role)
     hello = hello_of(role.replace(master=endpoint), VERSION)
     attend = m.Attend(role.job, role.worker_num, role.server_num, random_name(), hello)
     if own is not None:
-        return MeetingClient(functools.partial(_attend_here, own), attend, deadline_s)
+        return RendezvousClient(functools.partial(_attend_here, own), attend, deadline_s)
     connect = functools.partial(_attend_at, endpoint, role, deadline_s, tls)
-    return MeetingClient(connect, attend, deadline_s)
+    return RendezvousClient(connect, attend, deadline_s)
 
 
 def held_socket(role: Role) -> socket.socket:
     """The socket at which a server will listen, whose port it announces."""
-    if not keeps_meeting_point(role):
+    if not keeps_rendezvous(role):
         return bind((own_address(role), 0))
-    held, _ = listen_at(_meeting_endpoint(role))
+    held, _ = listen_at(_rendezvous_endpoint(role))
     held.setblocking(False)
     return held
 
@@ -74,7 +74,7 @@ def endpoints_of(located: m.Located) -> tuple[Endpoint, ...]:
     return tuple((entry.host, entry.port) for entry in located.servers)
 
 
-def _meeting_endpoint(role: Role) -> Endpoint:
+def _rendezvous_endpoint(role: Role) -> Endpoint:
     endpoint = role.server_endpoints[0] if role.server_endpoints else role.master
     if endpoint is None:
         raise RoleError(
@@ -86,8 +86,8 @@ def _meeting_endpoint(role: Role) -> Endpoint:
     return endpoint
 
 
-def _attend_here(point: MeetingPoint, attend: m.Attend, within_s: float) -> Channel:
-    channel = MemoryChannel(point, "the meeting point (in this process)")
+def _attend_here(point: RendezvousService, attend: m.Attend, within_s: float) -> Channel:
+    channel = MemoryChannel(point, "the rendezvous (in this process)")
     channel.call(attend)
     return channel
 
