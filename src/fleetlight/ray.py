@@ -28,8 +28,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, LaunchError
+from fleetlight.launch.backends.ray import spec_from_json
 from fleetlight.launch.exit_codes import RESUME_CODE
-from fleetlight.launch.job.spec import JobSpec, RoleSpec, spec_from_json
+from fleetlight.launch.job.spec import JobSpec, RoleSpec
 from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 from fleetlight.ps.rendezvous.service import JobSize
 from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text

@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from fleetlight.errors import ConfigError, LaunchError, did_you_mean
 from fleetlight.launch.backends import MemberState, on_engine
-from fleetlight.launch.job.spec import JobSpec, RoleSpec, spec_from_json, spec_to_json
+from fleetlight.launch.job.spec import JobSpec, RoleSpec
 
 #: the options of the section, and their defaults
 _OPTIONS = {"address": "", "working_dir": ".", "python": "python"}
@@ -162,6 +164,20 @@ def _wait_for_end(client: Any, job_id: str, within_s: float) -> None:
 
 def _counted(role: RoleSpec, count: int) -> RoleSpec:
     return dataclasses.replace(role, count=count)
+
+
+def spec_to_json(job: JobSpec) -> bytes:
+    """A job as JSON, without its token."""
+    return msgspec.json.format(msgspec.json.encode(dataclasses.replace(job, token=None)))
+
+
+def spec_from_json(data: bytes) -> JobSpec:
+    """Inverse of `spec_to_json`."""
+    return msgspec.json.decode(data, type=JobSpec, dec_hook=_no_secret)
+
+
+def _no_secret(kind: type, value: object) -> object:
+    raise ConfigError(f"a job in a file has no {kind.__name__}; give the token by FLEET_TOKEN")
 
 
 BACKEND = on_engine("ray", RayEngine())

@@ -7,9 +7,6 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-import msgspec
-
-from fleetlight.errors import ConfigError
 from fleetlight.launch.job.encryption import variables
 from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.roles.secret import Secret
@@ -170,17 +167,3 @@ class JobSpec:
     def processes(self) -> int:
         """The number of processes of all roles."""
         return sum(role.count for role in self.roles)
-
-
-def spec_to_json(job: JobSpec) -> bytes:
-    """A job as JSON, without its token."""
-    return msgspec.json.format(msgspec.json.encode(dataclasses.replace(job, token=None)))
-
-
-def spec_from_json(data: bytes) -> JobSpec:
-    """Inverse of `spec_to_json`."""
-    return msgspec.json.decode(data, type=JobSpec, dec_hook=_no_secret)
-
-
-def _no_secret(kind: type, value: object) -> object:
-    raise ConfigError(f"a job in a file has no {kind.__name__}; give the token by FLEET_TOKEN")

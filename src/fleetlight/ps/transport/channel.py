@@ -64,7 +64,7 @@ class SocketChannel:
     ) -> None:
         """`locate` says before each attempt to connect where the server listens.
 
-        It raises NotReadyError if that is not known. `deadline_s` is how long the server may be silent.
+        It raises NotReadyError if that is not known. The server may be silent for `deadline_s`.
         `greeting` makes the first message of every connection, also after a reconnect; `welcome`
         is the latest reply to it, which `check` may refuse. With a `token` both sides prove it.
         With `on_sharing` a server on this host shares memory for large bodies; the callback gets
