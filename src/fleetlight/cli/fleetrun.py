@@ -58,11 +58,6 @@ def _run(options: LaunchOptions) -> int:
     screen = StandardOutput(options.verbose)
     if screen.verbose:
         screen.show(arguments_block(_argument_pairs(options)).encode())
-    if options.print:
-        # the notes would be a part of what goes to another program
-        print(*job.notes, sep="\n", end="\n" if job.notes else "", file=sys.stderr)
-        screen.show(_emitted(backend, options, job).encode())
-        return 0
     for note in job.notes:
         screen.say(note)
     return (backend or backends.default_for(job)).run(job, screen)
