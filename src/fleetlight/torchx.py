@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A component of TorchX: `torchx run -s SCHEDULER fleetlight.torchx.job --script train.py ...`."""
+"""A component of TorchX: `torchx run -s SCHEDULER .../torchx.py:job --script train.py`.
 
-from __future__ import annotations
+TorchX parses this file, and allows few types of arguments; annotations must not be strings.
+"""
 
 import secrets
 
@@ -24,8 +25,8 @@ exec "$$@"
 
 def job(
     *script_args: str,
-    script: str | None = None,
-    m: str | None = None,
+    script: str = "",
+    m: str = "",
     image: str = "fleetlight",
     name: str = "fleetlight",
     worker_num: int = 1,
@@ -38,7 +39,7 @@ def job(
     port: int = 29511,
     max_retries: int = 0,
     checkpoint: str = "",
-    env: dict[str, str] | None = None,
+    env: str = "",
 ) -> specs.AppDef:
     """A job with workers, and with parameter servers as a role of its own.
 
@@ -58,9 +59,9 @@ def job(
         port: the port of the rendezvous
         max_retries: how often TorchX restarts a process
         checkpoint: the folder for automatic checkpoints
-        env: additional variables
+        env: additional variables, as NAME=VALUE,NAME=VALUE
     """
-    if (script is None) == (m is None):
+    if bool(script) == bool(m):
         raise ConfigError("fleetlight.torchx.job: pass either --script train.py or -m MODULE")
     counts = {"FLEET_WORKER_NUM": str(worker_num), "FLEET_SERVER_NUM": str(server_num)}
     common = {
@@ -69,9 +70,9 @@ def job(
         "FLEET_TOKEN": secrets.token_hex(32),
         "FLEET_MAX_RESTARTS": str(max_retries),
         **({"FLEET_CHECKPOINT": checkpoint} if checkpoint else {}),
-        **(env or {}),
+        **dict(pair.split("=", 1) for pair in env.split(",") if pair),
     }
-    command = ["-m", m] if m is not None else [str(script)]
+    command = ["-m", m] if m else [script]
     meet = _MEET.format(
         rank0=specs.macros.rank0_env, keeper="server" if server_num else "worker", port=port
     )

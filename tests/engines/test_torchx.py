@@ -27,6 +27,8 @@ SERVE = str(Path(__file__).parent.parent / "multiprocess" / "serve.py")
 
 
 def test_a_job_with_servers_equals_one_process(tmp_path: Path) -> None:
+    import fleetlight.torchx
+
     codes, text = finish([start([sys.executable, SERVE])])
     assert codes == [0], text
     expected = results(text)
@@ -35,12 +37,12 @@ def test_a_job_with_servers_equals_one_process(tmp_path: Path) -> None:
         free = port
     command = [
         *(sys.executable, "-m", "torchx.cli.main", "run", "--wait", "-s", "local_cwd"),
-        *("-cfg", f"log_dir={tmp_path / 'log'}", "fleetlight.torchx.job"),
+        *("-cfg", f"log_dir={tmp_path / 'log'}", f"{fleetlight.torchx.__file__}:job"),
         *("--script", SERVE, "--worker_num", "2", "--server_num", "2", "--port", str(free)),
     ]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     [code], text = finish([start(command, {"PATH": path}, cwd=tmp_path)])
-    logs = "\n".join(file.read_text() for file in (tmp_path / "log").rglob("*.log"))
+    logs = "\n".join(file.read_text() for file in (tmp_path / "log").rglob("stdout.log"))
     assert code == 0, text + logs
     assert results(logs) == pytest.approx(expected * 2, rel=1e-5)
 

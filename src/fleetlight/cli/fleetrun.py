@@ -53,6 +53,8 @@ def _run(options: LaunchOptions) -> int:
     machine = inventory.this_machine(os.environ) if is_placed_here else None
     job = plan(options, machine, os.environ)
     if options.print:
+        # the notes would be a part of what goes to another program
+        print(*job.notes, sep="\n", end="\n" if job.notes else "", file=sys.stderr)
         sys.stdout.write(_emitted(backend, options, job))
         return 0
     screen = StandardOutput(options.verbose)
