@@ -103,14 +103,16 @@ def learned(text: str) -> tuple[set[str], set[str]]:
 def test_a_server_goes_on_at_another_address(dialect: str, tmp_path: Path) -> None:
     """An engine restarts it on another host, which sees the folder with its log.
 
-    Before the second time, the scheduler is killed, too: its successor knows nothing.
+    Before the second time, the scheduler is killed, too: its successor knows nothing. A worker
+    that dies after that still finds its index and place.
     """
 
     def trained(folder: Path, *kills: str) -> tuple[set[str], set[str]]:
         folder.mkdir()
         holder, port = reserved_port()
         common, scheduler, servers, workers, address = variables(dialect, port)
-        members = Members(OUTLIVE, common, folder, "--kill", *kills)
+        dying = ["--die", "1:8:forward"] if kills else []
+        members = Members(OUTLIVE, common, folder, "--kill", *kills, *dying)
         with holder:
             members.start("scheduler", scheduler)
             for n in range(2):
@@ -126,6 +128,9 @@ def test_a_server_goes_on_at_another_address(dialect: str, tmp_path: Path) -> No
                 elsewhere = {address: f"127.0.0.{number + 2}"}
                 again = {**servers, **identity(dialect, name), **elsewhere}
                 members.start(f"server {name}", again)
+            if kills:
+                assert members.wait_for("worker 1") == -signal.SIGKILL
+                members.start("worker 1", {**workers, **identity(dialect, 1)})
             text = members.finish()
         for number, step in enumerate(kills):
             assert f"server {int(step) % 2} of 2 listens at 127.0.0.{number + 2}:" in text, text

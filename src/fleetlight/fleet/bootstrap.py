@@ -27,6 +27,7 @@ from fleetlight.fleet.rendezvous import (
     placed,
     rendezvous_of,
     size_of,
+    with_own_index,
 )
 from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
@@ -68,6 +69,7 @@ def join_servers(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> Job:
     """The job of this process, which has parameter servers or one process alone."""
+    role = with_own_index(role)
     if role.is_server:
         return _join_as_server(role, strategy, deadline_s, tls)
     if role.worker_num > 1 and not role.server_num:

@@ -20,7 +20,7 @@ from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.interface import Channel, MemoryChannel
 from fleetlight.ps.transport.listener import bind
 from fleetlight.roles import Role
-from fleetlight.roles.role import Endpoint
+from fleetlight.roles.role import Endpoint, Kind
 from fleetlight.security.context import Contexts
 from fleetlight.version import VERSION
 from fleetlight.wire.listening import listen_at, ways_to
@@ -61,6 +61,18 @@ def held_socket(role: Role) -> socket.socket:
     held, _ = listen_at(_rendezvous_endpoint(role))
     held.setblocking(False)
     return held
+
+
+def with_own_index(role: Role) -> Role:
+    """The role with the index that this process knows itself, if any.
+
+    A restarted process must not wait until all others enrol again.
+    """
+    counts = {Kind.WORKER: role.worker_num, Kind.SERVER: role.server_num}
+    if role.index is not None or role.node_id is None or not role.node_id.isdigit():
+        return role
+    index = int(role.node_id)
+    return role.replace(index=index) if index < counts[role.kind] else role
 
 
 def placed(role: Role, enrolled: m.Enrolled) -> Role:

@@ -152,7 +152,7 @@ def claimed_index(hello: MemberHello) -> int | None:
 def _twice(hellos: Sequence[MemberHello], claims: Mapping[int, int], n: int, index: int) -> str:
     first = hellos[next(arrival for arrival, claimed in claims.items() if claimed == index)]
     hello = hellos[n]
-    if hello.index is None:
+    if hello.node_id == str(index):
         return (
             f"two {hello.kind}s call themselves MS_NODE_ID={index}; the second is {hello.where()}"
         )
