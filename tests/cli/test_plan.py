@@ -168,3 +168,25 @@ def test_a_script_that_ends_early_is_an_error(
 ) -> None:
     assert main(["plan", "--deadline_s", "120", script, argument]) == 1
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_plan_tells_the_goodput(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workers", "1000", "--servers", "100", "--mtbf_days", "10,100", "--restart_s", "120"]
+    assert main(["plan", "--profile", file, *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # the profile is one of sync mode
+    assert [line.split() for line in lines[-2:]] == [
+        ["1000", "100", "10", "days", "4.58", "81.6%", "40", "s", "86.7%"],
+        ["1000", "100", "100", "days", "0.458", "96.9%", "125", "s", "98.5%"],
+    ]
+    assert main(["plan", "--json", "--profile", file, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)["goodput"]
+    assert [one["mtbf_days"] for one in found] == [10, 100]
+
+
+@pytest.mark.parametrize("flags", [["--mtbf_days", "0"], ["--save_s", "0"], ["--restart_s", "nan"]])
+def test_wrong_failures_are_refused(
+    flags: list[str], file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--profile", file, *flags]) == 1
+    assert f"{flags[0]} " in capsys.readouterr().err

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +18,11 @@ from fleetlight.errors import ConfigError
 if TYPE_CHECKING:
     from fleetlight.launch.capacity.prediction import Layout
     from fleetlight.launch.capacity.profile import Profile
+    from fleetlight.launch.capacity.table import JobGoodput
 
 #: most processes of one kind in a layout
 _MOST = 100_000
+_DAY_S = 86_400.0
 
 
 def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,6 +43,25 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--link_gbit", type=float, metavar="G", help="speed of each host's link, in Gbit/s")
     add("--round_trip_ms", type=float, default=0.0, metavar="MS", help="between hosts (default: 0)")
     add("--rows", type=int, metavar="N", help="rows of all tables (default: those of the run)")
+    add(
+        "--mtbf_days",
+        metavar="D,D",
+        help="predict the goodput too, if a process fails once in so many days",
+    )
+    add(
+        "--restart_s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="until a failed process is at work again (default: 30)",
+    )
+    add(
+        "--save_s",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="how long a checkpoint holds up the training (default: 1)",
+    )
     add("--profile", metavar="FILE", help="what an earlier plan measured, in place of a script")
     add("--save_profile", metavar="FILE", help="write what is measured")
     add("--json", action="store_true", help="print JSON")
@@ -57,8 +80,11 @@ def _plan(found: argparse.Namespace) -> int:
     differences = probe.this_machine().differences(measured.machine)
     layouts = _layouts(found, measured)
     predictions = [predict(measured.workload, layout) for layout in layouts]
+    with_failures = _with_failures(found, layouts, measured.workload.mode)
     if found.json:
-        print(json.dumps(table.as_values(measured, differences, predictions), indent=2))
+        values = table.as_values(measured, differences, predictions)
+        values["goodput"] = [dataclasses.asdict(one) for one in with_failures]
+        print(json.dumps(values, indent=2))
         return 0
     if differences:
         print(f"from the profile of another machine: {', '.join(differences)}")
@@ -68,7 +94,35 @@ def _plan(found: argparse.Namespace) -> int:
             f"at most {QUIET:.0%}: the figures are rough; measure again on an idle machine"
         )
     print(f"{table.of_workload(measured.workload)}\n\n{table.of_predictions(predictions)}")
+    if with_failures:
+        print(f"\n{table.of_goodput(with_failures)}")
     return 0
+
+
+def _with_failures(
+    found: argparse.Namespace, layouts: Sequence[Layout], mode: str
+) -> list[JobGoodput]:
+    """The goodput of each layout, for each rate of failures."""
+    from fleetlight.launch.capacity.goodput import FailureModel, goodput
+    from fleetlight.launch.capacity.table import JobGoodput
+
+    if found.mtbf_days is None:
+        return []
+    return [
+        JobGoodput(
+            workers=layout.workers,
+            servers=layout.servers,
+            mtbf_days=days,
+            goodput=goodput(
+                layout.workers,
+                layout.servers,
+                mode,
+                FailureModel(mtbf_s=days * _DAY_S, restart_s=found.restart_s, save_s=found.save_s),
+            ),
+        )
+        for layout in layouts
+        for days in _numbers("--mtbf_days", found.mtbf_days)
+    ]
 
 
 def _check(found: argparse.Namespace) -> None:
@@ -80,7 +134,16 @@ def _check(found: argparse.Namespace) -> None:
         raise ConfigError("--save_profile writes what a script's run measures; omit --profile")
     if found.script and not os.path.isfile(found.script[0]):
         raise ConfigError(f"script {found.script[0]!r} does not exist (looked in {os.getcwd()})")
-    for flag in ("workers_per_host", "cores", "shared_cores", "link_gbit", "rows", "deadline_s"):
+    for flag in (
+        "workers_per_host",
+        "cores",
+        "shared_cores",
+        "link_gbit",
+        "rows",
+        "deadline_s",
+        "restart_s",
+        "save_s",
+    ):
         value = getattr(found, flag)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"--{flag} {value:g}: expected more than 0")

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fleetlight.launch.capacity.goodput import Goodput
 from fleetlight.launch.capacity.prediction import Prediction
 from fleetlight.launch.capacity.profile import Profile, Workload
 from fleetlight.launch.doctor.table import aligned
@@ -45,6 +46,36 @@ def _row(one: Prediction, knows: bool) -> list[str]:
     link = max(one.use["link of a server"], one.use["link of a server, replies"])
     row += [f"{share:.0%}" for share in (one.use["worker CPU"], one.use["server CPU"], link)]
     return [*row, f"{one.server_bytes / _GIB:.2f} GiB"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobGoodput:
+    """The goodput of one layout, for one rate of failures."""
+
+    workers: int
+    servers: int
+    #: a process fails once in so many days
+    mtbf_days: int
+    goodput: Goodput
+
+
+def of_goodput(found: Sequence[JobGoodput]) -> str:
+    """A row for each layout and rate of failures."""
+    head = ["workers", "servers", "a failure in", "failures/h", "with checkpoints", "every"]
+    return aligned([[*head, "with a log"], *map(_goodput_row, found)])
+
+
+def _goodput_row(one: JobGoodput) -> list[str]:
+    goodput = one.goodput
+    return [
+        str(one.workers),
+        str(one.servers),
+        f"{one.mtbf_days} days",
+        f"{goodput.failures_per_h:.3g}",
+        f"{goodput.with_checkpoints:.1%}",
+        f"{goodput.checkpoint_every_s:.0f} s",
+        f"{goodput.with_log:.1%}",
+    ]
 
 
 def as_values(
