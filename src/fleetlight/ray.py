@@ -35,6 +35,7 @@ from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 from fleetlight.ps.rendezvous.service import JobSize
 from fleetlight.roles.role import Endpoint, Kind, Role, endpoint_text
 from fleetlight.roles.secret import Secret
+from fleetlight.security.context import both_contexts
 from fleetlight.version import VERSION
 from fleetlight.wire.listening import bound
 
@@ -73,8 +74,9 @@ def run(job: JobSpec, say: Callable[[str], None] = _say) -> int:
         raise ConfigError("on Ray, the driver makes the token of the job itself; give none")
     token = Secret(secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
-        master = stack.enter_context(_service_of(job, token))
+        # the members have the whole deadline, once there is room for them
         groups = [stack.enter_context(_placed(role, job)) for role in _roles(job)]
+        master = stack.enter_context(_rendezvous_of(job, token))
         common = {
             **job.environment,
             **job.engine.variables,
@@ -83,6 +85,7 @@ def run(job: JobSpec, say: Callable[[str], None] = _say) -> int:
             # fleetrun gives the job the id that Ray has for it
             "FLEET_JOB": os.environ.get("FLEET_JOB") or f"ray-{secrets.token_hex(6)}",
             "FLEET_MAX_RESTARTS": str(job.max_restarts),
+            "FLEET_DEADLINE_S": f"{job.deadline_s:g}",
             "FLEET_TOKEN": token.reveal(),
         }
         processes = [
@@ -99,14 +102,14 @@ def _roles(job: JobSpec) -> Sequence[RoleSpec]:
 
 
 @contextlib.contextmanager
-def _service_of(job: JobSpec, token: Secret) -> Iterator[Endpoint]:
+def _rendezvous_of(job: JobSpec, token: Secret) -> Iterator[Endpoint]:
     """Keep the rendezvous of the job in this process."""
-    host = ray.util.get_node_ip_address()
+    host, tls = ray.util.get_node_ip_address(), both_contexts(job.ssl)
     with bound(host, 0) as reserved:
         port = reserved.getsockname()[1]
     if job.server.count:
         size = JobSize(VERSION, "", job.worker.count, job.server.count)
-        rendezvous = RendezvousScheduler((host, port), size, job.deadline_s, token=token)
+        rendezvous = RendezvousScheduler((host, port), size, job.deadline_s, tls=tls, token=token)
         threading.Thread(target=rendezvous.run, name="fleet-scheduler", daemon=True).start()
         try:
             yield host, port
@@ -114,7 +117,7 @@ def _service_of(job: JobSpec, token: Secret) -> Iterator[Endpoint]:
             rendezvous.stop()
         return
     role = Role(kind=Kind.SCHEDULER, worker_num=job.worker.count, master=(host, port))
-    scheduler = Scheduler(role, job.deadline_s)
+    scheduler = Scheduler(role, job.deadline_s, tls)
     threading.Thread(target=scheduler.run, name="fleet-scheduler", daemon=True).start()
     yield host, port
 
@@ -164,7 +167,9 @@ def _started(
                 placement_group=group, placement_group_bundle_index=-1
             ),
         ).remote(name)
-        identity = {"FLEET_ROLE": role.kind.value, "FLEET_INDEX": str(index)}
+        # without servers, the scheduler of the driver assigns the indices
+        known = {"FLEET_INDEX": str(index)} if job.server.count else {}
+        identity = {"FLEET_ROLE": role.kind.value, **known}
         threads = {"OMP_NUM_THREADS": str(role.resources.cpus)}
         # Ray shows each actor only its own GPUs
         device = {"FLEET_DEVICE": "0"} if role.resources.gpus else {}

@@ -321,7 +321,7 @@ def test_names_are_those_of_hosts(emitted: Any) -> None:
         ((*IMAGE, "--option", "journal_size=1Gi"), "a collective job saves with --checkpoint"),
         ((*IMAGE, "--checkpoint", "c"), "pass --option checkpoint_claim=NAME"),
         ((*IMAGE, "--option", "checkpoint_claim=x"), "pass --checkpoint NAME"),
-        ((*IMAGE, "--env", "FLEET_INDEX=1"), "--env FLEET_INDEX: the job's description"),
+        ((*IMAGE, "--env", "FLEET_INDEX=1"), "--env FLEET_INDEX: the engine sets this"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -204,7 +204,7 @@ def _located(role: Role, rendezvous: RendezvousClient) -> tuple[Role, Addresses]
     """The role with the endpoints of the servers, and where they listen from now on."""
     if role.server_endpoints:
         return role, FixedAddresses(role.server_endpoints)
-    addresses = AnnouncedAddresses(rendezvous)
+    addresses = AnnouncedAddresses(rendezvous, role.worker_num)
     return role.replace(server_endpoints=addresses.wait_for_all()), addresses
 
 

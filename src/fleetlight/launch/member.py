@@ -143,6 +143,8 @@ class _MemberShim:
         if exit_.may_restart_alone:
             clear_saves_at_sigterm(self._error_file)
             return
+        # the process is the whole job: it resumes what it has saved
+        self._environment = {"FLEET_RESUME": "auto", **self._environment}
         for file in self._folder.iterdir():
             file.unlink()
 

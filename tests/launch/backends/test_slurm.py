@@ -105,7 +105,7 @@ def test_one_task_has_the_name_of_the_job(capfd: pytest.CaptureFixture[str]) -> 
         (("--option", "ntasks=9"), "fleetrun sets it; use --server_num and --worker_num"),
         (("--option", "comment=a\nb"), "expected one line of text"),
         (("--env", "A-B=1"), "--env A-B: expected a name of letters, digits and _"),
-        (("--env", f"FLEET_TOKEN={TOKEN}"), "--env FLEET_TOKEN: the batch script is no place for"),
+        (("--env", f"FLEET_TOKEN={TOKEN}"), "--env FLEET_TOKEN: the engine sets this variable"),
     ],
 )
 def test_wrong_settings_are_refused(

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.ps.rendezvous.members import LIMIT_S, client_of, hello, service_of
 
-from fleetlight.errors import MembershipError, PeerError, PeerLostError
+from fleetlight.errors import MembershipError, PeerError, PeerLostError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.rendezvous import client as clients
 from fleetlight.ps.rendezvous.addresses import AnnouncedAddresses, FixedAddresses
 from fleetlight.ps.rendezvous.client import Announcer, RendezvousClient
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
 from fleetlight.ps.transport.dialing import NotReadyError
-from fleetlight.ps.transport.interface import Channel
+from fleetlight.ps.transport.interface import Channel, MemoryChannel
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.roles.role import Endpoint
 
@@ -126,3 +127,55 @@ def test_an_address_that_nobody_announces_is_not_ready() -> None:
 
 def test_fixed_addresses_stay() -> None:
     assert FixedAddresses([("a", 1), ("b", 2)]).of(1) == ("b", 2)
+
+
+def test_a_worker_that_reconnects_does_not_wait_for_other_servers() -> None:
+    point = service_of(servers=2)
+    addresses = AnnouncedAddresses(client_of(point, "w", size=(1, 2)))
+    channel = client_of(point, "s", hello("server", 1), (1, 2)).channel(LIMIT_S)
+    channel.call(m.Announce(1, 0, "10.0.0.1", 7001))
+    assert addresses.of(1) == ("10.0.0.1", 7001)
+    with pytest.raises(NotReadyError, match="server 0 has not announced where it listens"):
+        addresses.of(0)
+    assert not point.failure
+
+
+def test_members_ask_again_when_the_rendezvous_restarts_meanwhile() -> None:
+    listener = Listener(("127.0.0.1", 0), service_of())
+    with ThreadPoolExecutor(1) as pool:
+        located = pool.submit(caller(listener.address, "w", "worker").locate)
+        while not listener._sessions:
+            threading.Event().wait(0.01)
+        listener.stop()
+        again = Listener(listener.address, service_of())
+        announcer = Announcer(caller(listener.address, "s"), 0, ("10.0.0.1", 7000), print)
+        announcer.start(LIMIT_S)
+        assert located.result().servers[0].port == 7000
+    announcer.stop()
+    again.stop()
+
+
+def test_a_server_survives_a_rendezvous_of_another_job() -> None:
+    points = [service_of()]
+    asked = threading.Event()
+
+    def connect(attend: m.Attend, within_s: float) -> Channel:
+        if len(points) > 1:
+            asked.set()
+            raise ProtocolError("another program listens there")
+        channel = MemoryChannel(points[0])
+        channel.call(attend)
+        return channel
+
+    attend = m.Attend("job", 1, 1, "s", hello("server", 0))
+    client = RendezvousClient(connect, attend, LIMIT_S)
+    announcer = Announcer(client, 0, ("10.0.0.1", 7000), print)
+    announcer.start(LIMIT_S)
+    points.append(service_of())
+    assert announcer._channel is not None
+    announcer._channel.call = lambda *_, **__: (_ for _ in ()).throw(PeerLostError("gone"))  # type: ignore[method-assign]
+    assert asked.wait(LIMIT_S)
+    asked.clear()
+    # it tries again, and its thread runs on
+    assert asked.wait(LIMIT_S)
+    announcer.stop()

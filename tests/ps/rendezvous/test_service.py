@@ -161,3 +161,46 @@ def test_versions_are_compared() -> None:
     point = RendezvousService(JobSize("newer", "job", 1, 1), deadline_s=LIMIT_S)
     with pytest.raises(MembershipError, match="has version=test, but this job has version=newer"):
         client_of(point, "w").enrol()
+
+
+def test_the_end_of_a_replaced_process_is_not_that_of_the_server() -> None:
+    point = service_of()
+    old = client_of(point, "old", hello("server", 0))
+    announced(old, 0, 7000)
+    point._directory.lose("old")
+    assert announced(client_of(point, "new", hello("server", 0)), 0, 8000) == 2
+    old.depart(0, "it is older than incarnation 2")
+    old.depart(0)
+    assert not point.failure
+    assert not point.wait_for_end(0.0)
+
+
+def test_a_worker_that_dies_while_it_waits_is_forgotten() -> None:
+    point = service_of(workers=2)
+    with listening(point) as listener:
+        first = SocketChannel.connect(
+            listener.address,
+            "the rendezvous",
+            deadline_s=LIMIT_S,
+            greeting=lambda: m.Attend("job", 2, 1, "first", hello(index=0)),
+        )
+        first.send(m.Enrol())
+        first.close()
+        # its successor has the same index
+        with ThreadPoolExecutor(2) as pool:
+            again = [
+                pool.submit(client_of(point, f"w{n}", hello(index=n), (2, 1)).enrol)
+                for n in range(2)
+            ]
+            assert [one.result().index for one in again] == [0, 1]
+
+
+def test_a_restarted_rendezvous_does_not_wait_for_workers_that_know_the_job() -> None:
+    for message in (
+        m.Announce(0, 3, "10.0.0.1", 7000),
+        m.Locate([m.ServerEntry(0, 1, "s", "10.0.0.1", 7000)], waits=False),
+    ):
+        point = service_of()
+        assert not point.has_formed
+        client_of(point, "s", hello("server", 0)).channel(LIMIT_S).call(message)
+        assert point.has_formed

@@ -100,7 +100,7 @@ class Scheduler:
 
     def _arrivals(self) -> list[MemberHello]:
         came: list[MemberHello] = []
-        while len(came) < self._worker_num:
+        while len(came) < self._worker_num and not self._all_introduced:
             if self._store.check([f"worker/arrival/{len(came)}"]):
                 came.append(members.decode(self._store.get(f"worker/arrival/{len(came)}")))
             elif not self._deadline.wait(
@@ -112,6 +112,11 @@ class Scheduler:
                     )
                 )
         return came
+
+    @property
+    def _all_introduced(self) -> bool:
+        """True once workers that know their indices themselves have met."""
+        return bool(self._store.check([f"hello/{i}" for i in range(self._worker_num)]))
 
     def _watch(self) -> int:
         """Wait until all workers have left (0), or one fails or is silent (1)."""

@@ -23,7 +23,8 @@ def form_dense_group(job: Job) -> Group:
         if job.role.index == 0:
             # the port stays reserved until the store listens there
             reserved = held.enter_context(bind((_own_address(job), 0)))
-            mine = msgspec.json.encode(reserved.getsockname()[:2])
+            # not the address of the socket: a certificate may know only the name
+            mine = msgspec.json.encode((_own_address(job), reserved.getsockname()[1]))
         said = job.group.broadcast_bytes(mine, "address of the dense group")
         master = msgspec.json.decode(said, type=Endpoint)
         role = job.role.replace(master=master, master_keeper=None)

@@ -73,6 +73,7 @@ class RayEngine:
         with _refusals():
             info = client.get_job_info(job_id)
         job = spec_from_json(shlex.split(info.entrypoint)[-1].encode())
+        _refuse_unscalable(job, job_id, counts)
         self.stop(job_id)
         _wait_for_end(client, job_id, job.stop_s + _MARGIN_S)
         roles = {role: _counted(getattr(job, role), count) for role, count in counts.items()}
@@ -92,7 +93,8 @@ def _submission(job: JobSpec, job_id: str) -> dict[str, Any]:
         "entrypoint": shlex.join(command),
         "submission_id": job_id,
         "runtime_env": {
-            "working_dir": options["working_dir"],
+            # `scale` may be called in another folder
+            "working_dir": os.path.abspath(options["working_dir"]),
             "env_vars": {
                 "FLEET_JOB": job_id,
                 # Ray kills a driver that it stops after this time
@@ -124,7 +126,7 @@ def _client(address: str = "") -> Any:
     except (ConnectionError, RuntimeError) as error:
         raise LaunchError(
             f"Ray's job server does not answer at {address}: {str(error).splitlines()[0]}; start "
-            "Ray (ray start --head), or name its dashboard with --option address=http://HOST:8265"
+            "Ray (ray start --head), or set RAY_API_SERVER_ADDRESS=http://HOST:8265"
         ) from None
 
 
@@ -149,6 +151,17 @@ def _actors(client: Any, job_id: str) -> list[MemberState]:
         MemberState(one.name.removeprefix(f"{job_id} "), one.state, one.node_id or "")
         for one in sorted(mine, key=lambda one: str(one.name))
     ]
+
+
+def _refuse_unscalable(job: JobSpec, job_id: str, counts: Mapping[str, int]) -> None:
+    """Refuse to stop a job that could not resume with these counts."""
+    if "server" in counts and not job.server.count:
+        raise ConfigError("--server_num: this job has no parameter servers; start one that has")
+    if job.checkpoint is None:
+        raise ConfigError(
+            f"ray:{job_id} has no checkpoint folder, so a job of other counts cannot resume it; "
+            "start it with --checkpoint DIR"
+        )
 
 
 def _wait_for_end(client: Any, job_id: str, within_s: float) -> None:

@@ -19,8 +19,9 @@ from fleetlight.roles.unsupported import is_unsupported
 
 #: variables that fleetrun sets for its children; inherited values would contradict them
 _OURS = re.compile(
-    r"FLEET_(ROLE|INDEX|WORKER_NUM|SERVER_NUM|MASTER|WORKER_ENDPOINTS|SERVER_ENDPOINTS|LOCAL_RANK"
-    r"|LOCAL_SIZE|NODE_RANK|NODE_NUM|HOST|DEVICE|RESTART|ERROR_FILE|LOG_DIR|JOB)|FLAGS_selected_gpus"
+    r"FLEET_(ROLE|INDEX|WORKER_NUM|SERVER_NUM|SCHEDULER_NUM|SERVERS|MASTER|WORKER_ENDPOINTS"
+    r"|SERVER_ENDPOINTS|LOCAL_RANK|LOCAL_SIZE|NODE_RANK|NODE_NUM|HOST|DEVICE|RESTART|ERROR_FILE"
+    r"|LOG_DIR|JOB)|FLAGS_selected_gpus"
 )
 
 # Processes connect to each other directly; a proxy would slow the job down or break it.
@@ -42,6 +43,13 @@ class Run:
     def error_file(self, member: JobProcess) -> str:
         """The status file of a process."""
         return f"{self.error_dir}/{member.log_name}.{self.restart}.json"
+
+
+def is_set_by_launcher(name: str) -> bool:
+    """True for a variable that the launcher or engine sets, or that has a secret."""
+    # a user chooses which tasks of a step are servers
+    chosen = name == "FLEET_SERVERS"
+    return (bool(_OURS.fullmatch(name)) and not chosen) or name == VARIABLE
 
 
 def inherited(outside: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from fleetlight.errors import ConfigError
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import read_encryption
+from fleetlight.launch.job.environment import is_set_by_launcher
 from fleetlight.launch.job.host_selection import HostSelection, select_hosts
 from fleetlight.launch.job.options import AUTO, LaunchOptions
 from fleetlight.launch.job.spec import (
@@ -133,11 +134,22 @@ def _has_several(hosts: HostSelection) -> bool:
 def _refuse_engine_flags(options: LaunchOptions, *, is_placed_here: bool) -> None:
     """Refuse flags for an engine where fleetrun starts the processes itself."""
     names = ("print", "name", "worker_cpus", "server_cpus", "worker_memory", "server_memory")
-    given = [name for name in (*names, "option") if getattr(options, name)]
+    given = [name for name in (*names, "option", "env") if getattr(options, name)]
     if is_placed_here and given:
         raise ConfigError(
             f"--{given[0]} is for an engine that places the processes; add --on NAME, or omit it"
         )
+    local = [name for name in ("tee", "no_preload") if getattr(options, name)]
+    if not is_placed_here and local:
+        raise ConfigError(
+            f"--{local[0]} is for processes that fleetrun starts itself; omit it with --on"
+        )
+    for name, _ in options.env:
+        if is_set_by_launcher(name):
+            raise ConfigError(
+                f"--env {name}: the engine sets this variable for each process, and a secret must "
+                "not be part of a job's description; omit it (--token_file has the token)"
+            )
 
 
 def _refuse_machines(options: LaunchOptions) -> None:

@@ -68,15 +68,17 @@ class ServerEntry(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
 
 
 class Locate(MessageBase, frozen=True):
-    """Wait until all servers have announced themselves. Reply: Located."""
+    """Ask where the servers listen. Reply: Located."""
 
     repeatable: ClassVar[bool] = True
     #: the newest processes that the caller knows
     known: list[ServerEntry]
+    #: until all servers have announced themselves; otherwise the reply has those that have
+    waits: bool = True
 
 
 class Located(MessageBase, frozen=True):
-    """All servers, in the order of their indices."""
+    """The servers, in the order of their indices."""
 
     servers: list[ServerEntry]
 

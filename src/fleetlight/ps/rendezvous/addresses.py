@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -14,8 +15,9 @@ from fleetlight.ps.rendezvous.client import RendezvousClient
 from fleetlight.ps.transport.dialing import NotReadyError
 from fleetlight.roles.role import Endpoint
 
-#: an answer of the rendezvous holds for this long, for all connections
-_HOLDS_S = 0.5
+#: an answer of the rendezvous holds for this long, for all connections of a worker; longer in a
+#: job of many workers, which would all ask at once
+_HOLDS_S, _WORKERS_A_SECOND = 0.5, 500
 #: how long an attempt to reconnect may wait for the answer
 _ASK_S = 2.0
 
@@ -41,10 +43,11 @@ class FixedAddresses:
 class AnnouncedAddresses:
     """The addresses that servers announce; a server that was restarted may have another one."""
 
-    def __init__(self, rendezvous: RendezvousClient) -> None:
+    def __init__(self, rendezvous: RendezvousClient, worker_num: int = 1) -> None:
         self._rendezvous = rendezvous
+        self._spread_s = worker_num / _WORKERS_A_SECOND
         self._lock = threading.Lock()
-        self._asked_at = 0.0
+        self._holds_until = 0.0
         #: by server: its newest process
         self._known: dict[int, ServerEntry] = {}
 
@@ -57,20 +60,26 @@ class AnnouncedAddresses:
     def of(self, server: int) -> Endpoint:
         """Where a server listens now; asks the rendezvous for each attempt to connect."""
         with self._lock:
-            if time.monotonic() - self._asked_at > _HOLDS_S:
+            if time.monotonic() >= self._holds_until:
                 try:
                     self._ask(_ASK_S)
                 except (DeadlineError, PeerLostError) as error:
+                    # the rendezvous may be away itself; the last answer may still hold
+                    self._hold()
                     if server not in self._known:
                         raise NotReadyError(str(error)) from None
-                    # the rendezvous may be away itself; the last answer may still hold
-                    self._asked_at = time.monotonic()
-            return _endpoint(self._known[server])
+            known = self._known.get(server)
+            if known is None:
+                raise NotReadyError(f"server {server} has not announced where it listens")
+            return _endpoint(known)
 
     def _ask(self, within_s: float | None) -> None:
         located = self._rendezvous.locate(self._known.values(), within_s)
-        self._known = {entry.server: entry for entry in located.servers}
-        self._asked_at = time.monotonic()
+        self._known |= {entry.server: entry for entry in located.servers}
+        self._hold()
+
+    def _hold(self) -> None:
+        self._holds_until = time.monotonic() + _HOLDS_S + random.random() * self._spread_s
 
 
 def _endpoint(entry: ServerEntry) -> Endpoint:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from fleetlight.errors import DeadlineError, MembershipError, PeerError, PeerLostError
+from fleetlight.errors import MembershipError, PeerError, PeerLostError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.interface import Channel, RetryPolicy
@@ -19,6 +20,10 @@ from fleetlight.roles.role import Endpoint
 ANNOUNCE_EVERY_S = 1.0
 #: how long an announcement may take
 _REPLY_S = 5.0
+#: how much longer a reply may take than the wait for it
+_GRACE_S = 2.0
+#: between two attempts to ask
+_SHORTEST_S = 0.1
 
 _Reply = TypeVar("_Reply", bound=m.Message)
 
@@ -41,9 +46,10 @@ class RendezvousClient:
     def locate(
         self, known: Iterable[m.ServerEntry] = (), within_s: float | None = None
     ) -> m.Located:
-        """Where the servers listen; waits until all have announced themselves."""
+        """Where the servers listen; without `within_s`, wait until all have announced it."""
+        message = m.Locate(list(known), waits=within_s is None)
         limit_s = self._deadline_s if within_s is None else within_s
-        return self._ask(m.Locate(list(known)), m.Located, limit_s)
+        return self._ask(message, m.Located, limit_s)
 
     def depart(self, index: int, error: str = "") -> None:
         """Say goodbye; nothing happens if the rendezvous is gone."""
@@ -57,10 +63,21 @@ class RendezvousClient:
         return channel
 
     def _ask(self, message: m.Message, kind: type[_Reply], within_s: float) -> _Reply:
-        with self._connected(within_s) as channel:
-            reply = channel.call(message).message
-        assert isinstance(reply, kind), reply
-        return reply
+        """Ask, and again if the rendezvous is restarted meanwhile."""
+        end = time.monotonic() + within_s
+        while True:
+            left_s = max(_SHORTEST_S, end - time.monotonic())
+            try:
+                with self._connected(left_s) as channel:
+                    # the rendezvous itself needs time to name the missing members
+                    reply = channel.call(message, deadline_s=left_s + _GRACE_S).message
+            except PeerLostError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(_SHORTEST_S)
+                continue
+            assert isinstance(reply, kind), reply
+            return reply
 
     @contextlib.contextmanager
     def _connected(self, within_s: float) -> Iterator[Channel]:
@@ -101,45 +118,42 @@ class Announcer:
             return
         self._stop.set()
         self._thread.join(2 * _REPLY_S)
-        if self._channel is not None:
-            # at the end of a job, the rendezvous may have gone first
-            with contextlib.suppress(PeerError):
-                self._channel.call(m.Depart(self._server, error), deadline_s=_REPLY_S)
-            self._channel.close()
+        # at the end of a job, the rendezvous may have gone first
+        with contextlib.suppress(PeerError):
+            channel = self._channel or self._rendezvous.channel(ANNOUNCE_EVERY_S)
+            channel.call(m.Depart(self._server, error), deadline_s=_REPLY_S)
+            channel.close()
 
     def _run(self) -> None:
         is_away = False
         while not self._stop.wait(ANNOUNCE_EVERY_S):
             try:
                 self._announce()
+                is_away = False
             except MembershipError as error:
                 self._refused(error)
                 return
-            except (DeadlineError, PeerLostError) as error:
+            except PeerError as error:
                 if not is_away:
                     logger.warning("the rendezvous is away, and may return: %s", error)
                 is_away = True
-                self._reconnect()
-            else:
-                is_away = False
 
     def _announce(self) -> None:
         if self._channel is None:
-            raise PeerLostError("no connection to the rendezvous")
+            self._channel = self._rendezvous.channel(ANNOUNCE_EVERY_S)
         host, port = self._endpoint
         message = m.Announce(self._server, self._incarnation, host, port)
-        reply = self._channel.call(message).message
+        try:
+            reply = self._channel.call(message).message
+        except PeerError:
+            # the next announcement connects again
+            self._channel.close()
+            self._channel = None
+            raise
         assert isinstance(reply, m.Announced), reply
         if reply.incarnation != self._incarnation and self._incarnation:
             logger.info("this server is incarnation %d from now on", reply.incarnation)
         self._incarnation = reply.incarnation
-
-    def _reconnect(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        with contextlib.suppress(DeadlineError, PeerLostError):
-            self._channel = self._rendezvous.channel(ANNOUNCE_EVERY_S)
 
 
 def random_name() -> str:

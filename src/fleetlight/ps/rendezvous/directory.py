@@ -76,6 +76,11 @@ class Directory:
             if server.process == process:
                 server.is_away = True
 
+    def process_of(self, server: int) -> str | None:
+        """The newest process of a server, if it has announced itself."""
+        here = self._servers.get(server)
+        return None if here is None else here.process
+
     def depart(self, server: int) -> None:
         """A server says goodbye at the end of the job."""
         self._departed.add(server)

@@ -67,6 +67,10 @@ class Enrolment:
         if claimed_index(hello) is None:
             del self._arrived[process]
 
+    def process_of(self, index: int) -> str | None:
+        """The newest process with an index, once all have one."""
+        return self._processes[index] if index < len(self._processes) else None
+
     def answer(self, process: str) -> Enrolled:
         """The index and place of a process, once all have arrived."""
         if process not in self._processes:

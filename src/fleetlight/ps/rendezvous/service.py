@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from fleetlight.errors import MembershipError, PeerError, ProtocolError, counted
+from fleetlight.errors import MembershipError, PeerError, PeerLostError, ProtocolError, counted
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.rendezvous.directory import Directory, OccupiedError
@@ -62,6 +62,8 @@ class RendezvousService:
             Kind.SERVER.value: Enrolment("server", size.server_num),
         }
         self._connected: set[Connection] = set()
+        #: True once a member knows the job from an earlier process of the rendezvous
+        self._is_known_job = False
         #: why the job fails
         self.failure = ""
 
@@ -79,20 +81,27 @@ class RendezvousService:
         with self._changed:
             if self.failure and not isinstance(message, m.Depart):
                 raise MembershipError(self.failure)
-            return self._handle(attendee, message), []
+            return self._handle(connection, attendee, message), []
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         """A connection has ended."""
-        attendee = connection.note
-        if not isinstance(attendee, _Attendee):
-            return
         with self._changed:
-            self._connected.discard(connection)
-            enrolment = self._enrolments[attendee.hello.kind]
-            enrolment.lose(attendee.process)
-            if attendee.hello.kind == Kind.SERVER.value:
-                self._directory.lose(attendee.process)
-            self._changed.notify_all()
+            self._lose(connection)
+
+    def _lose_ended(self) -> None:
+        """Lose processes that died while they waited: the transport reports that late."""
+        for connection in [one for one in self._connected if one.has_ended()]:
+            self._lose(connection)
+
+    def _lose(self, connection: Connection) -> None:
+        attendee = connection.note
+        if not isinstance(attendee, _Attendee) or connection not in self._connected:
+            return
+        self._connected.discard(connection)
+        self._enrolments[attendee.hello.kind].lose(attendee.process)
+        if attendee.hello.kind == Kind.SERVER.value:
+            self._directory.lose(attendee.process)
+        self._changed.notify_all()
 
     def fail(self, why: str) -> None:
         """End the job for all members that call from now on."""
@@ -102,9 +111,9 @@ class RendezvousService:
 
     @property
     def has_formed(self) -> bool:
-        """True once all members have arrived."""
+        """True once all members have arrived, here or at an earlier process of the rendezvous."""
         with self._changed:
-            return self._missing_text() == ""
+            return self._is_known_job or not self._missing_text()
 
     def fail_incomplete(self) -> None:
         """End the job because members are missing at the deadline."""
@@ -146,10 +155,10 @@ class RendezvousService:
             connection.peer = f"{message.hello.kind} of {message.hello.where()}"
             self._connected.add(connection)
             if not self.failure:
-                self._arrive(message)
+                self._arrive(connection, message)
         return m.Done(), []
 
-    def _arrive(self, message: m.Attend) -> None:
+    def _arrive(self, connection: Connection, message: m.Attend) -> None:
         hello = message.hello
         enrolment = self._enrolments[hello.kind]
         until = self._clock() + OCCUPIED_S
@@ -163,10 +172,12 @@ class RendezvousService:
                 return False
             return True
 
+        self._lose_ended()
+
         while not arrived():
             if hello.kind == Kind.WORKER.value or self._clock() >= until:
                 raise MembershipError(enrolment.surplus_text())
-            self._changed.wait(_LOOK_S)
+            self._pause(connection)
         self._changed.notify_all()
         self._check_reachable()
 
@@ -188,21 +199,22 @@ class RendezvousService:
                 f"rendezvous is that of job {size.job}; give each job one of its own"
             )
 
-    def _handle(self, attendee: _Attendee, message: m.Message) -> m.Message:
+    def _handle(self, connection: Connection, attendee: _Attendee, message: m.Message) -> m.Message:
         match message:
             case m.Enrol():
-                return self._enrol(attendee)
+                return self._enrol(connection, attendee)
             case m.Announce():
-                return self._announce(attendee, message)
+                return self._announce(connection, attendee, message)
             case m.Locate():
-                return self._locate(message)
+                return self._locate(connection, message)
             case m.Depart():
                 return self._depart(attendee, message)
         raise ProtocolError(f"the rendezvous has no reply to {type(message).__name__}")
 
-    def _enrol(self, attendee: _Attendee) -> m.Enrolled:
+    def _enrol(self, connection: Connection, attendee: _Attendee) -> m.Enrolled:
         enrolment = self._enrolments[attendee.hello.kind]
         self._wait(
+            connection,
             lambda: enrolment.is_complete,
             enrolment.progress,
             lambda: enrolment.missing_text(self._deadline_s),
@@ -219,7 +231,10 @@ class RendezvousService:
                 self.fail(str(error))
                 raise
 
-    def _announce(self, attendee: _Attendee, message: m.Announce) -> m.Announced:
+    def _announce(
+        self, connection: Connection, attendee: _Attendee, message: m.Announce
+    ) -> m.Announced:
+        self._is_known_job = self._is_known_job or bool(message.incarnation)
         until = self._clock() + OCCUPIED_S
         while True:
             try:
@@ -228,20 +243,23 @@ class RendezvousService:
                 if self._clock() >= until:
                     text = self._directory.occupied_text(message, self._clock())
                     raise MembershipError(text) from None
-                self._changed.wait(_LOOK_S)
+                self._pause(connection)
                 continue
             self._changed.notify_all()
             return m.Announced(incarnation)
 
-    def _locate(self, message: m.Locate) -> m.Located:
+    def _locate(self, connection: Connection, message: m.Locate) -> m.Located:
+        self._is_known_job = self._is_known_job or bool(message.known)
         self._directory.learn(message.known)
-        size, directory = self._size.server_num, self._directory
+        directory = self._directory
+        if not message.waits:
+            return m.Located(directory.entries())
         self._wait(
+            connection,
             lambda: not directory.missing(),
             lambda: f"servers {directory.missing()} have not announced themselves",
             self._unannounced_text,
         )
-        assert len(directory.entries()) == size
         return m.Located(directory.entries())
 
     def _missing_text(self) -> str:
@@ -261,6 +279,9 @@ class RendezvousService:
 
     def _depart(self, attendee: _Attendee, message: m.Depart) -> m.Done:
         kind = attendee.hello.kind
+        if not self._is_current(attendee, message.index):
+            # another process has replaced this one: its end is not that of the member
+            return m.Done()
         if message.error:
             self.failure = self.failure or f"{kind} {message.index} failed: {message.error}"
         elif kind == Kind.SERVER.value:
@@ -268,8 +289,25 @@ class RendezvousService:
         self._changed.notify_all()
         return m.Done()
 
+    def _is_current(self, attendee: _Attendee, index: int) -> bool:
+        """False for a process of which the job has a newer one."""
+        if attendee.hello.kind == Kind.SERVER.value:
+            current = self._directory.process_of(index)
+        else:
+            current = self._enrolments[attendee.hello.kind].process_of(index)
+        return current in (None, attendee.process)
+
+    def _pause(self, connection: Connection) -> None:
+        """Wait a moment with `changed` held; raise if the caller has gone."""
+        self._changed.wait(_LOOK_S)
+        if connection.has_ended():
+            # the transport reports the end of a connection only after this request
+            self._lose(connection)
+            raise PeerLostError("the rendezvous ends, or the caller closed its connection")
+
     def _wait(
         self,
+        connection: Connection,
         condition: Callable[[], bool],
         progress: Callable[[], str],
         expired: Callable[[], str],
@@ -286,7 +324,7 @@ class RendezvousService:
             if now - report_at >= _REPORT_EVERY_S:
                 logger.warning("%s", progress())
                 report_at = now
-            self._changed.wait(_LOOK_S)
+            self._pause(connection)
 
 
 class WithRendezvous:

@@ -86,6 +86,11 @@ def _served(v: Variables, common: Role, tasks: int) -> Role:
             f"{NAME}: {why}, so this task does not know which tasks are servers; set "
             "FLEET_SERVERS=pack (the first tasks are servers), or use srun --distribution=block"
         )
+    if task == 0 and v.number("SLURM_NODEID"):
+        raise RoleError(
+            f"{NAME}: {why}, and task 0 is not on the first node, where the processes meet; use "
+            "srun --distribution=block"
+        )
     # workers learn their place at the rendezvous
     is_server = task < servers
     return common.replace(

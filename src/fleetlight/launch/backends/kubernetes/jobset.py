@@ -39,7 +39,7 @@ def objects(job: JobSpec, settings: ClusterSettings) -> list[Object]:
     name = name_of(job)
     claims = [journal_claim(job, settings)] if restarts_alone(job, settings) else []
     main = training_runtime if settings.runtime == TRAINER else jobset
-    return [*claims, placeholder(job, name), main(job, settings)]
+    return [*claims, placeholder(job, name, settings.namespace), main(job, settings)]
 
 
 def check(job: JobSpec, settings: ClusterSettings) -> None:
@@ -215,6 +215,8 @@ def rescaled(found: Mapping[str, Any], counts: Mapping[str, int]) -> Object:
             raise ConfigError(f"--{kind}_num: the job has no {kind}s; it has {', '.join(roles)}s")
     for kind, count in counts.items():
         roles[kind] |= {"completions": count, "parallelism": count}
+        if "backoffLimit" in roles[kind]:
+            roles[kind]["backoffLimit"] = count - 1
     workers = roles["worker"]["completions"]
     servers = roles.get("server", {}).get("completions", 0)
     for role in roles.values():

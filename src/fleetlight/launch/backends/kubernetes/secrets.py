@@ -39,10 +39,13 @@ def secret(job: JobSpec, name: str, owner: dict[str, Any] | None = None) -> dict
     return {**_head(name, owner), "type": "Opaque", "data": data}
 
 
-def placeholder(job: JobSpec, name: str) -> dict[str, Any]:
+def placeholder(job: JobSpec, name: str, namespace: str) -> dict[str, Any]:
     """The secret without values."""
     data = dict.fromkeys(keys(job), PLACEHOLDER)
-    return {**_head(name, None), "type": "Opaque", "stringData": data}
+    head = _head(name, None)
+    if namespace:
+        head["metadata"]["namespace"] = namespace
+    return {**head, "type": "Opaque", "stringData": data}
 
 
 def copied(found: dict[str, Any], owner: dict[str, Any]) -> dict[str, Any]:
