@@ -282,6 +282,13 @@ def test_trainer_gets_the_same_job_as_a_template(emitted: Any) -> None:
     assert server["name"] == "server"
 
 
+def test_more_workers_may_fail_before_the_job_does(emitted: Any) -> None:
+    """A job without servers counts each worker that fails with the first."""
+    jobset = of_kind(emitted("--nproc_per_node", "2", *SAVES), "JobSet")
+    assert jobs(jobset)["worker"]["backoffLimit"] == 1
+    assert jobs(rescaled(jobset, {"worker": 8}))["worker"]["backoffLimit"] == 7
+
+
 def test_a_job_of_other_counts_resumes(emitted: Any) -> None:
     jobset = of_kind(emitted(*SERVED, *SAVES, *JOURNALS), "JobSet")
     jobset["metadata"] |= {"uid": "1", "resourceVersion": "2"}

@@ -240,3 +240,16 @@ def test_restartable_command_restarts_here(tmp_path: pathlib.Path) -> None:
         "fleetlight: failed: worker 1 of 2 exited with code 3"
     ]
     assert [file.read_text() for file in sorted(tmp_path.glob("ran.*"))] == ["2", "2"]
+
+
+def test_a_job_of_one_process_resumes_what_it_has_saved(tmp_path: pathlib.Path) -> None:
+    script = """
+    import os, pathlib, signal
+    first = pathlib.Path("first")
+    print(os.environ.get("FLEET_RESUME", "begins"), flush=True)
+    if not first.exists():
+        first.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    printed, _ = lines_of(member(tmp_path, script, "--restarts", "1"))
+    assert printed.split() == ["begins", "auto"]

@@ -78,6 +78,29 @@ def test_a_surplus_worker_is_refused() -> None:
         run_processes(member, [(1,), (1, None, "stay"), (1, None, "stay")], deadline_s=8.0)
 
 
+def indexed() -> Any:
+    """Process 0 is the scheduler; the workers bring their indices."""
+    index = int(os.environ["FLEET_INDEX"])
+    os.environ.update(
+        FLEET_ROLE="worker" if index else "scheduler",
+        FLEET_INDEX=str(max(0, index - 1)),
+        FLEET_WORKER_NUM="2",
+        FLEET_SCHEDULER_NUM="1",
+    )
+    try:
+        fleet.init(is_collective=True)
+    except SystemExit as end:
+        return "exit", end.code
+    total = fleet.all_reduce(1)
+    mine = fleet.worker_index()
+    fleet.stop_worker()
+    return mine, total
+
+
+def test_workers_may_bring_their_indices() -> None:
+    assert run_processes(indexed, [()] * 3) == [("exit", 0), (0, 2), (1, 2)]
+
+
 def test_a_missing_reply_of_the_scheduler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetlight.collective.membership.scheduler.LAST_READ_S", 0.1)
     holder, port = reserved_port()

@@ -111,6 +111,9 @@ def test_wrong_commands_are_refused(
     [
         (["--print", "Train_it.py"], "--print is for an engine that places the processes"),
         (["--name", "x", "Train_it.py"], "--name is for an engine that places the processes"),
+        (["--env", "A=1", "Train_it.py"], "--env is for an engine that places the processes"),
+        ([*WORDS, "--tee", "Train_it.py"], "--tee is for processes that fleetrun starts itself"),
+        ([*WORDS, "--env", "FLEET_INDEX=1", "Train_it.py"], "the engine sets this variable"),
         ([*WORDS, "--option", "x", "Train_it.py"], "got 'x', expected NAME=VALUE"),
         ([*WORDS, "--worker_memory", "4", "Train_it.py"], "expected a size like 500M or 4G"),
     ],

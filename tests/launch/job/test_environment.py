@@ -99,6 +99,7 @@ def test_server_has_no_torch_rank_and_no_device() -> None:
         "MS_ROLE",
         "MS_SCHED_HOST",
         "FLEET_DEVICE",
+        "FLEET_SCHEDULER_NUM",
         "RANK",
         "MASTER_ADDR",
         "TORCHELASTIC_RUN_ID",
