@@ -50,4 +50,6 @@ def _member(found: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     # standard output belongs to the command
-    print(f"fleetlight: {text}", file=sys.stderr, flush=True)
+    # one write: processes of a host may share the file
+    sys.stderr.write(f"fleetlight: {text}\n")
+    sys.stderr.flush()
