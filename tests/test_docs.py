@@ -8,11 +8,14 @@ import difflib
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fleetlight.cli.fleetrun import main as fleetrun
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,6 +97,25 @@ def difference(plain: Path, ours: Path) -> str:
     sides = [path.read_text().splitlines() for path in (plain, ours)]
     lines = difflib.unified_diff(*sides, plain.name, ours.name, n=1, lineterm="")
     return "\n".join(lines) + "\n"
+
+
+def test_job_file_of_the_page_equals_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "launcher.md"
+    [file] = [one for one in blocks(page, "toml") if "[worker]" in one]
+    [flags] = [one for one in blocks(page, "sh") if "--on slurm" in one]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(file)
+    (tmp_path / "train.py").write_text("")
+    shown = []
+    for words in (["--job", "job.toml"], shlex.split(flags)[1:]):
+        assert fleetrun(["--print", *words]) == 0
+        shown.append(capfd.readouterr().out)
+    assert "#SBATCH --ntasks=6" in shown[0]
+    assert shown[0] == shown[1]
+    assert fleetrun(["--print", "--job", "job.toml", "--on", "kubernetes"]) == 0
+    assert "registry.example/train:3" in capfd.readouterr().out
 
 
 @pytest.mark.multiprocess

@@ -6,14 +6,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from fleetlight.cli import flag_values as read
+from fleetlight.cli.job_file import read_job_file
 from fleetlight.cli.refused_flags import REFUSED, refusal
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.launch import backends
-from fleetlight.launch.job.encryption import MOST_DAYS
-from fleetlight.launch.job.options import AUTO, LaunchOptions
+from fleetlight.launch.job.options import LaunchOptions
 
 USAGE = "fleetrun [flags] script.py [arguments of the script]"
 
@@ -21,15 +22,27 @@ EPILOG = """examples:
   fleetrun --nproc_per_node 4 train.py            4 workers on the CPUs of this machine
   fleetrun --gpus 0,1,2,3 train.py                4 workers, one GPU each
   fleetrun --ips 10.0.0.1,10.0.0.2 train.py       two machines; run it on both
+  fleetrun --job job.toml                         the job that a file describes
 """
 
 
 def parse(argv: Sequence[str]) -> LaunchOptions:
-    """Parse the flags and the script in `argv`; raise ConfigError if a word is invalid."""
-    found, unknown = _parser().parse_known_args(list(argv))
+    """Parse the flags and the script in `argv`; raise ConfigError if a word is invalid.
+
+    A flag overrides what the file of `--job` has for it.
+    """
+    parser = _parser()
+    found, unknown = parser.parse_known_args(list(argv))
     if unknown:
         raise _unknown_flag(unknown[0])
     values = vars(found)
+    if not values["arguments"]:
+        del values["arguments"]
+    if "job" in values:
+        values = read_job_file(values["job"], _by_name(parser)).overridden_by(values)
+    if "script" not in values:
+        file = f', or script = "train.py" in {values["job"]}' if "job" in values else ""
+        raise ConfigError(f"no script given; expected: {USAGE}{file}")
     for name in {"arguments", "option", "env"} & values.keys():
         values[name] = tuple(values[name])
     return LaunchOptions(**values)
@@ -40,6 +53,12 @@ def known_flags() -> list[str]:
     return sorted(flag for flag in _parser()._option_string_actions if flag not in REFUSED)
 
 
+def _by_name(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Action]:
+    """The flags that set an option, by its name."""
+    refused = (_Refuse, _Version, argparse._HelpAction)
+    return {action.dest: action for action in parser._actions if not isinstance(action, refused)}
+
+
 def _unknown_flag(word: str) -> ConfigError:
     name = word.split("=")[0]
     hint = did_you_mean(name, known_flags()) if name.startswith("--") else "see fleetrun --help"
@@ -48,8 +67,6 @@ def _unknown_flag(word: str) -> ConfigError:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        if "required: script" in message:
-            raise ConfigError(f"no script given; expected: {USAGE}")
         message = re.sub("ignored explicit argument (.*)", r"takes no value, got \1", message)
         raise ConfigError(f"{message} (see fleetrun --help)")
 
@@ -109,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_running(parser.add_argument_group("running"))
     for flag in sorted(REFUSED):
         parser.add_argument(flag, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("script", help="the training script, or a module name after -m")
+    # the file of --job may name it
+    parser.add_argument("script", nargs="?", help="the training script, or a module name after -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
     return parser
 
@@ -117,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_size(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--nproc_per_node",
-        type=_positive,
+        type=read.positive,
         metavar="N",
         help="workers on this machine (default: one per GPU, else 1)",
     )
@@ -125,7 +143,7 @@ def _add_size(group: argparse._ArgumentGroup) -> None:
         "--gpus",
         "--devices",
         "--selected_gpus",
-        type=_indices,
+        type=read.indices,
         metavar="0,1",
         help="one worker on each of these GPUs",
     )
@@ -134,25 +152,36 @@ def _add_size(group: argparse._ArgumentGroup) -> None:
 def _add_servers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--server_num",
-        type=_count_or_auto,
+        type=read.count_or_auto,
         metavar="N|auto",
         help="servers on this machine; auto: one for each 4 workers, if cores are free",
     )
     group.add_argument(
-        "--worker_num", "--trainer_num", type=_count, metavar="N", help="workers on this machine"
+        "--worker_num",
+        "--trainer_num",
+        type=read.count,
+        metavar="N",
+        help="workers on this machine",
     )
-    group.add_argument("--servers", type=_words, metavar="h:p,..", help="all servers of the job")
     group.add_argument(
-        "--workers", "--trainers", type=_words, metavar="h:p,..", help="all workers of the job"
+        "--servers", type=read.words, metavar="h:p,..", help="all servers of the job"
+    )
+    group.add_argument(
+        "--workers", "--trainers", type=read.words, metavar="h:p,..", help="all workers of the job"
     )
 
 
 def _add_machines(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--ips", "--cluster_node_ips", type=_words, metavar="a,b", help="all machines, by rank")
-    add("--nnodes", type=_range, metavar="N|MIN:MAX", help="the number of machines")
-    add("--master", type=_endpoint, metavar="host:port", help="an address and free port of node 0")
-    add("--rank", "--node_rank", type=_count, metavar="R", help="the rank of this machine")
+    add("--ips", "--cluster_node_ips", type=read.words, metavar="a,b", help="all machines, by rank")
+    add("--nnodes", type=read.machine_range, metavar="N|MIN:MAX", help="the number of machines")
+    add(
+        "--master",
+        type=read.endpoint,
+        metavar="host:port",
+        help="an address and free port of node 0",
+    )
+    add("--rank", "--node_rank", type=read.count, metavar="R", help="the rank of this machine")
     add("--host", "--node_ip", metavar="ADDRESS", help="the address of this machine")
     add(
         "--use_paddlecloud",
@@ -163,10 +192,11 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
 
 def _add_running(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    add("--job", metavar="FILE", help="a TOML file that describes the job; flags override it")
     add(
         "--start_port",
         "--started_port",
-        type=_port,
+        type=read.port,
         metavar="P",
         help="use ports P, P+1, ... (default: free ports)",
     )
@@ -174,7 +204,7 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     add(
         "--max_restarts",
         "--max_restart",
-        type=_count,
+        type=read.count,
         metavar="N",
         help="how often to restart after a failure (default: 0)",
     )
@@ -188,13 +218,13 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--deadline_s",
-        type=_seconds,
+        type=read.seconds,
         metavar="S",
         help="how long the machines wait for each other (default: 300)",
     )
     add(
         "--grace_s",
-        type=_seconds,
+        type=read.seconds,
         metavar="S",
         help="time between SIGTERM and SIGKILL (default: 3, with a save 30)",
     )
@@ -208,7 +238,7 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     add("--ssl_ciphers", metavar="A:B", help="the TLS 1.3 cipher suites to choose from")
     add(
         "--ssl_expiry_warning_days",
-        type=_days,
+        type=read.days,
         metavar="N",
         help="how many days before its expiry to warn about a certificate (default: 30)",
     )
@@ -227,100 +257,24 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add("--print", action="store_true", help="print what would be submitted, and submit nothing")
     add("--name", metavar="NAME", help="the name of the job (default: that of the script)")
     for role in ("worker", "server"):
-        add(f"--{role}_cpus", type=_positive, metavar="N", help=f"cores of each {role}")
+        add(f"--{role}_cpus", type=read.positive, metavar="N", help=f"cores of each {role}")
         add(
             f"--{role}_memory",
-            type=_memory,
+            type=read.memory,
             metavar="4G",
             help=f"main memory of each {role}; M, G or T",
         )
     add(
         "--option",
-        type=_pair,
+        type=read.pair,
         action="append",
         metavar="NAME=VALUE",
         help="an option of the engine, such as partition=gpu; may be repeated",
     )
     add(
         "--env",
-        type=_pair,
+        type=read.pair,
         action="append",
         metavar="NAME=VALUE",
         help="a variable of every process; may be repeated",
     )
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=VALUE")
-    return name.strip(), value
-
-
-def _memory(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,6})([MGT])i?B?", text.strip(), re.IGNORECASE)
-    mib = (
-        0 if found is None else int(found[1]) * {"M": 1, "G": 1024, "T": 1 << 20}[found[2].upper()]
-    )
-    if not mib:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a size like 500M or 4G")
-    return mib
-
-
-def _number(least: int, most: int | None, what: str) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text) if text.isdigit() else -1
-        if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected {what}")
-        return value
-
-    return read
-
-
-_positive = _number(1, None, "a number of at least 1")
-_count = _number(0, None, "a number of at least 0")
-_days = _number(0, MOST_DAYS, f"0 to {MOST_DAYS} days")
-_port = _number(1, 65535, "a port of 1 to 65535")
-
-
-def _count_or_auto(text: str) -> int | str:
-    return text if text == AUTO else _number(0, None, "a number of at least 0, or auto")(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of seconds, at least 0")
-    return value
-
-
-def _words(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not words:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a list like a,b")
-    return words
-
-
-def _indices(text: str) -> tuple[int, ...]:
-    words = _words(text)
-    if not all(word.isdigit() for word in words) or len(set(words)) < len(words):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected different GPU numbers like 0,1")
-    return tuple(int(word) for word in words)
-
-
-def _range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    high = high or low
-    if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected N or MIN:MAX")
-    return int(low), int(high)
-
-
-def _endpoint(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected host:port")
-    return host.strip("[]"), int(port)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fleetlight.cli.arguments import parse
+from fleetlight.cli.job_file import with_places
 from fleetlight.errors import ConfigError, FleetError
 from fleetlight.launch.job.options import LaunchOptions, from_cloud
 
@@ -24,7 +25,7 @@ WRONG_USE, CANNOT_RUN, INTERRUPTED = 2, 1, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
-        return _run(from_cloud(parse(sys.argv[1:] if argv is None else argv), os.environ))
+        return _run_with_places(parse(sys.argv[1:] if argv is None else argv))
     except ConfigError as error:
         return _refuse(error, WRONG_USE)
     except FleetError as error:
@@ -36,6 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refuse(error: FleetError, code: int) -> int:
     print(f"fleetrun: error: {error}", file=sys.stderr)
     return code
+
+
+def _run_with_places(options: LaunchOptions) -> int:
+    """Run the job; errors about values of a job file name their places in it."""
+    try:
+        return _run(from_cloud(options, os.environ))
+    except ConfigError as error:
+        raise ConfigError(with_places(error, options)) from None
 
 
 def _run(options: LaunchOptions) -> int:
@@ -77,7 +86,8 @@ def _emitted(backend: Backend | None, options: LaunchOptions, job: JobSpec) -> s
 
 def _argument_pairs(options: LaunchOptions) -> list[tuple[str, object]]:
     """The arguments that are set, so that a log records how a job was started."""
-    pairs = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
+    names = [field.name for field in dataclasses.fields(options) if field.name != "places"]
+    pairs = [(name, getattr(options, name)) for name in names]
     return [(name, _as_text(name, value)) for name, value in pairs if value not in (None, ())]
 
 

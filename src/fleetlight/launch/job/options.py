@@ -62,6 +62,10 @@ class LaunchOptions:
     #: (name, value) pairs for the engine, and for the environment of every process
     option: tuple[tuple[str, str], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    #: the file that describes the job
+    job: str | None = None
+    #: what an error calls an option -> its file, section and key, for options from that file
+    places: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def from_cloud(options: LaunchOptions, environment: Mapping[str, str]) -> LaunchOptions:
