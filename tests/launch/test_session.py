@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.launch.workplace import DEADLINE_S, Workplace, is_running, wait_until
+from tests.launch.workplace import DEADLINE_S, SAVING, Workplace, is_running, wait_until
 
 from fleetlight.launch.exit_codes import PERMANENT
 
@@ -200,29 +200,6 @@ def test_second_interrupt_kills_at_once(place: Workplace) -> None:
     assert place.wait_for("noted") == "2\n"
     job.process.send_signal(signal.SIGINT)
     assert job.end()[0] == 130
-
-
-#: a job that saves, without torch; servers end after the workers
-SAVING = """
-    import json, os, pathlib, signal, sys, time
-    name, index = os.environ["FLEET_ROLE"], os.environ["FLEET_INDEX"]
-    status = pathlib.Path(os.environ["FLEET_ERROR_FILE"])
-    def record(number, frame):
-        pathlib.Path(f"noted.{name}").touch()
-        if sys.argv[1:] == ["late"]:
-            return
-        if sys.argv[1:] == ["full"]:
-            raise SystemExit("disk full")
-        stop = {"step": 7, "folder": os.environ["FLEET_CHECKPOINT"]}
-        status.write_text(json.dumps({"exiting": True, "stopped": stop}))
-        pathlib.Path("saved").touch()
-        raise SystemExit(75)
-    signal.signal(signal.SIGTERM, record)
-    status.write_text(json.dumps({"saves_at_sigterm": True}))
-    pathlib.Path(f"pid.{name}").write_text(f"{os.getpid()}\\n")
-    while name == "worker" or not os.path.exists("saved"):
-        time.sleep(0.01)
-"""
 
 
 def stop_and_save(place: Workplace, *arguments: str, grace_s: str = "50") -> tuple[int, str]:

@@ -19,6 +19,28 @@ from fleetlight.launch.processes.ports import reserve
 #: every wait in these tests ends here; only a broken launcher gets near it
 DEADLINE_S = 60.0
 
+#: a job that saves, without torch; servers end after the workers
+SAVING = """
+    import json, os, pathlib, signal, sys, time
+    name, index = os.environ["FLEET_ROLE"], os.environ["FLEET_INDEX"]
+    status = pathlib.Path(os.environ["FLEET_ERROR_FILE"])
+    def record(number, frame):
+        pathlib.Path(f"noted.{name}").touch()
+        if sys.argv[1:] == ["late"]:
+            return
+        if sys.argv[1:] == ["full"]:
+            raise SystemExit("disk full")
+        stop = {"step": 7, "folder": os.environ["FLEET_CHECKPOINT"]}
+        status.write_text(json.dumps({"exiting": True, "stopped": stop}))
+        pathlib.Path("saved").touch()
+        raise SystemExit(75)
+    signal.signal(signal.SIGTERM, record)
+    status.write_text(json.dumps({"saves_at_sigterm": True}))
+    pathlib.Path(f"pid.{name}").write_text(f"{os.getpid()}\\n")
+    while name == "worker" or not os.path.exists("saved"):
+        time.sleep(0.01)
+"""
+
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Poll until another process makes the condition true."""

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleetlight ps | logs | stop | scale`: commands for a job that an engine runs."""
+"""`fleetlight ps | logs | stop | scale`: commands for a job on any backend."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from fleetlight.errors import ConfigError
 from fleetlight.launch import backends
-from fleetlight.launch.backends import Engine
+from fleetlight.launch.backends import JobControl
 
-_JOB = "the job, as fleetrun printed it: ENGINE:ID"
+_JOB = "the job: the log folder of fleetrun, or ENGINE:ID, as fleetrun printed it"
+#: the backend of a job that is only a path
+_PATHS = "processes"
 
 
 def add_jobs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands to the parser of `fleetlight`."""
-    ps = commands.add_parser("ps", help="list the processes of a job on an engine")
+    ps = commands.add_parser("ps", help="list the processes of a job")
     ps.add_argument("job", metavar="JOB", help=_JOB)
     ps.set_defaults(command=_ps)
     logs = commands.add_parser("logs", help="print what the processes of a job have printed")
@@ -33,8 +36,8 @@ def add_jobs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _ps(found: argparse.Namespace) -> int:
-    engine, job_id = _found(found.job)
-    rows = [(one.name, one.state, one.where, one.detail) for one in engine.status(job_id)]
+    control, job_id = _found(found.job)
+    rows = [(one.name, one.state, one.where, one.detail) for one in control.status(job_id)]
     rows.insert(0, ("process", "state", "machine", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
@@ -44,22 +47,22 @@ def _ps(found: argparse.Namespace) -> int:
 
 
 def _logs(found: argparse.Namespace) -> int:
-    engine, job_id = _found(found.job)
-    for data in engine.logs(job_id, " ".join(found.member) or None):
+    control, job_id = _found(found.job)
+    for data in control.logs(job_id, " ".join(found.member) or None):
         sys.stdout.buffer.write(data)
     sys.stdout.flush()
     return 0
 
 
 def _stop(found: argparse.Namespace) -> int:
-    engine, job_id = _found(found.job)
-    engine.stop(job_id)
+    control, job_id = _found(found.job)
+    control.stop(job_id)
     print(f"stopping: {found.job}")
     return 0
 
 
 def _scale(found: argparse.Namespace) -> int:
-    engine, job_id = _found(found.job)
+    control, job_id = _found(found.job)
     wanted = {"worker": found.worker_num, "server": found.server_num}
     counts = {role: count for role, count in wanted.items() if count is not None}
     if not counts:
@@ -68,19 +71,22 @@ def _scale(found: argparse.Namespace) -> int:
         if count < 1:
             raise ConfigError(f"--{role}_num {count}: a job needs at least 1 {role}")
     name = found.job.partition(":")[0]
-    print(f"scaling: {name}:{engine.scale(job_id, counts)}")
+    print(f"scaling: {name}:{control.scale(job_id, counts)}")
     return 0
 
 
-def _found(job: str) -> tuple[Engine, str]:
-    """The engine of a job, and the id that the job has there."""
-    name, colon, job_id = job.partition(":")
-    engines = [known for known in backends.names() if backends.named(known).engine is not None]
-    if not colon or not job_id or name not in engines:
-        raise ConfigError(
-            f"got the job {job!r}, expected ENGINE:ID with one of the engines "
-            f"{', '.join(engines)}; fleetrun --on ENGINE prints it"
-        )
-    engine = backends.named(name).engine
-    assert engine is not None
-    return engine, job_id
+def _found(job: str) -> tuple[JobControl, str]:
+    """What to ask about a job, and the id that the job has there."""
+    name, _, job_id = job.partition(":")
+    controls = {known: backends.named(known).control for known in backends.names()}
+    control = controls.get(name)
+    if control is not None and job_id:
+        return control, job_id
+    local = controls[_PATHS]
+    if local is not None and (os.path.isdir(job) or os.sep in job):
+        return local, job
+    known = sorted(name for name, one in controls.items() if one is not None)
+    raise ConfigError(
+        f"got the job {job!r}, expected the log folder of a job, or BACKEND:ID with one of the "
+        f"backends {', '.join(known)}; fleetrun prints it"
+    )

@@ -27,6 +27,7 @@ from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 from fleetlight.launch.processes.logs import LogFolder, claim
 from fleetlight.launch.processes.ports import Reservation
+from fleetlight.launch.processes.record import RecordFile
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
 from fleetlight.launch.screen import Screen
@@ -72,6 +73,7 @@ class _Session:
         stack.callback(self._machines.close)
         self._own_id = secrets.token_hex(8)
         self._folder: LogFolder | None = None
+        self._record: RecordFile | None = None
         self._began = time.monotonic()
         #: lines printed about the log folder
         self._lines_shown = 0
@@ -112,7 +114,12 @@ class _Session:
             restart=layout.restart,
         )
         gang = Gang(
-            run, folder=folder, reaper=self._reaper, screen=self._screen, outside=self._outside
+            run,
+            folder=folder,
+            reaper=self._reaper,
+            screen=self._screen,
+            outside=self._outside,
+            record=self._open_record(folder, job_id).update,
         )
         self._announce(gang)
         for reservation in reservations:
@@ -136,6 +143,13 @@ class _Session:
         if not layout.own:
             self._machines.share(job_id)
         return self._folder, job_id or ""
+
+    def _open_record(self, folder: LogFolder, job_id: str) -> RecordFile:
+        """The record of this launcher, which another one moves away once the folder is unlocked."""
+        if self._record is None:
+            self._record = RecordFile(folder.path, job_id, self._job.machine.host)
+            self._stack.callback(self._record.close)
+        return self._record
 
     def _announce(self, gang: Gang) -> None:
         run = gang.run
@@ -178,4 +192,7 @@ class _Session:
     def _finish(self, ended: _Attempt, failure: JobFailure | None) -> int:
         seconds = time.monotonic() - self._began
         self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
-        return failure.code if failure else 0
+        code = failure.code if failure else 0
+        if self._record is not None:
+            self._record.conclude(code)
+        return code

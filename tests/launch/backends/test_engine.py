@@ -90,8 +90,8 @@ def test_commands_of_a_submitted_job(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ps", "7"], "got the job '7', expected ENGINE:ID with one of the engines"),
-        (["stop", "processes:7"], "expected ENGINE:ID with one of the engines"),
+        (["ps", "7"], "got the job '7', expected the log folder of a job, or BACKEND:ID with"),
+        (["stop", "toy_engine:"], "one of the backends hosts, kubernetes, processes, ray, slurm,"),
         (["scale", "toy_engine:7"], "pass --worker_num N or --server_num N"),
         (
             ["scale", "toy_engine:7", "--server_num", "0"],

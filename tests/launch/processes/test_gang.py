@@ -7,7 +7,7 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.logs import LogFolder, claim
+from fleetlight.launch.processes.record import ProcessEntry
 from fleetlight.launch.status import read
 from fleetlight.roles import Kind
 
@@ -185,10 +186,14 @@ class LoggingScreen(Screen):
         self.lines.append(text)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("tee", "size"), [(False, None), (True, None), (False, (24, 80))])
-def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, size: Any) -> None:
-    screen = LoggingScreen(size)
+def restart_one(
+    folder: LogFolder,
+    screen: Screen,
+    *,
+    tee: bool = False,
+    record: Callable[[Sequence[ProcessEntry]], None] = lambda entries: None,
+) -> None:
+    """Start a gang, and restart its worker 0, which is killed, alone."""
     file = folder.path / "t.py"
     file.write_text(DIE_ONCE)
     run = Run(
@@ -198,7 +203,9 @@ def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, si
         error_dir=str(folder.path),
     )
     with Reaper() as reaper:
-        made = Gang(run, folder=folder, reaper=reaper, screen=screen, outside=os.environ)
+        made = Gang(
+            run, folder=folder, reaper=reaper, screen=screen, outside=os.environ, record=record
+        )
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 3, "all to exit")
@@ -208,6 +215,34 @@ def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, si
         finally:
             made.close()
     assert {seen.status for seen in made.exits()} == {0}
+
+
+def test_each_change_of_a_process_is_recorded(folder: LogFolder) -> None:
+    records: list[dict[str, ProcessEntry]] = []
+    restart_one(
+        folder,
+        LoggingScreen(None),
+        record=lambda entries: records.append({entry.name: entry for entry in entries}),
+    )
+    first, last = records[0], records[-1]
+    assert [(entry.status, entry.restarts) for entry in first.values()] == [(None, 0)] * 3
+    assert all(entry.start is not None for entry in first.values())
+    assert {name: (entry.status, entry.restarts) for name, entry in last.items()} == {
+        "server 0": (0, 0),
+        "worker 0": (0, 1),
+        "worker 1": (0, 0),
+    }
+    assert last["worker 0"].pid != first["worker 0"].pid
+    assert -signal.SIGKILL in [record["worker 0"].status for record in records]
+    # a record for each change, not for each look: at most start, three exits, restart, exit
+    assert len(records) <= 6
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("tee", "size"), [(False, None), (True, None), (False, (24, 80))])
+def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, size: Any) -> None:
+    screen = LoggingScreen(size)
+    restart_one(folder, screen, tee=tee)
     assert screen.shown.count(b"attempt 1") == 1
     assert "restarting it (restart 1, 2 left)" in "".join(screen.lines)
 

@@ -24,13 +24,13 @@ def write(path: pathlib.Path, name: str, text: str = "old\n") -> None:
 
 def test_only_logs_of_an_earlier_run_move_away(tmp_path: pathlib.Path) -> None:
     logs = tmp_path / "log"
-    for name in ("workerlog.0", "serverlog.1", "endpoints.log", "notes.txt"):
+    for name in ("workerlog.0", "serverlog.1", "endpoints.log", "launcher.h.7.json", "notes.txt"):
         write(logs, name)
     folder = claim(str(logs), "a")
     assert folder.moved_to is not None
     assert folder.moved_to.parent == logs / "old"
     moved = sorted(entry.name for entry in folder.moved_to.iterdir())
-    assert moved == ["endpoints.log", "serverlog.1", "workerlog.0"]
+    assert moved == ["endpoints.log", "launcher.h.7.json", "serverlog.1", "workerlog.0"]
     assert (logs / "notes.txt").exists()
     folder.close()
 

@@ -16,29 +16,20 @@ from fleetlight.launch.screen import Screen
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """One process of a job, as its engine sees it."""
+    """One process of a job, as its backend sees it."""
 
     #: `worker 1`
     name: str
-    #: the engine's own word, such as RUNNING
+    #: the backend's own word, such as RUNNING
     state: str
     #: the machine; "" if there is none
     where: str = ""
-    #: what else the engine says, such as an exit code
+    #: what else the backend says, such as an exit code
     detail: str = ""
 
 
-class Engine(Protocol):
-    """A system that places, starts and restarts processes on its machines.
-
-    A job has the id that `submit` returns.
-    """
-
-    def emit(self, job: JobSpec) -> str:
-        """Exactly what `submit` hands to the engine, without secrets."""
-
-    def submit(self, job: JobSpec) -> str:
-        """Start the job; returns its id."""
+class JobControl(Protocol):
+    """What `fleetlight ps`, `logs`, `stop` and `scale` ask about a job, by its id."""
 
     def status(self, job_id: str) -> Sequence[MemberState]:
         """The processes of a job."""
@@ -53,6 +44,19 @@ class Engine(Protocol):
         """Change the number of workers or servers; returns the id of the job from then on."""
 
 
+class Engine(JobControl, Protocol):
+    """A system that places, starts and restarts processes on its machines.
+
+    A job has the id that `submit` returns.
+    """
+
+    def emit(self, job: JobSpec) -> str:
+        """Exactly what `submit` hands to the engine, without secrets."""
+
+    def submit(self, job: JobSpec) -> str:
+        """Start the job; returns its id."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Backend:
     """One way to run a job."""
@@ -64,8 +68,10 @@ class Backend:
     chooses_machines: bool = False
     #: False if processes have files of their own: paths of the command are then not those here
     shares_files: bool = True
-    #: what `fleetlight ps`, `logs`, `stop` and `scale` ask; None: only `run`
+    #: what `fleetrun` submits jobs to; None: `run` starts the processes
     engine: Engine | None = None
+    #: what `fleetlight ps`, `logs`, `stop` and `scale` ask; None: they do not know these jobs
+    control: JobControl | None = None
 
 
 def on_engine(name: str, engine: Engine, *, shares_files: bool = True) -> Backend:
@@ -76,7 +82,9 @@ def on_engine(name: str, engine: Engine, *, shares_files: bool = True) -> Backen
         screen.say(f"submitted {name}:{job_id}; see fleetlight ps {name}:{job_id}")
         return 0
 
-    return Backend(run=run, chooses_machines=True, shares_files=shares_files, engine=engine)
+    return Backend(
+        run=run, chooses_machines=True, shares_files=shares_files, engine=engine, control=engine
+    )
 
 
 def names() -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from fleetlight.errors import ConfigError
 from fleetlight.launch import session
 from fleetlight.launch.backends import Backend
+from fleetlight.launch.backends.processes.control import LogFolderControl
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.connected_machines import ConnectedMachines
 from fleetlight.launch.machines.other_machines import OtherMachines
@@ -27,4 +28,4 @@ def _run(job: JobSpec, screen: Screen) -> int:
     return session.run(job, screen, connect)
 
 
-BACKEND = Backend(run=_run)
+BACKEND = Backend(run=_run, control=LogFolderControl())

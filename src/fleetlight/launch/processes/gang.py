@@ -7,18 +7,20 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.job.preload import modules_to_preload
+from fleetlight.launch.process_identity import start_of
 from fleetlight.launch.processes.child import Child, Reaper
 from fleetlight.launch.processes.failure import ProcessExit, continuing_without, restarting_process
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
 from fleetlight.launch.processes.preloading import template
 from fleetlight.launch.processes.preloading.template import Start
+from fleetlight.launch.processes.record import ProcessEntry
 from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
 from fleetlight.launch.status import ProcessStatus, clear_saves_at_sigterm, read
@@ -42,13 +44,18 @@ class Gang:
         reaper: Reaper,
         screen: Screen,
         outside: Mapping[str, str],
+        record: Callable[[Sequence[ProcessEntry]], None] = lambda entries: None,
     ) -> None:
+        """`record` gets the processes after each change."""
         self.run = run
+        self._record = record
         self.started_at = time.monotonic()
         self.members = run.layout.members(run.job.machine.devices)
         self._folder, self._reaper, self._screen, self._outside = folder, reaper, screen, outside
         self._children: dict[JobProcess, Child] = {}
         self._exits: dict[JobProcess, ProcessExit] = {}
+        #: when each process started, which `record` tells apart from later ones of its number
+        self._starts: dict[int, int | None] = {}
         #: how often each process was restarted alone
         self._incarnations: dict[JobProcess, int] = {}
         self._followers: list[_OutputFollower] = []
@@ -68,6 +75,7 @@ class Gang:
         except BaseException:
             self.close()
             raise
+        self._record(self._entries())
 
     @contextlib.contextmanager
     def _output(self, member: JobProcess, incarnation: int = 0) -> Iterator[int]:
@@ -134,10 +142,13 @@ class Gang:
 
     def exits(self) -> list[ProcessExit]:
         """The exits seen so far."""
+        known = len(self._exits)
         for member, child in self._children.items():
             status = child.poll()
             if status is not None and member not in self._exits:
                 self._exits[member] = self._exit(member, status)
+        if len(self._exits) > known:
+            self._record(self._entries())
         return list(self._exits.values())
 
     def any_exiting(self) -> bool:
@@ -162,6 +173,24 @@ class Gang:
         with self._output(member, incarnation) as output:
             self._children[member] = self._spawn(member, output)
         del self._exits[member]
+        self._record(self._entries())
+
+    def _entries(self) -> list[ProcessEntry]:
+        return [
+            ProcessEntry(
+                name=member.name,
+                pid=child.pid,
+                start=self._start_of(child.pid),
+                status=self._exits[member].status if member in self._exits else None,
+                restarts=self.run.restart + self._incarnations.get(member, 0),
+            )
+            for member, child in self._children.items()
+        ]
+
+    def _start_of(self, pid: int) -> int | None:
+        if pid not in self._starts:
+            self._starts[pid] = start_of(pid)
+        return self._starts[pid]
 
     def can_stop(self) -> bool:
         """True when all running processes have reported that they save at SIGTERM.

@@ -9,6 +9,7 @@ import secrets
 from fleetlight.errors import ConfigError
 from fleetlight.launch import session
 from fleetlight.launch.backends import Backend
+from fleetlight.launch.backends.processes.control import LogFolderControl
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.other_machines import NoOtherMachines
 from fleetlight.launch.screen import Screen
@@ -31,4 +32,4 @@ def _with_token(job: JobSpec) -> JobSpec:
     return dataclasses.replace(job, token=Secret(secrets.token_hex(32)))
 
 
-BACKEND = Backend(run=_run)
+BACKEND = Backend(run=_run, control=LogFolderControl())

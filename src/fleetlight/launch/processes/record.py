@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file in the log folder that says which processes a launcher has started.
+
+`fleetlight ps`, `logs` and `stop` read it. It has no arguments, variables or secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Sequence
+
+import msgspec
+
+from fleetlight.files.atomic import replace_file
+from fleetlight.launch.process_identity import System, start_of, this_system
+
+#: a log folder may have the files of several launchers of one job
+PATTERN = "launcher.*.json"
+_LARGEST = 16 << 20
+
+
+class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One process of a job."""
+
+    #: `worker 1`
+    name: str
+    pid: int
+    #: in ticks since the boot; None where the system does not say it
+    start: int | None
+    #: the exit code, or -N for signal N; None while the process runs
+    status: int | None = None
+    restarts: int = 0
+
+
+class LauncherRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A launcher and its processes."""
+
+    job: str
+    #: the address of this machine in the job
+    host: str
+    system: System
+    pid: int
+    start: int | None
+    #: True once fleetrun has ended its processes
+    ended: bool = False
+    #: its exit code, if it has reached one
+    code: int | None = None
+    processes: tuple[ProcessEntry, ...] = ()
+
+
+class RecordFile:
+    """The record of this launcher, replaced as a whole at each change."""
+
+    def __init__(self, folder: pathlib.Path, job: str, host: str) -> None:
+        pid = os.getpid()
+        self._path = folder / PATTERN.replace("*", f"{host}.{pid}")
+        self._record = LauncherRecord(
+            job=job, host=host, system=this_system(), pid=pid, start=start_of(pid)
+        )
+        self._write()
+
+    def update(self, processes: Sequence[ProcessEntry]) -> None:
+        """Record the processes."""
+        self._replace(processes=tuple(processes))
+
+    def conclude(self, code: int) -> None:
+        """Record the exit code of fleetrun."""
+        self._replace(code=code)
+
+    def close(self) -> None:
+        """Record that no process is left."""
+        self._replace(ended=True)
+
+    def _replace(self, **changes: object) -> None:
+        self._record = msgspec.structs.replace(self._record, **changes)
+        self._write()
+
+    def _write(self) -> None:
+        # the job continues on a full disk
+        with contextlib.suppress(OSError):
+            data = msgspec.json.format(msgspec.json.encode(self._record))
+            replace_file(self._path, data, mode=0o600, unique=True, durable=False)
+
+
+def read_records(folder: pathlib.Path) -> list[tuple[LauncherRecord, int]]:
+    """The records in a folder, each with the user who owns its file; damaged ones are omitted."""
+    found = []
+    for path in sorted(folder.glob(PATTERN)):
+        # another run moves them away; what is damaged is no record
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            found.append(_read(path))
+    return found
+
+
+def _read(path: pathlib.Path) -> tuple[LauncherRecord, int]:
+    # a link would lend a record the owner of another file
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        record = msgspec.json.decode(file.read(_LARGEST), type=LauncherRecord)
+        return record, os.fstat(descriptor).st_uid
