@@ -20,6 +20,8 @@ from fleetlight.launch.process_identity import System, start_of, this_system
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry
 
 HOST = this_system().hostname
+#: above the largest number of a process
+NO_PID = 1 << 23
 AWAY = System(hostname="node2", boot="b", namespace="n")
 
 
@@ -39,7 +41,7 @@ def launcher() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def entry(name: str, **values: Any) -> ProcessEntry:
-    return ProcessEntry(**{"name": name, "pid": 1, "start": 0, **values})
+    return ProcessEntry(**{"name": name, "pid": NO_PID, "start": 0, **values})
 
 
 def write(*processes: ProcessEntry, **values: Any) -> pathlib.Path:
@@ -49,7 +51,7 @@ def write(*processes: ProcessEntry, **values: Any) -> pathlib.Path:
             "job": "j",
             "host": "127.0.0.1",
             "system": this_system(),
-            "pid": 1,
+            "pid": NO_PID,
             "start": -1,
             "processes": processes,
             **values,
@@ -132,7 +134,7 @@ def test_ps_says_what_it_knows_of_other_machines(launcher: subprocess.Popen[byte
 def test_ps_prefers_the_launcher_that_replaced_a_lost_one(
     launcher: subprocess.Popen[bytes],
 ) -> None:
-    write(entry("worker 0", pid=8), pid=1)
+    write(entry("worker 0", pid=8))
     write(entry("worker 0", pid=9), **live(launcher))
     assert ("worker 0", "running", HOST, "pid 9") in rows()
     assert len(rows()) == 3
@@ -163,7 +165,7 @@ def test_logs_of_all_processes_or_of_one(capfd: pytest.CaptureFixture[str]) -> N
 def test_stop_sends_sigterm_to_the_launcher(
     launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(pid=1)
+    write()
     write(**live(launcher))
     assert main(["stop", "log"]) == 0
     assert launcher.wait() == -signal.SIGTERM
