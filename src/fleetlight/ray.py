@@ -161,8 +161,8 @@ def _started(
             num_gpus=bundle.get("GPU", 0.0),
             memory=bundle.get("memory"),
             max_restarts=job.max_restarts,
-            max_task_retries=job.max_restarts,
-            max_concurrency=2,
+            # while a node is lost and Ray has not noticed, calls fail and count as tries
+            max_task_retries=-1 if job.max_restarts else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=-1
             ),
@@ -179,7 +179,7 @@ def _started(
         yield _ActorProcess(name, role.kind, actor, ended)
 
 
-@ray.remote
+@ray.remote(concurrency_groups={"stops": 1})
 class _MemberActor:
     """Runs one process of a job as a child, and ends with it."""
 
@@ -198,23 +198,25 @@ class _MemberActor:
         environment: Mapping[str, str],
         folder: str,
     ) -> int:
-        """Run the script to its end; returns its exit code."""
-        outside = {**os.environ, "FLEET_HOST": ray.util.get_node_ip_address()}
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", *shim, sys.executable, *command],
-            env={**outside, **environment},
-            # the driver's folder where the nodes share it, else the copy that Ray made
-            cwd=folder if os.path.isdir(folder) else None,
-            preexec_fn=_end_with_parent,
-        )
+        """Run the script to its end; returns its exit code, also to a call that Ray repeats."""
+        if self._child is None:
+            outside = {**os.environ, "FLEET_HOST": ray.util.get_node_ip_address()}
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", *shim, sys.executable, *command],
+                env={**outside, **environment},
+                # the driver's folder where the nodes share it, else the copy that Ray made
+                cwd=folder if os.path.isdir(folder) else None,
+                preexec_fn=_end_with_parent,
+            )
         code = self._child.wait()
         if code < 0:
             # Ray kills the children of an actor that it ends before the actor: this is no result
             os._exit(_LOST)
         return code
 
+    @ray.method(concurrency_group="stops")  # type: ignore[untyped-decorator]
     def stop(self) -> None:
-        """Ask the process to save and end."""
+        """Ask the process to save and end, while `run` waits for it."""
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 

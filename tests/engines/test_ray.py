@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.engines.records import lost_and_doubled
 from tests.launch.workplace import wait_until
 from tests.multiprocess.test_dialects import BIN, finish, start
 
@@ -27,6 +28,17 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
+#: an actor that gets the same call twice
+TWICE = """
+import os, ray
+from fleetlight.ray import _MemberActor
+ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+actor = _MemberActor.remote("worker 0")
+member = ["fleetlight.cli.fleetlight", "member", "--"]
+script = ["-c", "open('ran', 'a').write('x'); raise SystemExit(3)"]
+calls = [actor.run.remote(member, script, {}, os.getcwd()) for _ in range(2)]
+assert ray.get(calls) == [3, 3]
+"""
 OUTLIVE = str(HERE.parent / "multiprocess" / "outlive.py")
 
 
@@ -148,13 +160,31 @@ def test_fleetrun_submits_stops_and_scales_a_job(cluster: str, tmp_path: Path) -
     (tmp_path / "enough").touch()
     tool.wait_for_driver(again, "SUCCEEDED")
     # each record once in each epoch, with 2 workers and with 3
-    lines = [line for n in range(3) for line in (tmp_path / f"worker.{n}").read_text().splitlines()]
-    epochs: dict[str, list[int]] = {}
-    for line in lines:
-        _, epoch, ids = line.split(" ", 2)
-        epochs.setdefault(epoch, []).extend(json.loads(ids))
-    for epoch, ids in epochs.items():
-        assert sorted(ids) == list(range(64)), epoch
+    assert lost_and_doubled(tmp_path) == (0, 0)
+
+
+def test_jobs_that_wait_for_room(cluster: str, tmp_path: Path) -> None:
+    """One is stopped while it waits, and one gives up; each has the name of its script."""
+    tool, script = Tool(cluster, tmp_path), str(HERE / "patient.py")
+    counts = ["--server_num", "1", "--worker_num", "2", "--worker_cpus", "50"]
+    stopped = tool.submit(*counts, script, str(tmp_path))
+    given_up = tool.submit(*counts, "--deadline_s", "3", script, str(tmp_path))
+    assert stopped != given_up
+    tool.wait_for_driver(stopped, "RUNNING")
+    tool("fleetlight", "stop", stopped)
+    tool.wait_for_driver(stopped, "STOPPED")
+    tool.wait_for_driver(given_up, "FAILED")
+    assert "Ray has no room for 2 workers with {'CPU': 50.0} each" in tool(
+        "fleetlight", "logs", given_up
+    )
+    assert not list(tmp_path.glob("worker.*"))
+
+
+def test_a_repeated_call_starts_no_second_process(tmp_path: Path) -> None:
+    """Ray calls an actor again that was out of reach for a while."""
+    [code], text = finish([start([sys.executable, "-c", TWICE], cwd=tmp_path)])
+    assert code == 0, text
+    assert (tmp_path / "ran").read_text() == "x"
 
 
 def test_errors_name_what_to_do(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
