@@ -12,6 +12,7 @@ import pytest
 from fleetlight.cli import fleetlight as tool
 from fleetlight.cli.fleetrun import main
 from fleetlight.errors import ConfigError
+from fleetlight.launch.backends.slurm import commands
 from fleetlight.launch.backends.slurm.commands import one_line
 from fleetlight.launch.backends.slurm.layout import last_start
 from fleetlight.launch.backends.slurm.script import counts_of, rescaled
@@ -120,6 +121,46 @@ def test_missing_commands_are_explained(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     assert "sbatch not found: run this on a login node" in refused(capfd)
+
+
+def refusing(fake: Path, said: str, then: str) -> None:
+    """Let sbatch print errors and do something else."""
+    (fake / "bin" / "sbatch").write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}END\n{then}\n")
+
+
+def test_a_limit_of_an_account_is_passed_on(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    policy = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    refusing(
+        fake,
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\n"
+        f"sbatch: error: Batch job submission failed: {policy}\n",
+        "exit 1",
+    )
+    [line] = refused(capfd).splitlines()
+    assert line.endswith(f"Slurm refuses sbatch --parsable: QOSMaxSubmitJobPerUserLimit; {policy}")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n",
+            "Slurm tem",
+        ),
+        ("", "see scontrol ping"),
+    ],
+)
+def test_a_command_that_waits_for_a_full_queue_says_so(
+    fake: Path,
+    said: str,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands, "_LIMIT_S", 0.3)
+    refusing(fake, said, "exec sleep 60")
+    assert main(["--on", "slurm", *COUNTS, "train.py"]) == 1
+    assert f"sbatch did not reply within 0.3 s: {shown}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -33,19 +33,21 @@ def ask(*words: str, given: str | None = None, environment: Mapping[str, str] | 
             f"{words[0]} not found: run this on a login node of the cluster, or install Slurm's "
             "commands here; fleetrun --print shows the batch script without them"
         ) from None
-    except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"{words[0]} did not reply within {_LIMIT_S:g} s; see scontrol ping"
-        ) from None
+    except subprocess.TimeoutExpired as error:
+        # a command that tries again, such as sbatch while the queue is full, says so
+        said = one_line(
+            (error.stderr or b"").decode(errors="replace"), otherwise="see scontrol ping"
+        )
+        raise LaunchError(f"{words[0]} did not reply within {_LIMIT_S:g} s: {said}") from None
     if done.returncode:
         raise ConfigError(f"Slurm refuses {' '.join(words[:2])}: {one_line(done.stderr)}")
     return done.stdout
 
 
-def one_line(text: str) -> str:
-    """The messages of a command as one line, each once."""
+def one_line(text: str, otherwise: str = "it gave no reason") -> str:
+    """The messages of a command as one line, each once; `otherwise` if there are none."""
     lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines)) or "it gave no reason"
+    return "; ".join(dict.fromkeys(lines)) or otherwise
 
 
 def facts_of_job(job_id: str) -> dict[str, str]:
