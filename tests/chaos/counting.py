@@ -101,7 +101,10 @@ def _begin(kind: str, number: int, self_kill: SelfKill | None) -> None:
 
     Before that, a death restarts the whole job, which counts again from zero.
     """
-    Path(f"pid.{kind}.{number}").write_text(f"{os.getpid()}\n")
+    # as a whole, since a kill may come between any two calls
+    written = Path(f"new.{kind}.{number}")
+    written.write_text(f"{os.getpid()}\n")
+    written.replace(f"pid.{kind}.{number}")
     if self_kill is not None:
         self_kill.install()
 

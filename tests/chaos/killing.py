@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos.harms import HARMS
+from tests.chaos.incarnations import KINDS, Name, at_work
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("counting.py")
@@ -33,8 +34,7 @@ PATIENCE_S = 100.0
 #: the seconds between two kills
 SPREAD_S = 0.6
 FROZEN_S = 3.0
-SERVERS, WORKERS = 2, 2
-KINDS = {"server": SERVERS, "worker": WORKERS}
+SERVERS, WORKERS = KINDS["server"], KINDS["worker"]
 MODES = ("sync", "async", "ssp", "geo")
 
 
@@ -153,7 +153,7 @@ def _kill(
     freezes: bool,
 ) -> list[float]:
     victims = [(kind, number) for kind in kinds for number in range(KINDS[kind])]
-    pids = {victim: _pid(folder, job, *victim, 0) for victim in victims}
+    pids = {victim: _pid(folder, job, victim, 0) for victim in victims}
     away_s = []
     for _ in range(kills):
         victim = chance.choice(victims)
@@ -164,7 +164,7 @@ def _kill(
             # unless the job has failed
             os.kill(pids[victim], signal.SIGKILL)
         began = time.monotonic()
-        pids[victim] = _pid(folder, job, *victim, pids[victim])
+        pids[victim] = _pid(folder, job, victim, pids[victim])
         away_s.append(time.monotonic() - began)
     return away_s
 
@@ -177,16 +177,15 @@ def _freeze(pid: int, seconds: float) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _pid(folder: Path, job: subprocess.Popen[bytes], kind: str, number: int, before: int) -> int:
+def _pid(folder: Path, job: subprocess.Popen[bytes], name: Name, before: int) -> int:
     """The pid of a process's present incarnation, once it is at work."""
-    path = folder / f"pid.{kind}.{number}"
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and job.poll() is None:
-        text = path.read_text() if path.exists() else ""
-        if text.endswith("\n") and int(text) != before:
-            return int(text)
+        found = at_work(folder, name)
+        if found is not None and found.pid != before:
+            return found.pid
         time.sleep(0.01)
-    raise ChaosError(f"{kind} {number} did not come (back)")
+    raise ChaosError(f"{name[0]} {name[1]} did not come (back)")
 
 
 def end_of(folder: Path) -> str:

@@ -7,7 +7,6 @@ python -m tests.chaos.moving --mode async --kills 50 --seed 1
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import subprocess
@@ -18,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.chaos.incarnations import KINDS, MEMBERS, Name, at_work
 from tests.chaos.killing import (
-    KINDS,
     MODES,
     PATIENCE_S,
     SCRIPT,
@@ -31,7 +30,6 @@ from tests.chaos.killing import (
     paths,
 )
 
-Name = tuple[str, int]
 SCHEDULER: Name = ("scheduler", 0)
 
 
@@ -58,10 +56,8 @@ class Engine:
         }
 
     def __enter__(self) -> Engine:
-        for kind, count in KINDS.items():
-            for number in range(count):
-                self.start((kind, number))
-        self.start(SCHEDULER)
+        for name in (*MEMBERS, SCHEDULER):
+            self.start(name)
         return self
 
     def __exit__(
@@ -91,7 +87,7 @@ class Engine:
 
     def restart(self, name: Name) -> float:
         """Kill a member and start it again; the seconds until it is at work."""
-        before = self._pid(name) if name != SCHEDULER else ""
+        before = self._pid(name)
         process = self._running[name]
         process.kill()
         process.wait()
@@ -102,10 +98,10 @@ class Engine:
         self.wait_at_work(name, before)
         return time.monotonic() - began
 
-    def wait_at_work(self, name: Name, before: str = "") -> None:
+    def wait_at_work(self, name: Name, before: int = 0) -> None:
         """Wait until another process than before is at work."""
         end = time.monotonic() + PATIENCE_S
-        while self._pid(name) in ("", before):
+        while self._pid(name) in (0, before):
             for other, process in self._running.items():
                 if process.poll():
                     raise ChaosError(f"{other} ended with code {process.returncode}")
@@ -113,10 +109,9 @@ class Engine:
                 raise ChaosError(f"{name} did not come (back)")
             time.sleep(0.01)
 
-    def _pid(self, name: Name) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return (self._folder / f"pid.{name[0]}.{name[1]}").read_text().strip()
-        return ""
+    def _pid(self, name: Name) -> int:
+        found = at_work(self._folder, name)
+        return 0 if found is None else found.pid
 
     def wait(self) -> list[int]:
         """Wait for the end of the job; the exit codes."""
@@ -127,16 +122,15 @@ class Engine:
 def moved(folder: Path, mode: str, kills: int, seed: int) -> Outcome:
     """Run a job, and kill and move its members so many times; the scheduler dies, too."""
     chance, away_s = random.Random(seed), []
-    victims = [(kind, number) for kind, count in KINDS.items() for number in range(count)]
     try:
         with Engine(folder, mode, seed) as engine:
-            for name in victims:
+            for name in MEMBERS:
                 engine.wait_at_work(name)
             for kill in range(kills):
                 time.sleep(chance.uniform(0, SPREAD_S))
                 if kill % 10 == 9:
                     engine.restart(SCHEDULER)
-                away_s.append(engine.restart(chance.choice(victims)))
+                away_s.append(engine.restart(chance.choice(MEMBERS)))
             codes = engine.wait()
     except (ChaosError, subprocess.TimeoutExpired) as error:
         raise ChaosError(f"{mode}, seed {seed}: {error}\n{end_of(folder)}") from error

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rig.hosts import Host, Rig, hosts
@@ -52,6 +52,8 @@ SlurmdTimeout=10
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=5
 NodeName=n[1-{nodes}] NodeAddr={addresses} CPUs=4 RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
+PartitionName=closed Nodes=ALL State=DRAIN
+PartitionName=down Nodes=ALL State=DOWN
 """
 _POLL_S = 0.1
 
@@ -85,6 +87,11 @@ class Cluster:
     def controller(self) -> Host:
         """Where users log in."""
         return self._rig.hosts[0]
+
+    @property
+    def nodes(self) -> Sequence[Host]:
+        """The hosts of Slurm's nodes."""
+        return self._rig.hosts[1:]
 
     def start(self) -> None:
         """Start all daemons, and wait for the nodes."""

@@ -16,12 +16,12 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.state import get_actor
+from tests.engines.ray_nodes import nodes
 
 import fleetlight.ray
 from fleetlight.launch.job.spec import JobSpec, RoleSpec
 from fleetlight.roles.role import Kind
 
-STORE_BYTES = 80 << 20
 LIMIT_S = 100.0
 
 
@@ -64,13 +64,6 @@ def main(folder: str, which: str, script: str, *arguments: str) -> int:
     """Run the job; returns its exit code."""
     os.chdir(folder)
     os.environ["FLEET_JOB"] = "job"
-    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    for number in range(2, 6):
-        cluster.add_node(
-            num_cpus=2, node_ip_address=f"127.0.0.{number}", object_store_memory=STORE_BYTES
-        )
-    ray.init(address=cluster.address)
     job = JobSpec(
         script=script,
         arguments=arguments,
@@ -79,12 +72,9 @@ def main(folder: str, which: str, script: str, *arguments: str) -> int:
         server=RoleSpec(kind=Kind.SERVER, count=2),
         max_restarts=9,
     )
-    threading.Thread(target=harm, args=(cluster, which), daemon=True).start()
-    try:
+    with nodes(4) as cluster:
+        threading.Thread(target=harm, args=(cluster, which), daemon=True).start()
         return fleetlight.ray.run(job)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 if __name__ == "__main__":

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.engines import container
+from tests.engines import container, manifests
 from tests.engines.jobset import Cluster, RunningJobSet, cluster
+from tests.engines.running import TOKEN
 from tests.multiprocess.test_dialects import BIN, finish, start
 from tests.multiprocess.test_stopping import ALL, seen
 from tests.rig.needed import NEEDED
 
 from fleetlight import checkpoint
-from fleetlight.cli.fleetrun import main
 
 _OBSTACLE = container.obstacle()
 pytestmark = [
@@ -26,7 +25,6 @@ pytestmark = [
 ]
 
 SCRIPTS = Path(__file__).parents[1] / "multiprocess"
-TOKEN = "0123456789abcdef0123456789abcdef"
 #: enough steps that no kill comes after the last one
 LONG = ("--epochs", "10")
 TWO = ("--server_num", "2", "--worker_num", "2")
@@ -49,19 +47,11 @@ else:
     fleet.init_worker()
     fleet.barrier_worker()
 """
-#: the folder of the script, which all pods see, and where compiled kernels stay
-WORK = ("--option", "mount=work:/job", "--env", "XDG_CACHE_HOME=/job/cache")
 
 
-@pytest.fixture
-def manifest(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def emit(*words: str) -> str:
-        flags = ("--on", "kubernetes", "--option", "image=x", *WORK, "--name", "t", "--print")
-        capfd.readouterr()
-        assert main([*flags, *words]) == 0
-        return capfd.readouterr().out
-
-    return emit
+def manifest(*words: str) -> str:
+    """A job whose script and compiled kernels are on one claim."""
+    return manifests.manifest("--env", "XDG_CACHE_HOME=/job/cache", *words)
 
 
 def with_scripts(where: Cluster, *names: str) -> Path:
@@ -87,7 +77,7 @@ def bits(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
 
 
 def test_pods_that_are_killed_return_and_change_no_bit(
-    bits: tuple[set[str], set[str]], manifest: Callable[..., str], tmp_path: Path
+    bits: tuple[set[str], set[str]], tmp_path: Path
 ) -> None:
     with cluster(9, tmp_path) as where:
         with_scripts(where, "outlive.py", "mortal.py")
@@ -107,9 +97,7 @@ def test_pods_that_are_killed_return_and_change_no_bit(
         assert "restarted: resuming in epoch" in job.logs("worker 1")
 
 
-def test_a_permanent_error_ends_the_job_at_once(
-    manifest: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_permanent_error_ends_the_job_at_once(tmp_path: Path) -> None:
     with cluster(4, tmp_path) as where:
         (with_scripts(where) / "wrong.py").write_text(WRONG)
         job = RunningJobSet(manifest(*TWO, *JOURNALS, "wrong.py"), where, {"token": TOKEN})
@@ -121,9 +109,7 @@ def test_a_permanent_error_ends_the_job_at_once(
         assert "no_such_setting" in job.logs("worker 1")
 
 
-def test_a_stopped_job_saves_and_resumes_on_other_counts(
-    manifest: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_stopped_job_saves_and_resumes_on_other_counts(tmp_path: Path) -> None:
     with cluster(8, tmp_path) as where:
         work = with_scripts(where, "interrupted.py")
         shared = where.claim("shared")
@@ -149,9 +135,7 @@ def test_a_stopped_job_saves_and_resumes_on_other_counts(
         assert seen(work, 0) == ALL
 
 
-def test_an_evicted_pod_of_a_job_that_saves_restarts_it(
-    manifest: Callable[..., str], tmp_path: Path
-) -> None:
+def test_an_evicted_pod_of_a_job_that_saves_restarts_it(tmp_path: Path) -> None:
     """The job saves for the pod, and JobSet restarts it although no restart is left."""
     with cluster(4, tmp_path) as where:
         work = with_scripts(where, "interrupted.py")
@@ -168,7 +152,7 @@ def test_an_evicted_pod_of_a_job_that_saves_restarts_it(
 
 
 def test_connections_are_encrypted_by_the_names_of_pods(
-    bits: tuple[set[str], set[str]], manifest: Callable[..., str], tmp_path: Path
+    bits: tuple[set[str], set[str]], tmp_path: Path
 ) -> None:
     from fleetlight.security.certificates import make
 

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.engines.cluster import Cluster, cluster, obstacle, wait_until
-from tests.multiprocess.test_dialects import BIN, ROLES, finish, results, start
+from tests.engines.login import COUNTS, Login
+from tests.engines.running import TOKEN
+from tests.multiprocess.test_dialects import BIN, finish, results, start
 
 _OBSTACLE = obstacle()
 pytestmark = [
@@ -24,69 +24,9 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 TRAIN = str(HERE.parent / "multiprocess" / "train.py")
 OUTLIVE = str(HERE.parent / "multiprocess" / "outlive.py")
 GATED = str(HERE / "gated.py")
-COUNTS = ("--server_num", "2", "--worker_num", "2")
-TOKEN = "0123456789abcdef0123456789abcdef"
-_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-
-
-class Login:
-    """What a user does at the login node, in one folder."""
-
-    def __init__(self, slurm: Cluster, folder: Path) -> None:
-        self.slurm, self.folder = slurm, folder
-        folder.mkdir(exist_ok=True)
-
-    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command, without the variables of other jobs."""
-        environment = {name: "" for name in os.environ if name.startswith(ROLES)}
-        own = {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1", **variables}
-        return self.slurm.run(*command, env={**environment, **own}, cwd=self.folder)
-
-    def submit(
-        self,
-        script: str,
-        *arguments: str,
-        counts: tuple[str, ...] = COUNTS,
-        flags: tuple[str, ...] = (),
-    ) -> str:
-        """Submit a script by fleetrun; returns the id of the job."""
-        words = (str(BIN / "fleetrun"), "--on", "slurm", *counts, *flags, script, *arguments)
-        done = self.run(sys.executable, *words)
-        found = re.search(r"submitted slurm:(\d+);", done.stdout)
-        assert found, done.stdout + done.stderr
-        return found[1]
-
-    def tool(self, verb: str, job: str, *words: str) -> str:
-        """What `fleetlight` prints about a job."""
-        tool = str(BIN / "fleetlight")
-        done = self.run(sys.executable, tool, verb, f"slurm:{job}", *words)
-        assert not done.returncode, done.stdout + done.stderr
-        return done.stdout
-
-    def wait_for_gate(self) -> None:
-        """Wait until worker 0 waits."""
-        wait_until((self.folder / "reached").exists, "worker 0 waits at its step")
-
-    def open_gate(self) -> None:
-        """Let worker 0 continue."""
-        (self.folder / "go").touch()
-
-    def wait_for_end(self, job: str, state: str = "COMPLETED") -> str:
-        """Wait until the job has ended; returns its logs."""
-        wait_until(lambda: self.slurm.job(job)["JobState"] in _ENDED, f"job {job} ends")
-        text = self.tool("logs", job)
-        assert self.slurm.job(job)["JobState"] == state, text
-        return text
-
-    def start_again(self, job: str) -> None:
-        """Start a job that Slurm has put back into the queue, where it would wait two minutes."""
-        wait_until(lambda: self.slurm.job(job)["JobState"] == "PENDING", f"job {job} is put back")
-        # nodes refuse a job that they have ended within the same second
-        self.slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
 
 @pytest.fixture(scope="module")
@@ -249,10 +189,28 @@ def test_stop_cancels_a_job_that_waits(login: Login) -> None:
     assert "CANCELLED" in login.tool("ps", job)
 
 
+def test_ps_shows_why_a_job_waits(login: Login) -> None:
+    """Its nodes have other jobs, or its partition is down; then a user cancels it."""
+    whole = login.submit(
+        GATED, "--gate", "0", flags=("--option", "nodes=4", "--option", "exclusive=")
+    )
+    login.wait_for_gate()
+    for option, reason in (("nodes=4", "Resources"), ("partition=down", "PartitionDown")):
+        job = login.submit(OUTLIVE, flags=("--option", option))
+        row = rf"worker 1 +PENDING +{reason}"
+        wait_until(lambda: re.search(row, login.tool("ps", job)) is not None, row)  # noqa: B023
+        login.slurm.ask("scancel", job)
+        assert re.search(r"worker 1 +CANCELLED", login.tool("ps", job))
+        assert login.tool("logs", job) == ""
+    login.slurm.ask("scancel", whole)
+    wait_until(lambda: login.slurm.states() == {"idle"}, "the nodes are free")
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
         ("partition=none", "Slurm refuses sbatch --parsable: invalid partition specified: none"),
+        ("partition=closed", "Slurm refuses sbatch --parsable: "),
         ("time=9-0", "Slurm refuses sbatch --parsable: Requested time limit is invalid"),
     ],
 )
