@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, LaunchError
 from fleetlight.launch.backends.ray import spec_from_json
-from fleetlight.launch.exit_codes import RESUME_CODE
+from fleetlight.launch.exit_codes import RESUME_CODE, of_status
 from fleetlight.launch.job.spec import JobSpec, RoleSpec
 from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 from fleetlight.ps.rendezvous.service import JobSize
@@ -186,6 +186,7 @@ class _MemberActor:
     def __init__(self, name: str) -> None:
         self._name = name
         self._child: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
 
     def __repr__(self) -> str:
         """The prefix of its lines in Ray's logs."""
@@ -208,7 +209,11 @@ class _MemberActor:
                 cwd=folder if os.path.isdir(folder) else None,
                 preexec_fn=_end_with_parent,
             )
+            if self._is_stopping:
+                self._child.send_signal(signal.SIGTERM)
         code = self._child.wait()
+        if code < 0 and self._is_stopping:
+            return of_status(code)
         if code < 0:
             # Ray kills the children of an actor that it ends before the actor: this is no result
             os._exit(_LOST)
@@ -217,6 +222,7 @@ class _MemberActor:
     @ray.method(concurrency_group="stops")  # type: ignore[untyped-decorator]
     def stop(self) -> None:
         """Ask the process to save and end, while `run` waits for it."""
+        self._is_stopping = True
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 

@@ -16,7 +16,6 @@ KINDS = {"server": 2, "worker": 2}
 MEMBERS: tuple[Name, ...] = tuple((kind, n) for kind, count in KINDS.items() for n in range(count))
 #: words of the commands that start a process: those of an engine, and fleetrun
 _SHIMS = {b"member", b"fleetlight.launch"}
-WORKERS = tuple(name for name in MEMBERS if name[0] == "worker")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +44,11 @@ def all_at_work(folder: Path) -> bool:
 class Return:
     """Watches processes of a job that start, or start again, until the job trains."""
 
-    def __init__(self, folder: Path, since: float) -> None:
+    def __init__(self, folder: Path, since: float, members: Collection[Name] = MEMBERS) -> None:
         """Call this before a kill; processes that are older have not started again."""
         self._folder, self._since = folder, since
-        self._before = {name: at_work(folder, name) for name in MEMBERS}
+        self._workers = [name for name in members if name[0] == "worker"]
+        self._before = {name: at_work(folder, name) for name in members}
         self._returned: dict[Name, Incarnation] = {}
         self._began: list[float] = []
         self._continued: dict[Name, float] = {}
@@ -61,11 +61,11 @@ class Return:
         if len(self._returned) < len(names):
             return False
         since = max(one.at for one in self._returned.values())
-        for name in WORKERS:
+        for name in self._workers:
             found = at_work(self._folder, name)
             if name not in self._continued and found is not None and found.at >= since:
                 self._continued[name] = found.at
-        return len(self._continued) == len(WORKERS)
+        return len(self._continued) == len(self._workers)
 
     @property
     def seconds(self) -> float:

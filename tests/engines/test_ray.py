@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,18 +29,18 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-#: an actor that gets the same call twice
-TWICE = """
+OUTLIVE = str(HERE.parent / "multiprocess" / "outlive.py")
+#: calls of an actor whose process leaves a file
+CALLS = """
 import os, ray
 from fleetlight.ray import _MemberActor
-ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
-actor = _MemberActor.remote("worker 0")
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20)
 member = ["fleetlight.cli.fleetlight", "member", "--"]
-script = ["-c", "open('ran', 'a').write('x'); raise SystemExit(3)"]
-calls = [actor.run.remote(member, script, {}, os.getcwd()) for _ in range(2)]
-assert ray.get(calls) == [3, 3]
+
+def run(actor, code):
+    script = ["-c", f"open('ran', 'a').write('x'); {code}"]
+    return actor.run.remote(member, script, {}, os.getcwd())
 """
-OUTLIVE = str(HERE.parent / "multiprocess" / "outlive.py")
 
 
 def learned(text: str) -> set[tuple[str, str]]:
@@ -180,11 +181,29 @@ def test_jobs_that_wait_for_room(cluster: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("worker.*"))
 
 
+def called(folder: Path, calls: str) -> None:
+    command = [sys.executable, "-c", f"{CALLS}\n{textwrap.dedent(calls)}"]
+    [code], text = finish([start(command, cwd=folder)])
+    assert code == 0, text
+
+
 def test_a_repeated_call_starts_no_second_process(tmp_path: Path) -> None:
     """Ray calls an actor again that was out of reach for a while."""
-    [code], text = finish([start([sys.executable, "-c", TWICE], cwd=tmp_path)])
-    assert code == 0, text
+    calls = """
+    actor = _MemberActor.remote("worker 0")
+    assert ray.get([run(actor, "raise SystemExit(3)") for _ in range(2)]) == [3, 3]
+    """
+    called(tmp_path, calls)
     assert (tmp_path / "ran").read_text() == "x"
+
+
+def test_a_stop_reaches_a_process_that_has_not_started(tmp_path: Path) -> None:
+    calls = """
+    actor = _MemberActor.remote("worker 0")
+    ray.get(actor.stop.remote())
+    assert ray.get(run(actor, "import time; time.sleep(60)"), timeout=50) == 143
+    """
+    called(tmp_path, calls)
 
 
 def test_errors_name_what_to_do(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
