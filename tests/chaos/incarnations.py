@@ -72,6 +72,11 @@ class Return:
         """From the first of these starts to the first step of the last worker."""
         return max(self._continued.values()) - min(self._began)
 
+    @property
+    def seconds_after_last(self) -> float:
+        """From the last of these starts; an engine may start processes one after the other."""
+        return max(self._continued.values()) - max(self._began)
+
     def _look_for(self, name: Name) -> None:
         before, found = self._before[name], at_work(self._folder, name)
         if found is not None and (before is None or found.pid != before.pid):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time from the start of the first process of a job to the first step of its last worker.
+"""The time from the start of the last process of a job to the first step of its last worker.
 
 python -m tests.engines.first_step --engine slurm --rounds 5
 
-Under an engine the first process is that of `fleetlight member`; in the other jobs it is fleetrun.
-Jobs of both take turns on one machine, whose cores all of their processes share: compare jobs that
-have no more processes than cores, unless the nodes of your engine are as crowded.
+An engine starts `fleetlight member` for each process; the other jobs start with fleetrun. Jobs of
+both take turns on one machine, whose cores all of their processes share: compare jobs that have no
+more processes than cores, unless the nodes of your engine are as crowded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Start:
         job.wait_until(lambda: started.is_over(self.members), "the first step")
         (job.folder / "enough").touch()
         job.end()
-        return started.seconds
+        return started.seconds_after_last
 
 
 def measured(name: str, folder: Path, rounds: int, each: int) -> dict[str, list[float]]:

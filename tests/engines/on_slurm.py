@@ -43,12 +43,8 @@ class SlurmJob:
         return MEMBERS
 
     def rescale(self, servers: int, workers: int) -> None:
-        """The job requeues itself after SIGTERM, and another one resumes it."""
+        """The job saves, requeues itself as at its time limit, and another one resumes it."""
         self._login.slurm.ask("scancel", "--signal=TERM", self._job)
-        self.rescale_at_requeue(servers, workers)
-
-    def rescale_at_requeue(self, servers: int, workers: int) -> None:
-        """Wait until the job is back in the queue, and let another one resume it."""
         self._wait_for("PENDING")
         self._earlier = self.output()
         words = ("--server_num", str(servers), "--worker_num", str(workers))
@@ -84,10 +80,9 @@ class SlurmEngine:
     def __init__(self, slurm: Cluster) -> None:
         self._slurm = slurm
 
-    def start(self, folder: Path, request: JobRequest, *options: str) -> SlurmJob:
+    def start(self, folder: Path, request: JobRequest) -> SlurmJob:
         """Submit a job."""
         flags = ["--max_restarts", str(request.restarts), "--option", f"nodes={request.nodes}"]
-        flags += [word for option in options for word in ("--option", option)]
         flags += ["--checkpoint", "saved"] if request.saves else []
         login, script = Login(self._slurm, folder), str(ROOT / request.script)
         job = login.submit(script, *request.arguments, counts=request.counts, flags=tuple(flags))

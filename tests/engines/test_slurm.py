@@ -210,7 +210,7 @@ def test_ps_shows_why_a_job_waits(login: Login) -> None:
     ("option", "message"),
     [
         ("partition=none", "Slurm refuses sbatch --parsable: invalid partition specified: none"),
-        ("partition=closed", "Slurm refuses sbatch --parsable: "),
+        ("partition=closed", "Required partition not available (inactive or drain)"),
         ("time=9-0", "Slurm refuses sbatch --parsable: Requested time limit is invalid"),
     ],
 )
