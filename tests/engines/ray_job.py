@@ -43,11 +43,11 @@ def kill_actor(name: str) -> None:
 
 
 def remove_node(cluster: Cluster, name: str) -> None:
-    """Remove the node on which an actor runs."""
+    """Kill the node on which an actor runs; Ray notices later, and calls of its actors fail."""
     actor = ray.get_actor(f"{os.environ['FLEET_JOB']} {name}")
     found: Any = get_actor(actor._actor_id.hex())
     [node] = [one for one in cluster.worker_nodes if one.node_id == found.node_id]
-    cluster.remove_node(node)
+    cluster.remove_node(node, allow_graceful=False)
 
 
 def harm(cluster: Cluster, which: str) -> None:
@@ -70,7 +70,7 @@ def main(folder: str, which: str, script: str, *arguments: str) -> int:
         collective=False,
         worker=RoleSpec(kind=Kind.WORKER, count=2),
         server=RoleSpec(kind=Kind.SERVER, count=2),
-        max_restarts=9,
+        max_restarts=3,
     )
     with nodes(4) as cluster:
         threading.Thread(target=harm, args=(cluster, which), daemon=True).start()
