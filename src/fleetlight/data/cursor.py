@@ -11,8 +11,8 @@ from fleetlight.data.sources.source import RecordSource
 from fleetlight.errors import CheckpointError, ComebackError, ConfigError
 
 _ASK = (
-    "this worker restarted and resumes in epoch {epoch}, but the script starts with the first "
-    "one; write: for epoch in range(loader.epoch, epochs)"
+    "this worker restarted or joined, and resumes in epoch {epoch}, but the script starts with the "
+    "first one; write: for epoch in range(loader.epoch, epochs)"
 )
 
 
@@ -51,7 +51,7 @@ class LoaderCursor:
     def set_epoch(self, epoch: int) -> None:
         """Start this epoch at the next iteration. A position just loaded in it stays."""
         if epoch < self.epoch:
-            self._check_asked()
+            self.check_asked()
         self._must_be_asked = False
         if self._iteration is not None or epoch != self.epoch:
             self.enter(epoch)
@@ -66,7 +66,7 @@ class LoaderCursor:
 
     def start_loop(self) -> None:
         """A loop starts: after an iteration that was broken off comes the next epoch."""
-        self._check_asked()
+        self.check_asked()
         if self._iteration is not None:
             self.enter(self.epoch + 1)
 
@@ -144,6 +144,7 @@ class LoaderCursor:
             self._iteration = object()
         self._must_be_asked = must_be_asked and self.epoch > 0
 
-    def _check_asked(self) -> None:
+    def check_asked(self) -> None:
+        """ComebackError for a script that would start with the first epoch."""
         if self._must_be_asked:
             raise ComebackError(_ASK.format(epoch=self.epoch))

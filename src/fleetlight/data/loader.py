@@ -58,7 +58,8 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         #: for the job: where the records come from, and how far the loader is
         self.source = _source_of(loader, self._shard, queue)
         self.cursor = LoaderCursor(self.source, seed)
-        self._loop = BatchLoop(self.source, self.cursor, observer or NoObserver())
+        self._observer = observer or NoObserver()
+        self._loop = BatchLoop(self.source, self.cursor, self._observer)
         super().__init__(**_arguments(loader), **self.source.arguments())
         # torch gives a loader with a batch sampler no batch size; readers of this one need it
         self.__dict__["batch_size"] = loader.batch_size
@@ -111,6 +112,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration starts or continues."""
+        self._observer.epoch_asked()
         return self.cursor.ask_epoch()
 
     def set_epoch(self, epoch: int) -> None:

@@ -20,6 +20,9 @@ class BatchShare(NamedTuple):
 class LoaderObserver(Protocol):
     """Called by the thread that reads the loader."""
 
+    def epoch_asked(self) -> None:
+        """The script asks for the epoch of the next iteration."""
+
     def start_iteration(self) -> None:
         """An iteration starts."""
 
@@ -41,6 +44,9 @@ class LoaderObserver(Protocol):
 
 class NoObserver:
     """The observer of a loader outside any job."""
+
+    def epoch_asked(self) -> None:
+        """Do nothing."""
 
     def start_iteration(self) -> None:
         """Do nothing."""

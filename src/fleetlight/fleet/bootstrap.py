@@ -18,6 +18,7 @@ from fleetlight.collective.forming import given_device, own_address
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
+from fleetlight.fleet.free_place import with_free_place
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.durability_dir import remains_of, worker_journal_of
 from fleetlight.fleet.rendezvous import (
@@ -32,6 +33,7 @@ from fleetlight.fleet.rendezvous import (
 from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
+from fleetlight.fleet.served.joining_job import JoiningJob
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.observe.log import logger
@@ -46,7 +48,8 @@ from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, IncarnationFence
-from fleetlight.ps.worker.replay.step_journal import StepJournal
+from fleetlight.ps.worker.joining import RunningJob
+from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Endpoint, Role, endpoint_text
 from fleetlight.roles.address import is_loopback
@@ -69,7 +72,15 @@ def join_servers(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> Job:
     """The job of this process, which has parameter servers or one process alone."""
+    if role.join is not None:
+        return _join_running(role, strategy, deadline_s, tls)
     role = with_own_index(role)
+    if role.is_elastic and not role.server_num:
+        raise RoleError(
+            f"fleet.init(): the job may have up to {role.places} workers, but it has no parameter "
+            f"servers ({role.dialect}), and only with them workers join and leave while the job "
+            "runs; start it with --server_num, or with a fixed --worker_num"
+        )
     if role.is_server:
         return _join_as_server(role, strategy, deadline_s, tls)
     if role.worker_num > 1 and not role.server_num:
@@ -126,6 +137,8 @@ def _announce(job: ServerJob, rendezvous: RendezvousClient, deadline_s: float) -
     )
     process.announcer.start(deadline_s)
     job.role = role.replace(server_endpoints=endpoints_of(rendezvous.locate()))
+    process.server.joins.server_endpoints = job.role.server_endpoints
+    process.server.joins.announces = True
 
 
 def _limits(worker_num: int, deadline_s: float) -> ConnectionLimits:
@@ -156,12 +169,13 @@ def _listen(
     index = _index(role)
     server = _server(role, index, role.server_num, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
+    server.joins.job, server.joins.server_endpoints = role.job, role.server_endpoints
     listener = Listener(
         _master_of(role) if held is not None else role.server_endpoints[index],
         server if point is None else WithRendezvous(server, point),
         tls=None if tls is None else tls.as_server,
         token=role.token,
-        limits=_limits(role.worker_num, deadline_s),
+        limits=_limits(role.places, deadline_s),
         name=f"server {index}",
         held=held,
     )
@@ -183,7 +197,14 @@ def _served_worker(
     role, addresses = _located(role, rendezvous)
     journal = worker_journal_of(role, strategy, _index(role), _started_at())
     connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
-    client = Client(_index(role), role.worker_num, role.server_num, connector.connect, journal)
+    client = Client(
+        _index(role),
+        role.worker_num,
+        role.server_num,
+        connector.connect,
+        journal,
+        worker_max=role.worker_max,
+    )
     connector.has_joined = lambda: client.has_joined
     if strategy.durability == "log":
         connector.acknowledged = lambda server: client.acknowledged[server]
@@ -193,9 +214,44 @@ def _served_worker(
     replay = replay_of(journal, functools.partial(report_restartable, role))
     group = ServedGroup(client, deadline_s, given_device(role))
     session = ServerSession(client, None)
-    session.rendezvous = None if isinstance(addresses, FixedAddresses) else rendezvous
+    if not isinstance(addresses, FixedAddresses) and not (role.is_elastic and role.index):
+        # an elastic job continues without a worker that fails
+        session.rendezvous = rendezvous
     job = served_job(replay, role=role, group=group, strategy=strategy, tls=tls, session=session)
     # the script may give its strategy after fleet.init
+    connector.shares_memory = lambda: job.strategy.shared_memory
+    return job
+
+
+def _join_running(
+    role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
+) -> ServedJob:
+    """A worker that joins while the job runs; if it dies, the others continue without it."""
+    started_at = _started_at()
+    role, announces = with_free_place(role, deadline_s, tls, started_at)
+    logger.warning(
+        "joining a job of %d to %d workers as worker %d", role.worker_num, role.places, role.index
+    )
+    addresses: Addresses = FixedAddresses(role.server_endpoints)
+    if announces:
+        role, addresses = _located(role, rendezvous_of(role, deadline_s, tls))
+    journal = NoJournal(started_at)
+    connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
+    client = Client(
+        _index(role),
+        role.worker_num,
+        role.server_num,
+        connector.connect,
+        journal,
+        worker_max=role.worker_max,
+    )
+    connector.has_joined = lambda: client.has_joined
+    if strategy.durability == "log":
+        connector.acknowledged = lambda server: client.acknowledged[server]
+    group = ServedGroup(client, deadline_s, given_device(role))
+    group.prelude = RunningJob(client).known_barriers()
+    session = ServerSession(client, None)
+    job = JoiningJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
     connector.shares_memory = lambda: job.strategy.shared_memory
     return job
 
@@ -316,6 +372,7 @@ class _Connector:
             incarnation=self._incarnation,
             away_s=self._away_s,
             acknowledged=self.acknowledged(server),
+            joins=self._role.join is not None,
         )
 
 
@@ -341,7 +398,14 @@ def _greeting(role: Role, server: int, server_num: int, lane: str, started_at: i
 
 
 def _server(role: Role, index: int, server_num: int, deadline_s: float) -> Server:
-    return Server(index, server_num, role.worker_num, version=VERSION, deadline_s=deadline_s)
+    return Server(
+        index,
+        server_num,
+        role.worker_num,
+        version=VERSION,
+        deadline_s=deadline_s,
+        worker_max=role.worker_max,
+    )
 
 
 def _master_of(role: Role) -> Endpoint:

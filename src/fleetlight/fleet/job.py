@@ -26,6 +26,7 @@ from fleetlight.fleet.parts.schedulers import Schedulers
 from fleetlight.fleet.protocols import (
     Autosave,
     BatchWeights,
+    Departure,
     Loading,
     ModelValues,
     NoReplay,
@@ -89,6 +90,8 @@ class Job(abc.ABC):
     scalers: list[torch.amp.GradScaler] = dataclasses.field(default_factory=list)
     #: returns this worker to its last step, after it was killed
     replay: Replay = dataclasses.field(default_factory=NoReplay)
+    #: lets this worker leave while the job runs, if it may
+    departure: Departure | None = None
     #: the number of blocks and features that keep gradients local now
     no_sync_depth: int = 0
     #: optimizer steps made so far
@@ -132,6 +135,11 @@ class Job(abc.ABC):
         return [one for one in self.optimizers if one.steps_on_servers is not None]
 
     # -- a step
+
+    @property
+    def worker_num(self) -> int:
+        """How many workers train now."""
+        return self.role.worker_num
 
     @property
     def averages(self) -> bool:

@@ -284,6 +284,12 @@ def _deadline(role: Role, strategy: DistributedStrategy) -> Deadline:
 
 
 def _check_mode(role: Role, is_collective: bool) -> None:
+    if is_collective and (role.join is not None or role.is_elastic):
+        raise RoleError(
+            "fleet.init(is_collective=True), but workers join and leave while a job runs only with "
+            "parameter servers; call fleet.init(), or start the job with a fixed number of workers "
+            "(without FLEET_WORKER_MAX and FLEET_JOIN)"
+        )
     if is_collective and role.server_num:
         raise RoleError(
             f"fleet.init(is_collective=True), but the job has {role.server_num} parameter servers "

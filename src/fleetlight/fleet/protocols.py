@@ -292,11 +292,23 @@ class Autosave(Protocol):
         """Stop if the workers that this one waits for have stopped."""
 
 
+class Departure(Protocol):
+    """Lets this worker leave while the job runs."""
+
+    def leave_if_asked(self) -> None:
+        """End this process if it is to leave; called between two batches."""
+
+
 class Replay(Protocol):
     """Returns a killed worker to its last step; `served.durable.replay.WorkerReplay` does."""
 
     #: True until the script reaches the loop in which the earlier incarnation was
     is_catching_up: bool
+    #: True for a worker that joins while the job runs
+    joins: bool
+
+    def epoch_asked(self, loader: int) -> None:
+        """The script asks in which epoch a loader is."""
 
     def position_of(self, loader: int) -> Mapping[str, Any] | None:
         """The position at which a loader begins; None: at its first record."""
@@ -321,6 +333,10 @@ class NoReplay:
     """The replay of a worker that keeps no state."""
 
     is_catching_up = False
+    joins = False
+
+    def epoch_asked(self, loader: int) -> None:
+        """There is nothing to wait for."""
 
     def position_of(self, loader: int) -> None:
         """At its first record."""

@@ -47,7 +47,9 @@ def rendezvous_of(
     """Asks the rendezvous of the job; `own` is that in this process."""
     endpoint = _rendezvous_endpoint(role)
     hello = hello_of(role.replace(master=endpoint), VERSION)
-    attend = m.Attend(role.job, role.worker_num, role.server_num, random_name(), hello)
+    attend = m.Attend(
+        role.job, role.worker_num, role.server_num, random_name(), hello, role.join is not None
+    )
     if own is not None:
         return RendezvousClient(functools.partial(_attend_here, own), attend, deadline_s)
     connect = functools.partial(_attend_at, endpoint, role, deadline_s, tls)

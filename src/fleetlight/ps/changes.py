@@ -129,6 +129,26 @@ class WorkerJoined(_Change, frozen=True, tag="Came", rename=FORMER_NAMES):
     incarnation: int
 
 
+class WorkerEntered(_Change, frozen=True):
+    """A worker takes part in a running job from this phase on, in the place of one that left."""
+
+    worker: int
+    started_at: int
+    phase: int
+
+
+class WorkerEnteredAll(_Change, frozen=True):
+    """All servers know the worker that has entered."""
+
+    worker: int
+
+
+class TurnCut(_Change, frozen=True):
+    """The newest pass over a loader ends early, and its free records are the next pass."""
+
+    loader: int
+
+
 class BarrierPassed(_Change, frozen=True, tag="Met"):
     """All workers reached a barrier. Arrays: the bytes of every worker, in worker order."""
 
@@ -136,6 +156,8 @@ class BarrierPassed(_Change, frozen=True, tag="Met"):
     operation: str
     #: the number of arrays of each worker
     counts: list[int]
+    #: it came before the first lease of the job
+    is_prelude: bool = False
 
 
 class LeaseChanged(_Change, frozen=True, tag="Asked"):
@@ -193,6 +215,9 @@ class RoundState(msgspec.Struct, frozen=True, rename={"leases": "hands"}):
     whole: list[tuple[int, int]]
     free: list[tuple[int, int]]
     leases: list[LeaseState]
+    #: the queue leases out no more of it; once it is over, the records of the next pass
+    is_cut: bool = False
+    left: list[tuple[int, int]] = []
 
 
 class ShardQueueState(msgspec.Struct, frozen=True):
@@ -203,8 +228,10 @@ class ShardQueueState(msgspec.Struct, frozen=True):
     newest: dict[int, int] = {}
     #: loader, worker, the first pass that the worker may still request
     backs: list[tuple[int, int, int]] = []
-    #: the workers that have left
+    #: the workers that have left, and places without a worker
     gone: list[int] = []
+    #: workers that take part in a running job, but are not known to all servers
+    entering: list[int] = []
 
 
 class Baseline(_Change, frozen=True, tag="Standing", rename={"arrivals": "lives"}):
@@ -227,9 +254,12 @@ class Baseline(_Change, frozen=True, tag="Standing", rename={"arrivals": "lives"
     shrunk: list[tuple[int, int, int, int]] = []
     #: all workers that ever joined: worker, its first start, its newest incarnation
     arrivals: list[tuple[int, int, int]] = []
+    #: those of them that join a running job, and take part in nothing yet
+    joining: list[int] = []
 
 
 Change = (
     StepApplied | StepHeld | HeldStepApplied | DifferencesAdded | Fill | RowsSeen | Shrink
     | PhaseEnded | WorkerLeft | BarrierPassed | LeaseChanged | LeasesFreed | WorkerJoined | Baseline
+    | WorkerEntered | WorkerEnteredAll | TurnCut
 )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from fleetlight.errors import RoleError
 from fleetlight.roles import dialects
 from fleetlight.roles.dialect import Dialect, Environment, Variables
-from fleetlight.roles.role import Kind, Role
+from fleetlight.roles.role import Kind, Role, parse_endpoint
 from fleetlight.roles.secret import parse_token
 
 #: the value of FLEET_RESUME that resumes only where something is saved
@@ -34,6 +34,9 @@ DIALECTS = find_dialects()
 def from_environment(env: Environment | None = None, known: Sequence[Dialect] = DIALECTS) -> Role:
     """This process's role; without a dialect, that of a single process."""
     env = os.environ if env is None else env
+    joining = _joining(Variables(env, "FLEET_*"))
+    if joining is not None:
+        return with_fleet_variables(joining, env)
     present = [dialect for dialect in known if dialect.is_present(env)]
     stated = [dialect for dialect in present if not dialect.is_fallback]
     role = _agreed(stated or present[:1], env) if present else Role()
@@ -94,7 +97,28 @@ def with_fleet_variables(role: Role, env: Environment | None = None) -> Role:
         restart=v.number_or("FLEET_RESTART", role.restart) or 0,
         **_resume(v),
         max_restarts=v.number_or("FLEET_MAX_RESTARTS", None),
+        worker_max=v.number_or("FLEET_WORKER_MAX", None) if role.join is None else None,
         token=None if token is None else parse_token(token, "FLEET_TOKEN"),
+    )
+
+
+def _joining(v: Variables) -> Role | None:
+    """The role of a worker that joins a running job, which knows everything else."""
+    join = v.get("FLEET_JOIN")
+    if join is None:
+        return None
+    kind = (v.get("FLEET_ROLE") or Kind.WORKER.value).lower()
+    if kind != Kind.WORKER.value:
+        raise RoleError(
+            f"FLEET_JOIN={join}, but FLEET_ROLE={kind}: only workers join a running job; unset one "
+            "of the two"
+        )
+    return Role(
+        dialect="FLEET_JOIN",
+        index=None,
+        join=parse_endpoint(join, "FLEET_JOIN"),
+        local_rank=v.number_or("FLEET_LOCAL_RANK", None),
+        device=v.number_or("FLEET_DEVICE", None),
     )
 
 

@@ -34,6 +34,10 @@ class Role:
     index: int | None = 0
     worker_num: int = 1
     server_num: int = 0
+    #: how many workers a job with servers may have while it runs; None: it keeps `worker_num`
+    worker_max: int | None = None
+    #: server 0 of the running job that this worker joins
+    join: Endpoint | None = None
     dialect: str = "single"
     #: where the job forms: the endpoint of worker 0, the scheduler, or the launcher's agent
     master: Endpoint | None = None
@@ -79,7 +83,12 @@ class Role:
                 f"{self.dialect}: this process is a server, but server_num={self.server_num}, "
                 "expected at least 1"
             )
-        members = {Kind.WORKER: self.worker_num, Kind.SERVER: self.server_num, Kind.SCHEDULER: 1}
+        if self.worker_max is not None and self.worker_max < self.worker_num:
+            raise RoleError(
+                f"{self.dialect}: worker_max={self.worker_max}, expected at least worker_num="
+                f"{self.worker_num}"
+            )
+        members = {Kind.WORKER: self.places, Kind.SERVER: self.server_num, Kind.SCHEDULER: 1}
         self._check_place("index", members[self.kind], f"{self.kind.value}s")
         self._check_list("worker_endpoints", self.worker_num)
         self._check_list("server_endpoints", self.server_num)
@@ -109,6 +118,16 @@ class Role:
         if len(set(endpoints)) < len(endpoints):
             twice = next(e for e in endpoints if endpoints.count(e) > 1)
             raise RoleError(f"{self.dialect}: {fact} lists {endpoint_text(twice)} twice")
+
+    @property
+    def places(self) -> int:
+        """The number of workers that the job may have."""
+        return self.worker_num if self.worker_max is None else self.worker_max
+
+    @property
+    def is_elastic(self) -> bool:
+        """True where workers may join and leave while the job runs."""
+        return self.worker_max is not None
 
     @property
     def is_worker(self) -> bool:

@@ -14,6 +14,13 @@ from fleetlight.errors import ConfigError
 NOTHING: Interval = (0, 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """The turn has ended early; the next turn of the epoch deals out what is left."""
+
+    left: Sequence[Interval]
+
+
 class RangePosition(NamedTuple):
     """How far a worker is in a turn: at a position in its range of that number."""
 
@@ -44,7 +51,7 @@ class RangeRequest:
 class QueueClient(Protocol):
     """Gets the records of one loader from a queue that all workers share."""
 
-    def deal(self, request: RangeRequest) -> Interval | None:
+    def deal(self, request: RangeRequest) -> Interval | Cut | None:
         """The requested range; `NOTHING`: all is done, None: others may give some back."""
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:

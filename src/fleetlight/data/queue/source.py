@@ -95,6 +95,10 @@ class RangeSource(RecordSource):
         if self._turn.wait_for_more(self._hand.number + 1, self._reached):
             return True
         self._hand = None
+        if self._turn.left:
+            # the rest of the epoch is another turn
+            self._left = self._turn.left
+            return True
         return False
 
     def give_back(self) -> None:

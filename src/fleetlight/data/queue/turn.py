@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fleetlight.data.order.blocks import Interval
 from fleetlight.data.queue.client import (
     NOTHING,
+    Cut,
     QueueClient,
     QueueOptions,
     RangePosition,
@@ -68,6 +69,8 @@ class QueueTurn:
         self.number = 0
         #: False once the turn is over or given back
         self.is_open = False
+        #: what a turn that ended early leaves to the next one
+        self.left: list[Interval] = []
         self._epoch = 0
         self._intervals: Sequence[Interval] = ()
 
@@ -78,22 +81,28 @@ class QueueTurn:
     def next_range(self, number: int) -> Interval | None:
         """The range of that number; None where none is free."""
         dealt = self._request(number, self._steps.done(self.number), waits=False)
-        return None if dealt == NOTHING else dealt
+        return None if dealt == NOTHING or isinstance(dealt, Cut) else dealt
 
     def dealt_end(self, number: int, stop: int, end: int) -> int:
         """The end of a range in hand that a saved position names; part of it may be given back."""
         dealt = self._request(number, self._steps.done(self.number), waits=False)
-        return stop if dealt is None else max(stop, min(end, dealt[1]))
+        if dealt is None or isinstance(dealt, Cut):
+            return stop
+        return max(stop, min(end, dealt[1]))
 
     def wait_for_more(self, number: int, reached: RangePosition) -> bool:
-        """Wait until other workers give records back, or the turn is over; False: it is over."""
+        """Wait until other workers give records back, or the turn is over; False: it is over.
+
+        A turn that has ended early has something left.
+        """
         self.client.settle()
         while (dealt := self._request(number, reached, waits=True)) is None:
             continue
-        if dealt != NOTHING:
+        if dealt != NOTHING and not isinstance(dealt, Cut):
             self.client.reopen()
             return True
         self.is_open = False
+        self.left = list(dealt.left) if isinstance(dealt, Cut) else []
         self.client.resume()
         return False
 
@@ -114,7 +123,9 @@ class QueueTurn:
         """A batch is handed out, from this position on."""
         self._steps.add(turn, position)
 
-    def _request(self, number: int, reached: RangePosition, *, waits: bool) -> Interval | None:
+    def _request(
+        self, number: int, reached: RangePosition, *, waits: bool
+    ) -> Interval | Cut | None:
         return self.client.deal(
             RangeRequest(
                 turn=self.number,

@@ -46,15 +46,16 @@ _SAME_S = 2.0
 class SigtermHandler:
     """Notes SIGTERM until it is closed; a later, second SIGTERM ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, watches: bool = True) -> None:
+        """`watches`: False where another handler acts on the signal."""
         self.seen = False
         self._seen_at = 0.0
         self._pid = os.getpid()
         self._before: Any = None
-        self._is_open = in_main_thread()
+        self._is_open = watches and in_main_thread()
         if self._is_open:
             self._before = signal.signal(signal.SIGTERM, self._note)
-        else:
+        elif watches:
             logger.warning(
                 "fleet.init was called in a thread, so SIGTERM ends the job without a save; call "
                 "it in the main thread"
@@ -98,8 +99,10 @@ class JobAutosave(SigtermHandler):
         # the script may change its working directory
         self._folder = str(Path(job.strategy.checkpoint).absolute())
         # this may refuse, so it comes first
-        self._resumption: Resumption | None = resumption_of(job, self._folder, self._configs.via)
-        super().__init__()
+        self._resumption: Resumption | None = None
+        if not job.replay.joins:
+            self._resumption = resumption_of(job, self._folder, self._configs.via)
+        super().__init__(watches=job.departure is None)
         #: loaders with batches that the script has trained on
         self._trained: weakref.WeakSet[ShardLoader[Any]] = weakref.WeakSet()
         self._has_stepped = False

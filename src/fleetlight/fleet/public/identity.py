@@ -28,8 +28,8 @@ def worker_index() -> int:
 
 
 def worker_num() -> int:
-    """How many workers the job has."""
-    return current().role.worker_num
+    """How many workers the job has; in an elastic job, how many train now."""
+    return current().worker_num
 
 
 def worker_endpoints() -> list[str]:

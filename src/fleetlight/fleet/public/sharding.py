@@ -92,7 +92,15 @@ def _queue(job: Job, deal: str, range_batches: int) -> QueueOptions | None:
     """The shard queue of the next loader, if it has one."""
     if deal not in DEALS:
         raise ConfigError(f"fleet.shard: got {deal=}; {did_you_mean(deal, DEALS)}")
-    return job.shard_queue(range_batches) if deal == "queue" else None
+    if deal == "queue":
+        return job.shard_queue(range_batches)
+    if job.role.is_elastic:
+        raise ConfigError(
+            f"fleet.shard: got {deal=}, but workers may join and leave while this job runs "
+            f"({job.role.worker_num} to {job.role.places} workers), and then a worker has no fixed "
+            "part of the records; write fleet.shard(loader, deal='queue')"
+        )
+    return None
 
 
 def _check_lookahead(lookahead: IdsOf | Literal[False] | None) -> None:
@@ -149,7 +157,10 @@ class JobObserver:
         self._weights, self._replay = _weights(job), job.replay
         self._loaders, self._number = job.loaders, len(job.loaders)
         self._hints = None if lookahead is False else job.prefetch_hints(lookahead)
-        self._autosave = job.autosave
+        self._autosave, self._departure = job.autosave, job.departure
+
+    def epoch_asked(self) -> None:
+        self._replay.epoch_asked(self._number)
 
     def start_iteration(self) -> None:
         self._replay.loop_begins(self._number)
@@ -162,6 +173,8 @@ class JobObserver:
 
     def between_batches(self) -> None:
         """No step is in progress now; a thread that reads ahead does not know that."""
+        if self._departure is not None and in_main_thread():
+            self._departure.leave_if_asked()
         if self._autosave is not None and in_main_thread():
             self._autosave.between(self._loaders[self._number])
 

@@ -53,6 +53,11 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
     """This worker's files, a contiguous part of the list; the parts differ by one file at most."""
     if isinstance(files, str):
         raise ConfigError(f"get_file_shard: got the string {files!r}, expected a list of names")
+    if current().role.is_elastic:
+        raise ConfigError(
+            "get_file_shard: workers may join and leave while this job runs, so no worker has a "
+            "fixed part of the files; use fleet.shard(loader, deal='queue')"
+        )
     group = current().group
     share, extra = divmod(len(files), group.size)
     start = group.index * share + min(group.index, extra)

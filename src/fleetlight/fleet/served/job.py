@@ -18,6 +18,7 @@ from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
 from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
 from fleetlight.fleet.plan.tied_weights import refuse_tied
+from fleetlight.fleet.served.elastic.departure import WorkerDeparture
 from fleetlight.fleet.served.prefetch_hints import IdLookahead
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.shard_queue import ShardQueueClient
@@ -83,6 +84,10 @@ class ServedJob(Job):
             f"{call} was called after fleet.init_worker() or the first forward, when the servers "
             f"had made their tables; call it before{again}"
         )
+
+    @property
+    def worker_num(self) -> int:
+        return self.session.client.active
 
     @property
     def dense_group(self) -> Group | None:
@@ -166,6 +171,9 @@ class ServedJob(Job):
 
     def watch_terminations(self) -> None:
         peers = self._peers
+        if self.role.is_elastic and self.role.index:
+            self.departure = WorkerDeparture(self)
+            self.closers.callback(self.departure.close)
         autosave.watch_in_worker(self, ServedAgreement(self, self.session, peers))
         if self.autosave is not None:
             peers.when_left_alone = self.autosave.peer_missing

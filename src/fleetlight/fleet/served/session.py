@@ -106,6 +106,7 @@ class ServerSession:
         if self.is_open:
             return
         self._bound = bound = bound_plan_of(job)
+        _check_elastic(job, bound)
         if self.embedded is not None:
             durable = durable_of(job)
             self.embedded.open(bound.plan, bound.optimizers, bound.dense, durable=durable)
@@ -134,7 +135,8 @@ class ServerSession:
         watch_state_dicts([managed.module for managed in job.models], layers)
         self.before_start(self._communicator)
         self._communicator.start()
-        if bound.plan.lost_worker == "go_on" and job.group.index:
+        may_leave = bound.plan.lost_worker == "go_on" or job.role.is_elastic
+        if may_leave and job.group.index:
             report_expendable(job.role)
         logger.info("%s", _summary(bound))
 
@@ -403,6 +405,14 @@ class SingleTrainerGuard:
     def end(self) -> None:
         """End a step."""
         self._thread = None
+
+
+def _check_elastic(job: Job, bound: BoundPlan) -> None:
+    if job.role.is_elastic and not bound.plan.serves_dense:
+        raise PlanError(
+            "workers may join and leave while this job runs, but with dense='allreduce' they form "
+            "a group of fixed size; leave dense out, so that the servers have the dense values"
+        )
 
 
 def _unserved_tensors(job: Job, bound: BoundPlan) -> list[Tensor]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from fleetlight.data.order.blocks import Interval
-from fleetlight.data.queue.client import RangePosition, RangeRequest
+from fleetlight.data.queue.client import Cut, RangePosition, RangeRequest
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
+from fleetlight.fleet.parts.background import in_main_thread
+from fleetlight.fleet.served.elastic.join_state import JoinState
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps import messages as m
 from fleetlight.ps.worker.connections import CONTROL
+from fleetlight.ps.worker.joining import RunningJob
 
 #: the server that deals out records
 _SERVER = 0
@@ -27,7 +30,7 @@ class ShardQueueClient:
     def __init__(self, job: Job, session: ServerSession, loader: int) -> None:
         self._job, self._served_session, self._loader = job, session, loader
 
-    def deal(self, request: RangeRequest) -> Interval | None:
+    def deal(self, request: RangeRequest) -> Interval | Cut | None:
         message = m.LeaseRequest(
             self._loader,
             request.turn,
@@ -40,8 +43,23 @@ class ShardQueueClient:
             request.batches,
             request.waits,
         )
+        if request.waits and self._job.departure is not None and in_main_thread():
+            self._job.departure.leave_if_asked()
         reply = self._ask(message)
-        return (reply.start, reply.stop) if isinstance(reply, m.LeaseReply) else None
+        while isinstance(reply, m.Held):
+            if reply.wants_state:
+                self._offer(request.turn)
+            reply = self._ask(message)
+        if not isinstance(reply, m.LeaseReply):
+            return None
+        return Cut(reply.left) if reply.left else (reply.start, reply.stop)
+
+    def _offer(self, turn: int) -> None:
+        """Offer the state of this worker to those that join at the start of a turn."""
+        session = self._session()
+        state = JoinState.of(self._job, session, self._loader, turn)
+        encoded = None if state is None else state.to_bytes()
+        RunningJob(session.client).offer(self._loader, turn, encoded)
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         if self._is_member():
@@ -120,7 +138,8 @@ class NoShardQueue:
 
 def _check_mode(session: ServerSession) -> None:
     plan = session.bound.plan
-    if plan.steps_together or not plan.serves_dense:
+    is_elastic = not session.client.has_fixed_workers
+    if (plan.steps_together and not is_elastic) or not plan.serves_dense:
         how = "in sync mode" if plan.steps_together else "with dense='allreduce'"
         raise ConfigError(
             f"fleet.shard: got deal='queue', but {how} all workers make each step together, so all "

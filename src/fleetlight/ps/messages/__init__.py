@@ -22,6 +22,19 @@ from fleetlight.ps.messages.checkpoints import (
     TableFile,
     WriteFile,
 )
+from fleetlight.ps.messages.elastic import (
+    Admit,
+    Admitted,
+    Enter,
+    Entered,
+    EnteredAll,
+    FreePlace,
+    Held,
+    OfferState,
+    PlaceRequest,
+    Prelude,
+    PreludeRequest,
+)
 from fleetlight.ps.messages.joining import Greeting, Join, Resume, Resumed, ShareMemory, Welcome
 from fleetlight.ps.messages.membership import (
     Barrier,
@@ -69,6 +82,8 @@ from fleetlight.ps.messages.training import (
 from fleetlight.security.token import AuthRequest, Challenge, Proof
 
 __all__ = [
+    "Admit",
+    "Admitted",
     "Announce",
     "Announced",
     "Apply",
@@ -83,18 +98,23 @@ __all__ = [
     "EndPhase",
     "Enrol",
     "Enrolled",
+    "Enter",
+    "Entered",
+    "EnteredAll",
     "Failure",
     "FetchDense",
     "FetchedDense",
     "FiguresRequest",
     "FileChunk",
     "Fill",
+    "FreePlace",
     "GeoExchange",
     "GeoExchangeReply",
     "GoodbyeAck",
     "Greeting",
     "Heartbeat",
     "HeartbeatAck",
+    "Held",
     "Join",
     "LeaseProgress",
     "LeaseReply",
@@ -104,6 +124,10 @@ __all__ = [
     "Locate",
     "Located",
     "Message",
+    "OfferState",
+    "PlaceRequest",
+    "Prelude",
+    "PreludeRequest",
     "Proof",
     "Pull",
     "Pulled",
@@ -139,5 +163,7 @@ Message = (
     | DropSnapshot | FetchDense | FetchedDense | Load | RestoreDense | Shrink | Shrunk
     | FiguresRequest | ServerFigures | LeaseRequest | LeaseReply | LeaseProgress
     | RemainingRequest | Remaining | Done | Failure | AuthRequest | Challenge | Proof
+    | PlaceRequest | FreePlace | PreludeRequest | Prelude | Admit | Admitted | Held | OfferState
+    | Enter | Entered | EnteredAll
     | ShareMemory | Attend | Enrol | Enrolled | Announce | Announced | Locate | Located | Depart
 )  # fmt: skip

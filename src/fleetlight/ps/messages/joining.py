@@ -32,6 +32,8 @@ class Greeting(MessageBase, frozen=True, tag="Hello", rename=FORMER_NAMES):
     away_s: float = 0.0
     #: the last push that this server acknowledged to this worker; 0 when servers may lose pushes
     acknowledged: int = 0
+    #: the worker joins a job that is running
+    joins: bool = False
 
 
 class Welcome(MessageBase, frozen=True, rename=FORMER_NAMES):

@@ -24,6 +24,8 @@ class Attend(MessageBase, frozen=True):
     #: a random name of the process
     process: str
     hello: MemberHello
+    #: True for a worker that joins the running job, and has its index from server 0
+    joins: bool = False
 
 
 class Enrol(MessageBase, frozen=True):

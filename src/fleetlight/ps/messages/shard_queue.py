@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from fleetlight.ps.messages.base import MessageBase
 
 
@@ -40,6 +42,8 @@ class LeaseReply(MessageBase, frozen=True, tag="Dealt"):
 
     start: int
     stop: int
+    #: this pass has ended early: the records that the next pass of the same epoch leases out
+    left: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
 class LeaseProgress(MessageBase, frozen=True, tag="Reached"):

@@ -73,6 +73,9 @@ class RendezvousService:
         """Handle the request of a member."""
         if isinstance(message, m.Attend):
             return self._attend(connection, message)
+        if isinstance(message, m.PlaceRequest):
+            with self._changed:
+                return m.Located(self._directory.entries()), []
         attendee = connection.note
         if not isinstance(attendee, _Attendee):
             raise ProtocolError(
@@ -154,7 +157,7 @@ class RendezvousService:
             connection.note = _Attendee(message.process, message.hello)
             connection.peer = f"{message.hello.kind} of {message.hello.where()}"
             self._connected.add(connection)
-            if not self.failure:
+            if not self.failure and not message.joins:
                 self._arrive(connection, message)
         return m.Done(), []
 

@@ -9,40 +9,49 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetlight.errors import MembershipError, PeerError, StoppedError
+from fleetlight.errors import MembershipError, PeerError, StoppedError, counted
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.changes import WorkerJoined, WorkerLeft
+from fleetlight.ps.changes import WorkerEntered, WorkerJoined, WorkerLeft
 from fleetlight.ps.server.shard_queue.handler import ShardQueueHandler
 from fleetlight.ps.server.steps.pushes import PushHandler
 from fleetlight.ps.server.steps.request_dedup import Reply
 from fleetlight.ps.server.workers.barriers import Barriers, barrier_change
 from fleetlight.ps.server.workers.presence import PresenceMonitor
-from fleetlight.ps.server.workers.roster import ABSENT, AWAY, HERE, Peer
+from fleetlight.ps.server.workers.roster import HERE, Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.transport.interface import Connection
 
 Array = NDArray[Any]
 
+#: how long a request for the prelude waits before the worker must ask again
+_PRELUDE_S = 1.0
+
 
 class WorkerMembership:
     """The workers of one server; they may connect before `begin`, and push after it."""
 
-    def __init__(self, presence: PresenceMonitor, log: WriteAheadLog, worker_num: int) -> None:
+    def __init__(
+        self,
+        presence: PresenceMonitor,
+        log: WriteAheadLog,
+        worker_num: int,
+        worker_max: int | None = None,
+    ) -> None:
         self._presence = presence
         self._roster = presence.roster
         self._changed = presence.changed
         self._barrier_ended = presence.condition()
         self._log = log
-        self.barriers: Barriers[list[Array]] = Barriers(worker_num)
-        self.shard_queue = ShardQueueHandler(presence, log, worker_num)
+        self.barriers: Barriers[list[Array]] = Barriers(worker_num, worker_max)
+        self.shard_queue = ShardQueueHandler(presence, log, worker_num, worker_max)
         #: True once a worker has left because the job was asked to stop
         self.stopped = False
         #: workers that enter no more barriers, because the job stops
         self._stopping: set[int] = set()
         self._pushes: PushHandler | None = None
         #: open connections by worker; a worker without one is away
-        self._connections: list[set[Connection]] = [set() for _ in range(worker_num)]
+        self._connections: list[set[Connection]] = [set() for _ in range(worker_max or worker_num)]
 
     def begin(self, pushes: PushHandler, *, tolerates_loss: bool) -> None:
         """Start training without the workers that left an earlier incarnation of the server.
@@ -51,7 +60,7 @@ class WorkerMembership:
         """
         with self._changed:
             self._pushes = pushes
-            self._roster.tolerates_loss = tolerates_loss
+            self._roster.tolerates_loss = tolerates_loss or self._roster.is_elastic
             gone = self._roster.gone()
         for worker, _, _ in gone:
             self._complete_without(worker)
@@ -64,6 +73,7 @@ class WorkerMembership:
         # the next request reports a failure; a worker would retry a greeting that fails
         with self._changed:
             arrivals = self._roster.arrivals()
+            is_new_process = self._roster.started_at(message.worker) != message.started_at
             is_another = self._roster.arrive(message)
             is_new = self._roster.arrivals() != arrivals and not self._presence.closed
             if is_new:
@@ -75,7 +85,7 @@ class WorkerMembership:
                 self._pushes.forget_prefetched(message.worker)
             connection.note = peer
             connection.peer = f"{peer} ({connection.peer})"
-            if is_another:
+            if is_another or is_new_process:
                 # connections of the dead process no longer count, even if they end later
                 self._connections[message.worker].clear()
             self._connections[message.worker].add(connection)
@@ -143,7 +153,7 @@ class WorkerMembership:
             self._presence.call_for(message.call)
             if message.stops:
                 self._stop(peer.worker)
-            here = len(self._roster.in_state(ABSENT, HERE, AWAY))
+            here = self._roster.active
         return m.HeartbeatAck(self._presence.call, here), []
 
     def barrier(self, peer: Peer, message: m.Barrier, arrays: Sequence[Array]) -> Reply:
@@ -176,7 +186,8 @@ class WorkerMembership:
         yield
         after = self.barriers.last
         if after is not None and after is not before:
-            self._log.append(*barrier_change(*after))
+            is_prelude = self.barriers.is_prelude
+            self._log.append(*barrier_change(*after, is_prelude=is_prelude))
             self._barrier_ended.notify_all()
 
     def _missing(self, peer: Peer, message: m.Barrier) -> list[int]:
@@ -205,6 +216,44 @@ class WorkerMembership:
                         "workers have different numbers of steps"
                     )
         return missing
+
+    def lease(self, peer: Peer, message: m.LeaseRequest) -> Reply:
+        """Lease records to the worker; the prelude is complete."""
+        self.barriers.has_begun = True
+        return self.shard_queue.lease(peer, message)
+
+    def enter(self, peer: Peer, message: m.Enter, *, holds_turn: bool) -> Reply:
+        """A worker takes part from a phase on, or asks again; `holds_turn`: on server 0."""
+        with self._changed:
+            self._presence.check()
+            pushes = self._pushes
+            assert pushes is not None, "the server is not open"
+            if holds_turn and not self.shard_queue.enter(peer, message):
+                return m.Entered(is_member=False), []
+            if not self._roster.has_entered(peer.worker, peer.started_at):
+                pushes.enter(peer.worker, message.phase)
+                self._roster.enter(peer.worker)
+                self.barriers.join(peer.worker)
+                self.shard_queue.queue.join(peer.worker)
+                self._log.append(WorkerEntered(peer.worker, peer.started_at, message.phase))
+            self._changed.notify_all()
+        if holds_turn:
+            active = counted(self._roster.active, "worker")
+            logger.info("%s joins: %s from now on; learning rates stay", peer, active)
+        return m.Entered(is_member=True), []
+
+    def prelude(self) -> Reply:
+        """The results of all barriers before the first lease, for a worker that joins."""
+        with self._changed:
+            self._presence.check()
+            if not self._changed.wait_for(lambda: self.barriers.has_begun, _PRELUDE_S):
+                return m.Done(), []
+            known = self.barriers.prelude
+        values = [[array for arrays in each for array in arrays] for _, _, each in known]
+        return (
+            m.Prelude([operation for _, operation, _ in known], [len(one) for one in values]),
+            [array for one in values for array in one],
+        )
 
     def leave(self, peer: Peer, message: m.Leave) -> Reply:
         """A worker leaves; a failed worker ends the job, unless the others may continue."""

@@ -33,6 +33,7 @@ from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.durability.persistent_state import PersistentState
 from fleetlight.ps.server.membership import WorkerMembership
 from fleetlight.ps.server.pulls import pulled
+from fleetlight.ps.server.running_joins import RunningJoins
 from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 from fleetlight.ps.server.steps.prefetched_ids import PrefetchedBatch
 from fleetlight.ps.server.steps.pushes import PushHandler
@@ -100,19 +101,23 @@ class Server:
         *,
         version: str,
         deadline_s: float,
+        worker_max: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`worker_max`: how many workers the job may have while it runs."""
         self.index = index
         self._server_num = server_num
         self._durability: Durability | None = None
         #: the incarnation that `Welcome` reports; valid after `_durability` is closed, too
         self._incarnation = 0
         self._log = WriteAheadLog()
-        self._worker_num = worker_num
-        self._roster = Roster(index, server_num, worker_num, version)
-        self._presence = PresenceMonitor(self._roster, worker_num, deadline_s, clock)
+        self._worker_num, self._places = worker_num, worker_max or worker_num
+        self._roster = Roster(index, server_num, worker_num, version, worker_max)
+        self._presence = PresenceMonitor(self._roster, self._places, deadline_s, clock)
         self._changed = self._presence.changed
-        self._membership = WorkerMembership(self._presence, self._log, worker_num)
+        self._membership = WorkerMembership(self._presence, self._log, worker_num, worker_max)
+        #: workers that join while the job runs
+        self.joins = RunningJoins(self._presence, self._membership, version, holds_turns=index == 0)
         self._values_lock = SharedExclusiveLock(deadline_s)
         #: the reports from which a restarted job decides how it resumes
         self.resuming = ResumeReports(self._presence, worker_num)
@@ -134,7 +139,15 @@ class Server:
         """
         state = ServerState(plan, self.index, optimizers, parameters)
         deadline_s = self._presence.deadline_s
-        pushes = PushHandler(state, self._presence, self._values_lock, self._log, self._worker_num)
+        pushes = PushHandler(
+            state,
+            self._presence,
+            self._values_lock,
+            self._log,
+            self._worker_num,
+            places=self._places,
+        )
+        self._membership.shard_queue.queue.cuts_for_waiting = plan.steps_together
         checkpoints = CheckpointHandler(self.index, state, pushes, self._values_lock, deadline_s)
         service = _Service(plan, state, pushes, checkpoints)
         durable = self._with_decision(durable)
@@ -202,6 +215,8 @@ class Server:
         """Handle a message and return the reply; the worker receives what it raises."""
         if isinstance(message, m.Greeting):
             return self._greet(connection, message)
+        if isinstance(message, m.PlaceRequest):
+            return self.joins.place(message)
         peer = connection.note
         if not isinstance(peer, Peer):
             raise ProtocolError(
@@ -299,7 +314,7 @@ class Server:
             case m.GoodbyeAck():
                 return self._membership.confirm(peer)
             case m.LeaseRequest():
-                return self._membership.shard_queue.lease(peer, message)
+                return self._membership.lease(peer, message)
             case m.LeaseProgress():
                 return self._membership.shard_queue.progress(peer, message)
             case m.RemainingRequest():
@@ -310,6 +325,8 @@ class Server:
                 return self._resume(peer, message)
             case m.Join():
                 return self._join(peer, message)
+            case m.PreludeRequest() | m.Admit() | m.OfferState() | m.Enter() | m.EnteredAll():
+                return self.joins.handle(peer, message, arrays)
             case _:
                 return self._train(peer, message, arrays, output)
 

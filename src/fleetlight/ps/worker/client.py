@@ -75,9 +75,11 @@ class Client(Connections):
         server_num: int,
         connect: Connect,
         journal: StepJournal | None = None,
+        worker_max: int | None = None,
     ) -> None:
+        """`worker_max`: how many workers the job may have while it runs."""
         super().__init__(worker, server_num, connect)
-        self.worker_num = worker_num
+        self.worker_num, self._worker_max = worker_num, worker_max
         self.journal: StepJournal = journal or NoJournal()
         #: the results of calls that run once in a job
         self.replies = self.journal.replies
@@ -96,6 +98,23 @@ class Client(Connections):
         """Restart the script: servers drop the high-water marks of earlier incarnations."""
         self.is_untrained = before_any_step
         self.acknowledged = [0] * self.server_num
+
+    @property
+    def is_alone(self) -> bool:
+        """True for a worker that never has another one beside it."""
+        return (self._worker_max or self.worker_num) == 1
+
+    @property
+    def has_fixed_workers(self) -> bool:
+        """False where workers join and leave while the job runs."""
+        return self._worker_max is None
+
+    @property
+    def active(self) -> int:
+        """How many workers train now, which share the moves of dense values."""
+        if self._worker_max is None:
+            return self.worker_num
+        return max(1, self.active_workers or self.worker_num)
 
     @property
     def plan(self) -> Plan:

@@ -27,6 +27,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.messages.base import error_of, failure_of
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, HEARTBEAT
+from fleetlight.ps.worker.joining import KnownBarriers
 from fleetlight.torch_compat.tensors import assign
 
 _OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -58,6 +59,8 @@ class ServedGroup:
         self.hellos: Mapping[int, Any] = {}
         #: the worker's step, sent with its heartbeats
         self.step = 0
+        #: the barriers of the others, until a worker that joins takes part in them
+        self.prelude: KnownBarriers | None = None
         #: called when a barrier is impossible because other workers have left
         self.when_left_alone: Callable[[MembershipError], None] | None = None
         self._over = threading.Event()
@@ -71,7 +74,7 @@ class ServedGroup:
     @property
     def alone(self) -> bool:
         """True for the only worker of a job."""
-        return self.size == 1
+        return self.client.is_alone
 
     def report_step(self, step: int) -> None:
         """Set the step that heartbeats report."""
@@ -95,6 +98,9 @@ class ServedGroup:
         replies = self.client.replies
 
         def exchange() -> list[bytes]:
+            known = self.prelude.take(operation) if self.prelude is not None else None
+            if known is not None:
+                return known
             replies.meetings += 1
             message = m.Barrier(replies.meetings, operation, deadline_s)
             payload = np.frombuffer(data, np.uint8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
+from fleetlight.fleet.served.elastic.unserved_tensors import UnservedTensors
 
 
 def made() -> nn.Sequential:

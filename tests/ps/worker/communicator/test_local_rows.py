@@ -33,7 +33,7 @@ class Servers:
 
 
 def make(limit: int = 100) -> tuple[LocalRows, Servers]:
-    return LocalRows(table_plan(), servers=2, workers=2, limit=limit), Servers()
+    return LocalRows(table_plan(), servers=2, workers=lambda: 2, limit=limit), Servers()
 
 
 def whole(rows: LocalRows, servers: Servers, wanted: Deduped, keep: bool = True) -> Any:
@@ -111,7 +111,7 @@ def test_a_row_unused_for_some_windows_is_fetched_again(
 @pytest.mark.parametrize("wire", ["bf16", "fp16", "int8"])
 def test_what_a_narrow_form_drops_is_sent_later(wire: str, workers: int, windows: int) -> None:
     plan = msgspec.structs.replace(table_plan(), wire=wire)
-    rows, servers = LocalRows(plan, servers=1, workers=workers, limit=100), Servers()
+    rows, servers = LocalRows(plan, servers=1, workers=lambda: workers, limit=100), Servers()
     servers.values[7] = 0.0
     read(rows, servers, 7)
     gradient = np.array([[1.0, 0.01234567, -0.7654321]], np.float32)
@@ -192,7 +192,7 @@ def test_window_numbers_restart_before_they_overflow(
 
 def test_an_expired_row_is_fetched_again_and_keeps_its_rule_state() -> None:
     plan = table_plan("adagrad")
-    kept, fresh = (LocalRows(plan, servers=2, workers=2, limit=100) for _ in range(2))
+    kept, fresh = (LocalRows(plan, servers=2, workers=lambda: 2, limit=100) for _ in range(2))
     servers = Servers()
     options = {"lr": 1.0, "lr_decay": 0.0, "eps": 0.0}
 

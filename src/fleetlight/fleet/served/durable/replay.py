@@ -27,7 +27,7 @@ from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.background import in_main_thread
 from fleetlight.fleet.protocols import Purpose, SavedPart
-from fleetlight.fleet.served.durable.unserved_tensors import UnservedTensors
+from fleetlight.fleet.served.elastic.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.communicator.base import Communicator
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
@@ -71,6 +71,8 @@ class _BatchMark:
 class WorkerReplay:
     """The replay of a worker with a journal, for the thread that trains."""
 
+    joins = False
+
     def __init__(self, journal: WorkerJournal, on_change: Callable[[bool], None]) -> None:
         """Calls `on_change` when it changes whether this worker may be restarted alone."""
         self._journal, self._replies = journal, journal.replies
@@ -107,6 +109,9 @@ class WorkerReplay:
         self.has_applied = True
         #: False once the script reaches the loop in which the earlier incarnation was
         self.is_catching_up = self._target is not None
+
+    def epoch_asked(self, loader: int) -> None:
+        """The loader has its position since the script made it."""
 
     def attach(self, job: Job, served: Callable[[], Sequence[Tensor]]) -> None:
         self._job, self._served = job, served

@@ -58,7 +58,9 @@ class PersistentState:
         with self.presence.changed:
             ledger, steps, releases = self.pushes.baseline()
             gone, arrivals = self.presence.roster.gone(), self.presence.roster.arrivals()
+            joining = self.presence.roster.joining()
             held, last_barrier = self.pushes.held_now(), self.barriers.last
+            prelude = list(self.barriers.prelude)
             work = self.queue.state()
         baseline = c.Baseline(
             ledger,
@@ -71,11 +73,12 @@ class PersistentState:
             work,
             self.state.shrunk(),
             arrivals,
+            joining,
         )
         written: list[Written] = [(baseline, [*dense.values, *dense.arrays]), *held]
-        if last_barrier is not None:
-            meeting, operation, values = last_barrier
-            written.append(barrier_change(meeting, operation, values))
+        written += [barrier_change(*one, is_prelude=True) for one in prelude]
+        if last_barrier is not None and not any(last_barrier is one for one in prelude):
+            written.append(barrier_change(*last_barrier))
         return written
 
     def restore(self, baseline: c.Baseline, arrays: Sequence[Array], *, is_last: bool) -> None:
@@ -86,8 +89,11 @@ class PersistentState:
         self.state.restore(state, has_values=baseline.has_values)
         self.pushes.restore(baseline, is_last=is_last)
         self.presence.roster.restore_gone(baseline.gone)
-        self.presence.roster.restore_arrivals(baseline.arrivals)
+        self.presence.roster.restore_arrivals(baseline.arrivals, baseline.joining)
+        for worker in self.presence.roster.taking_part():
+            self.barriers.join(worker)
         self.queue.restore(baseline.work)
+        self.barriers.has_begun = self.queue.has_begun
         self.state.remember_shrunk(baseline.shrunk)
 
     def load(self, files: Sequence[TableFile], folder: Path) -> None:
@@ -125,10 +131,29 @@ class PersistentState:
         elif isinstance(change, c.LeasesFreed):
             self.queue.release(change.worker)
         elif isinstance(change, c.LeaseChanged):
+            self.barriers.has_begun = True
             self._replay_lease(change)
+        elif isinstance(change, c.TurnCut):
+            self.queue.cut(change.loader)
+        elif isinstance(change, c.WorkerEntered):
+            self._replay_entry(change)
+        elif isinstance(change, c.WorkerEnteredAll):
+            self.queue.admissions.entered(change.worker)
         else:
             assert isinstance(change, c.BarrierPassed), change
-            self.barriers.restore(change.meeting, change.operation, by_worker(change, arrays))
+            self.barriers.restore(
+                change.meeting,
+                change.operation,
+                by_worker(change, arrays),
+                is_prelude=change.is_prelude,
+            )
+
+    def _replay_entry(self, change: c.WorkerEntered) -> None:
+        self.pushes.enter(change.worker, change.phase)
+        self.presence.roster.enter(change.worker)
+        self.barriers.join(change.worker)
+        self.queue.join(change.worker)
+        self.queue.admissions.restore({*self.queue.admissions.entering, change.worker})
 
     def _replay_lease(self, change: c.LeaseChanged) -> None:
         if isinstance(change.message, LeaseRequest):

@@ -4,6 +4,9 @@
 A turn is one iteration of a loader by all workers. The queue cuts its records into ranges on
 demand. A worker that repeats a request with the same number gets the same range. So the queue
 keeps each worker's ranges until none of its incarnations can request them again.
+
+A turn may be cut: it ends once its leases are finished, and its free records are the next turn of
+the same epoch.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fleetlight.errors import PlanError, ProtocolError
 from fleetlight.ps.changes import LeaseState, RoundState, ShardQueueState
 from fleetlight.ps.messages import LeaseProgress, LeaseRequest
+from fleetlight.ps.server.shard_queue.admissions import Admissions
 
 #: positions in an epoch's order; the second is exclusive
 Interval = tuple[int, int]
@@ -52,6 +56,10 @@ class _Iteration:
     whole: list[Interval]
     free: list[Interval]
     leases: dict[int, _Leases] = dataclasses.field(default_factory=dict)
+    #: True if the queue leases out no more of its records
+    is_cut: bool = False
+    #: of a cut turn that is over: the records that the next turn leases out
+    left: list[Interval] = dataclasses.field(default_factory=list)
 
     def leases_of(self, worker: int) -> _Leases:
         return self.leases.setdefault(worker, _Leases())
@@ -63,6 +71,11 @@ class _Iteration:
     @property
     def is_over(self) -> bool:
         return not self.free and not self.holders()
+
+    @property
+    def is_leased(self) -> bool:
+        """True once any worker has got a range."""
+        return any(leases.ranges for leases in self.leases.values())
 
     def cut(self, unit: int, batches: int, workers: int) -> Interval:
         """Cut the lowest free records; fewer when few are left, so that workers end together."""
@@ -77,16 +90,20 @@ class _Iteration:
 class ShardQueue:
     """The records of all loaders of a job that use a shard queue."""
 
-    def __init__(self, worker_num: int) -> None:
-        self._worker_num = worker_num
+    def __init__(self, worker_num: int, places: int | None = None) -> None:
+        """`places`: how many workers the job may have while it runs."""
+        self._places = places or worker_num
+        self.admissions = Admissions()
+        #: True where a worker that waits for records makes no more steps in the turn
+        self.cuts_for_waiting = False
         #: by loader and turn
         self._turns: dict[tuple[int, int], _Iteration] = {}
         #: by loader: the last turn
         self._newest: dict[int, int] = {}
         #: by loader and worker: the first turn that an incarnation may still request
         self._first_turns: dict[tuple[int, int], int] = {}
-        #: workers that have left or were lost
-        self._gone: set[int] = set()
+        #: workers that have left or were lost, and places without a worker
+        self._gone: set[int] = set(range(worker_num, self._places))
         #: by waiting worker: the turn whose end it waits for
         self._waiting: dict[int, _Iteration] = {}
         #: the number of changes so far
@@ -103,9 +120,53 @@ class ShardQueue:
             return NOTHING
         self._reach(turn.leases_of(worker), deal.reached)
         leased = self._lease(turn, worker, deal)
+        self._end_cut(deal.loader, deal.turn)
+        if leased is None and turn.is_over:
+            leased = NOTHING
         if leased is None and deal.waits:
             self._waiting[worker] = turn
         return leased
+
+    def left(self, loader: int, turn: int) -> list[Interval]:
+        """The records of a cut turn that the next turn leases out."""
+        there = self._turns.get((loader, turn))
+        return [] if there is None else there.left
+
+    def may_cut(self, loader: int) -> bool:
+        """True if the newest turn has begun, and has records to lease out."""
+        turn = self._turns.get((loader, self._newest.get(loader, 0)))
+        return turn is not None and turn.is_leased and not turn.is_cut and bool(turn.free)
+
+    def cut(self, loader: int) -> None:
+        """Lease out no more of the newest turn: its free records are the next turn."""
+        number = self._newest[loader]
+        self._turns[loader, number].is_cut = True
+        self.changes += 1
+        self._end_cut(loader, number)
+
+    def is_unleased(self, loader: int, turn: int) -> bool:
+        """True if this turn is the newest one or comes after it, and no worker has a range."""
+        newest = self._newest.get(loader, 0)
+        there = self._turns.get((loader, turn))
+        return turn > newest or (turn == newest and there is not None and not there.is_leased)
+
+    def join(self, worker: int) -> None:
+        """A worker takes a place, whose last worker has left; it knows none of its ranges."""
+        self._gone.discard(worker)
+        for turn in self._turns.values():
+            turn.leases.pop(worker, None)
+        for key in [key for key in self._first_turns if key[1] == worker]:
+            del self._first_turns[key]
+
+    def _end_cut(self, loader: int, number: int) -> None:
+        """End a cut turn once no worker has unfinished records of it; the next turn begins."""
+        turn = self._turns.get((loader, number))
+        if turn is None or not turn.is_cut or not turn.free or turn.holders():
+            return
+        turn.left, turn.free = turn.free, []
+        self._newest[loader] = number + 1
+        self._turns[loader, number + 1] = _Iteration(turn.epoch, list(turn.left), list(turn.left))
+        self.changes += 1
 
     def reach(self, worker: int, progress: LeaseProgress) -> None:
         """Record the worker's progress; if it gives back its records, free them."""
@@ -116,20 +177,31 @@ class ShardQueue:
         self._reach(leases, progress.reached)
         if progress.gives_back:
             self._free(turn, leases)
+        self._end_cut(progress.loader, progress.turn)
+
+    @property
+    def has_begun(self) -> bool:
+        """True once a worker has requested a range."""
+        return bool(self._newest)
 
     def release(self, worker: int) -> list[tuple[int, list[Interval]]]:
         """Remove a worker; return its unfinished records by epoch."""
         self._gone.add(worker)
         self._waiting.pop(worker, None)
+        self.admissions.forget(worker)
         freed = [
             (turn.epoch, self._free(turn, turn.leases[worker]))
             for turn in self._turns.values()
             if worker in turn.leases
         ]
+        for key in list(self._turns):
+            self._end_cut(*key)
         return [(epoch, intervals) for epoch, intervals in freed if intervals]
 
     def remaining(self, loader: int, turn: int) -> list[Interval] | None:
         """Records that are not known to be finished; None before the turn begins."""
+        while self.left(loader, turn):
+            turn += 1
         there = self._turns.get((loader, turn))
         if there is None:
             return [] if 0 < turn <= self._newest.get(loader, 0) else None
@@ -139,7 +211,7 @@ class ShardQueue:
     def has_reply(self, deal: LeaseRequest) -> bool:
         """True if a waiting request would get records or the end of the turn."""
         turn = self._turns.get((deal.loader, deal.turn))
-        return turn is None or bool(turn.free) or turn.is_over
+        return turn is None or turn.is_over or (bool(turn.free) and not turn.is_cut)
 
     def waits_for(self, worker: int) -> list[int]:
         """The workers whose unfinished records a waiting worker waits for."""
@@ -150,12 +222,21 @@ class ShardQueue:
         """The state of the queue, for the log."""
         turns = [
             RoundState(
-                loader, number, turn.epoch, turn.whole, turn.free, _lease_states(turn.leases)
+                loader,
+                number,
+                turn.epoch,
+                turn.whole,
+                turn.free,
+                _lease_states(turn.leases),
+                turn.is_cut,
+                turn.left,
             )
             for (loader, number), turn in self._turns.items()
         ]
         backs = [(*key, back) for key, back in self._first_turns.items()]
-        return ShardQueueState(turns, dict(self._newest), backs, sorted(self._gone))
+        return ShardQueueState(
+            turns, dict(self._newest), backs, sorted(self._gone), self.admissions.entering
+        )
 
     def restore(self, state: ShardQueueState) -> None:
         """Restore what `state` returned."""
@@ -168,12 +249,15 @@ class ShardQueue:
                     leases.worker: _Leases(list(leases.ranges), leases.reached)
                     for leases in turn.leases
                 },
+                turn.is_cut,
+                list(turn.left),
             )
             for turn in state.turns
         }
         self._newest = dict(state.newest)
         self._first_turns = {(loader, worker): back for loader, worker, back in state.backs}
         self._gone = set(state.gone)
+        self.admissions.restore(state.entering)
         self._waiting.clear()
 
     def _turn(self, worker: int, deal: LeaseRequest) -> _Iteration | None:
@@ -198,14 +282,14 @@ class ShardQueue:
     def _forget_old_turns(self, worker: int, deal: LeaseRequest) -> None:
         """Forget turns that no worker can request again."""
         self._first_turns[deal.loader, worker] = deal.back
-        first = min((self._first_turn(deal.loader, w) for w in range(self._worker_num)), default=0)
+        first = min((self._first_turn(deal.loader, w) for w in range(self._places)), default=0)
         for key in [k for k in self._turns if k[0] == deal.loader and k != (k[0], deal.turn)]:
             turn, leases = self._turns[key], self._turns[key].leases
             for w in [w for w in leases if self._first_turn(key[0], w) > key[1]]:
                 if not leases[w].remaining():
                     del leases[w]
             # a worker that took no part in an ended turn gets the same reply without it
-            if key[1] < first or (turn.is_over and not leases):
+            if key[1] < first or (turn.is_over and not leases and not turn.is_cut):
                 del self._turns[key]
 
     def _first_turn(self, loader: int, worker: int) -> float:
@@ -223,8 +307,12 @@ class ShardQueue:
         if deal.number < len(leases.ranges):
             start, stop = leases.ranges[deal.number]
             return (start, stop) if start < stop else NOTHING
-        if turn.free:
-            leases.ranges.append(turn.cut(deal.unit, deal.batches, self._worker_num))
+        if turn.free and deal.waits and self.cuts_for_waiting and not turn.is_cut:
+            turn.is_cut = True
+            self.changes += 1
+        if turn.free and not turn.is_cut:
+            active = self._places - len(self._gone)
+            leases.ranges.append(turn.cut(deal.unit, deal.batches, max(1, active)))
             self.changes += 1
             return leases.ranges[-1]
         return NOTHING if turn.is_over else None

@@ -96,6 +96,11 @@ class Clocks:
         """The worker makes no more step at all."""
         self._ended.pop(worker, None)
 
+    def enter(self, worker: int, phase: int) -> None:
+        """Another worker takes the place, and makes steps from this phase on."""
+        self._applied[worker] = phase, 0
+        self._ended[worker] = phase - 1
+
     def slowest(self, phase: int) -> int:
         """The fewest steps of any active worker; of all workers when none is active."""
         active = self._active(phase) or list(self._applied)

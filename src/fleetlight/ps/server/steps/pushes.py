@@ -51,13 +51,15 @@ class PushHandler:
         values_lock: SharedExclusiveLock,
         log: WriteAheadLog,
         worker_num: int,
+        *,
+        places: int,
     ) -> None:
         self._state = state
         self._log = log
         self._plan = state.plan
         self._steps_together = state.plan.steps_together
         #: several replies have the same dense values
-        self._shares_values = self._steps_together and worker_num > 1
+        self._shares_values = self._steps_together and places > 1
         self._presence = presence
         self._changed = presence.changed
         self._has_advanced = presence.condition()
@@ -162,6 +164,13 @@ class PushHandler:
             self.progress.clocks.leave(worker)
             self._has_advanced.notify_all()
         self._coordinator.leave(worker)
+
+    def enter(self, worker: int, phase: int) -> None:
+        """Another worker takes the place; called with `changed` held."""
+        self.progress.clocks.enter(worker, phase)
+        self.progress.skipped.discard(worker)
+        self._prefetched.forget(worker)
+        self._coordinator.enter(worker, phase)
 
     def begin(self, epoch: int) -> None:
         """Forget all steps in progress, because a checkpoint replaces the values."""

@@ -134,6 +134,12 @@ class StepGroups(Generic[T]):
         self._ended.pop(worker, None)
         return self._completed()
 
+    def enter(self, worker: int, phase: int) -> None:
+        """Another worker takes the place, and pushes from this phase on."""
+        self._ended[worker] = phase - 1
+        for key in [key for key in self._positions if key[1] == worker]:
+            del self._positions[key]
+
     def missing(self, optimizer: int, worker: int) -> list[int]:
         """The workers that the last push of a worker waits for."""
         return self.awaited_by(worker).get(optimizer, [])

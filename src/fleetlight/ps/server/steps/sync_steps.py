@@ -174,6 +174,11 @@ class SyncStepCoordinator:
             steps, releases = self._steps.leave(worker), self._releases.leave(worker)
         self._carry_out_all(steps, releases)
 
+    def enter(self, worker: int, phase: int) -> None:
+        """Another worker takes the place; called with `changed` held."""
+        for groups in (self._steps, self._releases):
+            groups.enter(worker, phase)
+
     def awaited_by(self, worker: int) -> dict[int, list[int]]:
         """By optimizer: the workers that a worker waits for; called with `changed` held."""
         return {**self._steps.awaited_by(worker), **self._releases.awaited_by(worker)}
@@ -286,7 +291,7 @@ class SyncStepCoordinator:
         with self._changed:
             roster = self._presence.roster
             gone = roster.in_state(LEFT, LOST) if roster.tolerates_loss else []
-            are_all = len(parts) == self._worker_num - len(gone)
+            are_all = len(parts) == roster.members - len(gone)
             return self._presence.call if are_all else NO_SIGNAL
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:

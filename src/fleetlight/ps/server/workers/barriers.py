@@ -35,14 +35,20 @@ class _Barrier(Generic[T]):
 class Barriers(Generic[T]):
     """The workers that have entered each barrier, and their values."""
 
-    def __init__(self, worker_num: int) -> None:
-        self._worker_num = worker_num
+    def __init__(self, worker_num: int, places: int | None = None) -> None:
+        """`places`: how many workers the job may have while it runs."""
+        self._places = places or worker_num
         self._open: dict[int, _Barrier[T]] = {}
         #: the last complete barrier; a worker may repeat its request
         self._last: tuple[int, str, list[T]] | None = None
         self._broken: PeerError | None = None
-        #: workers that enter no more barriers
-        self._gone: set[int] = set()
+        #: workers that enter no more barriers, and places without a worker
+        self._gone: set[int] = set(range(worker_num, self._places))
+        self._keeps = places is not None
+        #: the barriers before the first lease of a job that workers may join
+        self.prelude: list[tuple[int, str, list[T]]] = []
+        #: True once a worker has requested a lease
+        self.has_begun = False
 
     def enter(self, worker: int, number: int, operation: str, values: T) -> None:
         """A worker enters a barrier; entering it again has no effect."""
@@ -63,12 +69,23 @@ class Barriers(Generic[T]):
         for number in sorted(self._open):
             self._complete(number)
 
+    def join(self, worker: int) -> None:
+        """A worker takes a place, and enters the barriers from now on."""
+        self._gone.discard(worker)
+
     def _complete(self, number: int) -> None:
         if self.missing(number):
             return
         barrier = self._open.pop(number)
         everything = [values for _, values in sorted(barrier.values.items(), key=_worker)]
         self._last = number, barrier.operation, everything
+        if self.is_prelude:
+            self.prelude.append(self._last)
+
+    @property
+    def is_prelude(self) -> bool:
+        """True while the results of barriers are kept for workers that join later."""
+        return self._keeps and not self.has_begun
 
     def result(self, number: int) -> list[T] | None:
         """The values of all workers, in order; None while a worker is missing."""
@@ -82,15 +99,20 @@ class Barriers(Generic[T]):
         """The last complete barrier: its number, operation and values."""
         return self._last
 
-    def restore(self, number: int, operation: str, values: list[T]) -> None:
+    def restore(
+        self, number: int, operation: str, values: list[T], *, is_prelude: bool = False
+    ) -> None:
         """Restore a barrier that completed in an earlier incarnation."""
+        is_known = any(number == known for known, _, _ in self.prelude)
         self._last = number, operation, values
+        if is_prelude and not is_known:
+            self.prelude.append(self._last)
 
     def missing(self, number: int) -> list[int]:
         """Workers that have not entered the barrier."""
         barrier = self._open.get(number)
         entered = barrier.values if barrier is not None else {}
-        expected = [w for w in range(self._worker_num) if w not in self._gone]
+        expected = [w for w in range(self._places) if w not in self._gone]
         return [worker for worker in expected if worker not in entered]
 
     def give_up(self, error: PeerError) -> None:
@@ -118,10 +140,11 @@ class Barriers(Generic[T]):
 
 
 def barrier_change(
-    number: int, operation: str, values: Sequence[Sequence[Array]]
+    number: int, operation: str, values: Sequence[Sequence[Array]], *, is_prelude: bool = False
 ) -> tuple[BarrierPassed, list[Array]]:
     """A complete barrier as a record of the log, with the arrays of each worker."""
-    change = BarrierPassed(number, operation, [len(arrays) for arrays in values])
+    counts = [len(arrays) for arrays in values]
+    change = BarrierPassed(number, operation, counts, is_prelude)
     return change, [array for arrays in values for array in arrays]
 
 

@@ -59,7 +59,7 @@ class PresenceMonitor:
     """
 
     def __init__(
-        self, roster: Roster, worker_num: int, deadline_s: float, clock: Callable[[], float]
+        self, roster: Roster, places: int, deadline_s: float, clock: Callable[[], float]
     ) -> None:
         self.roster = roster
         self._lock = threading.RLock()
@@ -67,7 +67,7 @@ class PresenceMonitor:
         self._conditions = [self.changed]
         self.deadline_s = deadline_s
         self._clock = clock
-        self._activities = [_Activity(clock()) for _ in range(worker_num)]
+        self._activities = [_Activity(clock()) for _ in range(places)]
         self._closed: str | None = None
         #: the control signals that workers have sent
         self._called = NO_SIGNAL
@@ -207,6 +207,14 @@ class PresenceMonitor:
 
     def _since(self, then: float) -> float:
         return self._clock() - then
+
+    def place_for(self, started_at: int) -> int | None:
+        """A free place for a worker that will join; called with `changed` held."""
+        return self.roster.place_for(started_at, self._clock())
+
+    def now(self) -> float:
+        """The time by the clock of this server."""
+        return self._clock()
 
     def lose_silent(self) -> None:
         """Lose silent workers: a machine that loses power closes no connection.

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from fleetlight.errors import MembershipError, PeerLostError
 from fleetlight.ps.messages import Greeting
 
-#: the states of a worker; a worker that is away may restart
-ABSENT, HERE, AWAY, LEFT, LOST = "absent", "here", "away", "left", "lost"
+#: the states of a worker; a worker that is away may restart, and a vacant place has none yet
+ABSENT, HERE, AWAY, LEFT, LOST, VACANT = "absent", "here", "away", "left", "lost", "vacant"
+#: how long a place is kept for the worker that has asked for it
+_KEPT_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,8 @@ class _Member:
     why: str = ""
     #: True if the worker has left and received the reply to its goodbye
     confirmed: bool = False
+    #: True if the worker joins the running job, and takes part in nothing yet
+    joining: bool = False
 
 
 class Roster:
@@ -47,15 +51,74 @@ class Roster:
     The first worker that fails ends the job: every later request fails with its error.
     """
 
-    def __init__(self, server: int, server_num: int, worker_num: int, version: str) -> None:
+    def __init__(
+        self,
+        server: int,
+        server_num: int,
+        worker_num: int,
+        version: str,
+        places: int | None = None,
+    ) -> None:
+        """`places`: how many workers the job may have while it runs; None: it keeps its workers."""
         self._here = {"server": server, "server_num": server_num, "worker_num": worker_num}
         self._version = version
-        self._members = [_Member() for _ in range(worker_num)]
+        self._members = [
+            _Member(ABSENT if worker < worker_num else VACANT)
+            for worker in range(places or worker_num)
+        ]
+        #: True where workers join and leave while the job runs
+        self.is_elastic = places is not None
+        #: by place: the start of the worker that has asked for it, and when it did
+        self._kept: dict[int, tuple[int, float]] = {}
         self._failure: str | None = None
         #: True if this server recovered its values after a restart
         self._is_recovered = False
         #: True when the job continues without a lost worker; worker 0 is always needed
         self.tolerates_loss = False
+
+    def place_for(self, started_at: int, now: float) -> int | None:
+        """A free place for a worker that will join; None if there is none."""
+        for place, (started, since) in list(self._kept.items()):
+            if started == started_at:
+                return place
+            if now - since > _KEPT_S:
+                del self._kept[place]
+        free = [w for w in self.in_state(VACANT, LEFT, LOST) if w and w not in self._kept]
+        if not free or not self.is_elastic:
+            return None
+        # a place that no worker has had is better for the logs
+        place = min(free, key=lambda worker: (self._members[worker].state != VACANT, worker))
+        self._kept[place] = started_at, now
+        return place
+
+    def enter(self, worker: int) -> None:
+        """A worker that joins takes part from now on."""
+        self._members[worker].joining = False
+
+    def has_entered(self, worker: int, started_at: int) -> bool:
+        """True if this worker takes part."""
+        member = self._members[worker]
+        return member.started_at == started_at and not member.joining
+
+    @property
+    def worker_num(self) -> int:
+        """The number of workers that start with the job."""
+        return self._here["worker_num"]
+
+    @property
+    def places(self) -> int:
+        """The number of workers that the job may have."""
+        return len(self._members)
+
+    @property
+    def members(self) -> int:
+        """The number of workers that take or took part."""
+        return sum(m.state != VACANT and not m.joining for m in self._members)
+
+    @property
+    def active(self) -> int:
+        """The number of workers that take part and have not left."""
+        return len(self.taking_part())
 
     def restore_gone(self, gone: Iterable[tuple[int, int, bool]]) -> None:
         """Restore the workers that `gone` returned in an earlier incarnation."""
@@ -79,12 +142,34 @@ class Roster:
             if member.started_at
         ]
 
-    def restore_arrivals(self, arrivals: Iterable[tuple[int, int, int]]) -> None:
-        """Restore the workers that `arrivals` returned in an earlier incarnation."""
+    def joining(self) -> list[int]:
+        """The workers that have connected and take part in nothing yet."""
+        return [worker for worker, member in enumerate(self._members) if member.joining]
+
+    def taking_part(self) -> list[int]:
+        """The workers that take part and have not left."""
+        states = (ABSENT, HERE, AWAY)
+        return [w for w, m in enumerate(self._members) if m.state in states and not m.joining]
+
+    def restore_arrivals(
+        self, arrivals: Iterable[tuple[int, int, int]], joining: Iterable[int] | None = None
+    ) -> None:
+        """Restore the workers that `arrivals` returned in an earlier incarnation.
+
+        `joining`: what `joining` returned; None: a worker in a free place joins.
+        """
+        joins = None if joining is None else set(joining)
         for worker, started_at, incarnation in arrivals:
             member = self._members[worker]
-            if member.state == ABSENT:
+            takes = member.state == VACANT or (
+                member.state in (LEFT, LOST) and member.started_at < started_at
+            )
+            if takes:
+                is_joining = joins is None or worker in joins
+                self._members[worker] = _Member(ABSENT, started_at, incarnation, joining=is_joining)
+            elif member.state == ABSENT:
                 member.started_at, member.incarnation = started_at, incarnation
+                member.joining = joins is not None and worker in joins
             elif member.started_at == started_at:
                 member.incarnation = max(member.incarnation, incarnation)
 
@@ -107,6 +192,18 @@ class Roster:
         """
         self._check_fits(greeting)
         member = self._members[greeting.worker]
+        if self._takes_place(greeting, member):
+            self._kept.pop(greeting.worker, None)
+            self._members[greeting.worker] = _Member(
+                HERE, greeting.started_at, greeting.incarnation, greeting.away_s, joining=True
+            )
+            return False
+        if member.state == VACANT:
+            raise MembershipError(
+                f"worker {greeting.worker} does not belong to the {self._here['worker_num']} that "
+                "start with the job; give a worker that joins later FLEET_JOIN, the host:port of "
+                "server 0"
+            )
         is_same = member.started_at == greeting.started_at
         if is_same:
             self.check_incarnation(greeting.worker, greeting.incarnation)
@@ -135,9 +232,20 @@ class Roster:
                 "worker its own index, and restart a job as a whole"
             )
         self._members[greeting.worker] = _Member(
-            HERE, greeting.started_at, greeting.incarnation, greeting.away_s
+            HERE,
+            greeting.started_at,
+            greeting.incarnation,
+            greeting.away_s,
+            joining=member.joining and is_same,
         )
         return is_same and greeting.incarnation > member.incarnation
+
+    def _takes_place(self, greeting: Greeting, member: _Member) -> bool:
+        """True for a worker that joins in a place without a worker."""
+        if not greeting.joins or not self.is_elastic or not greeting.worker:
+            return False
+        is_free = member.state in (VACANT, LEFT, LOST)
+        return is_free and greeting.started_at != member.started_at
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
         """Refuse a process if a newer process has replaced it."""
@@ -234,7 +342,8 @@ class Roster:
     @property
     def is_over(self) -> bool:
         """True once all workers have left or were lost, without a failure of the job."""
-        return not self.failed and all(member.state in (LEFT, LOST) for member in self._members)
+        over = (LEFT, LOST, VACANT)
+        return not self.failed and all(member.state in over for member in self._members)
 
     def unconfirmed_since(self) -> float:
         """When the last worker left that may have no reply to its goodbye and repeat it."""

@@ -46,8 +46,11 @@ class Geo(Communicator):
 
     def __init__(self, client: Client, live: LocalParameters, *, cache_rows: int) -> None:
         super().__init__(client, live)
-        servers, workers = client.server_num, client.worker_num
-        self._tables = [LocalRows(t, servers, workers, cache_rows) for t in self.plan.tables]
+        servers = client.server_num
+        self._tables = [
+            LocalRows(table, servers, lambda: client.active, cache_rows)
+            for table in self.plan.tables
+        ]
         self._blocks = [b for s in range(servers) for b in client.placement.blocks_of(s)]
         #: the worker's copy of the servers' dense blocks
         self._old: list[Tensor] = []
@@ -181,7 +184,7 @@ class Geo(Communicator):
     def _dense_differences(self) -> dict[int, Sequence[Array]]:
         differences: dict[int, list[Array]] = {}
         for block, old in zip(self._blocks, self._old, strict=True):
-            share = (self._packed(block) - old) / self.client.worker_num
+            share = (self._packed(block) - old) / self.client.active
             old += share
             differences.setdefault(block.server, []).append(flat_array(share))
         return dict(differences)

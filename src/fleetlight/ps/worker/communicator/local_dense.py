@@ -32,7 +32,7 @@ class LocalDense:
     """Used by the training thread. Local values are the servers' plus the pending differences."""
 
     def __init__(self, client: Client, live: LocalParameters) -> None:
-        self._live, self._workers = live, client.worker_num
+        self._live, self._client = live, client
         servers = range(client.server_num) if client.plan.serves_dense else ()
         #: by server, in wire order
         self._blocks: dict[int, list[_LocalBlock]] = {
@@ -76,10 +76,11 @@ class LocalDense:
     def _part(self, progress: Tensor, output: Output) -> Array:
         """This worker's part of the mean."""
         memory = output(tuple(progress.shape), flat_array(progress).dtype.name)
-        if memory is None and self._workers == 1:
+        workers = self._client.active
+        if memory is None and workers == 1:
             return flat_array(progress)
         into = None if memory is None else as_tensor(memory, progress.dtype)
-        return flat_array(torch.div(progress, self._workers, out=into))
+        return flat_array(torch.div(progress, workers, out=into))
 
     def skipped(self) -> None:
         """Record a push without differences."""

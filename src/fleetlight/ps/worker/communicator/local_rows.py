@@ -8,7 +8,7 @@ use. A window lasts from one exchange to the next.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,9 @@ _REMEMBERED = 8
 class LocalRows:
     """The training thread changes rows; any thread may read."""
 
-    def __init__(self, plan: TablePlan, servers: int, workers: int, limit: int) -> None:
+    def __init__(
+        self, plan: TablePlan, servers: int, workers: Callable[[], int], limit: int
+    ) -> None:
         self.plan = plan
         self._rule = rule_named(plan.rule.name, plan.rule.options)
         self._servers = servers
@@ -170,7 +172,7 @@ class LocalRows:
     def _share(self, numbers: Numbers) -> Floats:
         """Count local progress as sent, except for what a narrow form does not carry."""
         dim = self.plan.dim
-        share = copies.share(self._rows.rows, numbers, self._workers, dim)
+        share = copies.share(self._rows.rows, numbers, self._workers(), dim)
         sent = as_sent(share, self.plan)
         if sent is not share:
             self._rows.rows[numbers, self._last - dim : self._last] -= share - sent

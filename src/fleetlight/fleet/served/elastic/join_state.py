@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`JoinState`: what a worker that joins takes over from worker 0, at the start of a turn.
+
+Rows and dense values are on the servers. All else that a resumed job would have is here: the epoch
+and position of each loader, counts of steps, schedulers, scalers, frozen parameters and buffers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fleetlight.checkpoint import WorkerState
+from fleetlight.errors import CheckpointError
+from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
+from fleetlight.fleet.job import Job
+from fleetlight.fleet.protocols import Purpose, SavedPart
+from fleetlight.fleet.served.elastic.unserved_tensors import UnservedTensors
+from fleetlight.fleet.served.session import ServerSession
+from fleetlight.observe.log import logger
+from fleetlight.torch_compat.tensors import assign
+
+#: a joining worker has positions of its own, and its own random numbers
+_LOADERS = "loaders"
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinState:
+    """The state of worker 0, between two batches."""
+
+    #: phase of the communicator, barriers so far, and loaded checkpoints
+    phase: int
+    meetings: int
+    epoch: int
+    #: by loader
+    positions: Sequence[Mapping[str, Any]]
+    worker: WorkerState
+
+    @classmethod
+    def of(cls, job: Job, session: ServerSession, loader: int, turn: int) -> JoinState | None:
+        """The state at the start of this turn; None where no worker can join."""
+        if any(one.cursor.is_being_read for n, one in enumerate(job.loaders) if n != loader):
+            # the script of a worker that joins would not be inside the outer loop
+            return None
+        try:
+            values = saved_values(job, Purpose.REPLAY)
+        except CheckpointError as error:
+            logger.warning("no worker can join this job: %s", error)
+            return None
+        positions = [one.cursor.resume_state() for one in job.loaders]
+        positions[loader] = {**job.loaders[loader].cursor.shared_state(), "turn": turn - 1}
+        values.pop(_LOADERS, None)
+        modules = [managed.module for managed in job.models]
+        return cls(
+            session.communicator.phase,
+            session.client.replies.meetings,
+            session.client.epoch,
+            positions,
+            WorkerState(
+                rank=0,
+                values=values,
+                tensors=UnservedTensors().tensors(modules, session.bound.dense),
+            ),
+        )
+
+    def to_bytes(self) -> bytes:
+        """Everything in one message."""
+        own = {"phase": self.phase, "meetings": self.meetings, "epoch": self.epoch}
+        values = {"join": own, _LOADERS: list(self.positions), **self.worker.values}
+        return dataclasses.replace(self.worker, values=values).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> JoinState:
+        """The state that `to_bytes` was called on."""
+        worker = WorkerState.from_bytes(data)
+        values = dict(worker.values)
+        own, positions = values.pop("join"), values.pop(_LOADERS)
+        return cls(
+            own["phase"],
+            own["meetings"],
+            own["epoch"],
+            positions,
+            dataclasses.replace(worker, values=values),
+        )
+
+    def restore(self, job: Job, session: ServerSession) -> None:
+        """Give the script of this worker the state; loaders have their positions."""
+        values = self.worker.values
+        for part in parts(job, Purpose.REPLAY):
+            if part.name == _LOADERS:
+                continue
+            value = values.get(part.name)
+            part.load(
+                SavedPart(
+                    purpose=Purpose.REPLAY,
+                    step=values["step"],
+                    first=value,
+                    own=value,
+                    each=[value],
+                )
+            )
+        modules = [managed.module for managed in job.models]
+        own = UnservedTensors().tensors(modules, session.bound.dense)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                assign(tensor, self.worker.tensors[name])
