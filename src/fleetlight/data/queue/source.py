@@ -122,6 +122,15 @@ class RangeSource(RecordSource):
         consumed = 0 if left is None else _count(self._whole()) - _count(left)
         return {"turn": -1, "hand": None, "left": left, "consumed": consumed}
 
+    def at_turn(self, turn: int, left: Sequence[Interval]) -> dict[str, Any]:
+        """The position of another worker that takes part from the start of this turn on."""
+        return {
+            "turn": turn - 1,
+            "hand": None,
+            "left": [list(interval) for interval in left],
+            "consumed": _count(self._whole()) - _count(left),
+        }
+
     def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         if "left" in state or "consumed" not in state:
             return state

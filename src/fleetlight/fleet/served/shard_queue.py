@@ -11,6 +11,7 @@ from typing import Any
 
 from fleetlight.data.order.blocks import Interval
 from fleetlight.data.queue.client import Cut, RangePosition, RangeRequest
+from fleetlight.data.queue.source import RangeSource
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.background import in_main_thread
@@ -48,18 +49,22 @@ class ShardQueueClient:
         reply = self._ask(message)
         while isinstance(reply, m.Held):
             if reply.wants_state:
-                self._offer(request.turn)
+                self._offer(request)
             reply = self._ask(message)
         if not isinstance(reply, m.LeaseReply):
             return None
+        self._session().client.count_active(reply.active)
         return Cut(reply.left) if reply.left else (reply.start, reply.stop)
 
-    def _offer(self, turn: int) -> None:
+    def _offer(self, request: RangeRequest) -> None:
         """Offer the state of this worker to those that join at the start of a turn."""
         session = self._session()
-        state = JoinState.of(self._job, session, self._loader, turn)
+        source = self._job.loaders[self._loader].source
+        assert isinstance(source, RangeSource)
+        position = source.at_turn(request.turn, request.whole)
+        state = JoinState.of(self._job, session, self._loader, position)
         encoded = None if state is None else state.to_bytes()
-        RunningJob(session.client).offer(self._loader, turn, encoded)
+        RunningJob(session.client).offer(self._loader, request.turn, encoded)
 
     def reached(self, turn: int, position: RangePosition, *, gives_back: bool) -> None:
         if self._is_member():

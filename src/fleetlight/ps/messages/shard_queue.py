@@ -44,6 +44,8 @@ class LeaseReply(MessageBase, frozen=True, tag="Dealt"):
     stop: int
     #: this pass has ended early: the records that the next pass of the same epoch leases out
     left: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    #: how many workers train now; 0 where their number is fixed
+    active: int = 0
 
 
 class LeaseProgress(MessageBase, frozen=True, tag="Reached"):

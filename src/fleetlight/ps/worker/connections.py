@@ -194,6 +194,11 @@ class Connections:
         """The number of workers that have not left; None before the first heartbeat reply."""
         return self._heartbeats.active_workers
 
+    def count_active(self, workers: int) -> None:
+        """Note how many workers train now, if a reply says it."""
+        if workers:
+            self._heartbeats.active_workers = workers
+
     def _cause(self, errors: Mapping[int, Exception]) -> Exception:
         """The first error, except when a server hangs: the errors of others blame wrong peers."""
         late = self._heartbeats.late()

@@ -49,7 +49,7 @@ class Worker:
         self.weight = torch.ones(2, dtype=getattr(torch, server.dtype))
         of = PLANS[server.dtype]
         client: Any = types.SimpleNamespace(
-            worker_num=WORKERS, server_num=1, plan=of, placement=Placement(of)
+            active=WORKERS, server_num=1, plan=of, placement=Placement(of)
         )
         self.server, self.dense = server, LocalDense(client, LocalParameters([self.weight]))
         self.dense.begin()

@@ -40,8 +40,10 @@ class JoinState:
     worker: WorkerState
 
     @classmethod
-    def of(cls, job: Job, session: ServerSession, loader: int, turn: int) -> JoinState | None:
-        """The state at the start of this turn; None where no worker can join."""
+    def of(
+        cls, job: Job, session: ServerSession, loader: int, position: Mapping[str, Any]
+    ) -> JoinState | None:
+        """The state at this position of a loader; None where no worker can join."""
         if any(one.cursor.is_being_read for n, one in enumerate(job.loaders) if n != loader):
             # the script of a worker that joins would not be inside the outer loop
             return None
@@ -51,7 +53,7 @@ class JoinState:
             logger.warning("no worker can join this job: %s", error)
             return None
         positions = [one.cursor.resume_state() for one in job.loaders]
-        positions[loader] = {**job.loaders[loader].cursor.shared_state(), "turn": turn - 1}
+        positions[loader] = {**positions[loader], **position, "broken_off": False}
         values.pop(_LOADERS, None)
         modules = [managed.module for managed in job.models]
         return cls(

@@ -67,7 +67,9 @@ class ShardQueueHandler:
                 # other workers may take longer than the deadline of a reply
                 self._changed.wait_for(lambda: self.queue.has_reply(message), _WAIT_S)
             left = self.queue.left(message.loader, message.turn) if dealt == NOTHING else []
-        return (Done() if dealt is None else LeaseReply(*dealt, left)), []
+            roster = self._presence.roster
+            active = roster.active if roster.is_elastic else 0
+        return (Done() if dealt is None else LeaseReply(*dealt, left, active)), []
 
     def progress(self, peer: Peer, message: LeaseProgress) -> Reply:
         """Record what the worker has finished."""
