@@ -26,7 +26,7 @@ from fleetlight.fleet.parts.schedulers import Schedulers
 from fleetlight.fleet.protocols import (
     Autosave,
     BatchWeights,
-    Departure,
+    EarlyLeave,
     Loading,
     ModelValues,
     NoReplay,
@@ -91,7 +91,7 @@ class Job(abc.ABC):
     #: returns this worker to its last step, after it was killed
     replay: Replay = dataclasses.field(default_factory=NoReplay)
     #: lets this worker leave while the job runs, if it may
-    departure: Departure | None = None
+    departure: EarlyLeave | None = None
     #: the number of blocks and features that keep gradients local now
     no_sync_depth: int = 0
     #: optimizer steps made so far

@@ -292,7 +292,7 @@ class Autosave(Protocol):
         """Stop if the workers that this one waits for have stopped."""
 
 
-class Departure(Protocol):
+class EarlyLeave(Protocol):
     """Lets this worker leave while the job runs."""
 
     def leave_if_asked(self) -> None:

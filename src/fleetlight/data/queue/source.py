@@ -123,7 +123,7 @@ class RangeSource(RecordSource):
         return {"turn": -1, "hand": None, "left": left, "consumed": consumed}
 
     def at_turn(self, turn: int, left: Sequence[Interval]) -> dict[str, Any]:
-        """The position of another worker that takes part from the start of this turn on."""
+        """The position of a worker that joins at the start of this turn."""
         return {
             "turn": turn - 1,
             "hand": None,

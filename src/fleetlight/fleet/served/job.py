@@ -18,12 +18,11 @@ from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
 from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
 from fleetlight.fleet.plan.tied_weights import refuse_tied
-from fleetlight.fleet.served.elastic.departure import WorkerDeparture
 from fleetlight.fleet.served.prefetch_hints import IdLookahead
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.shard_queue import ShardQueueClient
 from fleetlight.fleet.served.steps import ServedPolicy, ServedSteps, served_programs
-from fleetlight.fleet.served.stop_agreement import ServedAgreement
+from fleetlight.fleet.served.stop_agreement import ServedAgreement, WorkerDeparture
 from fleetlight.fleet.served.tables.frozen_tables import open_tables
 from fleetlight.fleet.served.tables.loading import ServedLoading
 from fleetlight.fleet.served.tables.server_checkpoint import ServerCheckpoint

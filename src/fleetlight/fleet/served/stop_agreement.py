@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServedAgreement`: the workers of a job with servers agree to save or stop."""
+"""The workers of a job with servers agree to save or stop, or one of them leaves alone."""
 
 from __future__ import annotations
 
 import time
 
 from fleetlight.errors import MembershipError, PeerError, StoppedError
+from fleetlight.fleet.checkpoints.autosave import SigtermHandler
 from fleetlight.fleet.checkpoints.stop_agreement import PolledAgreement
+from fleetlight.fleet.exit.exit_status import report_saves_at_sigterm
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
@@ -93,3 +95,31 @@ class ServedAgreement:
                 if client.active_workers is None
                 else client.active_workers - 1,
             )
+
+
+class WorkerLeaves(SystemExit):
+    """This worker leaves the job, and the others continue without it."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class WorkerDeparture(SigtermHandler):
+    """Leaves at the first place between two batches after the signal.
+
+    The end of the process returns the records that it has not trained on to the queue, waits for
+    the pushes that are in flight, and says goodbye.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+        report_saves_at_sigterm(job.role)
+
+    def leave_if_asked(self) -> None:
+        """Leave if SIGTERM has arrived; called between two batches."""
+        if self.seen:
+            logger.warning(
+                "SIGTERM: leaving at step %d; the other workers continue", self._job.step
+            )
+            raise WorkerLeaves

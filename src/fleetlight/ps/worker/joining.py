@@ -40,7 +40,7 @@ class KnownBarriers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Admission:
+class OfferedTurn:
     """A turn at which the worker may join."""
 
     loader: int
@@ -64,16 +64,16 @@ class RunningJob:
                 found = zip(reply.message.operations, reply.message.counts, strict=True)
                 return KnownBarriers([(name, [next(left) for _ in range(n)]) for name, n in found])
 
-    def admitted(self, loader: int) -> Admission | None:
+    def admitted(self, loader: int) -> OfferedTurn | None:
         """Wait for a turn over this loader; None if the job ends before."""
         while True:
             reply = self._client.ask(CONTROL, {_FIRST: (m.Admit(loader), ())})[_FIRST]
             if isinstance(reply.message, m.Admitted):
                 if reply.message.is_over:
                     return None
-                return Admission(loader, reply.message.turn, reply.arrays[0].tobytes())
+                return OfferedTurn(loader, reply.message.turn, reply.arrays[0].tobytes())
 
-    def enter(self, admission: Admission, phase: int) -> bool:
+    def enter(self, admission: OfferedTurn, phase: int) -> bool:
         """Take part from this phase on; False: ask again to be admitted."""
         message = m.Enter(phase, admission.loader, admission.turn)
         # server 0 holds the turn until all servers know this worker
