@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.multiprocess.test_dialects import start
+from tests.multiprocess.test_dialects import BIN, start
 from tests.workers import reserved_port
 
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(180)]
@@ -179,6 +179,39 @@ def test_a_killed_worker_is_replaced_by_a_newcomer(job: Job) -> None:
     text = job.finish()
     assert "worker 1 disconnected without goodbye" in text
     assert "the other workers continue without it" in text
+
+
+def test_fleetrun_adds_workers_to_its_job_and_takes_them_away(tmp_path: Path) -> None:
+    fleetrun = [str(BIN / "fleetrun")]
+    main = start(
+        [*fleetrun, "--server_num", "1", "--worker_num", "1", "--worker_max", "3", str(SCRIPT)],
+        cwd=tmp_path,
+    )
+    try:
+        end = time.monotonic() + WITHIN_S
+        wait_until(lambda: (tmp_path / "trained.0").exists(), end)
+        more = start([*fleetrun, "--join", "log", "--worker_num", "2", str(SCRIPT)], cwd=tmp_path)
+        wait_until(lambda: all((tmp_path / f"trained.{n}").exists() for n in (1, 2)), end)
+        more.send_signal(signal.SIGTERM)
+        output, _ = more.communicate(timeout=WITHIN_S)
+        assert more.returncode == 0, output
+        assert "leaving at step" in output
+        (tmp_path / "finish").touch()
+        output, _ = main.communicate(timeout=WITHIN_S)
+    finally:
+        main.kill()
+        main.communicate()
+    assert main.returncode == 0, output
+    assert "fleetrun --join " in output
+    [(epochs, low, high)] = re.findall(r"epochs (\d+), counts ([\d.]+) to ([\d.]+)", output)
+    assert low == high == epochs
+    assert not (tmp_path / "log" / "join.json").exists()
+
+
+def wait_until(condition: Callable[[], bool], end: float) -> None:
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_joining_a_job_of_fixed_size_is_refused(tmp_path: Path) -> None:

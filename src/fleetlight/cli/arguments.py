@@ -164,6 +164,17 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         help="workers on this machine",
     )
     group.add_argument(
+        "--worker_max",
+        type=read.positive,
+        metavar="N",
+        help="how many workers may train at a time: others may join the running job",
+    )
+    group.add_argument(
+        "--join",
+        metavar="HOST:PORT|DIR",
+        help="add workers to a running job: server 0, or the log folder of the job",
+    )
+    group.add_argument(
         "--servers", type=read.words, metavar="h:p,..", help="all servers of the job"
     )
     group.add_argument(

@@ -394,6 +394,7 @@ def _greeting(role: Role, server: int, server_num: int, lane: str, started_at: i
         server_num=server_num,
         started_at=started_at,
         lane=lane if lane in (CONTROL, PUSH) else PULL,
+        worker_max=role.worker_max,
     )
 
 

@@ -16,7 +16,7 @@ from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
 from fleetlight.launch.status import Stop
-from fleetlight.roles.role import Kind
+from fleetlight.roles.role import Kind, endpoint_text
 
 _KINDS = (Kind.SERVER, Kind.WORKER)
 #: most lines that a start prints without `-v`, including the line that says what runs
@@ -52,6 +52,15 @@ def folder(logs: LogFolder, asked: str) -> list[str]:
     if logs.moved_to is not None:
         lines.append(f"moved the logs of an earlier run to {relative(logs.moved_to)}")
     return lines
+
+
+def joinable(run: Run) -> str:
+    """How other workers join the job."""
+    server = endpoint_text(run.layout.servers[0])
+    return (
+        f"up to {run.job.worker_max} workers: fleetrun --join {run.log_dir} --worker_num N adds "
+        f"some on this machine, --join {server} on others, with FLEET_TOKEN"
+    )
 
 
 def started(run: Run, members: Sequence[JobProcess]) -> str:

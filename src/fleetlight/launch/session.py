@@ -17,6 +17,7 @@ from fleetlight.launch import report
 from fleetlight.launch.exit_codes import of_status
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
+from fleetlight.launch.job.join_point import JoinPoint, remove
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.other_machines import NextAction, OtherMachines
@@ -31,6 +32,7 @@ from fleetlight.launch.processes.record import RecordFile
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
 from fleetlight.launch.screen import Screen
+from fleetlight.roles.role import endpoint_text
 
 #: connects to the other machines; raises `Interrupted` when the user interrupts the wait
 Connect = Callable[[Interrupts], OtherMachines]
@@ -140,6 +142,10 @@ class _Session:
                 self._lines_shown += 1
         if not self._folder.is_shared:
             self._folder.write_endpoints(job_id, layout)
+        if self._job.worker_max is not None:
+            point = JoinPoint(endpoint_text(layout.servers[0]), self._job.token)
+            point.write(self._folder.path)
+            self._stack.callback(remove, self._folder.path)
         if not layout.own:
             self._machines.share(job_id)
         return self._folder, job_id or ""
@@ -162,6 +168,8 @@ class _Session:
             table = report.table(first, environment.identity(run, first))
             self._screen.show(table.encode())
         self._screen.say(report.started(run, gang.members))
+        if self._job.worker_max is not None and run.restart == 0:
+            self._screen.say(report.joinable(run))
 
     def _failure(self, watch: Watch, gang: Gang, folder: LogFolder) -> JobFailure | None:
         layout = gang.run.layout

@@ -91,6 +91,36 @@ def test_the_number_of_servers_needs_workers_and_a_machine() -> None:
         plan(elsewhere, None)
 
 
+def test_workers_may_join_a_job_with_servers() -> None:
+    found = job(server_num=1, worker_num=2, worker_max=8)
+    assert found.environment["FLEET_WORKER_MAX"] == "8"
+    assert "FLEET_WORKER_MAX" not in job(server_num=1, worker_num=2).environment
+
+
+def test_joining_workers_have_no_servers() -> None:
+    found = job(join="10.0.0.1:6170", worker_num=4)
+    assert (found.worker.count, found.server.count) == (4, 0)
+    assert found.environment["FLEET_JOIN"] == "10.0.0.1:6170"
+    assert job(join="10.0.0.1:6170").worker.count == 1
+    elsewhere = LaunchOptions(script="t.py", on="toy", join="10.0.0.1:6170", worker_num=3)
+    assert plan(elsewhere, None).worker.count == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"worker_max": 8}, "which needs parameter servers; pass --server_num"),
+        ({"worker_max": 1, "server_num": 1, "worker_num": 2}, "starts with 2 workers"),
+        ({"join": "a:1", "server_num": 1}, "--server_num describes a job of its own"),
+        ({"join": "a:1", "worker_max": 3}, "--worker_max describes a job of its own"),
+        ({"join": "nowhere"}, "or the log folder of a job on this machine"),
+    ],
+)
+def test_flags_of_joins_that_fit_no_job_are_refused(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        job(**flags)
+
+
 def test_folder_of_checkpoints_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = job(nproc_per_node=1, checkpoint="ckpt", resume=True)

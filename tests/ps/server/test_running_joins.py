@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.ps.serving import Worker, ask, hello, open_up, plan, team, together
+from tests.ps.serving import Worker, ask, hello, open_up, plan, together
 
 from fleetlight.errors import MembershipError
 from fleetlight.ps import messages as m
@@ -30,12 +30,22 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "_PRELUDE_S", 0.01)
 
 
+class First(Worker):
+    """A worker that starts with the job."""
+
+    def greet(self, lane: str) -> m.Welcome:
+        greeting = hello(self.index, lane, self.workers, self.server.index, self.servers)
+        greeting = msgspec.structs.replace(greeting, worker_max=4)
+        reply: m.Welcome = self.say(greeting, lane=lane)[0]
+        return reply
+
+
 class Joiner(Worker):
     """A worker with a place of a running job."""
 
     def greet(self, lane: str) -> m.Welcome:
         greeting = hello(self.index, lane, self.workers, self.server.index, self.servers)
-        greeting = msgspec.structs.replace(greeting, joins=True, started_at=7)
+        greeting = msgspec.structs.replace(greeting, joins=True, started_at=7, worker_max=4)
         reply: m.Welcome = self.say(greeting, lane=lane)[0]
         return reply
 
@@ -46,9 +56,13 @@ def elastic(mode: str = "async", index: int = 0, servers: int = 1) -> Server:
     return server
 
 
+def first_ones(server: Server) -> list[Worker]:
+    return [First(server, index) for index in range(2)]
+
+
 def begun(server: Server) -> list[Worker]:
     """Two workers that have met, and have a range each."""
-    workers = team(server)
+    workers = first_ones(server)
     together(*(lambda w=w: w.enter_barrier(1, "init_worker", w.index) for w in workers))
     for worker in workers:
         worker.say(ask())
@@ -111,7 +125,7 @@ def test_a_barrier_waits_for_a_newcomer_only_after_it_has_entered() -> None:
 
 def test_the_prelude_ends_with_the_first_lease() -> None:
     server = elastic()
-    workers = team(server)
+    workers = first_ones(server)
     joiner = Joiner(server, 2)
     assert joiner.say(m.PreludeRequest())[0] == m.Done()
     together(*(lambda w=w: w.enter_barrier(1, "init_worker") for w in workers))
@@ -204,7 +218,12 @@ def test_a_job_of_fixed_size_has_no_place() -> None:
 def test_a_worker_beyond_the_first_ones_must_join() -> None:
     server = elastic()
     with pytest.raises(MembershipError, match="give a worker that joins later FLEET_JOIN"):
-        Worker(server, 2)
+        First(server, 2)
+
+
+def test_a_worker_that_knows_no_maximum_is_refused() -> None:
+    with pytest.raises(MembershipError, match="expects worker_max=None, but this server has"):
+        Worker(elastic(), 0)
 
 
 class Restarting:

@@ -321,7 +321,7 @@ class ServerSession:
                 totals = self.client.figures()
                 logger.info("%s", figures.of_servers(totals))
                 warning = figures.staleness_warning(totals, self.bound.plan, self._configs)
-                if warning:
+                if warning and self.client.has_fixed_workers:
                     logger.warning("%s", warning)
 
     def leave(self) -> None:

@@ -29,6 +29,10 @@ class LaunchOptions:
     #: AUTO: the plan chooses
     server_num: int | Literal["auto"] | None = None
     worker_num: int | None = None
+    #: how many workers the job may have while it runs
+    worker_max: int | None = None
+    #: the running job that the workers join: server 0, or the log folder of the job
+    join: str | None = None
     servers: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
     log_dir: str = "log"

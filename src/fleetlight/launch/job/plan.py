@@ -12,6 +12,7 @@ from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import read_encryption
 from fleetlight.launch.job.environment import is_set_by_launcher
 from fleetlight.launch.job.host_selection import HostSelection, select_hosts
+from fleetlight.launch.job.join_point import JoinPoint, join_point
 from fleetlight.launch.job.options import AUTO, LaunchOptions
 from fleetlight.launch.job.spec import (
     EngineSpec,
@@ -45,15 +46,18 @@ def plan(
     if machine is None:
         _refuse_machines(options)
         machine = _machine_for(options)
+    point = _join_point(options, environment or {})
     hosts = select_hosts(options, machine, notes)
     collective = not asks_for_servers(options)
-    worker, server, devices = (
-        _collective(options, machine, notes)
-        if collective
-        else _with_servers(options, machine, hosts, notes)
-    )
+    if point is not None:
+        worker, server, devices = _joining(options, machine, notes)
+    elif collective:
+        worker, server, devices = _collective(options, machine, notes)
+    else:
+        worker, server, devices = _with_servers(options, machine, hosts, notes)
     encryption = read_encryption(options, environment or {})
     is_open = options.ssl is None and (is_placed_elsewhere or _has_several(hosts))
+    token = _token(options, environment or {}, is_open, is_placed_elsewhere, notes)
     cpus = max(1, machine.cores // max(1, worker.count + server.count))
     return JobSpec(
         script=options.script,
@@ -84,11 +88,52 @@ def plan(
         grace_s=_GRACE_S if options.grace_s is None else options.grace_s,
         stop_s=_STOP_S if options.grace_s is None else options.grace_s,
         ssl=encryption,
+        worker_max=_worker_max(options, worker.count, collective=collective),
+        join=None if point is None else point.server,
         checkpoint=_folder(options),
         resume=options.resume,
-        token=_token(options, environment or {}, is_open, is_placed_elsewhere, notes),
+        token=token if point is None else point.token,
         notes=tuple(notes),
     )
+
+
+def _join_point(options: LaunchOptions, environment: Mapping[str, str]) -> JoinPoint | None:
+    """The running job that the workers join, if any."""
+    if options.join is None:
+        return None
+    given = ("server_num", "servers", "workers", "worker_max", "checkpoint", "nnodes", "ips")
+    more = [name for name in given if getattr(options, name)]
+    if more:
+        raise ConfigError(
+            f"--join adds workers to a running job, and --{more[0]} describes a job of its own; "
+            "omit one of them"
+        )
+    return join_point(options.join, read_token(options.token_file, environment))
+
+
+def _joining(
+    options: LaunchOptions, machine: Machine, notes: list[str]
+) -> tuple[RoleSpec, RoleSpec, tuple[int, ...]]:
+    """The workers that join a running job."""
+    workers = options.worker_num or (1 if options.gpus is None else len(options.gpus))
+    devices = _server_job_devices(options, machine, workers, notes)
+    return RoleSpec(kind=Kind.WORKER, count=workers), RoleSpec(kind=Kind.SERVER), devices
+
+
+def _worker_max(options: LaunchOptions, workers: int, *, collective: bool) -> int | None:
+    if options.worker_max is None:
+        return None
+    if collective:
+        raise ConfigError(
+            "--worker_max lets workers join while the job runs, which needs parameter servers; "
+            "pass --server_num and --worker_num, or --nnodes MIN:MAX for machines that come and go"
+        )
+    if options.worker_max < workers:
+        raise ConfigError(
+            f"--worker_max {options.worker_max}: the job starts with {workers} workers; pass a "
+            "number that is not smaller"
+        )
+    return options.worker_max
 
 
 def asks_for_servers(options: LaunchOptions) -> bool:

@@ -118,6 +118,10 @@ class JobSpec:
     stop_s: float = 30.0
     #: the certificates, by their path on this machine
     ssl: Encryption | None = None
+    #: how many workers the job may have while it runs; None: it keeps its workers
+    worker_max: int | None = None
+    #: server 0 of the running job that the workers join
+    join: str | None = None
     #: the folder for automatic checkpoints
     checkpoint: str | None = None
     #: True when the job resumes an earlier one
@@ -139,6 +143,8 @@ class JobSpec:
             **variables(self.ssl),
             **({} if self.checkpoint is None else {"FLEET_CHECKPOINT": self.checkpoint}),
             **({"FLEET_RESUME": "1"} if self.resume else {}),
+            **({} if self.worker_max is None else {"FLEET_WORKER_MAX": str(self.worker_max)}),
+            **({} if self.join is None else {"FLEET_JOIN": self.join}),
         }
 
     @property

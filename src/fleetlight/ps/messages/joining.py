@@ -34,6 +34,8 @@ class Greeting(MessageBase, frozen=True, tag="Hello", rename=FORMER_NAMES):
     acknowledged: int = 0
     #: the worker joins a job that is running
     joins: bool = False
+    #: how many workers the job may have while it runs; None: it keeps its workers
+    worker_max: int | None = None
 
 
 class Welcome(MessageBase, frozen=True, rename=FORMER_NAMES):

@@ -47,7 +47,7 @@ class RunningJoins:
                 raise MembershipError(
                     f"a worker wants to join, but this job keeps its "
                     f"{counted(roster.worker_num, 'worker')}; start a job that workers may join "
-                    "with fleetrun --worker_num MIN:MAX (FLEET_WORKER_MAX)"
+                    "with fleetrun --worker_max N (FLEET_WORKER_MAX)"
                 )
             if not self._holds_turns:
                 raise MembershipError(
@@ -58,7 +58,7 @@ class RunningJoins:
         if place is None:
             raise MembershipError(
                 f"a worker wants to join, but all {roster.places} places of the job are taken; "
-                "give the job more places at its start (fleetrun --worker_num MIN:MAX)"
+                "give the job more places at its start (fleetrun --worker_max N)"
             )
         found = m.FreePlace(
             worker=place,

@@ -95,7 +95,9 @@ def test_ranges_are_cut_for_the_workers_that_train() -> None:
 def test_every_record_is_leased_once_whatever_is_cut(data: st.DataObject) -> None:
     """Workers finish ranges in any order; the queue is cut, saved and restored at any time."""
     queue, length = ShardQueue(3), 40
-    turn, number, reached, whole = ({w: v for w in range(3)} for v in (1, 0, (0, 0), [(0, length)]))
+    turn, number, reached, whole = (
+        dict.fromkeys(range(3), v) for v in (1, 0, (0, 0), [(0, length)])
+    )
     hand: dict[int, tuple[int, int]] = {}
     trained: list[int] = []
     active = {0, 1, 2}

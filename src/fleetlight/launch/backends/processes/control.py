@@ -72,8 +72,8 @@ class LogFolderControl:
         """Refuse, and say what to do."""
         raise ConfigError(
             f"fleetlight scale {job_id}: fleetrun itself runs this job, and does not change its "
-            f"counts; end it with fleetlight stop {job_id}, then start it with other counts and "
-            "--resume"
+            f"counts; add workers with fleetrun --join {job_id} if it has --worker_max, or end it "
+            f"with fleetlight stop {job_id}, then start it with other counts and --resume"
         )
 
 

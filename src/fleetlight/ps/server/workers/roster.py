@@ -60,7 +60,13 @@ class Roster:
         places: int | None = None,
     ) -> None:
         """`places`: how many workers the job may have while it runs; None: it keeps its workers."""
-        self._here = {"server": server, "server_num": server_num, "worker_num": worker_num}
+        self._here: dict[str, int | None] = {
+            "server": server,
+            "server_num": server_num,
+            "worker_num": worker_num,
+            "worker_max": places,
+        }
+        self._worker_num = worker_num
         self._version = version
         self._members = [
             _Member(ABSENT if worker < worker_num else VACANT)
@@ -103,7 +109,7 @@ class Roster:
     @property
     def worker_num(self) -> int:
         """The number of workers that start with the job."""
-        return self._here["worker_num"]
+        return self._worker_num
 
     @property
     def places(self) -> int:
@@ -200,7 +206,7 @@ class Roster:
             return False
         if member.state == VACANT:
             raise MembershipError(
-                f"worker {greeting.worker} does not belong to the {self._here['worker_num']} that "
+                f"worker {greeting.worker} does not belong to the {self._worker_num} that "
                 "start with the job; give a worker that joins later FLEET_JOIN, the host:port of "
                 "server 0"
             )
