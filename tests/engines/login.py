@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.engines.cluster import Cluster, wait_until
@@ -22,12 +24,21 @@ class Login:
 
     def __init__(self, slurm: Cluster, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
+        self._variables: dict[str, str] = {}
         folder.mkdir(exist_ok=True)
+
+    @contextlib.contextmanager
+    def with_token(self, token: str) -> Iterator[None]:
+        """Inside the block, jobs have this token."""
+        self._variables["FLEET_TOKEN"] = token
+        yield
+        del self._variables["FLEET_TOKEN"]
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command, without the variables of other jobs."""
         environment = {name: "" for name in os.environ if name.startswith(ROLES)}
         own = {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1", **variables}
+        own |= self._variables
         return self.slurm.run(*command, env={**environment, **own}, cwd=self.folder)
 
     def submit(

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 TRAIN = str(HERE.parent / "multiprocess" / "train.py")
 OUTLIVE = str(HERE.parent / "multiprocess" / "outlive.py")
 GATED = str(HERE / "gated.py")
+ELASTIC = str(HERE.parent / "multiprocess" / "elastic.py")
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +221,22 @@ def test_refusals_of_slurm_are_one_line(login: Login, option: str, message: str)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_workers_join_a_running_job_and_leave_it(login: Login) -> None:
+    """The newcomers are another job, on other nodes; `fleetlight stop` lets them leave."""
+    with login.with_token(TOKEN):
+        job = login.submit(ELASTIC, counts=COUNTS, flags=("--worker_max", "4"))
+        wait_until((login.folder / "trained.1").exists, "both workers train")
+        found = re.search(r"server 0 of 2 listens at (\S+)", login.tool("logs", job))
+        assert found
+        more = login.submit(ELASTIC, counts=("--worker_num", "2"), flags=("--join", found[1]))
+        wait_until((login.folder / "trained.3").exists, "both newcomers train")
+        login.tool("stop", more)
+        text = login.wait_for_end(more)
+        assert text.count("leaving at step") == 2, text
+        (login.folder / "finish").touch()
+        text = login.wait_for_end(job)
+    counts = set(re.findall(r"epochs (\d+), counts ([\d.]+) to ([\d.]+)", text))
+    [(epochs, low, high)] = counts
+    assert low == high == epochs, text

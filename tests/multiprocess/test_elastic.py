@@ -25,7 +25,10 @@ WITHIN_S = 90.0
 class Job:
     """Two servers and two workers, and those that join."""
 
-    def __init__(self, folder: Path, mode: str, worker_max: int = 4) -> None:
+    def __init__(
+        self, folder: Path, mode: str, worker_max: int = 4, *, announces: str | None = None
+    ) -> None:
+        """`announces`: servers have no fixed endpoints, and this process keeps the rendezvous."""
         self.folder, self._mode = folder, mode
         reserved = [reserved_port() for _ in range(3)]
         self._held, ports = [one for one, _ in reserved], [port for _, port in reserved]
@@ -38,17 +41,25 @@ class Job:
             "FLEET_SERVER_ENDPOINTS": ",".join(self.servers),
             "FLEET_MASTER": f"127.0.0.1:{ports[2]}",
         }
+        self.meets_at = self.servers[0]
+        if announces:
+            del self._job["FLEET_SERVER_ENDPOINTS"]
+            self.meets_at = self._job["FLEET_MASTER"]
+        if announces == "scheduler":
+            self._job["FLEET_SCHEDULER_NUM"] = "1"
         self.processes = {
             f"{role} {index}": self.member(role, index)
             for role in ("server", "worker")
             for index in range(2)
         }
+        if announces == "scheduler":
+            self.processes["scheduler"] = self.member("scheduler", 0)
 
     def member(self, role: str, index: int) -> subprocess.Popen[str]:
         return self._start({**self._job, "FLEET_ROLE": role, "FLEET_INDEX": str(index)})
 
     def join(self, name: str, *arguments: str, **variables: str) -> None:
-        self.processes[name] = self._start({"FLEET_JOIN": self.servers[0], **variables}, *arguments)
+        self.processes[name] = self._start({"FLEET_JOIN": self.meets_at, **variables}, *arguments)
 
     def _start(self, variables: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(SCRIPT), "--mode", self._mode, *arguments]
@@ -145,6 +156,21 @@ def test_newcomer_takes_the_state_of_worker_0_and_a_place_that_is_free_again(job
     found = re.findall(r"WORKER (\d): epochs (\d+), .*, scheduler (\d+), mark ([\d.]+),", text)
     assert {index for index, *_ in found} == {"0", "1", "2", "3"}, text
     assert len({tuple(rest) for _, *rest in found}) == 1, found
+
+
+@pytest.mark.parametrize("kept_by", ["server 0", "scheduler"])
+def test_workers_join_servers_that_announce_themselves(kept_by: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, "async", announces=kept_by)
+    try:
+        job.wait_for("trained.0", "trained.1")
+        job.join("first")
+        job.wait_for("trained.2")
+        job.leave("first")
+        text = job.finish()
+        [epochs, *_] = re.findall(r"epochs (\d+)", text)
+        job.check_read_once(int(epochs))
+    finally:
+        job.end()
 
 
 def test_full_job_a_foreign_script_and_a_foreign_torch_are_refused(job: Job) -> None:

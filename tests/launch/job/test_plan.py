@@ -103,7 +103,10 @@ def test_joining_workers_have_no_servers() -> None:
     assert found.environment["FLEET_JOIN"] == "10.0.0.1:6170"
     assert job(join="10.0.0.1:6170").worker.count == 1
     elsewhere = LaunchOptions(script="t.py", on="toy", join="10.0.0.1:6170", worker_num=3)
-    assert plan(elsewhere, None).worker.count == 3
+    found = plan(elsewhere, None, {"FLEET_TOKEN": "0123456789abcdef"})
+    assert found.worker.count == 3
+    with pytest.raises(ConfigError, match="workers need the token of the job that they join"):
+        plan(elsewhere, None)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,12 @@ def test_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> None:
         assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not permanent
 
 
+def test_code_of_a_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> None:
+    """A script may end with sys.exit(78) itself."""
+    found = [failure_of(exit_of(1, code, 0), tmp_path / "log", after_s=1.0) for code in (78, 1)]
+    assert [one.may_restart for one in found] == [False, True]
+
+
 def test_long_line_is_truncated(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
     assert len(last_error(tmp_path / "log")) == 500

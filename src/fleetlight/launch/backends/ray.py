@@ -87,6 +87,11 @@ def _submission(job: JobSpec, job_id: str) -> dict[str, Any]:
             "--on ray: the driver makes the token of the job itself; omit --token_file and unset "
             "FLEET_TOKEN"
         )
+    if job.worker_max is not None or job.join is not None:
+        raise ConfigError(
+            "--on ray: workers cannot join a running job there, since its driver keeps the token; "
+            "omit --worker_max and --join, or change the counts with fleetlight scale"
+        )
     options = _options(job)
     command = [options["python"], "-m", "fleetlight.ray", spec_to_json(job).decode()]
     return {

@@ -108,7 +108,13 @@ def _join_point(options: LaunchOptions, environment: Mapping[str, str]) -> JoinP
             f"--join adds workers to a running job, and --{more[0]} describes a job of its own; "
             "omit one of them"
         )
-    return join_point(options.join, read_token(options.token_file, environment))
+    point = join_point(options.join, read_token(options.token_file, environment))
+    if options.on is not None and point.token is None:
+        raise ConfigError(
+            f"--join {options.join} with --on {options.on}: workers need the token of the job that "
+            "they join; give FLEET_TOKEN or --token_file, here and where that job starts"
+        )
+    return point
 
 
 def _joining(

@@ -9,7 +9,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from fleetlight.launch.exit_codes import RESUME_CODE, of_status
+from fleetlight.launch.exit_codes import PERMANENT, RESUME_CODE, of_status
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.logs import relative, tail
 from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop
@@ -155,7 +155,7 @@ def failure_of(
         node=node,
         consequence=exit_.reported.caused_by_peer,
         killed=is_killed(exit_.status),
-        may_restart=not exit_.reported.permanent,
+        may_restart=not exit_.reported.permanent and exit_.status != PERMANENT,
     )
 
 
