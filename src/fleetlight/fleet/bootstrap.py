@@ -38,6 +38,7 @@ from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
+from fleetlight.ps.placement import buckets_of
 from fleetlight.ps.rendezvous.addresses import Addresses, AnnouncedAddresses, FixedAddresses
 from fleetlight.ps.rendezvous.client import Announcer, RendezvousClient
 from fleetlight.ps.rendezvous.service import RendezvousService, WithRendezvous
@@ -133,7 +134,11 @@ def _announce(job: ServerJob, rendezvous: RendezvousClient, deadline_s: float) -
     role, process = job.role, job.process
     endpoint = own_address(role), process.listener.address[1]
     process.announcer = Announcer(
-        rendezvous, _index(role), endpoint, lambda error: process.fail(str(error))
+        rendezvous,
+        _index(role),
+        endpoint,
+        lambda error: process.fail(str(error)),
+        buckets_of(_index(role), role.server_num),
     )
     process.announcer.start(deadline_s)
     job.role = role.replace(server_endpoints=endpoints_of(rendezvous.locate()))
@@ -260,7 +265,8 @@ def _located(role: Role, rendezvous: RendezvousClient) -> tuple[Role, Addresses]
     """The role with the endpoints of the servers, and where they listen from now on."""
     if role.server_endpoints:
         return role, FixedAddresses(role.server_endpoints)
-    addresses = AnnouncedAddresses(rendezvous, role.worker_num)
+    stored_by = functools.partial(buckets_of, server_num=role.server_num)
+    addresses = AnnouncedAddresses(rendezvous, stored_by, role.worker_num)
     return role.replace(server_endpoints=addresses.wait_for_all()), addresses
 
 

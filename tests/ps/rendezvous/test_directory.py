@@ -118,3 +118,21 @@ def test_a_number_that_a_predecessor_had_is_given_once() -> None:
     assert directory.entries()[0].incarnation == 2
     directory.learn(known(2, "b"))
     assert directory.entries()[0].incarnation == 2
+
+
+def test_an_owner_of_buckets_has_an_incarnation() -> None:
+    directory = Directory(2)
+    directory.announce("a", Announce(0, 0, "h", 1, [(0, 10)]), 0.0)
+    directory.announce("b", Announce(1, 0, "h", 2, [(10, 16)]), 0.0)
+    directory.lose("b")
+    directory.announce("c", Announce(1, 0, "h", 3, [(10, 16)]), 1.0)
+    owners = [(one.buckets, one.server, one.incarnation) for one in directory.entries()]
+    assert owners == [([(0, 10)], 0, 1), ([(10, 16)], 1, 2)]
+
+
+def test_no_two_servers_own_a_bucket() -> None:
+    directory = Directory(2)
+    directory.announce("a", Announce(0, 0, "h", 1, [(0, 10)]), 0.0)
+    text = "announces buckets 8 to 15, but server 0 stores 0 to 9"
+    with pytest.raises(MembershipError, match=text):
+        directory.announce("b", Announce(1, 0, "h", 2, [(8, 16)]), 0.0)

@@ -12,6 +12,8 @@ from fleetlight.roles.members import MemberHello, Place
 
 _Index = Annotated[int, msgspec.Meta(ge=0)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+#: ranges of buckets of ids; the second number of each is exclusive
+Buckets = list[tuple[int, int]]
 
 
 class Attend(MessageBase, frozen=True):
@@ -50,6 +52,8 @@ class Announce(MessageBase, frozen=True, rename=FORMER_NAMES):
     incarnation: _Index
     host: str
     port: _Port
+    #: whose rows this server stores
+    buckets: Buckets = msgspec.field(default_factory=list)
 
 
 class Announced(MessageBase, frozen=True, rename=FORMER_NAMES):
@@ -67,6 +71,8 @@ class ServerEntry(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
     process: str
     host: str
     port: int
+    #: whose rows it stores: the entry says who owns a bucket, and in which incarnation
+    buckets: Buckets = msgspec.field(default_factory=list)
 
 
 class Locate(MessageBase, frozen=True):

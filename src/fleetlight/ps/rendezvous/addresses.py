@@ -6,10 +6,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fleetlight.errors import DeadlineError, PeerLostError
+from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
 from fleetlight.ps.messages import ServerEntry
 from fleetlight.ps.rendezvous.client import RendezvousClient
 from fleetlight.ps.transport.dialing import NotReadyError
@@ -43,8 +43,14 @@ class FixedAddresses:
 class AnnouncedAddresses:
     """The addresses that servers announce; a server that was restarted may have another one."""
 
-    def __init__(self, rendezvous: RendezvousClient, worker_num: int = 1) -> None:
-        self._rendezvous = rendezvous
+    def __init__(
+        self,
+        rendezvous: RendezvousClient,
+        stored_by: Callable[[int], range],
+        worker_num: int = 1,
+    ) -> None:
+        """`stored_by`: the buckets of the ids whose rows this worker expects on a server."""
+        self._rendezvous, self._stored_by = rendezvous, stored_by
         self._spread_s = worker_num / _WORKERS_A_SECOND
         self._lock = threading.Lock()
         self._holds_until = 0.0
@@ -75,8 +81,20 @@ class AnnouncedAddresses:
 
     def _ask(self, within_s: float | None) -> None:
         located = self._rendezvous.locate(self._known.values(), within_s)
+        for entry in located.servers:
+            self._check_buckets(entry)
         self._known |= {entry.server: entry for entry in located.servers}
         self._hold()
+
+    def _check_buckets(self, entry: ServerEntry) -> None:
+        """Refuse a server that stores other rows than this worker would ask it for."""
+        expected = self._stored_by(entry.server)
+        if entry.buckets != [(expected.start, expected.stop)]:
+            raise MembershipError(
+                f"server {entry.server} (incarnation {entry.incarnation}) stores the buckets "
+                f"{entry.buckets}, but this worker expects {expected.start} to "
+                f"{expected.stop - 1}; use one version of Fleetlight everywhere"
+            )
 
     def _hold(self) -> None:
         self._holds_until = time.monotonic() + _HOLDS_S + random.random() * self._spread_s

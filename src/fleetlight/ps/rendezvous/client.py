@@ -97,10 +97,15 @@ class Announcer:
         server: int,
         endpoint: Endpoint,
         refused: Callable[[PeerError], None],
+        buckets: range,
     ) -> None:
-        """`refused` gets the error when another process has replaced this one."""
+        """`refused` gets the error when another process has replaced this one.
+
+        `buckets`: those of the ids whose rows the server stores.
+        """
         self._rendezvous, self._server, self._endpoint = rendezvous, server, endpoint
         self._refused = refused
+        self._buckets = [(buckets.start, buckets.stop)]
         self._incarnation = 0
         self._channel: Channel | None = None
         self._stop = threading.Event()
@@ -142,7 +147,7 @@ class Announcer:
         if self._channel is None:
             self._channel = self._rendezvous.channel(ANNOUNCE_EVERY_S)
         host, port = self._endpoint
-        message = m.Announce(self._server, self._incarnation, host, port)
+        message = m.Announce(self._server, self._incarnation, host, port, self._buckets)
         try:
             reply = self._channel.call(message).message
         except PeerError:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from fleetlight.errors import MembershipError
 from fleetlight.ps.messages import Announce, ServerEntry
+from fleetlight.ps.messages.rendezvous import Buckets
 from fleetlight.roles.role import Endpoint, endpoint_text
 
 #: how long a server may be silent before another process may replace it
@@ -31,6 +32,8 @@ class _Server:
     heard: float
     #: True if this directory chose the incarnation
     is_numbered_here: bool
+    #: the buckets of ids whose rows it stores
+    buckets: Buckets
     #: True once its connection has ended
     is_away: bool = False
 
@@ -56,6 +59,7 @@ class Directory:
                 f"a server announces index {message.server}, expected 0 to {self._server_num - 1}"
             )
         here = self._servers.get(message.server)
+        self._refuse_shared_buckets(message)
         if here is not None and here.process == process:
             here.endpoint, here.heard, here.is_away = (message.host, message.port), now, False
             return here.incarnation
@@ -67,8 +71,23 @@ class Directory:
             endpoint=(message.host, message.port),
             heard=now,
             is_numbered_here=not message.incarnation,
+            buckets=message.buckets,
         )
         return incarnation
+
+    def _refuse_shared_buckets(self, message: Announce) -> None:
+        """Refuse a server that stores rows of another one."""
+        for index, server in self._servers.items():
+            if index == message.server:
+                continue
+            for first, stop in message.buckets:
+                for other, end in server.buckets:
+                    if first < end and other < stop:
+                        raise MembershipError(
+                            f"server {message.server} announces buckets {first} to {stop - 1}, but "
+                            f"server {index} stores {other} to {end - 1}; start all servers with "
+                            "the same number of servers and the same version"
+                        )
 
     def lose(self, process: str) -> None:
         """The connection of a server has ended."""
@@ -133,7 +152,7 @@ class Directory:
     def entries(self) -> list[ServerEntry]:
         """The servers that have announced themselves, in the order of their indices."""
         return [
-            ServerEntry(index, server.incarnation, server.process, *server.endpoint)
+            ServerEntry(index, server.incarnation, server.process, *server.endpoint, server.buckets)
             for index, server in sorted(self._servers.items())
         ]
 
