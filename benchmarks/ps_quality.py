@@ -39,6 +39,8 @@ MODES: Mapping[str, Sequence[str]] = {
 }
 #: the task of narrow rows, and the forms beside fp32
 NARROW, FP32, WIRES = "narrow", "fp32", ("bf16", "fp16", "int8")
+#: the task of workers that join and leave, and the program that starts and ends them
+JOINS, ELASTIC = "elastic", Path(__file__).parent / "elastic_job.py"
 #: what makes a job of a name and flags, and the flags that are the same with every seed
 Variant = tuple[Callable[[str, Sequence[str]], jobs.Job], Sequence[str]]
 
@@ -145,6 +147,35 @@ def narrow(options: argparse.Namespace) -> str:
     return f"## Narrow rows\n\n{report.table(head, rows)}\n\nSeeds: {options.seeds}."
 
 
+def elastic_job(name: str, flags: Sequence[str]) -> jobs.Job:
+    """One server, and two workers that become four and then one."""
+    argv = [sys.executable, str(ELASTIC), "--system", "fleetlight", "--deal", "queue", *flags]
+    return jobs.Job(name, [jobs.Command(argv)], results=1)
+
+
+def elastic(options: argparse.Namespace) -> str:
+    """Each mode with workers that join and leave beside itself with two, on Adult."""
+    epochs, lr = REAL["adult"]
+    data = str(Path(options.data).absolute()) if options.data else ""
+    common = ("--task", "adult", "--epochs", str(epochs), "--lr", str(lr), "--data", data)
+    make: dict[str, Variant] = {}
+    for mode in (SYNC, "async", "geo, k=20"):
+        make[mode] = servers_job, (*common, *MODES[mode])
+        make[f"{mode}, elastic"] = elastic_job, (*common, *MODES[mode])
+    runs = _runs(make, options)
+    found = {name: _aucs(of) for name, of in runs.items()}
+    head = ("variant", "AUC: median (min..max)", "more than two workers", "within", "each seed")
+    rows = [
+        Difference(name, reached, found[name.removesuffix(", elastic")]).row()
+        for name, reached in found.items()
+    ]
+    title = f"Workers that join and leave: Adult, {epochs} epochs, Adagrad, learning rate {lr}"
+    text = report.table(head, rows)
+    return f"## {title}\n\n{text}\n\nSeeds: {options.seeds}. " + report.foreign_line(
+        harness.foreign(runs)
+    )
+
+
 def _runs(make: Mapping[str, Variant], options: argparse.Namespace) -> dict[str, list[jobs.Run]]:
     """Every variant with every seed: a round is a seed."""
     runs: dict[str, list[jobs.Run]] = {name: [] for name in make}
@@ -182,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train everything with every seed and write the result page."""
     options = _parse(argv)
     sections = []
-    made = {"clicks": modes, NARROW: narrow}
+    made = {"clicks": modes, NARROW: narrow, JOINS: elastic}
     for task in options.tasks:
         sections.append(made[task](options) if task in made else real(task, options))
         print(sections[-1], end="\n\n", flush=True)
@@ -195,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="", help="folder of real records; without: made-up ones")
-    every = (*REAL, "clicks", NARROW)
+    every = (*REAL, "clicks", NARROW, JOINS)
     parser.add_argument("--tasks", nargs="+", choices=every, default=list(every))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128, help="of each worker")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,22 +75,51 @@ def fleetlight(options: argparse.Namespace) -> None:
         fleet.run_server()
         return
     fleet.init_worker()
-    loader = fleet.shard(records.train.loader(options.batch, shuffle=True))
-    seconds = train(model, optimizer, loader, options.epochs)
+    loader = fleet.shard(records.train.loader(options.batch, shuffle=True), deal=options.deal)
+    marks = Marks(Path(options.marks), fleet.worker_index()) if options.marks else None
+    seconds = train(model, optimizer, loader, options.epochs, marks)
     fleet.barrier_worker()
-    scores, labels = predictions(model, records.test, fleet.worker_index(), fleet.worker_num())
+    # with a queue, workers may have left: each tests on everything
+    share = (0, 1) if options.deal == "queue" else (fleet.worker_index(), fleet.worker_num())
+    scores, labels = predictions(model, records.test, *share)
     reached = fleet.metrics.auc(scores, labels)
     if fleet.is_first_worker():
         report(options, records, reached, seconds)
     fleet.stop_worker()
 
 
+class Marks:
+    """Files by which the workers and the process that starts them wait for each other."""
+
+    def __init__(self, folder: Path, worker: int) -> None:
+        self._folder, self._worker = folder, worker
+
+    def ready(self) -> None:
+        """This worker is about to train."""
+        (self._folder / f"ready.{self._worker}").touch()
+
+    def epoch(self, number: int) -> None:
+        """Wait before an epoch until the workers are those that are to train."""
+        if self._worker == 0:
+            (self._folder / f"epoch.{number}").touch()
+        while not (self._folder / f"go.{number}").exists():
+            time.sleep(0.01)
+
+
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Record], epochs: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: ShardLoader[Any],
+    epochs: int,
+    marks: Marks | None = None,
 ) -> float:
     """Seconds of all epochs."""
     began = time.perf_counter()
-    for _ in range(epochs):
+    if marks is not None:
+        marks.ready()
+    for epoch in range(loader.epoch, epochs):
+        if marks is not None:
+            marks.epoch(epoch)
         for dense, ids, label in loader:
             loss = binary_cross_entropy_with_logits(model(dense, ids), label)
             optimizer.zero_grad()
@@ -140,6 +169,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--k_steps", type=int, default=20)
     parser.add_argument("--table_wire", default="fp32", help="fp32, bf16, fp16 or int8")
     parser.add_argument("--table_dtype", default="fp32", help="fp32 or bf16")
+    parser.add_argument("--deal", choices=("blocks", "queue"), default="blocks")
+    parser.add_argument("--marks", default="", help="a folder for files that pace the epochs")
     parser.add_argument("--workers", type=int, default=2, help="whose batches torch puts together")
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
     parser.add_argument("--epochs", type=int, default=1)

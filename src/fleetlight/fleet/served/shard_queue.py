@@ -44,10 +44,11 @@ class ShardQueueClient:
             request.batches,
             request.waits,
         )
-        if request.waits and self._job.departure is not None and in_main_thread():
-            self._job.departure.leave_if_asked()
+        if request.waits:
+            self._leave_if_asked()
         reply = self._ask(message)
         while isinstance(reply, m.Held):
+            self._leave_if_asked()
             if reply.wants_state:
                 self._offer(request)
             reply = self._ask(message)
@@ -55,6 +56,11 @@ class ShardQueueClient:
             return None
         self._session().client.count_active(reply.active)
         return Cut(reply.left) if reply.left else (reply.start, reply.stop)
+
+    def _leave_if_asked(self) -> None:
+        """Leave before the first batch of a range, if this worker is to leave."""
+        if self._job.departure is not None and in_main_thread():
+            self._job.departure.leave_if_asked()
 
     def _offer(self, request: RangeRequest) -> None:
         """Offer the state of this worker to those that join at the start of a turn."""
