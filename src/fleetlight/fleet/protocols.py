@@ -295,6 +295,12 @@ class Autosave(Protocol):
 class EarlyLeave(Protocol):
     """Lets this worker leave while the job runs."""
 
+    def batch_begins(self) -> None:
+        """The script gets a batch, for which it will make a step."""
+
+    def step_made(self) -> None:
+        """An optimizer has made a step."""
+
     def leave_if_asked(self) -> None:
         """End this process if it is to leave; called between two batches."""
 

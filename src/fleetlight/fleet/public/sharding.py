@@ -170,6 +170,8 @@ class JobObserver:
 
     def before_batch(self, position: Mapping[str, Any]) -> None:
         self._replay.hands_out(self._number, position)
+        if self._departure is not None:
+            self._departure.batch_begins()
 
     def between_batches(self) -> None:
         """No step is in progress now; a thread that reads ahead does not know that."""

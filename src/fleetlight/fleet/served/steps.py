@@ -280,6 +280,8 @@ class ServedSteps:
         for model in self.job.models:
             if model.replica is not None:
                 model.replica.stepped()
+        if self.job.departure is not None:
+            self.job.departure.step_made()
         if self.job.autosave is not None:
             self.job.autosave.step_made()
 

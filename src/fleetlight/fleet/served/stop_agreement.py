@@ -114,11 +114,20 @@ class WorkerDeparture(SigtermHandler):
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
+        #: True while gradients of a batch may wait for a step
+        self._owes_step = False
         report_saves_at_sigterm(job.role)
+
+    def batch_begins(self) -> None:
+        self._owes_step = True
+
+    def step_made(self) -> None:
+        merges = (managed.merge for managed in self._job.optimizers)
+        self._owes_step = any(merge is not None and merge.is_between() for merge in merges)
 
     def leave_if_asked(self) -> None:
         """Leave if SIGTERM has arrived; called between two batches."""
-        if self.seen:
+        if self.seen and not self._owes_step:
             logger.warning(
                 "SIGTERM: leaving at step %d; the other workers continue", self._job.step
             )
