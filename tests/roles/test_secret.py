@@ -67,6 +67,8 @@ def test_only_proofs_and_the_environment_of_children_reveal_it() -> None:
     assert revealing == {
         "security/token.py",
         "launch/job/environment.py",
+        # a file that only its owner may read, while a job runs that workers may join
+        "launch/job/join_point.py",
         # a Secret of the cluster, and the environment of actors' children
         "launch/backends/kubernetes/secrets.py",
         "ray.py",
