@@ -15,6 +15,7 @@ from fleetlight.errors import (
     MembershipError,
     PeerError,
     PeerLostError,
+    StoppedError,
 )
 from fleetlight.ps.resume import Decision, Remains, Report, decide
 from fleetlight.ps.server.workers.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
@@ -25,6 +26,8 @@ _LOOK_EVERY_S = 1.0
 #: how long a server stays for workers that may have no reply to their goodbye; a launcher waits
 #: longer for the server to exit
 _LINGER_S = 2.0
+#: how long a server that is asked to stop waits for workers that have not connected
+_EARLY_S = 10.0
 
 
 @dataclasses.dataclass
@@ -72,6 +75,8 @@ class PresenceMonitor:
         #: the control signals that workers have sent
         self._called = NO_SIGNAL
         self._stops = False
+        #: when the server noticed the request to stop, without any worker
+        self._stopped_at = 0.0
 
     def condition(self) -> threading.Condition:
         """Make a condition with the lock of `changed`; `notify_all` notifies it, too."""
@@ -198,12 +203,22 @@ class PresenceMonitor:
         if not self.roster.in_state(ABSENT, HERE, AWAY):
             # the reply to a goodbye may be lost, and the worker repeats the goodbye
             return self.roster.failed or self._since(self.roster.unconfirmed_since()) > _LINGER_S
-        missing = self.roster.in_state(ABSENT)
-        if missing and self._since(began) > self.deadline_s:
-            raise DeadlineError(self._late("the server", self.deadline_s, missing))
+        self._check_connected(self.roster.in_state(ABSENT), began)
         # the next request of each other worker reports the failure, and the worker leaves
         is_known = not self.roster.in_state(HERE) or self._since(failed_at) > self.deadline_s
         return self.roster.failed and is_known
+
+    def _check_connected(self, missing: list[int], began: float) -> None:
+        """Raise if workers have not connected for too long, or will not."""
+        if missing and self._stops and not self.roster.in_state(HERE, AWAY):
+            self._stopped_at = self._stopped_at or self._clock()
+            if self._since(self._stopped_at) > _EARLY_S:
+                who = ", ".join(self._described(worker) for worker in missing)
+                raise StoppedError(
+                    f"the job was asked to stop, and the server has waited {_EARLY_S:g} s for {who}"
+                )
+        if missing and self._since(began) > self.deadline_s:
+            raise DeadlineError(self._late("the server", self.deadline_s, missing))
 
     def _since(self, then: float) -> float:
         return self._clock() - then
