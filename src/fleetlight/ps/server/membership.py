@@ -130,14 +130,15 @@ class WorkerMembership:
             with self._changed:
                 lost = self._presence.give_up()
                 for worker, _ in lost:
-                    self.shard_queue.lose(worker)
                     self._note_gone(worker, lost=True)
+                    self.shard_queue.lose(worker)
             self._log.wait_on_disk()
         for worker, why in lost:
             logger.warning("%s; the other workers continue without it", why)
             self._complete_without(worker)
 
     def _note_gone(self, worker: int, *, lost: bool) -> None:
+        """Log it before its leases are freed: one record, so that a restart knows both or none."""
         self._log.append(WorkerLeft(worker, self._roster.started_at(worker), lost))
 
     def _lose_unconnected(self, worker: int, why: str) -> None:
@@ -291,11 +292,11 @@ class WorkerMembership:
 
     def _note_leaving(self, worker: int, message: m.Leave) -> None:
         with self._changed:
+            self._note_gone(worker, lost=False)
             if message.error:
                 self.shard_queue.lose(worker)
             else:
                 self.shard_queue.leave(worker)
-            self._note_gone(worker, lost=False)
 
     def _complete_without(self, worker: int) -> None:
         """Complete steps, and barriers if the job tolerates loss, without the worker."""

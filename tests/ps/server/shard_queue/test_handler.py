@@ -151,6 +151,8 @@ def test_released_leases_survive_a_restart(
         first.say(m.LeaseProgress(0, 1, (0, 0), gives_back=True))
     else:
         with cluster.server._changed:
+            # one record says both
+            cluster.server._membership._note_gone(0, lost=True)
             cluster.server._membership.shard_queue.lose(0)
         cluster.server._log.wait_on_disk()
     if snapshot:
@@ -160,6 +162,19 @@ def test_released_leases_survive_a_restart(
     cluster.restart(returning=[1])
     with cluster.server._changed:
         assert cluster.server._membership.shard_queue.queue.state() == before
+    assert lease(cluster.workers[0], 1) == (0, 16)
+
+
+def test_a_server_that_dies_while_it_gives_up_a_worker_frees_its_leases(
+    cluster: RestartableCluster,
+) -> None:
+    first, second = cluster.workers
+    lease(first)
+    lease(second)
+    # the record of the loss is the last one on disk
+    cluster.server._membership._note_gone(0, lost=True)
+    cluster.server._log.wait_on_disk()
+    cluster.restart(returning=[1])
     assert lease(cluster.workers[0], 1) == (0, 16)
 
 

@@ -125,10 +125,12 @@ class PersistentState:
             # `WorkerMembership.begin` completes barriers without it
             self.presence.roster.restore_gone([(change.worker, change.started_at, change.lost)])
             self.pushes.leave(change.worker)
+            self.queue.release(change.worker)
         elif isinstance(change, c.WorkerJoined):
             arrival = change.worker, change.started_at, change.incarnation
             self.presence.roster.restore_arrivals([arrival])
         elif isinstance(change, c.LeasesFreed):
+            # of an earlier version, which logged `WorkerLeft` after it
             self.queue.release(change.worker)
         elif isinstance(change, c.LeaseChanged):
             self.barriers.has_begun = True

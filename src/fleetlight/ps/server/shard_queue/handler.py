@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
-from fleetlight.ps.changes import LeaseChanged, LeasesFreed, TurnCut, WorkerEnteredAll
+from fleetlight.ps.changes import LeaseChanged, TurnCut, WorkerEnteredAll
 from fleetlight.ps.messages import (
     Done,
     LeaseProgress,
@@ -85,11 +85,11 @@ class ShardQueueHandler:
             return Remaining(self.queue.remaining(message.loader, message.turn)), []
 
     def leave(self, worker: int) -> None:
-        """The worker leaves; called with `changed` held."""
+        """The worker leaves, and the log says so; called with `changed` held."""
         self._free(worker, "has left")
 
     def lose(self, worker: int) -> None:
-        """The worker is lost, and the other workers continue; called with `changed` held."""
+        """The worker is lost, and the log says so; called with `changed` held."""
         self._free(worker, "was lost")
 
     # -- workers that join
@@ -159,8 +159,6 @@ class ShardQueueHandler:
         return m.Held()
 
     def _free(self, worker: int, what: str) -> None:
-        # logged first: other workers may lease the records at once
-        self._log.append(LeasesFreed(worker))
         for epoch, intervals in self.queue.release(worker):
             logger.warning(
                 "worker %d %s before it finished records %s of epoch %d; other workers get them",
