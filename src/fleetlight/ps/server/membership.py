@@ -61,8 +61,10 @@ class WorkerMembership:
         with self._changed:
             self._pushes = pushes
             self._roster.tolerates_loss = tolerates_loss or self._roster.is_elastic
-            gone = self._roster.gone()
-        for worker, _, _ in gone:
+            gone = [worker for worker, _, _ in self._roster.gone()]
+            # a worker that joins in the place of one that has left takes part in nothing yet
+            absent = gone + self._roster.joining()
+        for worker in absent:
             self._complete_without(worker)
 
     def greet(self, connection: Connection, message: m.Greeting) -> bool:
