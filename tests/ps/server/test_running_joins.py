@@ -179,6 +179,21 @@ def test_a_newcomer_that_dies_does_not_hold_the_turn() -> None:
     assert workers[1].say(again)[0].start == 32
 
 
+def test_a_newcomer_that_was_lost_neither_waits_nor_enters() -> None:
+    server = elastic()
+    begun(server)
+    joiner = Joiner(server, 2)
+    joiner.say(m.Admit(0))
+    for connection in joiner.greeted:
+        server.gone(connection, None)
+    server._membership._look()
+    # requests of a process that has died may be handled late
+    for late in (m.Admit(0), m.Enter(1, 0, 2)):
+        with pytest.raises(MembershipError, match="has left the job or was lost"):
+            joiner.say(late)
+    assert server._membership.barriers.missing(2) == [0, 1]
+
+
 def test_a_job_that_has_ended_says_so() -> None:
     server = elastic()
     workers = begun(server)
@@ -319,3 +334,16 @@ def test_a_newcomer_that_has_not_entered_asks_a_restarted_server_again(tmp_path:
     values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in workers))
     assert [len(one) for one in values] == [2, 2]
     job.close([*workers, joiner])
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_barriers_after_a_restart_do_not_wait_for_a_newcomer_in_the_place_of_another(
+    tmp_path: Path, snapshot: bool
+) -> None:
+    job = Restarting(tmp_path, "async")
+    workers = begun(job.server)
+    workers[1].leave()
+    joiner = Joiner(job.server, 1)
+    job.restart([workers[0], joiner], snapshot=snapshot)
+    assert len(workers[0].enter_barrier(2, "barrier")) == 1
+    job.close([workers[0], joiner])

@@ -229,6 +229,8 @@ class WorkerMembership:
         """A worker takes part from a phase on, or asks again; `holds_turn`: on server 0."""
         with self._changed:
             self._presence.check()
+            # the request of a worker that has died may be handled after its loss
+            self._roster.check_trains(peer.worker)
             pushes = self._pushes
             assert pushes is not None, "the server is not open"
             if holds_turn and not self.shard_queue.enter(peer, message):

@@ -222,7 +222,7 @@ class Server:
             raise ProtocolError(
                 f"{connection.peer} sent {type(message).__name__} first, expected Greeting"
             )
-        self._roster.check_incarnation(peer.worker, peer.incarnation)
+        self._roster.check_process(peer)
         with self._presence.during(peer.worker, _operation(message)):
             self._membership.mark_present(peer)
             reply = self._handle(peer, message, arrays, connection.output)

@@ -9,7 +9,7 @@ import pytest
 
 from fleetlight.errors import MembershipError, PeerLostError
 from fleetlight.ps.messages import Greeting
-from fleetlight.ps.server.workers.roster import ABSENT, AWAY, HERE, LEFT, LOST, Roster
+from fleetlight.ps.server.workers.roster import ABSENT, AWAY, HERE, LEFT, LOST, Peer, Roster
 
 
 def roster() -> Roster:
@@ -22,6 +22,10 @@ def hello(worker: int = 0, **facts: Any) -> Greeting:
         "started_at": 5, "lane": "control",
     }  # fmt: skip
     return Greeting(worker=worker, **{**usual, **facts})
+
+
+def elastic_hello(worker: int = 1, **facts: Any) -> Greeting:
+    return hello(worker, **{"worker_max": 3, **facts})
 
 
 def test_workers_arrive_and_leave() -> None:
@@ -271,3 +275,41 @@ def test_a_known_worker_that_reconnects_is_not_lost() -> None:
     assert not workers.arrive(hello(0, joined=True, away_s=10.0))
     assert workers.arrive(hello(1, incarnation=2, away_s=10.0))
     assert (workers.in_state(HERE), workers.overdue(1000.0)) == ([0, 1], [])
+
+
+@pytest.mark.parametrize("state", [HERE, AWAY, ABSENT])
+def test_a_newcomer_waits_until_each_server_has_given_up_the_last_worker(state: str) -> None:
+    workers = Roster(server=1, server_num=2, worker_num=2, version="0.1", places=3)
+    workers.tolerates_loss = True
+    if state == ABSENT:
+        workers.restore_arrivals([(1, 5, 1)])
+    else:
+        workers.arrive(elastic_hello(away_s=9.0))
+    if state == AWAY:
+        workers.lose(1, "its connection was closed", 0.0)
+    newcomer = elastic_hello(started_at=6, joins=True)
+    with pytest.raises(PeerLostError, match="has not yet given up the last worker in place 1"):
+        workers.arrive(newcomer)
+    workers.leave(1, 0.0)
+    workers.arrive(newcomer)
+    assert workers.joining() == [1]
+    with pytest.raises(MembershipError, match="another worker has its place"):
+        workers.check_process(Peer(1, 5, "control"))
+    workers.check_process(Peer(1, 6, "control"))
+
+
+def test_server_0_gives_a_place_to_one_newcomer() -> None:
+    workers = Roster(server=0, server_num=2, worker_num=2, version="0.1", places=3)
+    workers.arrive(elastic_hello(2, server=0, joins=True))
+    with pytest.raises(MembershipError, match="place 2 was taken by another worker"):
+        workers.arrive(elastic_hello(2, server=0, joins=True, started_at=6))
+
+
+def test_no_worker_joins_once_all_others_have_left() -> None:
+    workers = Roster(server=0, server_num=2, worker_num=1, version="0.1", places=2)
+    newcomer = elastic_hello(server=0, worker_num=1, worker_max=2, joins=True)
+    workers.leave(0, 0.0)
+    with pytest.raises(MembershipError, match="the job has ended before"):
+        workers.place_for(5, 0.0)
+    with pytest.raises(MembershipError, match="the job has ended before"):
+        workers.arrive(newcomer)

@@ -106,6 +106,8 @@ class ShardQueueHandler:
                 self._changed.notify_all()
 
             def offered() -> tuple[int, int] | None:
+                # it may be lost meanwhile, and then no turn is held for it
+                self._presence.roster.check_trains(peer.worker)
                 return self.queue.admissions.wait(peer.worker, message.loader)
 
             if not self._changed.wait_for(lambda: offered() is not None, _WAIT_S):

@@ -84,6 +84,7 @@ class Roster:
 
     def place_for(self, started_at: int, now: float) -> int | None:
         """A free place for a worker that will join; None if there is none."""
+        self._check_runs()
         for place, (started, since) in list(self._kept.items()):
             if started == started_at:
                 return place
@@ -96,6 +97,11 @@ class Roster:
         place = min(free, key=lambda worker: (self._members[worker].state != VACANT, worker))
         self._kept[place] = started_at, now
         return place
+
+    def _check_runs(self) -> None:
+        """Refuse a worker that joins once all others have left: the server is about to end."""
+        if self.is_elastic and not self.active:
+            raise MembershipError("the job has ended before this worker could join; start another")
 
     def enter(self, worker: int) -> None:
         """A worker that joins takes part from now on."""
@@ -199,6 +205,7 @@ class Roster:
         self._check_fits(greeting)
         member = self._members[greeting.worker]
         if self._takes_place(greeting, member):
+            self._check_runs()
             self._kept.pop(greeting.worker, None)
             self._members[greeting.worker] = _Member(
                 HERE, greeting.started_at, greeting.incarnation, greeting.away_s, joining=True
@@ -211,6 +218,8 @@ class Roster:
                 "server 0"
             )
         is_same = member.started_at == greeting.started_at
+        if greeting.joins and not is_same:
+            self._refuse_taken(greeting, member)
         if is_same:
             self.check_incarnation(greeting.worker, greeting.incarnation)
         if greeting.joined and member.state == ABSENT and not self._is_recovered:
@@ -252,6 +261,27 @@ class Roster:
             return False
         is_free = member.state in (VACANT, LEFT, LOST)
         return is_free and greeting.started_at != member.started_at
+
+    def _refuse_taken(self, greeting: Greeting, member: _Member) -> None:
+        """Refuse a worker that joins in a place whose last worker is not given up here."""
+        if self._here["server"] and member.started_at < greeting.started_at:
+            # the worker tries again: server 0 has given up the last one, and this server will
+            raise PeerLostError(
+                f"server {self._here['server']} has not yet given up the last worker in place "
+                f"{greeting.worker}"
+            )
+        raise MembershipError(
+            f"place {greeting.worker} was taken by another worker that joins; start this one again"
+        )
+
+    def check_process(self, peer: Peer) -> None:
+        """Refuse a process if a newer process has replaced it, or has taken its place."""
+        self.check_incarnation(peer.worker, peer.incarnation)
+        if peer.started_at < self._members[peer.worker].started_at:
+            raise MembershipError(
+                f"worker {peer.worker} has left the job or was lost, and another worker has its "
+                "place; end this process"
+            )
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
         """Refuse a process if a newer process has replaced it."""
