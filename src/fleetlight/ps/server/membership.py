@@ -60,7 +60,7 @@ class WorkerMembership:
         """
         with self._changed:
             self._pushes = pushes
-            self._roster.tolerates_loss = tolerates_loss or self._roster.is_elastic
+            self._roster.tolerates_loss |= tolerates_loss
             gone = [worker for worker, _, _ in self._roster.gone()]
             # a worker that joins in the place of one that has left takes part in nothing yet
             absent = gone + self._roster.joining()

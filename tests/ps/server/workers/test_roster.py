@@ -313,3 +313,14 @@ def test_no_worker_joins_once_all_others_have_left() -> None:
         workers.place_for(5, 0.0)
     with pytest.raises(MembershipError, match="the job has ended before"):
         workers.arrive(newcomer)
+
+
+def test_a_newcomer_may_come_and_die_while_a_server_recovers() -> None:
+    workers = Roster(server=1, server_num=2, worker_num=1, version="0.1", places=3)
+    workers.arrive(elastic_hello(worker_num=1, started_at=6, joins=True))
+    # the worker that had the place before
+    workers.restore_gone([(1, 5, True)])
+    assert workers.joining() == [1]
+    workers.lose(1, "its connection was closed", 0.0)
+    assert workers.give_up(1.0)
+    workers.check()

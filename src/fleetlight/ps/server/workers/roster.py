@@ -80,7 +80,7 @@ class Roster:
         #: True if this server recovered its values after a restart
         self._is_recovered = False
         #: True when the job continues without a lost worker; worker 0 is always needed
-        self.tolerates_loss = False
+        self.tolerates_loss = self.is_elastic
 
     def place_for(self, started_at: int, now: float) -> int | None:
         """A free place for a worker that will join; None if there is none."""
@@ -137,6 +137,9 @@ class Roster:
         self._is_recovered = True
         for worker, started_at, lost in gone:
             member = self._members[worker]
+            if member.started_at > started_at:
+                # another worker has taken the place while this server recovers
+                continue
             incarnation = member.incarnation if member.started_at == started_at else 1
             self._members[worker] = _Member(LOST if lost else LEFT, started_at, incarnation)
 
