@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.ps.serving import Worker, ask, hello, open_up, plan, together
 
-from fleetlight.errors import MembershipError
+from fleetlight.errors import MembershipError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.server import membership
@@ -192,6 +192,15 @@ def test_a_newcomer_that_was_lost_neither_waits_nor_enters() -> None:
         with pytest.raises(MembershipError, match="has left the job or was lost"):
             joiner.say(late)
     assert server._membership.barriers.missing(2) == [0, 1]
+
+
+def test_a_late_request_for_an_earlier_barrier_breaks_no_other_one() -> None:
+    workers = begun(elastic())
+    for number in (2, 3):
+        together(*(lambda w=w, n=number: w.enter_barrier(n, "barrier") for w in workers))
+    with pytest.raises(ProtocolError, match="worker 0 entered barrier 2, but barrier 3"):
+        workers[0].enter_barrier(2, "barrier")
+    together(*(lambda w=w: w.enter_barrier(4, "barrier") for w in workers))
 
 
 def test_a_job_that_has_ended_says_so() -> None:

@@ -164,9 +164,10 @@ class WorkerMembership:
         meeting = message.meeting
         with self._changed:
             self._presence.check()
+            # a late request of a broken connection gets an error, which concerns no other worker
+            with self._logging_barrier():
+                self.barriers.enter(peer.worker, meeting, message.operation, list(arrays))
             try:
-                with self._logging_barrier():
-                    self.barriers.enter(peer.worker, meeting, message.operation, list(arrays))
                 self._presence.wait(
                     message.operation,
                     lambda: self.barriers.result(meeting) is not None,

@@ -31,6 +31,7 @@ def test_entering_twice_has_no_effect() -> None:
     assert barriers.result(0) == ["a", "b"]
     barriers.enter(0, 1, "barrier", "")
     assert barriers.result(1) == ["", ""]
+    assert barriers.result(0) == [], "a thread that still waits for the last barrier ends"
     with pytest.raises(
         ProtocolError, match="worker 0 entered barrier 0, but barrier 1 is complete"
     ):

@@ -88,9 +88,12 @@ class Barriers(Generic[T]):
         return self._keeps and not self.has_begun
 
     def result(self, number: int) -> list[T] | None:
-        """The values of all workers, in order; None while a worker is missing."""
-        if self._last is not None and self._last[0] == number:
-            return self._last[2]
+        """The values of all workers, in order; None while a worker is missing.
+
+        Nothing once a later barrier is complete: the worker has this reply from another connection.
+        """
+        if self._last is not None and number <= self._last[0]:
+            return self._last[2] if number == self._last[0] else []
         self._check_open()
         return None
 
