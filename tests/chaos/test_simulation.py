@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.chaos.simulation.elastic.planted import ELASTIC
 from tests.chaos.simulation.planted import PLANTED, planted
-from tests.chaos.simulation.running import SimulationError, main, simulate
+from tests.chaos.simulation.running import KINDS, SimulationError, main, simulate
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 #: schedules that suffice to find a bug
@@ -22,10 +23,11 @@ def test_no_schedule_loses_or_doubles_an_update() -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [*PLANTED, *ELASTIC])
 def test_planted_bug_is_found(name: str) -> None:
+    kinds = ["elastic"] if name in ELASTIC else [kind for kind in KINDS if kind != "elastic"]
     with planted(name), pytest.raises(SimulationError) as found:
-        simulate(seed=7, numbers=range(ENOUGH))
+        simulate(7, range(ENOUGH), kinds)
     report = str(found.value)
     # found by the broken promise, and not by an error of the planted code
     promise = re.search(r"^Violation: '(\w+)', ", report, re.MULTILINE)
@@ -35,10 +37,10 @@ def test_planted_bug_is_found(name: str) -> None:
     assert number is not None
     # the printed command line reproduces it
     with planted(name), pytest.raises(SimulationError) as again:
-        simulate(seed=7, numbers=[int(number[1])])
+        simulate(7, [int(number[1])], kinds)
     assert str(again.value) == report
     # without the bug the schedule passes
-    simulate(seed=7, numbers=[int(number[1])])
+    simulate(7, [int(number[1])], kinds)
 
 
 @pytest.mark.long

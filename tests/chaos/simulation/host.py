@@ -62,10 +62,11 @@ def machinery() -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "threading", _THREADING))
         stack.enter_context(mock.patch.object(journal, "Segment", MemorySegment))
         stack.enter_context(mock.patch.object(durability, "history", memory_history))
-        stack.enter_context(mock.patch.object(log.logger, "info", _silent))
+        for level in ("info", "warning"):
+            stack.enter_context(mock.patch.object(log.logger, level, _silent))
         for kind in (ordered_snapshot, unordered_snapshot):
             stack.enter_context(mock.patch.object(kind, "get_ready", _silent))
-        stack.enter_context(mock.patch.object(server, "ServerState", Rows))
+        stack.enter_context(mock.patch.object(server, "ServerState", _rows_of))
         # they are equal, and the check takes long
         stack.enter_context(mock.patch.object(server, "first_difference", _silent))
         yield
@@ -75,11 +76,15 @@ def _silent(*_: object) -> None:
     """Listen at no address."""
 
 
+def _rows_of(plan: Any, server: int, hosts: Sequence[Host], _: Any) -> Rows:
+    return hosts[server].rows_kind(plan, hosts[server].makes)
+
+
 class _Durability(Durability):
     """The real one, on a disk in memory."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._durable = _DURABLE
+    def __init__(self, disk: Disk, durable: Durable) -> None:
+        self._durable = durable
         self._folder = MemoryFolder(disk)  # type: ignore[assignment]
         self._journal = None
         self._over = _THREADING.Event()
@@ -92,7 +97,7 @@ class _Server(Server):
     disk: Disk
 
     def _opened(self, durable: Durable, plan: Any, loading: bool) -> Durability:
-        return _Durability(self.disk)
+        return _Durability(self.disk, durable)
 
 
 class Link:
@@ -124,6 +129,11 @@ class Link:
 class Host:
     """A process that restarts whenever it dies."""
 
+    rows_kind = Rows
+    durable, deadline_s = _DURABLE, DEADLINE_S
+    #: how many workers the job may have; None: it keeps its workers
+    places: int | None = None
+
     def __init__(self, world: World, index: int, script: Script, oracle: Oracle) -> None:
         self.world, self.index, self.script, self.oracle = world, index, script, oracle
         self.disk = Disk(world, f"server {index}")
@@ -152,16 +162,18 @@ class Host:
             script.servers,
             script.workers,
             version="",
-            deadline_s=DEADLINE_S,
+            deadline_s=self.deadline_s,
+            worker_max=self.places,
             clock=self.world.clock,
         )
         made.disk = self.disk
-        witnesses: Any = [self._makes] * script.servers
+        hosts: Any = [self] * script.servers
         # workers may come while it loads its values
         self.server = made
-        made.open(self.plan, witnesses, (), durable=_DURABLE if script.log else None)
+        made.open(self.plan, hosts, (), durable=self.durable if script.log else None)
 
-    def _makes(self, columns: set[int]) -> None:
+    def makes(self, columns: set[int]) -> None:
+        """A step is made of the updates of these columns."""
         # steps of an earlier incarnation were checked then
         if self.server is not None and self.server.is_open:
             self.oracle.made(self.index, columns)
@@ -214,9 +226,7 @@ class Host:
             raise
         except Exception as error:
             raise broken("foreseen", "".join(traceback.format_exception(error))) from error
-        self._check_here(serving, link)
-        if isinstance(message, m.Pull) and isinstance(reply[0], m.Pulled) and message.at_least:
-            self._check_waited(link.lane.worker.index, message)
+        self._check_reply(serving, link, message, reply[0])
         self.world.moment()
         link.owed -= 1
         if link.is_broken:
@@ -225,14 +235,19 @@ class Host:
             received = reply[0], [np.array(array) for array in reply[1]]
             self.world.later(link.lane.received, link, received)
 
+    def _check_reply(
+        self, serving: _Server, link: Link, message: m.Message, reply: m.Message
+    ) -> None:
+        self._check_here(serving, link)
+        if isinstance(message, m.Pull) and isinstance(reply, m.Pulled) and message.at_least:
+            worker = link.lane.worker.index
+            self.oracle.waited(self.index, self.rows, message.phase, message.at_least, worker)
+
     def _check_here(self, serving: _Server, link: Link) -> None:
         worker, roster = link.lane.worker, serving._roster
         is_it = roster.started_at(worker.index) == worker.redo.started_at
         if roster.is_away(worker.index) and is_it and not (link.is_broken or worker.is_gone):
             raise broken("away", f"{self} takes {worker} for away, and replies to it")
-
-    def _check_waited(self, worker: int, message: m.Pull) -> None:
-        self.oracle.waited(self.index, self.rows, message.phase, message.at_least, worker)
 
     @property
     def rows(self) -> Any:

@@ -44,7 +44,7 @@ class Lane:
     def _connect(self) -> None:
         if self.worker.is_gone or self._link is not None or self._request is None:
             return
-        if self.host.server is None or self.worker.is_asleep:
+        if self.host.server is None or self._is_cut():
             self._world.later(self._connect)
             return
         self._link, self._is_welcome = link, _ = Link(self), False
@@ -52,18 +52,22 @@ class Lane:
         self.host.links.append(link)
         self._transmit(link, self.worker.hello(self), [])
 
+    def _is_cut(self) -> bool:
+        """True while no connection can be made."""
+        return self.worker.is_asleep
+
     def _transmit(self, link: Link, message: m.Message, arrays: Sequence[Array]) -> None:
         link.owed += 1
         event = "Join" if isinstance(message, m.Join) else message
-        self._world.tell(str(self), event)
-        self._world.later(self.host.hear, link, message, arrays)
+        self._tell(event)
+        self._world.later(self.host.hear, link, message, arrays, within=self._delay_s())
 
     def received(self, link: Link, reply: Words) -> None:
         """An event: a reply arrives, unless the end of its connection was noticed before."""
         if link is not self._link or self.worker.is_gone:
             return
         message = reply[0]
-        self._world.tell(str(self), f"is answered {message}")
+        self._tell(f"is answered {message}")
         if self._is_welcome or not isinstance(message, (m.Welcome, m.Failure)):
             self._request = None
             self.worker.answered(self, reply)
@@ -89,10 +93,17 @@ class Lane:
         """An event: the network loses a connection; each end notices in its own time."""
         link = self._link
         if link is not None and not link.is_broken:
-            self._world.tell(str(self), "breaks")
+            self._tell("breaks")
             self._hang_up(link)
             self._link = link
             self._world.later(self.broke, link)
+
+    def _delay_s(self) -> float | None:
+        """How long a request is on its way at most; None: as all messages."""
+        return None
+
+    def _tell(self, what: Any) -> None:
+        self._world.tell(str(self), what)
 
     def _hang_up(self, link: Link) -> None:
         link.is_broken = True

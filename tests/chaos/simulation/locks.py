@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -44,13 +45,17 @@ class Mutex:
             act()
         finally:
             if not task.is_dead:
-                self._take_back(task)
+                self._wait_for(task)
             self._count = count
 
-    def _take_back(self, task: Task) -> None:
+    def _wait_for(self, task: Task) -> None:
         while self._owner is not None:
-            self._waiting.append(task)
+            if task not in self._waiting:
+                self._waiting.append(task)
             self._world.wait(looks=False)
+        if task in self._waiting:
+            # something else woke it: the next release must wake another thread
+            self._waiting.remove(task)
         self._owner = task
 
     def _take(self, task: Task | None) -> None:
@@ -58,10 +63,7 @@ class Mutex:
         if task.is_dead:
             return
         self._world.moment()
-        while self._owner is not None:
-            self._waiting.append(task)
-            self._world.wait(looks=False)
-        self._owner = task
+        self._wait_for(task)
 
 
 class Condition:
@@ -83,6 +85,8 @@ class Condition:
         task = self._world.current
         assert task is not None
         self._sleeping.append(task)
+        if timeout is not None:
+            self._world.alarm(task, timeout)
         try:
             self._lock.released(lambda: self._world.wait(looks=timeout is not None))
         finally:
@@ -91,9 +95,12 @@ class Condition:
         return True
 
     def wait_for(self, ready: Callable[[], Any], timeout: float | None = None) -> bool:
-        """Wait until the predicate is true."""
+        """Wait until the predicate is true; where timeouts end, at most so long."""
+        end = math.inf if timeout is None or not self._world.is_timed else self._world.now + timeout
         while not ready():
-            self.wait(timeout)
+            if self._world.now >= end:
+                return False
+            self.wait(timeout if end == math.inf else end - self._world.now)
         return True
 
     def notify_all(self) -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 from tests.chaos.simulation import forming
+from tests.chaos.simulation.elastic.planted import ELASTIC
 from tests.chaos.simulation.worker import Worker
 
 from fleetlight.launch.processes.watch import Watch
@@ -156,6 +157,6 @@ PLANTED: dict[str, Sequence[Patch]] = {
 def planted(name: str) -> Iterator[None]:
     """A block with this bug in the package."""
     with contextlib.ExitStack() as stack:
-        for owner, attribute, value in PLANTED[name]:
+        for owner, attribute, value in {**PLANTED, **ELASTIC}[name]:
             stack.enter_context(mock.patch.object(owner, attribute, value))
         yield

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tests.chaos.simulation.elastic.schedule import Elastic
 from tests.chaos.simulation.forming import Formed
 from tests.chaos.simulation.host import machinery
 from tests.chaos.simulation.launcher import Launched
@@ -23,10 +24,11 @@ from tests.chaos.simulation.world import World
 
 #: the subjects of schedules, and how many of a hundred each has
 KINDS: dict[str, tuple[Callable[[World], Any], int]] = {
-    "served": (Served, 78),
+    "served": (Served, 58),
     "launched": (Launched, 14),
     "formed": (Formed, 4),
     "moved": (Moved, 4),
+    "elastic": (Elastic, 20),
 }
 _EVERY = [kind for kind, (_, share) in KINDS.items() for _ in range(share)]
 
@@ -40,12 +42,12 @@ def simulate(
 ) -> Counter[str]:
     """Run schedules of a seed, by their numbers; returns how many there were of each kind."""
     ran: Counter[str] = Counter()
+    every = [kind for kind in _EVERY if kind in kinds]
     with machinery():
         for number in numbers:
-            kind = _EVERY[number * 37 % len(_EVERY)]
-            if kind in kinds:
-                _run(seed, number, kind)
-                ran[kind] += 1
+            kind = every[number * 37 % len(every)]
+            _run(seed, number, kind)
+            ran[kind] += 1
     return ran
 
 
@@ -61,7 +63,8 @@ def _run(seed: int, number: int, kind: str) -> None:
         raise SimulationError(
             f"schedule {number} of seed {seed} ({kind}) went wrong.\n{script}\n"
             f"What happened, up to the end:\n{happened}\n{type(error).__name__}: {error}\n"
-            f"Once more: python -m tests.chaos.simulation --seed {seed} --only {number}"
+            f"Once more: python -m tests.chaos.simulation --kinds {kind} --seed {seed} "
+            f"--only {number}"
         ) from error
 
 
@@ -73,10 +76,10 @@ def _settle(core: int) -> None:
     gc.freeze()
 
 
-def _job(core: int, seed: int, schedules: int, jobs: int, results: Any) -> None:
+def _job(core: int, seed: int, numbers: Sequence[int], kinds: Sequence[str], results: Any) -> None:
     _settle(core)
     try:
-        results.put(simulate(seed, range(core, schedules, jobs)))
+        results.put(simulate(seed, numbers, kinds))
     except SimulationError as error:
         results.put(str(error))
     except BaseException:
@@ -85,11 +88,13 @@ def _job(core: int, seed: int, schedules: int, jobs: int, results: Any) -> None:
         raise
 
 
-def _all(seed: int, schedules: int, jobs: int) -> Counter[str]:
+def _all(seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> Counter[str]:
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     processes = [
-        context.Process(target=_job, args=(core, seed, schedules, jobs, results), daemon=True)
+        context.Process(
+            target=_job, args=(core, seed, numbers[core::jobs], kinds, results), daemon=True
+        )
         for core in range(jobs)
     ]
     for process in processes:
@@ -113,15 +118,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first schedule")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS))
     parser.add_argument("--only", type=int, help="run just the schedule of this number")
     options = parser.parse_args(argv)
     began = time.monotonic()
     try:
         if options.only is not None:
             _settle(0)
-            ran = simulate(options.seed, [options.only])
+            ran = simulate(options.seed, [options.only], options.kinds)
         else:
-            ran = _all(options.seed, options.schedules, options.jobs)
+            numbers = range(options.first, options.first + options.schedules)
+            ran = _all(options.seed, numbers, options.kinds, options.jobs)
     except SimulationError as error:
         print(error)
         return 1

@@ -39,9 +39,9 @@ class Rows:
     dense = Dense()
     has_values = False
 
-    def __init__(self, plan: Any, server: int, witnesses: Sequence[Witness], _: Any) -> None:
+    def __init__(self, plan: Any, witness: Witness) -> None:
         self.plan = plan
-        self._witness = witnesses[server]
+        self._witness = witness
         self.columns = plan.tables[0].dim
         self.rows: dict[int, Array] = {}
         self.tables = [_Table(self)]

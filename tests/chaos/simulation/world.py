@@ -45,6 +45,8 @@ class Task:
         #: it waits with a timeout
         self.looks = False
         self.is_waiting = False
+        #: how often it has waited
+        self.waits = 0
 
 
 class World:
@@ -58,6 +60,11 @@ class World:
         self.nervous = 0.0
         #: how far the clock advances where all threads wait; a longer wait is stuck
         self.patience = 0.0
+        #: how long a message or a reaction takes at most
+        self.delay_s = 10.0
+        #: True where a wait with a timeout ends by the clock
+        self.is_timed = False
+        self.most_events = _EVENTS
         self.current: Task | None = None
         self.happened: deque[tuple[float, str, Any]] = deque(maxlen=REPORTED_EVENTS)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -74,10 +81,11 @@ class World:
         """Note an event for the report."""
         self.happened.append((self.now, who, what))
 
-    def later(self, act: Callable[..., None], *arguments: Any, within: float = 10.0) -> None:
+    def later(self, act: Callable[..., None], *arguments: Any, within: float | None = None) -> None:
         """Schedule an event, mostly soon, at times late."""
         drawn = self.chance.random()
-        self.at(self.now + within * drawn * drawn * drawn, act, *arguments)
+        most = self.delay_s if within is None else within
+        self.at(self.now + most * drawn * drawn * drawn, act, *arguments)
 
     def at(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
         """Schedule an event at a time."""
@@ -136,16 +144,33 @@ class World:
         if task.is_dead:
             raise Died
         task.looks, task.is_waiting = looks, True
+        task.waits += 1
         _TURNS.leave(task.lock)
         self.current = task
         if task.is_dead:
             raise Died
+
+    def sleep(self, seconds: float) -> None:
+        """Let the running thread wait for this time."""
+        task = self.current
+        assert task is not None
+        self.at(self.now + seconds, self.wake, task)
+        self.wait(looks=False)
 
     def wake(self, task: Task) -> None:
         """An event: a thread resumes."""
         if task.is_waiting:
             task.is_waiting = False
             _TURNS.resume(task.lock)
+
+    def alarm(self, task: Task, timeout: float) -> None:
+        """Let the next wait of a thread end after this time, in a world with timeouts."""
+        if self.is_timed:
+            self.at(self.now + timeout, self._ring, task, task.waits + 1)
+
+    def _ring(self, task: Task, wait: int) -> None:
+        if task.waits == wait:
+            self.wake(task)
 
     def kill(self, process: Any) -> None:
         """All threads of a process end where they are."""
@@ -161,7 +186,7 @@ class World:
             if self._heap and self._failure is None:
                 self._acted += 1
                 self._looks = 0
-                if self._acted > _EVENTS:
+                if self._acted > self.most_events:
                     raise Violation("it never ends")
                 self.now, _, act, arguments = heapq.heappop(self._heap)
                 act(*arguments)
