@@ -126,7 +126,8 @@ class SimulatedChannel:
     def _check_runs(self) -> None:
         """A loop that ends with its process gives nothing back."""
         task = self._worker.world.current
-        if self._worker.is_gone or task is None or task.is_dead:
+        has_ended = self._worker.is_gone or self._worker.has_failed
+        if has_ended or task is None or task.is_dead:
             raise PeerLostError("the process has ended")
 
     def close(self) -> None:

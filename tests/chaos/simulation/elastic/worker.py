@@ -110,6 +110,8 @@ class ElasticWorker:
         self.departure = _Departure()
         #: the process has ended; it trained to its end; it was killed or failed
         self.is_gone = self.has_finished = self.has_died = False
+        #: an error has left its loop
+        self.has_failed = False
         #: connections were lost: servers may have given it up
         self.was_cut = False
         #: it has given its records back, and says goodbye
@@ -349,7 +351,11 @@ class ElasticWorker:
         job.loaders.append(loader)
         for epoch in range(loader.epoch, script.epochs):
             for batch in loader:
-                self._step(session, job, loader, batch)
+                try:
+                    self._step(session, job, loader, batch)
+                except BaseException:
+                    self.has_failed = True
+                    raise
             if script.gathers:
                 mine = np.array([self.started_at], np.int64).tobytes()
                 told = group.gather_bytes(mine, "gather")
