@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.ps.serving import Worker, ask, hello, open_up, plan, together
 
-from fleetlight.errors import MembershipError, ProtocolError
+from fleetlight.errors import MembershipError, PeerLostError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.journal import NEVER, Policy
 from fleetlight.ps.server import membership
@@ -121,6 +121,14 @@ def test_a_barrier_waits_for_a_newcomer_only_after_it_has_entered() -> None:
     Joiner(server, 2).say(m.Admit(0))
     values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in workers))
     assert [len(one) for one in values] == [2, 2]
+
+
+def test_a_server_without_its_values_admits_no_newcomer() -> None:
+    server = Server(0, 1, 2, version="test", deadline_s=20.0, worker_max=4)
+    with pytest.raises(PeerLostError, match="is not ready for workers that join"):
+        place(server)
+    with pytest.raises(PeerLostError, match="is not ready for workers that join"):
+        Joiner(server, 1)
 
 
 def test_the_prelude_ends_with_the_first_lease() -> None:

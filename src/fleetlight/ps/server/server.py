@@ -216,6 +216,7 @@ class Server:
         if isinstance(message, m.Greeting):
             return self._greet(connection, message)
         if isinstance(message, m.PlaceRequest):
+            self._check_ready()
             return self.joins.place(message)
         peer = connection.note
         if not isinstance(peer, Peer):
@@ -383,7 +384,14 @@ class Server:
             raise PlanError(f"server {self.index} has no plan yet; send Join before other requests")
         return self._service
 
+    def _check_ready(self) -> None:
+        """Let a worker that joins try again: a server that recovers does not know who is here."""
+        if not self.is_open:
+            raise PeerLostError(f"server {self.index} is not ready for workers that join")
+
     def _greet(self, connection: Connection, message: m.Greeting) -> Reply:
+        if message.joins:
+            self._check_ready()
         with self._changed:
             if message.joined and not self.is_open:
                 # the worker tries again
