@@ -18,7 +18,7 @@ from fleetlight.collective.forming import given_device, own_address
 from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, RoleError
 from fleetlight.fleet.exit.exit_status import report_restartable
-from fleetlight.fleet.free_place import with_free_place
+from fleetlight.fleet.free_place import facts_of_running_job
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.durability_dir import remains_of, worker_journal_of
 from fleetlight.fleet.rendezvous import (
@@ -33,7 +33,7 @@ from fleetlight.fleet.rendezvous import (
 from fleetlight.fleet.served.durable.replayed_job import replay_of, served_job
 from fleetlight.fleet.served.durable.whole_resume import resume_with_all
 from fleetlight.fleet.served.job import ServedJob
-from fleetlight.fleet.served.joining_job import JoiningJob
+from fleetlight.fleet.served.joining_job import JobEnded, JoiningJob
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.server.job import ServerJob, ServerProcess
 from fleetlight.observe.log import logger
@@ -175,6 +175,7 @@ def _listen(
     server = _server(role, index, role.server_num, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
     server.joins.job, server.joins.server_endpoints = role.job, role.server_endpoints
+    server.joins.checkpoint = strategy.checkpoint or ""
     listener = Listener(
         _master_of(role) if held is not None else role.server_endpoints[index],
         server if point is None else WithRendezvous(server, point),
@@ -233,12 +234,16 @@ def _join_running(
 ) -> ServedJob:
     """A worker that joins while the job runs; if it dies, the others continue without it."""
     started_at = _started_at()
-    role, announces = with_free_place(role, deadline_s, tls, started_at)
+    facts = facts_of_running_job(role, deadline_s, tls, started_at)
+    role = facts.role
+    if facts.checkpoint and not strategy.checkpoint:
+        # all workers stop and save together
+        strategy.checkpoint = facts.checkpoint
     logger.warning(
         "joining a job of %d to %d workers as worker %d", role.worker_num, role.places, role.index
     )
     addresses: Addresses = FixedAddresses(role.server_endpoints)
-    if announces:
+    if facts.announces:
         role, addresses = _located(role, rendezvous_of(role, deadline_s, tls))
     journal = NoJournal(started_at)
     connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
@@ -255,6 +260,13 @@ def _join_running(
         connector.acknowledged = lambda server: client.acknowledged[server]
     group = ServedGroup(client, deadline_s, given_device(role))
     group.prelude = RunningJob(client).known_barriers()
+    if group.prelude is None:
+        logger.warning(
+            "the job has ended before this worker could join (workers join in a loop over a loader "
+            "of fleet.shard(loader, deal='queue'))"
+        )
+        group.leave()
+        raise JobEnded
     session = ServerSession(client, None)
     job = JoiningJob(role=role, group=group, strategy=strategy, tls=tls, session=session)
     connector.shares_memory = lambda: job.strategy.shared_memory

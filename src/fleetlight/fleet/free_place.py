@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -19,10 +20,22 @@ from fleetlight.version import VERSION
 from fleetlight.wire.listening import ways_to
 
 
-def with_free_place(
+@dataclasses.dataclass(frozen=True)
+class RunningJobFacts:
+    """What a worker that joins learns of the job."""
+
+    #: the role with a place in it
+    role: Role
+    #: True if its servers announce themselves
+    announces: bool
+    #: the folder of its checkpoints; "" if it saves nothing
+    checkpoint: str
+
+
+def facts_of_running_job(
     role: Role, deadline_s: float, tls: Contexts | None, started_at: int
-) -> tuple[Role, bool]:
-    """The role with a place in the running job, and whether its servers announce themselves."""
+) -> RunningJobFacts:
+    """Get a place in the running job, and what this worker must know of it."""
     endpoint = master = _endpoint(role)
     reply = _asked(endpoint, role, deadline_s, tls, started_at)
     keeper = None
@@ -41,7 +54,7 @@ def with_free_place(
             f"{endpoint_text(endpoint)} sent {type(reply).__name__}, expected FreePlace; give "
             "FLEET_JOIN the host:port of server 0"
         )
-    return _placed(role, reply, master, keeper), reply.announces
+    return RunningJobFacts(_placed(role, reply, master, keeper), reply.announces, reply.checkpoint)
 
 
 def _placed(role: Role, place: m.FreePlace, master: Endpoint, keeper: str | None) -> Role:

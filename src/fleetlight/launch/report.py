@@ -16,6 +16,7 @@ from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
 from fleetlight.launch.status import Stop
+from fleetlight.roles.address import is_loopback
 from fleetlight.roles.role import Kind, endpoint_text
 
 _KINDS = (Kind.SERVER, Kind.WORKER)
@@ -56,10 +57,11 @@ def folder(logs: LogFolder, asked: str) -> list[str]:
 
 def joinable(run: Run) -> str:
     """How other workers join the job."""
-    server = endpoint_text(run.layout.servers[0])
+    host, port = run.layout.servers[0]
+    far = "" if is_loopback(host) else f", --join {endpoint_text((host, port))} on others"
     return (
         f"up to {run.job.worker_max} workers: fleetrun --join {run.log_dir} --worker_num N adds "
-        f"some on this machine, --join {server} on others, with FLEET_TOKEN"
+        f"some on this machine{far}"
     )
 
 

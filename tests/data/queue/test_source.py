@@ -34,7 +34,7 @@ from tests.data.simulated import (
 )
 from torch.utils.data import DataLoader
 
-from fleetlight.data.queue.client import QueueOptions
+from fleetlight.data.queue.client import PARTS, QueueOptions
 from fleetlight.errors import CheckpointError, ConfigError
 from fleetlight.ps.server.shard_queue.shard_queue import ShardQueue
 
@@ -102,7 +102,7 @@ def test_a_worker_reports_one_step_less_than_the_servers_have() -> None:
     for _ in range(5):
         next(epoch)
     # reported with the request for the fifth batch
-    assert worker.client.queue.remaining(0, 1) == [(8, 80)]
+    assert worker.client.queue.remaining(0, PARTS) == [(8, 80)]
     epochs = []
     for state in worker.states[2:]:
         later = Worker(worker.client.queue, 0, 2, lambda: plain(length=80))
@@ -119,13 +119,13 @@ def test_records_of_unacknowledged_pushes_are_not_done() -> None:
         worker.client.acknowledged == worker.client.steps_done
     )  # acknowledged after the last step, and given back
     queue = worker.client.queue
-    assert queue.remaining(0, 1) == [(28, 80)]
+    assert queue.remaining(0, PARTS) == [(28, 80)]
     another, _ = workers_of(2, lambda: plain(length=80))
     iterator = iter(another.loader)
     for _ in range(7):
         next(iterator)
         another.client.steps_done += 1
-    assert another.client.queue.remaining(0, 1) == [(0, 80)]
+    assert another.client.queue.remaining(0, PARTS) == [(0, 80)]
 
 
 @pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])

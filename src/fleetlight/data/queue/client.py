@@ -10,6 +10,9 @@ from typing import NamedTuple, Protocol
 from fleetlight.data.order.blocks import Interval
 from fleetlight.errors import ConfigError
 
+#: Turns have numbers that are multiples of it. Where a turn is cut, its next part has the next
+#: number, so that a worker that leaves its loop early finds the number of the next turn.
+PARTS = 1 << 16
 #: the reply when a turn is over
 NOTHING: Interval = (0, 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from fleetlight.data.order.blocks import Interval
-from fleetlight.data.queue.client import QueueOptions, RangePosition
+from fleetlight.data.queue.client import PARTS, QueueOptions, RangePosition
 from fleetlight.data.queue.cutter import RangeBatch, RangeCutter
 from fleetlight.data.queue.turn import QueueTurn
 from fleetlight.data.sources.sampler import ShardBatches, SharedSampler
@@ -36,6 +36,8 @@ class RangeSource(RecordSource):
         #: what is to be dealt out of the epoch; None: all of it
         self._left: list[Interval] | None = None
         self._consumed = 0
+        #: True where the next turn is another part of the last one
+        self._continues = False
         #: the batch loaded last; None between two turns
         self._hand: RangeBatch | None = None
         #: the end of the batch handed out last
@@ -65,7 +67,8 @@ class RangeSource(RecordSource):
         order = self._sampler.order(seed, epoch)
         if self._hand is None:
             self.give_back()
-            self._turn.number += 1
+            self._turn.number += 1 if self._continues else PARTS - self._turn.number % PARTS
+            self._continues = False
             self._hand = RangeBatch(-1, 0, 0, 0)
         self._turn.open(epoch, self._whole() if self._left is None else self._left)
         number, _, stop, end = self._hand
@@ -97,7 +100,7 @@ class RangeSource(RecordSource):
         self._hand = None
         if self._turn.left:
             # the rest of the epoch is another turn
-            self._left = self._turn.left
+            self._left, self._continues = self._turn.left, True
             return True
         return False
 
@@ -115,7 +118,10 @@ class RangeSource(RecordSource):
     def shared(self, position: Mapping[str, Any]) -> dict[str, Any]:
         has_begun = position["hand"] is not None
         # other workers may have begun a turn that this one has still to begin
-        remaining = self._turn.client.remaining(position["turn"] + (not has_begun))
+        turn = int(position["turn"])
+        if not has_begun:
+            turn += 1 if self._continues else PARTS - turn % PARTS
+        remaining = self._turn.client.remaining(turn)
         left = position["left"]
         if remaining is not None or has_begun:
             left = [list(interval) for interval in remaining or ()]
@@ -127,6 +133,7 @@ class RangeSource(RecordSource):
         return {
             "turn": turn - 1,
             "hand": None,
+            "continues": bool(turn % PARTS),
             "left": [list(interval) for interval in left],
             "consumed": _count(self._whole()) - _count(left),
         }
@@ -157,6 +164,7 @@ class RangeSource(RecordSource):
         left, hand = position.get("left"), position.get("hand")
         self._consumed = int(position.get("consumed", 0))
         self._left = None if left is None else [(int(start), int(stop)) for start, stop in left]
+        self._continues = bool(position.get("continues", False))
         if position.get("turn", -1) >= 0:
             self._turn.number = int(position["turn"])
         self._hand = None if hand is None else RangeBatch(hand[0], hand[1], hand[1], hand[2])

@@ -40,10 +40,10 @@ def barrier(comm_world: str = "worker") -> None:
 
 def print_on_rank(message: object, rank_id: int) -> None:
     """Print a line in one worker."""
-    group = current().group
-    if not 0 <= rank_id < group.size:
+    group, places = current().group, current().role.places
+    if not 0 <= rank_id < places:
         raise ConfigError(
-            f"print_on_rank: got rank_id={rank_id}, expected a worker, 0 to {group.size - 1}"
+            f"print_on_rank: got rank_id={rank_id}, expected a worker, 0 to {places - 1}"
         )
     if group.index == rank_id:
         sys.stdout.write(f"{message}\n")

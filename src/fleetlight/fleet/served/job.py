@@ -171,8 +171,9 @@ class ServedJob(Job):
     def watch_terminations(self) -> None:
         peers = self._peers
         if self.role.is_elastic and self.role.index:
-            self.departure = WorkerDeparture(self)
-            self.closers.callback(self.departure.close)
+            departure = self.departure = WorkerDeparture(self)
+            self.closers.callback(departure.close)
+            peers.check_stays = departure.check_stays
         autosave.watch_in_worker(self, ServedAgreement(self, self.session, peers))
         if self.autosave is not None:
             peers.when_left_alone = self.autosave.peer_missing

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay
@@ -37,13 +38,19 @@ class JoiningReplay(NoReplay):
 
     def __init__(self) -> None:
         self._job: Job | None = None
-        #: the state of worker 0, until the first loop
+        #: the state of worker 0, once this worker is admitted
         self._state: JoinState | None = None
-        self._is_admitted = False
 
     def attach(self, job: Job, session: ServerSession, group: ServedGroup) -> None:
         """The job of this worker."""
         self._job, self._session, self._group = job, session, group
+
+    def position_of(  # type: ignore[override]
+        self, loader: int
+    ) -> Mapping[str, Any] | None:
+        """The position of a loader that the script makes after this worker has joined."""
+        positions = () if self._state is None else self._state.positions
+        return positions[loader] if loader < len(positions) else None
 
     def epoch_asked(self, loader: int) -> None:
         """The script asks for the epoch of a loader: it is about to iterate over it."""
@@ -59,7 +66,7 @@ class JoiningReplay(NoReplay):
         assert state is not None
         job.loaders[loader].cursor.check_asked()
         state.restore(job, self._session)
-        self._state, self.is_catching_up = None, False
+        self.is_catching_up = False
         self._group.prelude = None
         replies = self._session.client.replies
         replies.go_on(replies.made, state.meetings)
@@ -71,7 +78,7 @@ class JoiningReplay(NoReplay):
 
     def _admit(self, loader: int) -> None:
         """Wait for the start of a turn, and take part on all servers; once."""
-        if self._is_admitted:
+        if self._state is not None:
             return
         job, session = self._job, self._session
         assert job is not None
@@ -83,14 +90,16 @@ class JoiningReplay(NoReplay):
                 logger.warning("the job has ended before this worker could join")
                 raise JobEnded
             state = JoinState.from_bytes(admission.state)
+            state.check(job, session)
             if running.enter(admission, state.phase):
                 break
-        for one, position in zip(job.loaders, state.positions, strict=False):
-            one.cursor.resume(position)
+        for number, one in enumerate(job.loaders):
+            # the script must read the epoch of the loop that it begins now
+            one.cursor.resume(state.positions[number], must_be_asked=number == loader)
         session.client.epoch = state.epoch
         session.communicator.enter(state.phase)
         running.begin()
-        self._state, self._is_admitted = state, True
+        self._state = state
 
 
 @dataclasses.dataclass(kw_only=True)

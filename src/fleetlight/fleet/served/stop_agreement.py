@@ -116,6 +116,7 @@ class WorkerDeparture(SigtermHandler):
         self._job = job
         #: True while gradients of a batch may wait for a step
         self._owes_step = False
+        self._has_left = False
         report_saves_at_sigterm(job.role)
 
     def batch_begins(self) -> None:
@@ -131,4 +132,10 @@ class WorkerDeparture(SigtermHandler):
             logger.warning(
                 "SIGTERM: leaving at step %d; the other workers continue", self._job.step
             )
+            self._has_left = True
+            raise WorkerLeaves
+
+    def check_stays(self) -> None:
+        """End this process again if it calls the others in a `finally` of the script."""
+        if self._has_left:
             raise WorkerLeaves

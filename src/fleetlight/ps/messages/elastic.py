@@ -29,13 +29,16 @@ class FreePlace(MessageBase, frozen=True):
     server_endpoints: list[tuple[str, int]]
     #: True if the servers announce themselves at the rendezvous, since they may move
     announces: bool = False
+    #: the folder of the job's checkpoints; "" if it saves nothing
+    checkpoint: str = ""
     job: str = ""
 
 
 class PreludeRequest(MessageBase, frozen=True):
     """Request the results of all barriers before the first lease. Reply: Prelude.
 
-    The reply is Done until a worker has requested a lease; the worker then asks again.
+    The reply is Done until a worker has requested a lease, and the worker then asks again; it is
+    Admitted if the job has ended.
     """
 
     repeatable: ClassVar[bool] = True

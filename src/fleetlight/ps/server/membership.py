@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetlight.errors import MembershipError, PeerError, StoppedError, counted
+from fleetlight.errors import MembershipError, PeerError, PlanError, StoppedError, counted
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.changes import WorkerEntered, WorkerJoined, WorkerLeft
@@ -233,7 +233,8 @@ class WorkerMembership:
             # the request of a worker that has died may be handled after its loss
             self._roster.check_trains(peer.worker)
             pushes = self._pushes
-            assert pushes is not None, "the server is not open"
+            if pushes is None:
+                raise PlanError("the server has no plan yet; send Join before other requests")
             if holds_turn and not self.shard_queue.enter(peer, message):
                 return m.Entered(is_member=False), []
             if not self._roster.has_entered(peer.worker, peer.started_at):
@@ -252,6 +253,8 @@ class WorkerMembership:
         """The results of all barriers before the first lease, for a worker that joins."""
         with self._changed:
             self._presence.check()
+            if not self._roster.active:
+                return m.Admitted(0, is_over=True), []
             if not self._changed.wait_for(lambda: self.barriers.has_begun, _PRELUDE_S):
                 return m.Done(), []
             known = self.barriers.prelude

@@ -36,6 +36,8 @@ class RunningJoins:
         self.job = ""
         self.server_endpoints: Sequence[Endpoint] = ()
         self.announces = False
+        #: the folder of the job's checkpoints
+        self.checkpoint = ""
 
     def place(self, message: m.PlaceRequest) -> Reply:
         """A free place for a worker that will join; it has the versions of this process."""
@@ -67,6 +69,7 @@ class RunningJoins:
             server_endpoints=list(self.server_endpoints),
             announces=self.announces,
             job=self.job,
+            checkpoint=self.checkpoint,
         )
         return found, []
 

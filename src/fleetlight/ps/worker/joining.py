@@ -55,10 +55,15 @@ class RunningJob:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def known_barriers(self) -> KnownBarriers:
-        """The barriers before the first batch; waits until a worker has reached it."""
+    def known_barriers(self) -> KnownBarriers | None:
+        """The barriers before the first batch; waits until a worker has reached it.
+
+        None if the job ends before, as one without a loader with `deal="queue"` does.
+        """
         while True:
             reply = self._client.ask(CONTROL, {_FIRST: (m.PreludeRequest(), ())})[_FIRST]
+            if isinstance(reply.message, m.Admitted):
+                return None
             if isinstance(reply.message, m.Prelude):
                 left = iter(array.tobytes() for array in reply.arrays)
                 found = zip(reply.message.operations, reply.message.counts, strict=True)

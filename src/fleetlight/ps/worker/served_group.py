@@ -61,6 +61,8 @@ class ServedGroup:
         self.step = 0
         #: the barriers of the others, until a worker that joins takes part in them
         self.prelude: KnownBarriers | None = None
+        #: called before each barrier; raises in a worker that has left
+        self.check_stays: Callable[[], None] = lambda: None
         #: called when a barrier is impossible because other workers have left
         self.when_left_alone: Callable[[MembershipError], None] | None = None
         self._over = threading.Event()
@@ -95,6 +97,7 @@ class ServedGroup:
     def _exchange(self, data: bytes, operation: str, deadline_s: float) -> list[bytes]:
         if self.alone:
             return [data]
+        self.check_stays()
         replies = self.client.replies
 
         def exchange() -> list[bytes]:

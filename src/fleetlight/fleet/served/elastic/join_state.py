@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fleetlight.checkpoint import WorkerState
-from fleetlight.errors import CheckpointError
+from fleetlight.errors import CheckpointError, MembershipError, counted
 from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import Purpose, SavedPart
@@ -88,6 +88,27 @@ class JoinState:
             dataclasses.replace(worker, values=values),
         )
 
+    def check(self, job: Job, session: ServerSession) -> None:
+        """Refuse the state of another script; the servers have compared all else."""
+        if len(job.loaders) > len(self.positions):
+            raise MembershipError(
+                f"this worker joins with {counted(len(job.loaders), 'loader')} of fleet.shard, but "
+                f"worker 0 has {len(self.positions)}; run the script that it runs"
+            )
+        own = self._own_tensors(job, session)
+        theirs = {name: list(tensor.shape) for name, tensor in self.worker.tensors.items()}
+        for name in sorted({*own, *theirs}):
+            here = list(own[name].shape) if name in own else None
+            if theirs.get(name) != here:
+                raise MembershipError(
+                    f"buffer or frozen parameter {name}: this worker has the shape {here}, worker "
+                    f"0 has {theirs.get(name)}; run the script that it runs"
+                )
+
+    def _own_tensors(self, job: Job, session: ServerSession) -> dict[str, torch.Tensor]:
+        modules = [managed.module for managed in job.models]
+        return UnservedTensors().tensors(modules, session.bound.dense)
+
     def restore(self, job: Job, session: ServerSession) -> None:
         """Give the script of this worker the state; loaders have their positions."""
         values = self.worker.values
@@ -104,8 +125,7 @@ class JoinState:
                     each=[value],
                 )
             )
-        modules = [managed.module for managed in job.models]
-        own = UnservedTensors().tensors(modules, session.bound.dense)
+        own = self._own_tensors(job, session)
         with torch.no_grad():
             for name, tensor in own.items():
                 assign(tensor, self.worker.tensors[name])

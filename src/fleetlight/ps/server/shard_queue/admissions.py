@@ -77,6 +77,10 @@ class Admissions:
         """Let this turn start without those that wait."""
         self._skipped = turn
 
+    def may_cut(self, turn: Turn) -> bool:
+        """False for a turn that started without those that wait."""
+        return turn != self._skipped
+
     def begin(self, turn: Turn) -> None:
         """A worker gets the first range of this turn: no worker joins there any more."""
         if self._offered == turn:

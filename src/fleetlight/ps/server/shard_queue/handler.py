@@ -122,6 +122,10 @@ class ShardQueueHandler:
         with self._changed:
             if not arrays:
                 self.queue.admissions.skip(turn)
+                logger.warning(
+                    "no worker can join here: worker 0 is inside another loop, or has no state to "
+                    "offer (its log says which); workers that join wait for the next loop"
+                )
             elif self.queue.is_unleased(*turn):
                 self._state = [array.copy() for array in arrays]
                 self.queue.admissions.offer(turn)

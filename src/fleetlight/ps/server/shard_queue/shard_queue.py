@@ -133,9 +133,12 @@ class ShardQueue:
         return [] if there is None else there.left
 
     def may_cut(self, loader: int) -> bool:
-        """True if the newest turn has begun, and has records to lease out."""
-        turn = self._turns.get((loader, self._newest.get(loader, 0)))
-        return turn is not None and turn.is_leased and not turn.is_cut and bool(turn.free)
+        """True if the newest turn has begun, has records to lease out, and was not cut in vain."""
+        key = loader, self._newest.get(loader, 0)
+        turn = self._turns.get(key)
+        if turn is None or not self.admissions.may_cut(key):
+            return False
+        return turn.is_leased and not turn.is_cut and bool(turn.free)
 
     def cut(self, loader: int) -> None:
         """Lease out no more of the newest turn: its free records are the next turn."""
@@ -164,7 +167,8 @@ class ShardQueue:
         if turn is None or not turn.is_cut or not turn.free or turn.holders():
             return
         turn.left, turn.free = turn.free, []
-        self._newest[loader] = number + 1
+        # a worker that has left its loop early may be in a later turn
+        self._newest[loader] = max(number + 1, self._newest[loader])
         self._turns[loader, number + 1] = _Iteration(turn.epoch, list(turn.left), list(turn.left))
         self.changes += 1
 

@@ -180,7 +180,7 @@ class PushHandler:
             self._prefetched.clear()
 
     def _push(self, peer: Peer, message: Push, arrays: Sequence[Array]) -> Outcome:
-        self._presence.roster.check_trains(peer.worker)
+        self._presence.roster.check_pushes(peer.worker)
         gradients = self._state.gradients(message, arrays, str(peer))
         self._presence.at_step(peer.worker, message.step)
         refused = self._refusal_of(peer, message, gradients)
@@ -237,7 +237,7 @@ class PushHandler:
     def _exchange(
         self, peer: Peer, message: GeoExchange, differences: Gradients, output: Output
     ) -> list[Array]:
-        self._presence.roster.check_trains(peer.worker)
+        self._presence.roster.check_pushes(peer.worker)
         refused = self._refusal(f"{peer} sent a difference (step {message.step})", differences)
         self._presence.at_step(peer.worker, message.step)
         if refused is not None:

@@ -22,7 +22,7 @@ from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 from fleetlight.ps.server.steps.progress import TrainingProgress
 from fleetlight.ps.server.steps.step_groups import Complete, StepGroups
 from fleetlight.ps.server.workers.presence import PresenceMonitor, copied_for_thread
-from fleetlight.ps.server.workers.roster import LEFT, LOST, Peer
+from fleetlight.ps.server.workers.roster import Peer
 from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.ps.update import Ids
@@ -290,9 +290,8 @@ class SyncStepCoordinator:
         """
         with self._changed:
             roster = self._presence.roster
-            gone = roster.in_state(LEFT, LOST) if roster.tolerates_loss else []
-            are_all = len(parts) == roster.members - len(gone)
-            return self._presence.call if are_all else NO_SIGNAL
+            expected = roster.active if roster.tolerates_loss else roster.worker_num
+            return self._presence.call if len(parts) == expected else NO_SIGNAL
 
     def _carry_out_held(self, complete: Complete[_Release]) -> None:
         releases = list(complete.contributions.values())

@@ -90,13 +90,22 @@ class Roster:
                 return place
             if now - since > _KEPT_S:
                 del self._kept[place]
-        free = [w for w in self.in_state(VACANT, LEFT, LOST) if w and w not in self._kept]
+        free = [
+            worker
+            for worker in self.in_state(VACANT, LEFT, LOST)
+            if worker and worker not in self._kept and not self._may_repeat_goodbye(worker, now)
+        ]
         if not free or not self.is_elastic:
             return None
         # a place that no worker has had is better for the logs
         place = min(free, key=lambda worker: (self._members[worker].state != VACANT, worker))
         self._kept[place] = started_at, now
         return place
+
+    def _may_repeat_goodbye(self, worker: int, now: float) -> bool:
+        """True while the reply to the goodbye of a worker may be lost."""
+        member = self._members[worker]
+        return member.state == LEFT and not member.confirmed and now - member.since < _KEPT_S
 
     def _check_runs(self) -> None:
         """Refuse a worker that joins once all others have left: the server is about to end."""
@@ -121,11 +130,6 @@ class Roster:
     def places(self) -> int:
         """The number of workers that the job may have."""
         return len(self._members)
-
-    @property
-    def members(self) -> int:
-        """The number of workers that take or took part."""
-        return sum(m.state != VACANT and not m.joining for m in self._members)
 
     @property
     def active(self) -> int:
@@ -177,7 +181,7 @@ class Roster:
         for worker, started_at, incarnation in arrivals:
             member = self._members[worker]
             takes = member.state == VACANT or (
-                member.state in (LEFT, LOST) and member.started_at < started_at
+                member.state in (LEFT, LOST) and member.started_at != started_at
             )
             if takes:
                 is_joining = joins is None or worker in joins
@@ -303,6 +307,15 @@ class Roster:
                 "without it; the server refuses its pushes, end this process"
             )
 
+    def check_pushes(self, worker: int) -> None:
+        """Refuse a push of a worker that does not take part."""
+        if self._members[worker].joining:
+            raise MembershipError(
+                f"worker {worker} joins a running job, and made a step before it takes part; it "
+                "does so in its first loop over a loader of fleet.shard(loader, deal='queue')"
+            )
+        self.check_trains(worker)
+
     def leave(self, worker: int, now: float, error: str = "") -> None:
         """A worker says goodbye, with an error if it failed; a lost worker stays lost."""
         member = self._members[worker]
@@ -409,9 +422,12 @@ class Roster:
         for fact, here in self._here.items():
             theirs = getattr(greeting, fact)
             if theirs != here:
+                advice = (
+                    "endpoints in the same order" if fact != "worker_max" else "FLEET_WORKER_MAX"
+                )
                 raise MembershipError(
                     f"worker {greeting.worker} expects {fact}={theirs}, but this server has "
-                    f"{fact}={here}; give all processes the same endpoints in the same order"
+                    f"{fact}={here}; give all processes the same {advice}"
                 )
         if not 0 <= greeting.worker < len(self._members):
             raise MembershipError(
