@@ -38,7 +38,7 @@ from fleetlight.ps.update import TableGradients, Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator import open_communicator
 from fleetlight.ps.worker.connections import CONTROL, HEARTBEAT
-from fleetlight.ps.worker.joining import RunningJob
+from fleetlight.ps.worker.joining import KnownBarriers, RunningJob
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.replay.step_journal import NoJournal
 from fleetlight.ps.worker.reply_values import Wanted
@@ -295,11 +295,11 @@ class ElasticWorker:
             worker_max=script.places,
         )
         group = ServedGroup(client, 1e6)
-        if self.joins:
-            group.prelude = RunningJob(client).known_barriers()
         session = ServerSession(client, None)
         job = _JobOfWorker(JoiningReplay() if self.joins else NoReplay(), self.departure)
         try:
+            if self.joins:
+                group.prelude = _prelude(client)
             self._train(client, group, session, job)
         except JobEnded:
             self.world.tell(str(self), "finds that the job has ended")
@@ -311,7 +311,8 @@ class ElasticWorker:
         for loader in job.loaders:
             loader.source.give_back()
         session.is_over = True
-        session.communicator.stop()
+        if session.is_open:
+            session.communicator.stop()
         self._acknowledge()
         self._says_goodbye = True
         client.leave()
@@ -469,3 +470,11 @@ class ElasticWorker:
 
 
 __all__ = ["CONTROL", "ElasticWorker"]
+
+
+def _prelude(client: Client) -> KnownBarriers:
+    """The barriers that a worker which joins has missed."""
+    known = RunningJob(client).known_barriers()
+    if known is None:
+        raise JobEnded
+    return known
