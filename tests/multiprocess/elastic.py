@@ -21,6 +21,7 @@ LENGTH, BATCH = 600, 4
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=MODES, default="async")
 parser.add_argument("--wide", action="store_true", help="a newcomer with another model")
+parser.add_argument("--batches", type=int, default=LENGTH, help="leave the loop after so many")
 options = parser.parse_args()
 
 
@@ -55,13 +56,15 @@ fleet.init_worker()
 me, epoch, finishes = fleet.worker_index(), loader.epoch, False
 while not finishes:
     with pathlib.Path(f"read.{me}.{epoch}").open("a") as file:
-        for (ids,) in loader:
+        for batch, (ids,) in enumerate(loader, 1):
             loss = -model(ids)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             print(*ids.tolist(), file=file, flush=True)
             pathlib.Path(f"trained.{me}").touch()
+            if batch == options.batches:
+                break
     scheduler.step()
     epoch += 1
     wishes = torch.tensor(float(me == 0 and pathlib.Path("finish").exists()))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,10 +26,17 @@ class Job:
     """Two servers and two workers, and those that join."""
 
     def __init__(
-        self, folder: Path, mode: str, worker_max: int = 4, *, announces: str | None = None
+        self,
+        folder: Path,
+        mode: str,
+        worker_max: int = 4,
+        *,
+        announces: str | None = None,
+        arguments: Sequence[str] = (),
+        **variables: str,
     ) -> None:
         """`announces`: servers have no fixed endpoints, and this process keeps the rendezvous."""
-        self.folder, self._mode = folder, mode
+        self.folder, self._arguments = folder, ("--mode", mode, *arguments)
         reserved = [reserved_port() for _ in range(3)]
         self._held, ports = [one for one, _ in reserved], [port for _, port in reserved]
         self.servers = [f"127.0.0.1:{port}" for port in ports[:2]]
@@ -40,6 +47,7 @@ class Job:
             "FLEET_SERVER_NUM": "2",
             "FLEET_SERVER_ENDPOINTS": ",".join(self.servers),
             "FLEET_MASTER": f"127.0.0.1:{ports[2]}",
+            **variables,
         }
         self.meets_at = self.servers[0]
         if announces:
@@ -62,7 +70,7 @@ class Job:
         self.processes[name] = self._start({"FLEET_JOIN": self.meets_at, **variables}, *arguments)
 
     def _start(self, variables: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(SCRIPT), "--mode", self._mode, *arguments]
+        command = [sys.executable, str(SCRIPT), *self._arguments, *arguments]
         return start(command, {**self._common, **variables}, self.folder)
 
     def wait_for(self, *names: str) -> None:
@@ -194,6 +202,39 @@ def test_full_job_a_foreign_script_and_a_foreign_torch_are_refused(job: Job) -> 
     assert job.processes.pop("third").returncode not in (0, None)
     assert "all 4 places of the job are taken" in output, output
     job.finish()
+
+
+def test_workers_that_leave_their_loops_early_are_joined(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async", arguments=("--batches", "20"))
+    try:
+        job.wait_for("trained.0", "trained.1")
+        job.join("first")
+        job.wait_for("trained.2")
+        text = job.finish()
+        [epochs, *others] = re.findall(r"epochs (\d+)", text)
+        assert others == [epochs, epochs]
+        for epoch in range(int(epochs)):
+            read = [r for f in tmp_path.glob(f"read.*.{epoch}") for r in f.read_text().split()]
+            assert len(read) == len(set(read))
+    finally:
+        job.end()
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_newcomer_stops_and_saves_with_the_others(mode: str, tmp_path: Path) -> None:
+    """It does not know the folder of the checkpoint: server 0 does."""
+    job = Job(tmp_path, mode, FLEET_CHECKPOINT=str(tmp_path / "ck"))
+    try:
+        job.wait_for("trained.0", "trained.1")
+        job.join("first")
+        job.wait_for("trained.2")
+        job.processes["worker 0"].send_signal(signal.SIGTERM)
+        outputs = {name: job.output(name) for name in job.processes}
+        codes = {name: process.returncode for name, process in job.processes.items()}
+        assert set(codes.values()) == {75}, (codes, outputs)
+        assert (tmp_path / "ck" / "manifest.json").exists()
+    finally:
+        job.end()
 
 
 def test_a_killed_worker_is_replaced_by_a_newcomer(job: Job) -> None:

@@ -20,6 +20,7 @@ from fleetlight.ps.server.server import Server
 from fleetlight.ps.server.shard_queue import handler
 from fleetlight.ps.transport.interface import Connection
 from fleetlight.version import VERSION
+from fleetlight.wire.control_signals import ControlSignal
 
 STATE = b"the state of worker 0"
 
@@ -364,3 +365,47 @@ def test_barriers_after_a_restart_do_not_wait_for_a_newcomer_in_the_place_of_ano
     job.restart([workers[0], joiner], snapshot=snapshot)
     assert len(workers[0].enter_barrier(2, "barrier")) == 1
     job.close([workers[0], joiner])
+
+
+def test_a_newcomer_that_was_refused_hides_no_stop_of_a_sync_job() -> None:
+    """All workers of a step get the signal, without those that never took part."""
+    server = elastic("sync")
+    workers = begun(server)
+    joiner = Joiner(server, 2)
+    joiner.say(m.Leave("another plan"))
+    workers[0].say(m.Heartbeat(0, ControlSignal(stop=True)))
+    replies = together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}) for w in workers))
+    assert [reply.call.stop for reply, _ in replies] == [True, True]
+
+
+def test_a_push_before_the_join_is_refused() -> None:
+    server = elastic()
+    begun(server)
+    with pytest.raises(MembershipError, match="made a step before it takes part"):
+        Joiner(server, 2).push(0, {0: ([1], [3.0])})
+
+
+def test_a_newcomer_ends_with_a_job_that_deals_out_nothing() -> None:
+    server = elastic()
+    workers = first_ones(server)
+    joiner = Joiner(server, 2)
+    assert joiner.say(m.PreludeRequest())[0] == m.Done()
+    for worker in workers:
+        worker.leave()
+    assert joiner.say(m.PreludeRequest())[0] == m.Admitted(0, is_over=True)
+
+
+def test_sync_jobs_cut_the_turn_of_a_worker_that_waits() -> None:
+    assert elastic("sync")._membership.shard_queue.queue.cuts_for_waiting
+    assert not elastic("async")._membership.shard_queue.queue.cuts_for_waiting
+
+
+def test_replies_say_how_many_workers_train() -> None:
+    server = elastic()
+    workers = begun(server)
+    assert workers[0].say(ask())[0].active == 2
+    assert workers[0].say(m.Heartbeat(0))[0].here == 2
+    joiner = Joiner(server, 2)
+    assert workers[0].say(ask())[0].active == 2
+    admitted(workers, joiner)
+    assert workers[0].say(m.Heartbeat(0))[0].here == 3

@@ -135,3 +135,27 @@ def test_every_record_is_leased_once_whatever_is_cut(data: st.DataObject) -> Non
         elif dealt is not None:
             hand[worker] = dealt
     assert sorted(trained) == list(range(length))
+
+
+def test_a_turn_in_which_no_worker_could_join_is_not_cut_again() -> None:
+    queue = ShardQueue(2)
+    queue.admissions.skip((0, 1))
+    queue.deal(0, ask())
+    assert not queue.may_cut(0)
+    queue.deal(0, ask(turn=2, back=2))
+    assert queue.may_cut(0)
+
+
+def test_a_worker_that_has_left_its_loop_early_is_in_a_later_turn() -> None:
+    """The rest of the cut turn takes nothing from that turn."""
+    queue = ShardQueue(2)
+    queue.deal(0, ask(turn=10))
+    queue.deal(1, ask(turn=10))
+    queue.cut(0)
+    queue.reach(1, LeaseProgress(0, 10, (0, 20), gives_back=True))
+    later = ask(turn=20, epoch=1, back=20)
+    assert queue.deal(1, later) == (0, 16)
+    assert queue.deal(0, ask(1, (1, 0), turn=10, waits=True)) == NOTHING
+    left = queue.left(0, 10)
+    assert queue.deal(0, ask(turn=11, whole=left)) == (20, 36)
+    assert queue.deal(1, later) == (0, 16)

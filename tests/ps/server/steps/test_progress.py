@@ -91,3 +91,18 @@ def test_staleness_is_the_age_of_what_was_read(ages: list[int]) -> None:
         expected[late] = expected.get(late, 0) + 1
         versions.applied([step - late])
     assert versions.staleness == expected
+
+
+def test_a_worker_that_enters_is_awaited_from_its_phase_on() -> None:
+    clocks = Clocks(2)
+    clocks.advance(0, 1, 5)
+    clocks.advance(1, 1, 5)
+    clocks.enter(2, 2)
+    assert clocks.all_have(1, 5)
+    clocks.advance(0, 2, 3)
+    clocks.advance(1, 2, 3)
+    assert clocks.behind(2, 1) == [2]
+    clocks.leave(2)
+    clocks.enter(2, 3)
+    assert clocks.all_have(2, 3)
+    assert clocks.slowest(3) == 0

@@ -181,3 +181,17 @@ def test_a_complete_step_is_in_progress_until_it_is_carried_out() -> None:
         assert [pushes for _, _, _, pushes, _, _ in groups.state().positions] == [step, step]
         groups.carried_out(complete)
         assert [pushes for _, _, _, pushes, _, _ in groups.state().positions] == [step + 1] * 2
+
+
+def test_a_place_keeps_no_position_of_its_former_worker() -> None:
+    groups: StepGroups[str] = StepGroups(2)
+    assert groups.add(0, 0, 0, 0, "a") is None
+    assert groups.add(0, 1, 0, 0, "b") is not None
+    groups.leave(1)
+    groups.enter(1, 1)
+    assert groups.add(0, 0, 0, 1, "a") is not None, "it is not awaited before its phase"
+    groups.end(0, 0)
+    assert groups.add(0, 0, 1, 2, "a") is None
+    complete = groups.add(0, 1, 1, 7, "c")
+    assert complete is not None
+    assert complete.contributions == {0: "a", 1: "c"}
