@@ -52,6 +52,9 @@ class ElasticLane(Lane):
         super()._connect()
 
     def _transmit(self, link: Link, message: m.Message, arrays: Sequence[Array]) -> None:
+        if self.host.is_over:
+            self._refuse("the server has ended")
+            return
         self._was_sent |= self._is_welcome
         super()._transmit(link, message, arrays)
 

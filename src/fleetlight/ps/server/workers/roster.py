@@ -105,7 +105,8 @@ class Roster:
     def _may_repeat_goodbye(self, worker: int, now: float) -> bool:
         """True while the reply to the goodbye of a worker may be lost."""
         member = self._members[worker]
-        return member.state == LEFT and not member.confirmed and now - member.since < _KEPT_S
+        is_sure = member.confirmed or member.joining
+        return member.state == LEFT and not is_sure and now - member.since < _KEPT_S
 
     def _check_runs(self) -> None:
         """Refuse a worker that joins once all others have left: the server is about to end."""
