@@ -114,6 +114,7 @@ def test_joining_workers_have_no_servers() -> None:
     [
         ({"worker_max": 8}, "which needs parameter servers; pass --server_num"),
         ({"worker_max": 1, "server_num": 1, "worker_num": 2}, "starts with 2 workers"),
+        ({"join": "a:1", "worker_num": 0}, "pass --worker_num N, at least 1"),
         ({"join": "a:1", "server_num": 1}, "--server_num describes a job of its own"),
         ({"join": "a:1", "worker_max": 3}, "--worker_max describes a job of its own"),
         ({"join": "nowhere"}, "or the log folder of a job on this machine"),

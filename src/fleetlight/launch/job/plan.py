@@ -121,7 +121,11 @@ def _joining(
     options: LaunchOptions, machine: Machine, notes: list[str]
 ) -> tuple[RoleSpec, RoleSpec, tuple[int, ...]]:
     """The workers that join a running job."""
-    workers = options.worker_num or (1 if options.gpus is None else len(options.gpus))
+    workers = options.worker_num
+    if workers is None:
+        workers = 1 if options.gpus is None else len(options.gpus)
+    if not workers:
+        raise ConfigError("--join adds workers: pass --worker_num N, at least 1")
     devices = _server_job_devices(options, machine, workers, notes)
     return RoleSpec(kind=Kind.WORKER, count=workers), RoleSpec(kind=Kind.SERVER), devices
 
