@@ -72,3 +72,13 @@ def test_barriers_complete_without_a_worker_that_left() -> None:
     assert barriers.result(1) == ["a", "b"]
     barriers.enter(0, 2, "gather", "a")
     assert barriers.result(2) == ["a"]
+
+
+def test_a_prelude_stated_again_replaces_no_later_barrier() -> None:
+    """A server dies while it begins a new log file, which states the prelude first."""
+    barriers: Barriers[str] = Barriers(2, 3)
+    barriers.restore(1, "init", ["a", "b"], is_prelude=True)
+    barriers.restore(2, "gather", ["c", "d"])
+    barriers.restore(1, "init", ["a", "b"], is_prelude=True)
+    assert barriers.result(2) == ["c", "d"]
+    assert [number for number, _, _ in barriers.prelude] == [1]

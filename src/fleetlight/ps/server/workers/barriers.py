@@ -106,9 +106,11 @@ class Barriers(Generic[T]):
         self, number: int, operation: str, values: list[T], *, is_prelude: bool = False
     ) -> None:
         """Restore a barrier that completed in an earlier incarnation."""
-        is_known = any(number == known for known, _, _ in self.prelude)
+        if is_prelude and any(number == known for known, _, _ in self.prelude):
+            # a new log file states it again, and a later barrier may be complete
+            return
         self._last = number, operation, values
-        if is_prelude and not is_known:
+        if is_prelude:
             self.prelude.append(self._last)
 
     def missing(self, number: int) -> list[int]:
