@@ -203,17 +203,7 @@ def _served_worker(
     role, addresses = _located(role, rendezvous)
     journal = worker_journal_of(role, strategy, _index(role), _started_at())
     connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
-    client = Client(
-        _index(role),
-        role.worker_num,
-        role.server_num,
-        connector.connect,
-        journal,
-        worker_max=role.worker_max,
-    )
-    connector.has_joined = lambda: client.has_joined
-    if strategy.durability == "log":
-        connector.acknowledged = lambda server: client.acknowledged[server]
+    client = _client_of(role, strategy, connector, journal)
     resume_with_all(client, role, strategy, waits=True)
     role = _with_place(role, client, rendezvous)
     # a worker that cannot resume reports that before the servers admit it
@@ -227,6 +217,24 @@ def _served_worker(
     # the script may give its strategy after fleet.init
     connector.shares_memory = lambda: job.strategy.shared_memory
     return job
+
+
+def _client_of(
+    role: Role, strategy: DistributedStrategy, connector: _Connector, journal: StepJournal
+) -> Client:
+    """The client of a worker, whose greetings say what it has done."""
+    client = Client(
+        _index(role),
+        role.worker_num,
+        role.server_num,
+        connector.connect,
+        journal,
+        worker_max=role.worker_max,
+    )
+    connector.has_joined = lambda: client.has_joined
+    if strategy.durability == "log":
+        connector.acknowledged = lambda server: client.acknowledged[server]
+    return client
 
 
 def _join_running(
@@ -247,17 +255,7 @@ def _join_running(
         role, addresses = _located(role, rendezvous_of(role, deadline_s, tls))
     journal = NoJournal(started_at)
     connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
-    client = Client(
-        _index(role),
-        role.worker_num,
-        role.server_num,
-        connector.connect,
-        journal,
-        worker_max=role.worker_max,
-    )
-    connector.has_joined = lambda: client.has_joined
-    if strategy.durability == "log":
-        connector.acknowledged = lambda server: client.acknowledged[server]
+    client = _client_of(role, strategy, connector, journal)
     group = ServedGroup(client, deadline_s, given_device(role))
     group.prelude = RunningJob(client).known_barriers()
     if group.prelude is None:

@@ -58,7 +58,8 @@ def folder(logs: LogFolder, asked: str) -> list[str]:
 def joinable(run: Run) -> str:
     """How other workers join the job."""
     host, port = run.layout.servers[0]
-    far = "" if is_loopback(host) else f", --join {endpoint_text((host, port))} on others"
+    there = endpoint_text((host, port))
+    far = "" if is_loopback(host) else f", --join {there} on others if you gave FLEET_TOKEN"
     return (
         f"up to {run.job.worker_max} workers: fleetrun --join {run.log_dir} --worker_num N adds "
         f"some on this machine{far}"

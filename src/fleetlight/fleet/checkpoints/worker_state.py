@@ -8,7 +8,7 @@ part is one class with the methods of `Stateful`, and its place in `PARTS`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -295,6 +295,22 @@ def saved_values(job: Job, *purposes: Purpose) -> dict[str, Any]:
     """The values of a worker's record, by name of the part."""
     found = {part.name: part.save() for part in parts(job, *purposes)}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def load_replayed(job: Job, values: Mapping[str, Any], *, but: Collection[str] = ()) -> None:
+    """Load what `saved_values` returned for a replay; `but`: the names of parts to leave."""
+    for part in parts(job, Purpose.REPLAY):
+        if part.name not in but:
+            value = values.get(part.name)
+            part.load(
+                SavedPart(
+                    purpose=Purpose.REPLAY,
+                    step=values["step"],
+                    first=value,
+                    own=value,
+                    each=[value],
+                )
+            )
 
 
 def worker_record(job: Job) -> WorkerState:

@@ -239,3 +239,31 @@ class ServedJob(Job):
         self.session.client.journal.close(
             is_needed=False, ended=not self.session.client.signals.stopped
         )
+
+
+@dataclasses.dataclass(kw_only=True)
+class CatchingUpJob(ServedJob):
+    """A worker whose script repeats what it, or the other workers, did before.
+
+    Until it has caught up, barriers return known results, and no value changes.
+    """
+
+    def barrier(self) -> None:
+        if not self.replay.is_catching_up:
+            super().barrier()
+            return
+        self.group.barrier("barrier_worker")
+        if self.session.is_open and not self.session.bound.plan.steps_together:
+            self.group.barrier("barrier_worker")
+
+    @contextlib.contextmanager
+    def at_rest(self, *, everything: bool = False) -> Iterator[None]:
+        self.open()
+        if self.replay.is_catching_up:
+            # what the block does is done
+            for model in self.models:
+                model.freeze()
+            yield
+            return
+        with super().at_rest(everything=everything):
+            yield

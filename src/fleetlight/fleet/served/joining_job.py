@@ -8,15 +8,14 @@ workers got there. At that loop the worker waits for the start of a turn, takes 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay
 from fleetlight.fleet.served.elastic.join_state import JoinState
-from fleetlight.fleet.served.job import ServedJob
+from fleetlight.fleet.served.job import CatchingUpJob
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.joining import RunningJob
@@ -103,31 +102,11 @@ class JoiningReplay(NoReplay):
 
 
 @dataclasses.dataclass(kw_only=True)
-class JoiningJob(ServedJob):
-    """Until the first loop, its barriers wait for no worker and its saves save nothing."""
+class JoiningJob(CatchingUpJob):
+    """Until its first loop, the script repeats what the other workers did before theirs."""
 
     replay: JoiningReplay = dataclasses.field(default_factory=JoiningReplay)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.replay.attach(self, self.session, self._peers)
-
-    def barrier(self) -> None:
-        if not self.replay.is_catching_up:
-            super().barrier()
-            return
-        self.group.barrier("barrier_worker")
-        if self.session.is_open and not self.session.bound.plan.steps_together:
-            self.group.barrier("barrier_worker")
-
-    @contextlib.contextmanager
-    def at_rest(self, *, everything: bool = False) -> Iterator[None]:
-        self.open()
-        if self.replay.is_catching_up:
-            # the other workers have done what the block does
-            for model in self.models:
-                model.freeze()
-            yield
-            return
-        with super().at_rest(everything=everything):
-            yield

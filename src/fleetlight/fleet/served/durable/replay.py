@@ -23,10 +23,10 @@ import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
 from fleetlight.checkpoint.state.rng import RngStateCache
 from fleetlight.errors import CheckpointError, ComebackError
-from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
+from fleetlight.fleet.checkpoints.worker_state import load_replayed, saved_values
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.background import in_main_thread
-from fleetlight.fleet.protocols import Purpose, SavedPart
+from fleetlight.fleet.protocols import Purpose
 from fleetlight.fleet.served.elastic.unserved_tensors import UnservedTensors
 from fleetlight.observe.log import logger
 from fleetlight.ps.worker.communicator.base import Communicator
@@ -223,17 +223,7 @@ class WorkerReplay:
     def _restore(self, target: WorkerState) -> None:
         """Restore the state at the step."""
         values = target.values
-        for part in parts(self.job, Purpose.REPLAY):
-            value = values.get(part.name)
-            part.load(
-                SavedPart(
-                    purpose=Purpose.REPLAY,
-                    step=values["step"],
-                    first=value,
-                    own=value,
-                    each=[value],
-                )
-            )
+        load_replayed(self.job, values)
         with torch.no_grad():
             for name, tensor in self._unserved_tensors().items():
                 if (kept := values["kept"].get(name)) is None:

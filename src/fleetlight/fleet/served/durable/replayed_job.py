@@ -6,13 +6,12 @@ It adds the replay to `ServedJob` and `ServedSteps`, which do not depend on it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from fleetlight.fleet.served.durable.replay import WorkerReplay
-from fleetlight.fleet.served.job import ServedJob
+from fleetlight.fleet.served.job import CatchingUpJob, ServedJob
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.steps import ServedSteps, served_programs
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
@@ -33,7 +32,7 @@ def served_job(replay: WorkerReplay | None, **parts: Any) -> ServedJob:
 
 
 @dataclasses.dataclass(kw_only=True)
-class ReplayedJob(ServedJob):
+class ReplayedJob(CatchingUpJob):
     """Skips the steps that the servers have applied, and logs a resume point with each other."""
 
     replay: WorkerReplay
@@ -50,27 +49,6 @@ class ReplayedJob(ServedJob):
         if self.replay.is_skipping:
             return norm_of(updates, norm_type)
         return super()._clip(updates, max_norm, norm_type)
-
-    def barrier(self) -> None:
-        if not self.replay.is_catching_up:
-            super().barrier()
-            return
-        # the log has the replies to these barriers, and values change no more
-        self.group.barrier("barrier_worker")
-        if self.session.is_open and not self.session.bound.plan.steps_together:
-            self.group.barrier("barrier_worker")
-
-    @contextlib.contextmanager
-    def at_rest(self, *, everything: bool = False) -> Iterator[None]:
-        self.open()
-        if self.replay.is_catching_up:
-            # an earlier incarnation has done what the block does
-            for model in self.models:
-                model.freeze()
-            yield
-            return
-        with super().at_rest(everything=everything):
-            yield
 
 
 class ReplayedSteps(ServedSteps):

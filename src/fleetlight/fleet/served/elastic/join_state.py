@@ -15,9 +15,9 @@ import torch
 
 from fleetlight.checkpoint import WorkerState
 from fleetlight.errors import CheckpointError, MembershipError, counted
-from fleetlight.fleet.checkpoints.worker_state import parts, saved_values
+from fleetlight.fleet.checkpoints.worker_state import load_replayed, saved_values
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.protocols import Purpose, SavedPart
+from fleetlight.fleet.protocols import Purpose
 from fleetlight.fleet.served.elastic.unserved_tensors import UnservedTensors
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.observe.log import logger
@@ -111,20 +111,7 @@ class JoinState:
 
     def restore(self, job: Job, session: ServerSession) -> None:
         """Give the script of this worker the state; loaders have their positions."""
-        values = self.worker.values
-        for part in parts(job, Purpose.REPLAY):
-            if part.name == _LOADERS:
-                continue
-            value = values.get(part.name)
-            part.load(
-                SavedPart(
-                    purpose=Purpose.REPLAY,
-                    step=values["step"],
-                    first=value,
-                    own=value,
-                    each=[value],
-                )
-            )
+        load_replayed(job, self.worker.values, but=(_LOADERS,))
         own = self._own_tensors(job, session)
         with torch.no_grad():
             for name, tensor in own.items():

@@ -276,7 +276,7 @@ class ShardQueue:
             self.changes += 1
         if (turn.epoch, turn.whole) != (deal.epoch, list(deal.whole)):
             raise PlanError(
-                f"worker {worker} begins iteration {deal.turn} of loader {deal.loader} with "
+                f"worker {worker} begins an iteration of loader {deal.loader} with "
                 f"{_range_text(deal.whole)} of epoch {deal.epoch}, but other workers with "
                 f"{_range_text(turn.whole)} of epoch {turn.epoch}; with deal='queue' all workers "
                 "need the same data, epochs and checkpoints"
