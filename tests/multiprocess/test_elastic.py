@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import collections
+import json
+import os
 import re
 import signal
 import subprocess
@@ -20,6 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(18
 
 SCRIPT = Path(__file__).with_name("elastic.py")
 WITHIN_S = 90.0
+TOKEN = "0123456789abcdef"
 
 
 class Job:
@@ -40,7 +43,7 @@ class Job:
         reserved = [reserved_port() for _ in range(3)]
         self._held, ports = [one for one, _ in reserved], [port for _, port in reserved]
         self.servers = [f"127.0.0.1:{port}" for port in ports[:2]]
-        self._common = {"FLEET_TOKEN": "0123456789abcdef", "FLEET_DEADLINE_S": "60"}
+        self._common = {"FLEET_TOKEN": TOKEN, "FLEET_DEADLINE_S": "60"}
         self._job = {
             "FLEET_WORKER_NUM": "2",
             **({"FLEET_WORKER_MAX": str(worker_max)} if worker_max else {}),
@@ -273,6 +276,25 @@ def test_fleetrun_adds_workers_to_its_job_and_takes_them_away(tmp_path: Path) ->
     [(epochs, low, high)] = re.findall(r"epochs (\d+), counts ([\d.]+) to ([\d.]+)", output)
     assert low == high == epochs
     assert not (tmp_path / "log" / "join.json").exists()
+
+
+def test_a_call_whose_newcomers_were_all_killed_fails(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async")
+    try:
+        job.wait_for("trained.0", "trained.1")
+        flags = ["--join", job.servers[0], "--worker_num", "1", "--log_dir", "more"]
+        command = [str(BIN / "fleetrun"), *flags, str(SCRIPT), "--mode", "async"]
+        more = start(command, {"FLEET_TOKEN": TOKEN}, tmp_path)
+        job.wait_for("trained.2")
+        [record] = (tmp_path / "more").glob("launcher.*.json")
+        [process] = json.loads(record.read_text())["processes"]
+        os.kill(process["pid"], signal.SIGKILL)
+        output, _ = more.communicate(timeout=WITHIN_S)
+        assert more.returncode == 128 + signal.SIGKILL, output
+        assert "failed: worker 0 of 1 was killed by SIGKILL" in output.splitlines()[-1]
+        job.finish()
+    finally:
+        job.end()
 
 
 def wait_until(condition: Callable[[], bool], end: float) -> None:

@@ -188,12 +188,16 @@ class _Session:
     def _process_failure(
         self, watch: Watch, gang: Gang, folder: LogFolder, node: str = ""
     ) -> JobFailure | None:
-        if watch.failure is None:
+        failed = watch.failure
+        if failed is None and self._job.join is not None:
+            # the job continues without each newcomer, but this call has added none
+            failed = watch.first_of_lost_workers
+        if failed is None:
             return None
         return failure_of(
-            watch.failure,
-            folder.file(watch.failure.member),
-            after_s=max(0.0, watch.failure.at - gang.started_at),
+            failed,
+            folder.file(failed.member),
+            after_s=max(0.0, failed.at - gang.started_at),
             node=node,
         )
 

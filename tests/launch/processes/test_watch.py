@@ -224,6 +224,19 @@ def test_others_continue_without_an_expendable_process() -> None:
     assert (one.verdict, one.failure, one.continued_without) == (Verdict.SUCCESS, None, [lost])
 
 
+def test_the_first_loss_is_known_where_all_workers_were_lost() -> None:
+    reported = ProcessStatus(expendable=True)
+    lost = [
+        ProcessExit(member=member, status=-signal.SIGKILL, at=float(number), reported=reported)
+        for number, member in enumerate((W0, W1))
+    ]
+    one = watch(W0, W1)
+    one.to_continue_without(Observation(now=0, exits=lost[:1]))
+    assert one.first_of_lost_workers is None
+    one.to_continue_without(Observation(now=1, exits=lost))
+    assert one.first_of_lost_workers is lost[0]
+
+
 def test_process_that_is_not_expendable_fails_the_job() -> None:
     one = watch(W0, W1, S0)
     reported = ProcessStatus(expendable=True, error="ValueError: x")

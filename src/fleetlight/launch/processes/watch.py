@@ -176,6 +176,13 @@ class Watch:
         return lost
 
     @property
+    def first_of_lost_workers(self) -> ProcessExit | None:
+        """The first worker that was lost, if no worker ended well."""
+        lost = [one for one in self.continued_without if not one.is_done]
+        workers = [one for one in lost if one.member.kind is Kind.WORKER]
+        return workers[0] if len(workers) == self._workers else None
+
+    @property
     def is_over(self) -> bool:
         """True when no process of the gang runs."""
         return self.phase is Phase.OVER
