@@ -63,10 +63,14 @@ class RendezvousScheduler:
     def _run(self) -> int:
         start = time.monotonic()
         has_formed = False
-        while not self._point.wait_for_end(_LOOK_S):
+        while True:
+            has_ended = self._point.wait_for_end(_LOOK_S)
             if not has_formed and self._point.has_formed:
+                # also in a job that has ended by now
                 has_formed = True
                 logger.info("cluster formed: %s", self._point.size_text())
+            if has_ended:
+                break
             if not has_formed and time.monotonic() - start > self._deadline_s:
                 self._point.fail_incomplete()
             self._point.fail_deserted()
