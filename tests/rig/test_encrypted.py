@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -58,6 +59,11 @@ class Eavesdropper:
         """All captured bytes."""
         self._stop.set()
         self._thread.join()
+        self._socket.setblocking(False)
+        # the thread may have stopped before it read the last packets
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._data += self._socket.recv(1 << 16)
         self._socket.close()
         return bytes(self._data)
 

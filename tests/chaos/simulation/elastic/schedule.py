@@ -15,6 +15,7 @@ from tests.chaos.simulation.locks import Threading
 from tests.chaos.simulation.oracle import broken
 from tests.chaos.simulation.world import World
 
+from fleetlight.fleet.checkpoints import worker_state
 from fleetlight.fleet.served import shard_queue
 from fleetlight.fleet.served.elastic import join_state
 from fleetlight.ps.worker import served_group
@@ -30,7 +31,7 @@ def worker_machinery() -> Iterator[None]:
         for module, name, value in (
             (shard_queue, "in_main_thread", lambda: True),
             (join_state, "saved_values", lambda job, purpose: {"step": job.step}),
-            (join_state, "parts", lambda job, purpose: ()),
+            (worker_state, "parts", lambda job, purpose: ()),
             # heartbeats are events here
             (served_group, "threading", Threading()),
         ):

@@ -404,8 +404,9 @@ class Roster:
         return max((member.since for member in left if not member.confirmed), default=-math.inf)
 
     def started_at(self, worker: int) -> int:
-        """When the worker first started; 0 if it has never connected."""
-        return self._members[worker].started_at
+        """When the worker first started; 0 if it has never connected or cannot."""
+        is_known = 0 <= worker < len(self._members)
+        return self._members[worker].started_at if is_known else 0
 
     def in_state(self, *states: str) -> list[int]:
         """The workers in one of these states."""
