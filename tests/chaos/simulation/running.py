@@ -7,7 +7,6 @@ import argparse
 import gc
 import logging
 import multiprocessing
-import os
 import time
 import traceback
 from collections import Counter
@@ -68,16 +67,14 @@ def _run(seed: int, number: int, kind: str) -> None:
         ) from error
 
 
-def _settle(core: int) -> None:
-    """Give each process one core: threads that take turns are slow on two."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[core % len(cores)]})
+def _settle() -> None:
+    """Spare a process that only simulates what costs time."""
     logging.disable(logging.INFO)
     gc.freeze()
 
 
-def _job(core: int, seed: int, numbers: Sequence[int], kinds: Sequence[str], results: Any) -> None:
-    _settle(core)
+def _job(seed: int, numbers: Sequence[int], kinds: Sequence[str], results: Any) -> None:
+    _settle()
     try:
         results.put(simulate(seed, numbers, kinds))
     except SimulationError as error:
@@ -92,10 +89,8 @@ def _all(seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> 
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     processes = [
-        context.Process(
-            target=_job, args=(core, seed, numbers[core::jobs], kinds, results), daemon=True
-        )
-        for core in range(jobs)
+        context.Process(target=_job, args=(seed, numbers[job::jobs], kinds, results), daemon=True)
+        for job in range(jobs)
     ]
     for process in processes:
         process.start()
@@ -125,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         if options.only is not None:
-            _settle(0)
+            _settle()
             ran = simulate(options.seed, [options.only], options.kinds)
         else:
             numbers = range(options.first, options.first + options.schedules)

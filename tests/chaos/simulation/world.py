@@ -6,11 +6,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from greenlet import getcurrent
 from tests.chaos.simulation.turns import Turns
 
 #: events in the report of a schedule that failed
@@ -39,8 +39,7 @@ class Task:
 
     def __init__(self, process: Any, name: str) -> None:
         self.process, self.name = process, name
-        self.lock = threading.Lock()
-        self.lock.acquire()
+        self.place = getcurrent()
         self.is_dead = False
         #: it waits with a timeout
         self.looks = False
@@ -145,7 +144,8 @@ class World:
             raise Died
         task.looks, task.is_waiting = looks, True
         task.waits += 1
-        _TURNS.leave(task.lock)
+        task.place = getcurrent()
+        _TURNS.leave()
         self.current = task
         if task.is_dead:
             raise Died
@@ -161,7 +161,7 @@ class World:
         """An event: a thread resumes."""
         if task.is_waiting:
             task.is_waiting = False
-            _TURNS.resume(task.lock)
+            _TURNS.resume(task.place)
 
     def alarm(self, task: Task, timeout: float) -> None:
         """Let the next wait of a thread end after this time, in a world with timeouts."""
