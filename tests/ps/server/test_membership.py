@@ -50,13 +50,6 @@ def test_a_barrier_timeout_names_a_worker_that_never_connected() -> None:
         first.enter_barrier(0, "barrier", deadline_s=0.03)
 
 
-@pytest.mark.parametrize("index", [-1, 2, 1 << 40])
-def test_an_index_that_no_worker_has_is_refused(index: int) -> None:
-    server = opened(plan())
-    with pytest.raises(MembershipError, match=rf"index {index}, expected 0 to 1"):
-        Worker(server, index)
-
-
 @pytest.mark.slow
 def test_a_timeout_tells_where_the_missing_worker_waits(
     monkeypatch: pytest.MonkeyPatch,

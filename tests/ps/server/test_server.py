@@ -28,6 +28,7 @@ from tests.ps.serving import (
 
 from fleetlight.errors import (
     DeadlineError,
+    MembershipError,
     PeerLostError,
     PlanError,
     ProtocolError,
@@ -230,3 +231,10 @@ def test_a_repeated_held_push_returns_the_norm_again() -> None:
     assert (again.square, first.square) == (18.0, 18.0)
     worker.apply(0, 0.5)
     assert worker.pull(0, [7]) == [1.5]
+
+
+@pytest.mark.parametrize("index", [-1, 2, 1 << 40])
+def test_an_index_that_no_worker_has_is_refused(index: int) -> None:
+    server = opened(plan())
+    with pytest.raises(MembershipError, match=rf"index {index}, expected 0 to 1"):
+        Worker(server, index)
