@@ -238,3 +238,17 @@ def test_an_index_that_no_worker_has_is_refused(index: int) -> None:
     server = opened(plan())
     with pytest.raises(MembershipError, match=rf"index {index}, expected 0 to 1"):
         Worker(server, index)
+
+
+def test_each_greeting_waits_until_the_worker_is_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = opened(plan(workers=1))
+    waits: list[str] = []
+    monkeypatch.setattr(server._log, "wait_on_disk", lambda: waits.append(""))
+    worker = Worker(server, 0, 1)
+    greeted = len(waits)
+    assert greeted
+    # the first greeting may still write what makes the worker known
+    worker.greet("pull")
+    assert len(waits) == greeted + 1

@@ -70,7 +70,7 @@ class WorkerMembership:
     def greet(self, connection: Connection, message: m.Greeting) -> bool:
         """A worker connects and belongs to this job.
 
-        True when its incarnation is new, which must be on disk before the reply.
+        True when its incarnation is new. It must be on disk before the reply.
         """
         # the next request reports a failure; a worker would retry a greeting that fails
         with self._changed:

@@ -403,11 +403,11 @@ class Server:
                     message.worker, message.started_at, message.acknowledged
                 )
             is_new = self._membership.greet(connection, message)
-        if is_new:
-            self._log.wait_on_disk()
-            if message.worker == 0 and self._service is not None:
-                # worker 0 restarted: it repeats a save that was in progress, or drops it
-                self._service.checkpoints.drop()
+        # also where an earlier greeting of the worker is about to write it
+        self._log.wait_on_disk()
+        if is_new and message.worker == 0 and self._service is not None:
+            # worker 0 restarted: it repeats a save that was in progress, or drops it
+            self._service.checkpoints.drop()
         with self._presence.during(message.worker, "greeting"):
             return self._welcome()
 
