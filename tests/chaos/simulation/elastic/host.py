@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,13 @@ class ElasticHost(Host):
         if not self.is_over:
             super().die()
             self._is_closing, self._snapshots = False, 0
+
+    def hear(self, link: Link, message: m.Message, arrays: Sequence[Any]) -> None:
+        """An event: a request arrives, perhaps after the process has ended."""
+        if self.is_over:
+            self.world.later(link.lane.broke, link)
+        else:
+            super().hear(link, message, arrays)
 
     def snapshot(self) -> None:
         """An event: the rows are written, unless the server ends."""
