@@ -21,6 +21,7 @@ LENGTH, BATCH = 600, 4
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=MODES, default="async")
 parser.add_argument("--wide", action="store_true", help="a newcomer with another model")
+parser.add_argument("--records", type=int, default=LENGTH, help="of the data set")
 parser.add_argument("--batches", type=int, default=LENGTH, help="leave the loop after so many")
 options = parser.parse_args()
 
@@ -49,7 +50,7 @@ if fleet.is_server():
     fleet.init_server()
     fleet.run_server()
     raise SystemExit
-data = torch.utils.data.TensorDataset(torch.arange(LENGTH))
+data = torch.utils.data.TensorDataset(torch.arange(options.records))
 loader = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
 loader = fleet.shard(loader, deal="queue", range_batches=2)
 fleet.init_worker()

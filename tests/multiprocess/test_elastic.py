@@ -190,6 +190,11 @@ def test_full_job_a_foreign_script_and_a_foreign_torch_are_refused(job: Job) -> 
     output = job.output("wide")
     assert job.processes.pop("wide").returncode == 78, output
     assert "have different plans" in output
+    job.join("longer", "--records", "4096")
+    output = job.output("longer")
+    assert job.processes.pop("longer").returncode not in (0, None)
+    assert re.search(r"this worker has records 4096, worker 0 has \d+; read the same data", output)
+    assert not list(job.folder.glob("trained.2")), "it must not have trained"
     foreign = job.folder / "sitecustomize.py"
     foreign.write_text("import torch; torch.__version__ = '2.99.0'\n")
     job.join("foreign", PYTHONPATH=f"{job.folder}:{':'.join(sys.path[1:])}")

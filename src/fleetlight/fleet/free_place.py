@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fleetlight.errors import MembershipError
+from fleetlight.errors import DeadlineError, MembershipError
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport.channel import SocketChannel, connect_all
@@ -93,7 +93,13 @@ def _asked(
         token=role.token,
         greeting=lambda: m.PlaceRequest(VERSION, str(torch.__version__), started_at),
     )
-    connect_all([channel], deadline_s, _report_not_ready)
+    try:
+        connect_all([channel], deadline_s, _report_not_ready)
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"{error}; the job may have ended, or server 0 listens elsewhere: its log has the "
+            "address"
+        ) from error
     welcome = channel.welcome
     channel.close()
     assert welcome is not None

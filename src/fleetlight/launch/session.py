@@ -67,7 +67,7 @@ class _Session:
     ) -> None:
         self._job, self._screen, self._stack = job, screen, stack
         self._outside = dict(os.environ)
-        self._interrupts = stack.enter_context(Interrupts())
+        self._interrupts = stack.enter_context(Interrupts(asks_to_end=job.join is not None))
         self._error_dir = tempfile.mkdtemp(prefix="fleetrun-")
         stack.callback(shutil.rmtree, self._error_dir, ignore_errors=True)
         self._reaper = stack.enter_context(Reaper(self._error_dir))

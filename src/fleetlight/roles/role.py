@@ -13,6 +13,9 @@ from fleetlight.roles.secret import Secret
 
 Endpoint = tuple[str, int]
 
+#: a server keeps some lists by place
+MOST_PLACES = 100_000
+
 
 class Kind(str, enum.Enum):
     """What a process of a job does."""
@@ -87,6 +90,11 @@ class Role:
             raise RoleError(
                 f"{self.dialect}: worker_max={self.worker_max}, expected at least worker_num="
                 f"{self.worker_num}"
+            )
+        if self.places > MOST_PLACES:
+            raise RoleError(
+                f"{self.dialect}: got places for {self.places} workers, expected at most "
+                f"{MOST_PLACES}"
             )
         members = {Kind.WORKER: self.places, Kind.SERVER: self.server_num, Kind.SCHEDULER: 1}
         self._check_place("index", members[self.kind], f"{self.kind.value}s")

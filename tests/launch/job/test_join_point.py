@@ -36,6 +36,11 @@ def test_an_address_needs_no_folder() -> None:
     assert join_point("[::1]:6170", TOKEN) == JoinPoint("[::1]:6170", TOKEN)
 
 
+def test_an_empty_text_is_no_folder() -> None:
+    with pytest.raises(ConfigError, match="got an empty text, expected HOST:PORT of server 0"):
+        join_point("", None)
+
+
 @pytest.mark.parametrize("text", ["nowhere", "10.0.0.1", "10.0.0.1:0"])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="or the log folder of a job on this machine"):

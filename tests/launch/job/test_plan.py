@@ -98,15 +98,27 @@ def test_workers_may_join_a_job_with_servers() -> None:
 
 
 def test_joining_workers_have_no_servers() -> None:
-    found = job(join="10.0.0.1:6170", worker_num=4)
+    known = {"FLEET_TOKEN": "0123456789abcdef"}
+
+    def job(**flags: Any) -> JobSpec:
+        return plan(LaunchOptions(script="t.py", join="10.0.0.1:6170", **flags), CPU, known)
+
+    found = job(worker_num=4)
     assert (found.worker.count, found.server.count) == (4, 0)
     assert found.environment["FLEET_JOIN"] == "10.0.0.1:6170"
-    assert job(join="10.0.0.1:6170").worker.count == 1
+    assert job().worker.count == 1
+    assert job(nproc_per_node=3).worker.count == 3
+    with pytest.raises(ConfigError, match="both say how many workers join"):
+        job(nproc_per_node=3, worker_num=3)
+    with pytest.raises(ConfigError, match="pass --worker_num N, at least 1"):
+        job(worker_num=0)
     elsewhere = LaunchOptions(script="t.py", on="toy", join="10.0.0.1:6170", worker_num=3)
-    found = plan(elsewhere, None, {"FLEET_TOKEN": "0123456789abcdef"})
+    found = plan(elsewhere, None, known)
     assert found.worker.count == 3
-    with pytest.raises(ConfigError, match="workers need the token of the job that they join"):
-        plan(elsewhere, None)
+    for machine, flags in ((None, {"on": "toy"}), (CPU, {})):
+        options = LaunchOptions(script="t.py", join="10.0.0.1:6170", **flags)
+        with pytest.raises(ConfigError, match="workers need the token of the job that they join"):
+            plan(options, machine)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,8 @@ def test_joining_workers_have_no_servers() -> None:
     [
         ({"worker_max": 8}, "which needs parameter servers; pass --server_num"),
         ({"worker_max": 1, "server_num": 1, "worker_num": 2}, "starts with 2 workers"),
-        ({"join": "a:1", "worker_num": 0}, "pass --worker_num N, at least 1"),
+        ({"worker_max": 10**8, "server_num": 1, "worker_num": 2}, "expected at most 100000"),
+        ({"join": "a:1", "resume": True}, "--resume describes a job of its own"),
         ({"join": "a:1", "server_num": 1}, "--server_num describes a job of its own"),
         ({"join": "a:1", "worker_max": 3}, "--worker_max describes a job of its own"),
         ({"join": "nowhere"}, "or the log folder of a job on this machine"),

@@ -22,6 +22,12 @@ def test_signals_are_recorded_in_order_and_handlers_restored() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_ctrl_c_asks_newcomers_to_leave() -> None:
+    with Interrupts(asks_to_end=True) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.seen == [signal.SIGTERM]
+
+
 def test_sighup_stays_ignored_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -41,6 +41,8 @@ def remove(folder: Path) -> None:
 
 def join_point(text: str, token: Secret | None) -> JoinPoint:
     """The value of `--join`: host:port, or the log folder of a job on this machine."""
+    if not text:
+        raise ConfigError("--join: got an empty text, expected HOST:PORT of server 0 or LOG_DIR")
     if Path(text).is_dir():
         return _read(Path(text), token)
     try:

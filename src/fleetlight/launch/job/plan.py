@@ -23,7 +23,7 @@ from fleetlight.launch.job.spec import (
     RoleSpec,
 )
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
-from fleetlight.roles.role import Kind
+from fleetlight.roles.role import MOST_PLACES, Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.strategy.features.ssl import Encryption
 
@@ -101,18 +101,20 @@ def _join_point(options: LaunchOptions, environment: Mapping[str, str]) -> JoinP
     """The running job that the workers join, if any."""
     if options.join is None:
         return None
-    given = ("server_num", "servers", "workers", "worker_max", "checkpoint", "nnodes", "ips")
-    more = [name for name in given if getattr(options, name)]
+    given = ("server_num", "servers", "workers", "worker_max", "checkpoint", "resume", "nnodes")
+    more = [name for name in (*given, "ips") if getattr(options, name)]
     if more:
         raise ConfigError(
             f"--join adds workers to a running job, and --{more[0]} describes a job of its own; "
             "omit one of them"
         )
     point = join_point(options.join, read_token(options.token_file, environment))
-    if options.on is not None and point.token is None:
+    if point.token is None:
+        where = f" with --on {options.on}" if options.on is not None else ""
         raise ConfigError(
-            f"--join {options.join} with --on {options.on}: workers need the token of the job that "
-            "they join; give FLEET_TOKEN or --token_file, here and where that job starts"
+            f"--join {options.join}{where}: workers need the token of the job that they join; give "
+            "FLEET_TOKEN or --token_file, here and where that job starts, or on its machine pass "
+            "--join LOG_DIR"
         )
     return point
 
@@ -121,7 +123,12 @@ def _joining(
     options: LaunchOptions, machine: Machine, notes: list[str]
 ) -> tuple[RoleSpec, RoleSpec, tuple[int, ...]]:
     """The workers that join a running job."""
-    workers = options.worker_num
+    if options.worker_num is not None and options.nproc_per_node is not None:
+        raise ConfigError(
+            f"--worker_num {options.worker_num} and --nproc_per_node {options.nproc_per_node} both "
+            "say how many workers join; omit one of them"
+        )
+    workers = options.nproc_per_node if options.worker_num is None else options.worker_num
     if workers is None:
         workers = 1 if options.gpus is None else len(options.gpus)
     if not workers:
@@ -143,6 +150,8 @@ def _worker_max(options: LaunchOptions, workers: int, *, collective: bool) -> in
             f"--worker_max {options.worker_max}: the job starts with {workers} workers; pass a "
             "number that is not smaller"
         )
+    if options.worker_max > MOST_PLACES:
+        raise ConfigError(f"--worker_max {options.worker_max}: expected at most {MOST_PLACES}")
     return options.worker_max
 
 

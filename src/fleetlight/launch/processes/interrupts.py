@@ -21,11 +21,17 @@ class Interrupts:
     """Records SIGINT, SIGTERM and SIGHUP in their order while the context is entered."""
 
     def __init__(
-        self, *others: signal.Signals, react: Callable[[int], None] = lambda number: None
+        self,
+        *others: signal.Signals,
+        react: Callable[[int], None] = lambda number: None,
+        asks_to_end: bool = False,
     ) -> None:
-        """`others` are recorded, too; `react` is called at each signal."""
+        """`others` are recorded, too; `react` is called at each signal.
+
+        `asks_to_end`: SIGINT counts as SIGTERM, at which the processes end in good order.
+        """
         self.seen: list[int] = []
-        self._others, self._react = others, react
+        self._others, self._react, self._asks_to_end = others, react, asks_to_end
         self._before: dict[signal.Signals, Any] = {}
 
     def check(self) -> None:
@@ -34,6 +40,8 @@ class Interrupts:
             raise Interrupted(self.seen[0])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._asks_to_end:
+            number = signal.SIGTERM
         self.seen.append(number)
         self._react(number)
 

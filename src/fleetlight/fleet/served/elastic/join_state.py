@@ -35,7 +35,8 @@ class JoinState:
     phase: int
     meetings: int
     epoch: int
-    #: by loader
+    #: by loader: what all workers must have in common, and the position
+    loaders: Sequence[Mapping[str, object]]
     positions: Sequence[Mapping[str, Any]]
     worker: WorkerState
 
@@ -60,6 +61,7 @@ class JoinState:
             session.communicator.phase,
             session.client.replies.meetings,
             session.client.epoch,
+            _settings(job),
             positions,
             WorkerState(
                 rank=0,
@@ -70,7 +72,12 @@ class JoinState:
 
     def to_bytes(self) -> bytes:
         """Everything in one message."""
-        own = {"phase": self.phase, "meetings": self.meetings, "epoch": self.epoch}
+        own = {
+            "phase": self.phase,
+            "meetings": self.meetings,
+            "epoch": self.epoch,
+            "loaders": list(self.loaders),
+        }
         values = {"join": own, _LOADERS: list(self.positions), **self.worker.values}
         return dataclasses.replace(self.worker, values=values).to_bytes()
 
@@ -84,6 +91,7 @@ class JoinState:
             own["phase"],
             own["meetings"],
             own["epoch"],
+            own["loaders"],
             positions,
             dataclasses.replace(worker, values=values),
         )
@@ -95,6 +103,17 @@ class JoinState:
                 f"this worker joins with {counted(len(job.loaders), 'loader')} of fleet.shard, but "
                 f"worker 0 has {len(self.positions)}; run the script that it runs"
             )
+        for number, (own, first) in enumerate(zip(_settings(job), self.loaders, strict=False)):
+            for name in sorted({*own, *first}):
+                if own.get(name) != first.get(name):
+                    raise MembershipError(
+                        f"sharded loader {number}: this worker has {name} {own.get(name)!r}, "
+                        f"worker 0 has {first.get(name)!r}; read the same data set with the same "
+                        "settings as the running job"
+                    )
+        self._check_tensors(job, session)
+
+    def _check_tensors(self, job: Job, session: ServerSession) -> None:
         own = self._own_tensors(job, session)
         theirs = {name: list(tensor.shape) for name, tensor in self.worker.tensors.items()}
         for name in sorted({*own, *theirs}):
@@ -116,3 +135,9 @@ class JoinState:
         with torch.no_grad():
             for name, tensor in own.items():
                 assign(tensor, self.worker.tensors[name])
+
+
+def _settings(job: Job) -> list[dict[str, object]]:
+    """What all workers have in common; seeds come with the positions."""
+    every = (one.settings() for one in job.loaders)
+    return [{name: value for name, value in one.items() if name != "seed"} for one in every]
