@@ -15,8 +15,10 @@ from fleetlight.data.observer import BatchShare, LoaderObserver, NoObserver
 from fleetlight.data.queue.client import QueueOptions
 from fleetlight.data.queue.source import RangeSource
 from fleetlight.data.sources.indexed import BatchSource, MapSource
+from fleetlight.data.sources.lane_source import LaneSource
 from fleetlight.data.sources.source import RecordSource, Shard, refuse_unbatched
 from fleetlight.data.sources.stream import StreamSource
+from fleetlight.data.sources.windows import WindowSampler
 from fleetlight.errors import ConfigError
 
 #: a batch
@@ -95,7 +97,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
     @property
     def samples_per_step(self) -> int | None:
         """Samples of all workers in one full step, None where batches differ in size."""
-        if isinstance(self.source, (MapSource, StreamSource)) and self.batch_size:
+        if isinstance(self.source, (LaneSource, MapSource, StreamSource)) and self.batch_size:
             return self.batch_size * self.workers
         return None
 
@@ -142,6 +144,8 @@ def _source_of(loader: DataLoader[Any], shard: Shard, queue: QueueOptions | None
     refuse_unbatched(loader)
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         return BatchSource(loader.batch_sampler, shard)
+    if isinstance(loader.sampler, WindowSampler):
+        return LaneSource(loader, loader.sampler, shard)
     return MapSource(loader, shard)
 
 

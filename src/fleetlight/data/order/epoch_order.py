@@ -3,14 +3,27 @@
 
 from __future__ import annotations
 
+import abc
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from fleetlight.data.order.seeded_rng import SeededRng
+
+
+class EpochSampler(Sampler[int], abc.ABC):
+    """A sampler that knows the order of any epoch, and need not make all of it."""
+
+    @abc.abstractmethod
+    def order(self, seed: int, epoch: int) -> Sequence[int]:
+        """The order of an epoch; equal for an equal seed."""
+
+    @abc.abstractmethod
+    def settings(self) -> dict[str, object]:
+        """Settings that must be the same on all workers."""
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -20,6 +33,8 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 def order_of(sampler: Any, seed: int, epoch: int) -> Sequence[Any]:
     """All that a sampler yields in an epoch: indices, or batches of them."""
+    if isinstance(sampler, EpochSampler):
+        return sampler.order(seed, epoch)
     if type(sampler) is SequentialSampler:
         return range(len(sampler))
     if type(sampler) is RandomSampler and _is_permutation(sampler):

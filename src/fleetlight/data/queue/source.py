@@ -139,8 +139,16 @@ class RangeSource(RecordSource):
         }
 
     def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "left" in state or "consumed" not in state:
+        if ("left" in state and "dealt" not in state) or "consumed" not in state:
             return state
+        if "dealt" in state:
+            # lanes have begun the epoch
+            if state["consumed"] and "remaining" not in state:
+                raise CheckpointError(
+                    "got the state_dict of a loader without deal='queue', within an epoch; load it "
+                    "with fleet.shard(loader), or load a checkpoint of the job"
+                )
+            return {**state, "turn": -1, "hand": None, "left": state.get("remaining")}
         if "streams" in state:
             raise CheckpointError(
                 "got the position of a stream, expected that of a loader of records by number"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from fleetlight.data.order.epoch_order import order_of
+from fleetlight.data.order.epoch_order import EpochSampler, order_of
 from fleetlight.observe.log import logger
 
 
@@ -32,6 +32,8 @@ class SharedSampler:
 
     def settings(self) -> dict[str, object]:
         """Settings that must be the same on all workers."""
+        if isinstance(self._sampler, EpochSampler):
+            return self._sampler.settings()
         return {"records": length_of(self._sampler), "sampler": type(self._sampler).__name__}
 
     def _check_repeats(self, order: Sequence[Any], seed: int, epoch: int) -> None:
@@ -44,13 +46,13 @@ class SharedSampler:
             )
 
 
-class ShardBatches(Sampler[list[int]]):
+class ShardBatches(Sampler[Any]):
     """The batch sampler given to torch: the rest of the current epoch, for this worker."""
 
     def __init__(self) -> None:
-        self.now: Iterable[list[int]] = ()
+        self.now: Iterable[Any] = ()
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.now)
 
 
