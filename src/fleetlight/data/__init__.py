@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from fleetlight.data.columns.dataset import ColumnFiles
+from fleetlight.data.columns.decoding import Ragged
+from fleetlight.data.columns.reading import arrow, csv, parquet
 from fleetlight.data.generated.tables import ClickLog, RandomTable
 from fleetlight.data.hashing import hash_column, stable_hash
 from fleetlight.data.loader import ShardLoader
@@ -26,6 +29,7 @@ __all__ = [
     "MNIST",
     "Adult",
     "ClickLog",
+    "ColumnFiles",
     "Corpus",
     "Criteo",
     "FileStream",
@@ -35,6 +39,7 @@ __all__ = [
     "LibSVM",
     "MovieLens",
     "Pairs",
+    "Ragged",
     "RandomTable",
     "Rating",
     "Record",
@@ -42,6 +47,9 @@ __all__ = [
     "SkipGram",
     "SparseRows",
     "Vocabulary",
+    "arrow",
+    "csv",
     "hash_column",
+    "parquet",
     "stable_hash",
 ]

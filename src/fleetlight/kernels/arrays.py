@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # only read
 Ids: TypeAlias = NDArray[np.int64]
 Positions: TypeAlias = NDArray[np.int32]
+Bytes: TypeAlias = NDArray[np.uint8]
 Codes: TypeAlias = NDArray[np.int8]
 Words: TypeAlias = NDArray[np.uint16]
 Values: TypeAlias = NDArray[np.float32]  #: one dimension
@@ -37,11 +38,13 @@ Uint64s: TypeAlias = NDArray[np.uint64]
 Floats: TypeAlias = NDArray[np.float32]  #: one dimension
 Matrix: TypeAlias = NDArray[np.float32]  #: two dimensions
 Choices: TypeAlias = NDArray[np.int32]  #: two dimensions
+Int64Matrix: TypeAlias = NDArray[np.int64]  #: two dimensions
 
 #: name: numba's element type, dimensions, whether it is read-only
 _ARRAYS = {
     "Ids": ("int64", 1, True),
     "Positions": ("int32", 1, True),
+    "Bytes": ("uint8", 1, True),
     "Codes": ("int8", 1, True),
     "Words": ("uint16", 1, True),
     "Values": ("float32", 1, True),
@@ -58,6 +61,7 @@ _ARRAYS = {
     "Floats": ("float32", 1, False),
     "Matrix": ("float32", 2, False),
     "Choices": ("int32", 2, False),
+    "Int64Matrix": ("int64", 2, False),
 }
 _SCALARS = {"int": "int64", "float": "float64", "bool": "boolean", "None": "void"}
 

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where files are: names and patterns become `Source`s."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fleetlight.data.columns import arrow
+from fleetlight.errors import DataError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source(abc.ABC):
+    """A file, and what it looked like when it was listed."""
+
+    name: str
+    size: int
+    #: changes with the contents
+    version: str
+
+    @abc.abstractmethod
+    def open(self) -> Any:
+        """The file, for Arrow."""
+
+    @abc.abstractmethod
+    def current(self) -> Source:
+        """The file as it is now."""
+
+    def check_unchanged(self) -> None:
+        """DataError if the file is another one than when it was listed."""
+        now = self.current()
+        if (now.size, now.version) != (self.size, self.version):
+            raise DataError(
+                f"{self.name}: the file has changed since the job began (it had {self.size} bytes, "
+                f"now {now.size}); write new data into new files"
+            )
+
+    @property
+    def partition(self) -> dict[str, str]:
+        """Values in the names of its folders, such as day=2026-11-20."""
+        folders = self.name.replace(os.sep, "/").split("/")[:-1]
+        return dict(folder.split("=", 1) for folder in folders if "=" in folder)
+
+
+class LocalSource(Source):
+    """A file on this machine."""
+
+    @classmethod
+    def at(cls, name: str) -> LocalSource:
+        """The file of this name."""
+        found = os.stat(name)
+        return cls(name, found.st_size, str(found.st_mtime_ns))
+
+    def open(self) -> Any:
+        return arrow().OSFile(self.name, "rb")
+
+    def current(self) -> Source:
+        return LocalSource.at(self.name)
+
+
+def sources_of(paths: Paths, endings: Sequence[str]) -> list[Source]:
+    """The files of names, folders and patterns, each list sorted; `endings`: those in folders."""
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    names: list[str] = []
+    for one in given:
+        names += _matching(os.fspath(one), endings)
+    if not names:
+        raise DataError(f"got {given}, expected at least one file")
+    return [LocalSource.at(name) for name in names]
+
+
+def _matching(name: str, endings: Sequence[str]) -> list[str]:
+    found = [name] if os.path.exists(name) else sorted(glob.glob(name))
+    files: list[str] = []
+    for one in found:
+        files += sorted(_inside(one, endings)) if os.path.isdir(one) else [one]
+    if not files:
+        what = "has no such files" if found else "no such file"
+        raise DataError(
+            f"got {name}: {what} in {os.getcwd()}; expected a file, a pattern such as day_*/, or a "
+            f"folder with files that end with {' or '.join(endings)}"
+        )
+    return files
+
+
+def _inside(folder: str, endings: Sequence[str]) -> Iterator[str]:
+    """The files of a folder and its folders; tools leave hidden ones there, such as _SUCCESS."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith((".", "_")))
+        for file in files:
+            if not file.startswith((".", "_")) and file.endswith(tuple(endings)):
+                yield os.path.join(path, file)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers share columnar files: every record once, exact positions, own groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.data.columns.making import numbered, numbers, shards
+from tests.data.queued import records, run, workers_of
+from torch.utils.data import DataLoader
+
+import fleetlight as fleet
+from fleetlight.data.columns.dataset import ColumnFiles
+from fleetlight.errors import CheckpointError
+
+SIZES = [25, 7, 40, 13, 18]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ColumnFiles:
+    return fleet.data.parquet(numbered(tmp_path_factory.mktemp("files"), SIZES))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_record_counts_once_an_epoch(data: ColumnFiles, workers: int, shuffle: bool) -> None:
+    every = shards(data.loader(4, shuffle=shuffle, window=10), workers)
+    for _ in range(2):
+        read = [numbers(one) for one in every]
+        assert sum(read, Counter()) == Counter(range(len(data)))
+        assert max(one.total() for one in read) - min(one.total() for one in read) <= 4
+    assert {len(one) for one in every} == {-(-len(data) // (4 * workers))}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 3, 5]), st.integers(1, 7), st.integers(0, 12))),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_other_workers_resume_at_any_record(
+    data: ColumnFiles, stops: list[tuple[int, int, int]], seed: int, shuffle: bool
+) -> None:
+    read: Counter[int] = Counter()
+    state: Any = None
+    for workers, batch, steps in [*stops, (2, 3, 10**6)]:
+        every = shards(data.loader(batch, shuffle=shuffle, window=20), workers, seed=seed)
+        for one in every:
+            if state is not None:
+                one.load_state_dict(state)
+                if one.epoch:
+                    break
+            if steps:
+                read += numbers(one, steps)
+        if every[0].epoch and every[0].consumed == 0:
+            break
+        state = every[0].state_dict()
+    assert read == Counter(range(len(data)))
+
+
+def test_same_workers_resume_exactly(data: ColumnFiles) -> None:
+    def run(stop: int) -> list[list[list[int]]]:
+        found = []
+        for n in range(3):
+            loader = data.loader(4, shuffle=True, window=20)
+            one = shards(loader, 3)[n]
+            batches = []
+            for step, batch in enumerate(one, start=1):
+                batches.append(batch["number"].tolist())
+                if step == stop:
+                    break
+            again = shards(loader, 3)[n]
+            again.load_state_dict(one.state_dict())
+            batches += [batch["number"].tolist() for batch in again]
+            found.append(batches)
+        return found
+
+    assert run(1) == run(4) == run(7)
+
+
+def test_worker_reads_only_its_own_groups_but_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    plain = ColumnFiles._load
+    monkeypatch.setattr(ColumnFiles, "_load", lambda self, n: read.append(n) or plain(self, n))
+    for one in range(3):
+        data = fleet.data.parquet(numbered(tmp_path, [300, 300]))
+        numbers(shards(data.loader(5, shuffle=True, window=10), 3)[one])
+    # 60 groups; those of the last windows are read by all
+    assert len(set(read)) == 60
+    assert len(read) <= 60 + 3 * 3
+
+
+def test_position_in_other_files_is_refused(data: ColumnFiles, tmp_path: Path) -> None:
+    one = shards(data.loader(4), 1)[0]
+    numbers(one, 2)
+    other = shards(fleet.data.parquet(numbered(tmp_path, [103])).loader(4), 1)[0]
+    with pytest.raises(CheckpointError, match="position in other files: saved with 5 files, 103"):
+        other.load_state_dict(one.state_dict())
+
+
+def of_numbers(folder: Path) -> ColumnFiles:
+    return fleet.data.parquet(numbered(folder, SIZES), transform=lambda batch: batch["number"])
+
+
+def test_queue_deals_windows_out(tmp_path: Path) -> None:
+    data = of_numbers(tmp_path)
+    workers = workers_of(3, lambda: data.loader(4, shuffle=True, window=20))
+    for epoch in range(2):
+        run(workers)
+        assert records(*workers) == sorted(list(range(len(data))) * (epoch + 1))
+
+
+def test_queue_and_lanes_continue_each_other(tmp_path: Path) -> None:
+    data = of_numbers(tmp_path)
+
+    def make() -> DataLoader[Any]:
+        return data.loader(4, shuffle=True, window=20)
+
+    lanes = shards(make(), 2, seed=0)
+    read = [n for one in lanes for batch in itertools.islice(one, 3) for n in batch.tolist()]
+    state = lanes[0].cursor.shared_state()
+    workers = workers_of(3, make)
+    for worker in workers:
+        worker.loader.load_state_dict(state)
+    parts = [worker.epoch() for worker in workers]
+    for part in parts:
+        next(part)
+    for worker in workers:
+        worker.loader.source.report()
+    left = workers[0].loader.cursor.shared_state()
+    again = shards(make(), 5, seed=0)
+    read += records(*workers)
+    for one in again:
+        one.load_state_dict(left)
+        read += [n for batch in one for n in batch[: one.counted].tolist()]
+    assert Counter(read) == Counter(range(len(data)))
+
+
+def test_queue_refuses_the_state_dict_of_lanes(tmp_path: Path) -> None:
+    data = of_numbers(tmp_path)
+    one = shards(data.loader(4), 1)[0]
+    next(iter(one))
+    (worker,) = workers_of(1, lambda: data.loader(4))
+    with pytest.raises(CheckpointError, match="state_dict of a loader without deal='queue'"):
+        worker.loader.load_state_dict(one.state_dict())
