@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.columns.making import numbered, numbers, shards
 from tests.data.queued import records, run, workers_of
+from tests.workers import run_workers
 from torch.utils.data import DataLoader
 
 import fleetlight as fleet
@@ -150,3 +152,32 @@ def test_queue_refuses_the_state_dict_of_lanes(tmp_path: Path) -> None:
     (worker,) = workers_of(1, lambda: data.loader(4))
     with pytest.raises(CheckpointError, match="state_dict of a loader without deal='queue'"):
         worker.loader.load_state_dict(one.state_dict())
+
+
+def train(files: str, folder: str, steps: int | None) -> list[int]:
+    """The records that this worker trains on: from a checkpoint on, and up to one."""
+    model = fleet.distributed_model(torch.nn.Linear(1, 1))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1e-6))
+    loader = fleet.shard(fleet.data.parquet(files).loader(4, shuffle=True, window=20))
+    if steps is None:
+        fleet.load_persistables(folder)
+    read: list[int] = []
+    for step, batch in enumerate(loader, start=1):
+        optimizer.zero_grad()
+        model(batch["number"][:, None].float()).mean().backward()
+        optimizer.step()
+        read += batch["number"][: loader.counted].tolist()
+        if step == steps:
+            fleet.save_persistables(folder)
+            break
+    return read
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("after", [1, 3])
+def test_job_resumes_with_other_workers_from_a_checkpoint(tmp_path: Path, after: int) -> None:
+    files = numbered(tmp_path, SIZES)
+    before = run_workers(train, 2, str(files), str(tmp_path / "saved"), 5)
+    rest = run_workers(train, after, str(files), str(tmp_path / "saved"), None)
+    read = Counter(itertools.chain(*before, *rest))
+    assert read == Counter(range(sum(SIZES)))
