@@ -151,8 +151,10 @@ def _source_of(loader: DataLoader[Any], shard: Shard, queue: QueueOptions | None
 
 def _refuse_sharded(loader: DataLoader[Any]) -> None:
     if not isinstance(loader, DataLoader):
+        is_stateful = hasattr(loader, "dataset") and hasattr(loader, "state_dict")
+        advice = "; it resumes any DataLoader within an epoch by itself" if is_stateful else ""
         raise ConfigError(
-            f"fleet.shard: got a {type(loader).__name__}, expected a torch DataLoader"
+            f"fleet.shard: got a {type(loader).__name__}, expected a torch DataLoader{advice}"
         )
     if isinstance(loader, ShardLoader):
         raise ConfigError("fleet.shard: got a loader that fleet.shard returned; shard it once")
