@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.store.fixtures"]
+
 CHILDREN = str(Path(__file__).with_name("children"))
 
 # a slow machine fails no test; `make quick` tries fewer examples, unless a test sets its own number

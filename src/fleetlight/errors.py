@@ -21,6 +21,9 @@ FleetError
 ├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
 │   ├── CorruptCheckpointError       its bytes have changed since the save
 │   └── LostCheckpointError          a process that wrote a part of it was lost
+├── StoreError (RuntimeError)        a bucket or a folder of objects did not do what was asked
+│   ├── StoreRefusedError            and will not, until you change something
+│   └── MissingObjectError           there is no object of this name
 ├── JournalError (RuntimeError)      the log of a server could not be written or read
 ├── GradientError (ArithmeticError)  a gradient is NaN or infinite
 ├── DataError (ValueError)           a data file or record is not what its format says
@@ -52,6 +55,7 @@ __all__ = [
     "LaunchError",
     "LostCheckpointError",
     "MembershipError",
+    "MissingObjectError",
     "NoProgramError",
     "NotAvailableError",
     "PeerError",
@@ -60,6 +64,8 @@ __all__ = [
     "ProtocolError",
     "RoleError",
     "StoppedError",
+    "StoreError",
+    "StoreRefusedError",
     "StrategyError",
     "TorchVersionError",
 ]
@@ -148,6 +154,18 @@ class LostCheckpointError(CheckpointError):
     """A process that wrote a part of a checkpoint was lost; the previous checkpoint remains."""
 
 
+class StoreError(FleetError, RuntimeError):
+    """A bucket or a folder of objects did not do what was asked, until a deadline."""
+
+
+class StoreRefusedError(StoreError):
+    """A bucket does not exist, denies access or cannot be used until the user changes something."""
+
+
+class MissingObjectError(StoreError):
+    """A bucket or a folder has no object of this name."""
+
+
 class JournalError(FleetError, RuntimeError):
     """The log of a server could not be written or read."""
 
@@ -165,7 +183,7 @@ class LaunchError(FleetError, RuntimeError):
 
 
 #: after these, a restart of the job fails in the same way, or would overwrite its files
-_LASTING = (ConfigError, PlanError, CheckpointError, JournalError, DataError)
+_LASTING = (ConfigError, PlanError, CheckpointError, StoreRefusedError, JournalError, DataError)
 _PASSING = (AddressError, ComebackError, DivergedError, LostCheckpointError)
 
 

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bucket does wrong, and what the user is told."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.store.s3 import (
+    VARIABLES,
+    CutReply,
+    CutRequest,
+    Fault,
+    FaultProxy,
+    HalfObject,
+    LostReply,
+    Stalled,
+    Status,
+)
+
+from fleetlight.errors import ConfigError, StoreError, StoreRefusedError, is_lasting
+from fleetlight.store import ObjectStore, store_at
+from fleetlight.store.buckets import CHUNK
+
+SLOW_DOWN = Status(503, "SlowDown")
+PASSING = [Status(500), SLOW_DOWN, Status(429, ""), CutRequest(), LostReply()]
+
+
+@pytest.fixture
+def store(bucket: str) -> ObjectStore:
+    return store_at(bucket, deadline_s=20, request_s=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", PASSING, ids=repr)
+def test_a_fault_that_passes_changes_nothing(
+    store: ObjectStore, s3: FaultProxy, fault: Fault
+) -> None:
+    store.put("a", b"first")
+    s3.fail(fault, times=2)
+    assert bytes(store.get("a").data) == b"first"
+    s3.fail(fault, times=2)
+    version = store.put("a", b"second")
+    s3.fail(fault)
+    assert [e.name for e in store.list()] == ["a"]
+    s3.fail(fault)
+    assert store.swap("a", b"third", version)
+    s3.fail(fault)
+    assert store.swap("a", b"fourth", version) is None
+    s3.fail(fault)
+    assert store.create("b", b"mine")
+    s3.fail(fault)
+    assert store.create("b", b"yours") is None
+    s3.fail(fault)
+    store.delete(["b"])
+    assert [(e.name, e.size) for e in store.list()] == [("a", 5)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [Status(500), CutRequest(), LostReply()], ids=repr)
+def test_a_part_of_a_large_object_is_sent_again(
+    store: ObjectStore, s3: FaultProxy, fault: Fault
+) -> None:
+    data = os.urandom(CHUNK) * 2 + b"end"
+    s3.fail(fault, method="PUT", path="partNumber=2")
+    store.put("large", data)
+    s3.fail(CutReply(), method="GET")
+    assert bytes(store.get("large").data) == data
+
+
+@pytest.mark.slow
+def test_a_reply_that_stops_is_asked_for_again(bucket: str, s3: FaultProxy) -> None:
+    store = store_at(bucket, deadline_s=20, request_s=0.5)
+    store.put("a", b"whole content")
+    s3.fail(Stalled(), method="GET", path="/a$")
+    assert bytes(store.get("a").data) == b"whole content"
+
+
+def test_an_object_replaced_during_a_read_is_read_from_its_start(
+    bucket: str, s3: FaultProxy
+) -> None:
+    store = store_at(bucket, deadline_s=20)
+    old, new = b"o" * (CHUNK + 5), b"n" * (CHUNK + 9)
+    store.put("a", old)
+    replaced: list[str] = []
+
+    def rule(method: str, path: str) -> Fault | None:
+        # after the first range has left
+        if method == "GET" and s3.seen and s3.seen[-1][0] == "GET":
+            replaced.append("now")
+            s3.rule = lambda method, path: None
+            store_at(bucket).put("a", new)
+        return None
+
+    s3.seen.clear()
+    s3.rule = rule
+    assert bytes(store.get("a").data) == new
+    assert replaced
+
+
+@pytest.mark.slow
+def test_a_write_that_keeps_failing_ends_at_the_deadline(bucket: str, s3: FaultProxy) -> None:
+    store = store_at(bucket, deadline_s=0.5)
+    s3.rule = lambda method, path: SLOW_DOWN
+    told = (
+        rf"{bucket}/a: could not write within 0\.5 s \(\d+ attempts\): the bucket asks for fewer "
+        r"requests \(SlowDown\); check the endpoint"
+    )
+    with pytest.raises(StoreError, match=told) as caught:
+        store.put("a", b"x")
+    assert not is_lasting(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (Status(403, "RequestTimeTooSkewed"), "the clock of this machine is wrong; set it"),
+        (Status(403, "AccessDenied"), "access is denied; the credentials need permission"),
+        (Status(403, "SignatureDoesNotMatch"), "the credentials are not valid"),
+        (Status(400, "ExpiredToken"), "the credentials have expired; renew them"),
+        (Status(301, "PermanentRedirect"), "set AWS_REGION"),
+    ],
+)
+def test_what_does_not_pass_is_said_at_once(
+    bucket: str, s3: FaultProxy, fault: Status, told: str
+) -> None:
+    store = store_at(bucket)
+    for method, call in (("PUT", lambda: store.put("a", b"")), ("GET", lambda: store.get("a"))):
+        s3.fail(fault, method=method, times=99)
+        with pytest.raises(StoreRefusedError, match=f"^{bucket}/a: could not .*{told}") as caught:
+            call()
+        assert is_lasting(caught.value)
+        _assert_no_secret(caught.value)
+
+
+def test_a_bucket_that_does_not_exist(s3: FaultProxy) -> None:
+    store = store_at("s3://nowhere/run")
+    for call in (lambda: store.put("a", b""), lambda: store.get("a"), store.list):
+        with pytest.raises(StoreRefusedError, match=r"s3://nowhere/run.*the bucket does not exist"):
+            call()  # type: ignore[no-untyped-call]
+
+
+def test_no_credentials(s3: FaultProxy, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    # a machine of a cloud answers here
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", s3.endpoint)
+    s3.rule = lambda method, path: Status(404, "") if "latest" in path else None
+    with pytest.raises(StoreRefusedError, match="there are no credentials; set AWS_ACCESS_KEY_ID"):
+        store_at(bucket, deadline_s=1).put("a", b"")
+
+
+def test_nobody_listens_at_the_endpoint(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(StoreError, match=r"within 0\.3 s .*the endpoint cannot be reached"):
+        store_at(bucket, deadline_s=0.3).list()
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^s3://bucket/run: got a URL with credentials"
+    ) as caught:
+        store_at("s3://AKIAOFTESTS:a-secret-of-tests@bucket/run")
+    assert "a-secret" not in str(caught.value)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] in ("obstore", "fsspec"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("obstore", "fsspec")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    for url in ("s3://bucket/run", "hdfs://host/run"):
+        with pytest.raises(ConfigError, match=r"pip install 'fleetlight\[storage\]'"):
+            store_at(url)
+
+
+def test_half_an_object_is_seen_by_its_size(store: ObjectStore, s3: FaultProxy) -> None:
+    s3.fail(HalfObject(), method="PUT")
+    store.put("a", b"0123456789")
+    assert [entry.size for entry in store.list()] == [5]
+
+
+def _assert_no_secret(error: BaseException) -> None:
+    text = "".join(traceback.format_exception(error))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert not re.search(re.escape(VARIABLES[name]), text), text
+
+
+def test_a_file_system_without_conditions_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fleetlight.store import filesystems
+
+    monkeypatch.setattr(filesystems, "_warned", set())
+    for number in range(2):
+        store_at(f"memory://{tmp_path.name}/{number}")
+    assert [r.getMessage() for r in caplog.records if "second writer" in r.getMessage()] == [
+        f"memory://{tmp_path.name}/0: this file system cannot refuse a second writer; let only one "
+        "job write there"
+    ]
