@@ -16,7 +16,13 @@ from fleetlight import checkpoint
 from fleetlight.checkpoint.formats import tables
 from fleetlight.checkpoint.formats.tables import TableOnDisk
 from fleetlight.checkpoint.snapshot import SavedTables
-from fleetlight.checkpoint.storage.manifest import HighWaterEntry, TableEntry, TableFileEntry
+from fleetlight.checkpoint.storage.files import FileTarget, Sink
+from fleetlight.checkpoint.storage.manifest import (
+    FileEntry,
+    HighWaterEntry,
+    TableEntry,
+    TableFileEntry,
+)
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 #: the ids of two servers, in no common order
@@ -43,11 +49,11 @@ def entry(name: str, rows: int, ids: int = 0, weights: tuple[str, ...] = ()) -> 
     )
 
 
-def written(folder: Path, name: str, parts: list[Tensor]) -> list[checkpoint.FileEntry]:
+def written(target: FileTarget, name: str, parts: list[Tensor]) -> list[FileEntry]:
     """Writes the files of a table, as servers do."""
     entries = []
     for server, ids in enumerate(parts):
-        with checkpoint.Sink(folder / f"{name}-{server}") as sink:
+        with Sink(Path(target.location, f"{name}-{server}")) as sink:
             data = {"ids": ids, "weights": rows_of(ids), "buckets": torch.zeros(3).long()}
             sink.write(safetensors.torch.save(data))
             entries.append(sink.flush())
@@ -57,9 +63,9 @@ def written(folder: Path, name: str, parts: list[Tensor]) -> list[checkpoint.Fil
 def job(*more: TableEntry) -> checkpoint.JobSnapshot:
     """A job with a table of open ids, and one of the ids 0 to 4 that replaces a bias."""
 
-    def save_tables(folder: Path) -> SavedTables:
+    def save_tables(target: FileTarget) -> SavedTables:
         moved = [torch.tensor([4, 0, 2]), torch.tensor([3, 1])]
-        files = written(folder, "ads", PARTS) + written(folder, "words", moved)
+        files = written(target, "ads", PARTS) + written(target, "words", moved)
         found = [entry("ads", 7), entry("words", 5, ids=5, weights=("bias",)), *more]
         return SavedTables(found, files, [HighWaterEntry(0, 1, 0, 9)])
 
@@ -76,8 +82,8 @@ def test_the_manifest_lists_the_tables(tmp_path: Path) -> None:
     ]
     assert (saved.manifest.servers, saved.manifest.epoch) == (2, 3)
     assert saved.manifest.high_water == [HighWaterEntry(0, 1, 0, 9)]
-    names = {path.name for path in saved.paths()}
-    assert {path.name for path in saved.paths(tables=False)} == {
+    names = set(saved.files())
+    assert set(saved.files(tables=False)) == {
         name for name in names if not name.startswith(("ads", "words"))
     }
 
@@ -120,8 +126,8 @@ def test_a_lost_file_of_a_table_is_an_error(tmp_path: Path) -> None:
 def test_a_failed_table_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, snapshot(1))
 
-    def fail(folder: Path) -> SavedTables:
-        written(folder, "ads", PARTS)
+    def fail(target: FileTarget) -> SavedTables:
+        written(target, "ads", PARTS)
         raise CheckpointError("server 1 is gone")
 
     with pytest.raises(CheckpointError, match="server 1 is gone"):

@@ -11,6 +11,7 @@ from tests.fleet.served.tables.test_server_checkpoint import adam, equal, load, 
 from tests.served import SYNC, Job, Member
 
 from fleetlight import checkpoint
+from fleetlight.checkpoint import FileTarget
 from fleetlight.errors import CheckpointError, LostCheckpointError, PeerLostError
 from fleetlight.fleet.served.tables.table_files import TableFiles
 
@@ -23,16 +24,16 @@ class DyingSave:
         self.calls = 0
         save = TableFiles.save
 
-        def saved(files: TableFiles, folder: Path, *how: Any) -> Any:
+        def saved(files: TableFiles, target: FileTarget, *how: Any) -> Any:
             self.calls += 1
             error, self.error = self.error, None
             if error is not None:
-                (folder / "half-a-table").touch()
+                Path(target.location, "half-a-table").touch()
                 if isinstance(error, CheckpointError):
                     # the restarted server does not know its earlier files
                     monkeypatch.setattr(files._client, "incarnations", lambda *lanes: [1, 2])
                 raise error
-            return save(files, folder, *how)
+            return save(files, target, *how)
 
         monkeypatch.setattr(TableFiles, "save", saved)
 

@@ -28,7 +28,7 @@ from fleetlight.checkpoint.state.optimizer import (
 )
 from fleetlight.checkpoint.state.rng import RngState, rng_state, set_rng_state
 from fleetlight.checkpoint.state.worker import WorkerState
-from fleetlight.checkpoint.storage.files import Sink
+from fleetlight.checkpoint.storage.files import FileTarget, FolderTarget
 from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
     FileEntry,
@@ -37,11 +37,14 @@ from fleetlight.checkpoint.storage.manifest import (
     TableEntry,
     TableFileEntry,
 )
+from fleetlight.checkpoint.storage.sources import exists, source_of
 
 __all__ = [
     "MANIFEST",
     "Checkpoint",
     "FileEntry",
+    "FileTarget",
+    "FolderTarget",
     "HighWaterEntry",
     "InferenceModel",
     "JobSnapshot",
@@ -51,11 +54,11 @@ __all__ = [
     "RenamedCheckpoint",
     "RngState",
     "SavedTables",
-    "Sink",
     "TableEntry",
     "TableFileEntry",
     "WorkerState",
     "class_name",
+    "exists",
     "export",
     "is_extra",
     "load_inference",
@@ -72,6 +75,7 @@ __all__ = [
     "rng_state",
     "save_inference",
     "set_rng_state",
+    "source_of",
     "unpack",
     "write",
 ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,20 @@ from fleetlight.checkpoint.state.model import ModelState
 from fleetlight.checkpoint.state.optimizer import OptimizerState
 from fleetlight.checkpoint.state.worker import WorkerState, read_worker, record_file, tensor_file
 from fleetlight.checkpoint.storage import files
-from fleetlight.checkpoint.storage.generations import (
-    Directory,
-    generation_folder,
-    read_manifest,
-    verified,
-)
-from fleetlight.checkpoint.storage.manifest import MANIFEST, Manifest, TableEntry
+from fleetlight.checkpoint.storage.generations import Directory
+from fleetlight.checkpoint.storage.manifest import Manifest, TableEntry
+from fleetlight.checkpoint.storage.sources import Source, source_of
 from fleetlight.errors import CheckpointError
+from fleetlight.store import is_url
 
 
 class Checkpoint:
     """A finished save. Its tensors are mapped from the files: load them, do not change them."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Path | str, source: Source, manifest: Manifest) -> None:
+        """`directory`: for messages, a path or a URL."""
         self.directory = directory
+        self.source = source
         self.manifest = manifest
 
     @property
@@ -63,7 +63,7 @@ class Checkpoint:
         if record_file(rank) not in names:
             return None
         tensors = self._tensors(tensor_file(rank)) if tensor_file(rank) in names else {}
-        return read_worker(verified(self.directory, self.manifest, record_file(rank)), tensors)
+        return read_worker(self.path(record_file(rank)), tensors)
 
     def workers(self) -> list[WorkerState]:
         """The states of all workers at the save, by rank."""
@@ -85,29 +85,37 @@ class Checkpoint:
         }
 
     @property
-    def folder(self) -> Path:
-        """The folder of the current generation."""
-        return generation_folder(self.directory, self.manifest.generation)
+    def location(self) -> str:
+        """The folder or URL of its files, for other processes."""
+        return self.source.location(self.manifest)
 
-    def paths(self, *, tables: bool = True) -> list[Path]:
-        """The paths of its files, the manifest first, relative to the directory."""
+    def path(self, name: str) -> Path:
+        """A file, verified."""
+        return self.source.path(self.manifest, name)
+
+    def unverified(self, name: str) -> Path:
+        """A file whose bytes someone else verifies; that of a URL is verified as it is fetched."""
+        return self.path(name) if is_url(self.location) else Path(self.location, name)
+
+    def files(self, *, tables: bool = True) -> list[str]:
+        """The names of its files."""
         left_out = set() if tables else {f.name for t in self.manifest.tables for f in t.files}
-        names = (file.name for file in self.manifest.files if file.name not in left_out)
-        files = (verified(self.directory, self.manifest, name) for name in names)
-        return [Path(MANIFEST), *(path.relative_to(self.directory) for path in files)]
+        return [file.name for file in self.manifest.files if file.name not in left_out]
 
     def verify(self) -> None:
         """Verify the bytes of every file."""
         for entry in self.manifest.files:
-            verified(self.directory, self.manifest, entry.name)
+            self.path(entry.name)
 
     def _tensors(self, name: str) -> dict[str, Tensor]:
-        return read_tensors(verified(self.directory, self.manifest, name))
+        return read_tensors(self.path(name))
 
 
 def read(dirname: Directory) -> Checkpoint:
-    """The checkpoint in `dirname`. Reads the manifest only."""
-    return Checkpoint(Path(dirname), read_manifest(dirname, Manifest, FORMAT))
+    """The checkpoint in a folder or under a URL. Reads the manifest only."""
+    source = source_of(dirname)
+    directory = os.fspath(dirname) if is_url(dirname) else Path(dirname)
+    return Checkpoint(directory, source, source.manifest(Manifest, FORMAT))
 
 
 def export(dirname: Directory, out: Directory) -> Path:

@@ -22,7 +22,7 @@ class RenamedCheckpoint(Checkpoint):
     """Returns the new names; the files, and the tensors in them, keep the old ones."""
 
     def __init__(self, saved: Checkpoint, name: Name) -> None:
-        super().__init__(saved.directory, _manifest(saved.manifest, name))
+        super().__init__(saved.directory, saved.source, _manifest(saved.manifest, name))
         self._saved, self._name = saved, name
 
     def model(self) -> ModelState:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from fleetlight.checkpoint.formats.values import pack, unpack
 from fleetlight.checkpoint.state.model import ModelState
 from fleetlight.checkpoint.state.optimizer import OptimizerState
 from fleetlight.checkpoint.state.worker import WorkerState, write_worker
+from fleetlight.checkpoint.storage.files import FileTarget
 from fleetlight.checkpoint.storage.generations import Directory, Generation, new_generation
 from fleetlight.checkpoint.storage.manifest import (
     FileEntry,
@@ -23,7 +25,12 @@ from fleetlight.checkpoint.storage.manifest import (
     TableEntry,
     TensorEntry,
 )
+from fleetlight.checkpoint.storage.stored_generations import (
+    StoredGeneration,
+    new_stored_generation,
+)
 from fleetlight.errors import CheckpointError
+from fleetlight.store import is_url
 
 FORMAT = "fleetlight-checkpoint"
 MODEL_FILE = "model.safetensors"
@@ -46,8 +53,8 @@ class JobSnapshot:
     optimizers: Sequence[OptimizerState] = ()
     workers: Sequence[WorkerState] = ()
     server_num: int = 0
-    #: makes the servers write their tables into a folder
-    save_tables: Callable[[Path], SavedTables] | None = None
+    #: makes the servers write their tables
+    save_tables: Callable[[FileTarget], SavedTables] | None = None
     seed: int = 0
     #: how often the job's servers were loaded from a checkpoint; frames of older epochs are refused
     epoch: int = 0
@@ -72,19 +79,28 @@ class JobSnapshot:
         )
 
 
-def write(dirname: Directory, snapshot: JobSnapshot) -> Manifest:
-    """Save `snapshot` as the checkpoint in `dirname`; it is on disk when this returns.
+def write(dirname: Directory, snapshot: JobSnapshot, *, keep: int = 1) -> Manifest:
+    """Save `snapshot` as the checkpoint in a folder or under a URL; it is durable at the return.
 
-    Until then, and after any failure, `dirname` holds the checkpoint that was there before.
+    Until then, and after any failure, `dirname` holds the checkpoint that was there before. Under a
+    URL the last `keep` generations stay.
     """
-    with new_generation(dirname, FORMAT) as generation:
+    with _new_generation(dirname, keep) as generation:
         tensors = _write_files(generation, snapshot)
         save_tables = snapshot.save_tables
-        saved = SavedTables() if save_tables is None else save_tables(generation.path)
+        saved = SavedTables() if save_tables is None else save_tables(generation)
         generation.files += saved.files
         manifest = _manifest(generation, snapshot, tensors, saved)
         generation.publish(manifest)
     return manifest
+
+
+def _new_generation(
+    dirname: Directory, keep: int
+) -> contextlib.AbstractContextManager[Generation | StoredGeneration]:
+    if is_url(dirname):
+        return new_stored_generation(os.fspath(dirname), FORMAT, keep)
+    return new_generation(dirname, FORMAT)
 
 
 def optimizer_file(number: int) -> str:
@@ -98,7 +114,9 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _write_files(generation: Generation, snapshot: JobSnapshot) -> list[TensorEntry]:
+def _write_files(
+    generation: Generation | StoredGeneration, snapshot: JobSnapshot
+) -> list[TensorEntry]:
     ranks = [worker.rank for worker in snapshot.workers]
     if ranks != list(range(len(ranks))):
         raise CheckpointError(
@@ -114,7 +132,7 @@ def _write_files(generation: Generation, snapshot: JobSnapshot) -> list[TensorEn
     return entries
 
 
-def _write_model(generation: Generation, model: ModelState) -> list[TensorEntry]:
+def _write_model(generation: Generation | StoredGeneration, model: ModelState) -> list[TensorEntry]:
     with generation.create(MODEL_FILE) as sink:
         write_tensors(sink, model.tensors)
     return [
@@ -125,7 +143,10 @@ def _write_model(generation: Generation, model: ModelState) -> list[TensorEntry]
 
 
 def _manifest(
-    generation: Generation, snapshot: JobSnapshot, tensors: list[TensorEntry], saved: SavedTables
+    generation: Generation | StoredGeneration,
+    snapshot: JobSnapshot,
+    tensors: list[TensorEntry],
+    saved: SavedTables,
 ) -> Manifest:
     return Manifest(
         **generation.header(),

@@ -256,7 +256,7 @@ class Job(abc.ABC):
 
     # -- servers
 
-    def init_server(self, dirname: Path | None) -> None:
+    def init_server(self, dirname: str | None) -> None:
         """What `fleet.init_server` does."""
         raise _no_server("init_server")
 

@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from fleetlight.collective.forming import form
@@ -176,7 +175,7 @@ def init_worker() -> None:
 @names_arguments
 def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
     """Make this server's tables, and load a checkpoint's values into them."""
-    current().init_server(None if dirname is None else Path(dirname))
+    current().init_server(None if dirname is None else os.fspath(dirname))
 
 
 def run_server() -> None:

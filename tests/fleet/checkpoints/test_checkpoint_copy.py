@@ -25,8 +25,8 @@ def copy_to_all(root: str) -> Any:
     checkpoint_copy._CHUNK = 100  # so that every file takes several chunks
     largest = watch_chunks()
     own, copy = Path(root) / f"host{index}", Path(root) / f"copy{index}"
-    found = checkpoint_copy.copy_checkpoint(current().group, own, copy)
-    return found.name, whole_step(found), max(largest)
+    found = checkpoint_copy.copy_checkpoint(current().group, str(own), copy)
+    return Path(found).name, whole_step(found), max(largest)
 
 
 def watch_chunks() -> list[int]:
@@ -64,13 +64,13 @@ def copy_and_fail(root: str, vanishing: bool) -> Any:
     index = fleet.worker_index()
     if vanishing:
         # worker 0 has checked its files, then one of them vanishes
-        names = checkpoint_copy._names
-        checkpoint_copy._names = lambda *args: [*names(*args)[:2], "generation-9/gone"]
+        found, gone = checkpoint_copy._found, Path(root, "generation-9/gone")
+        checkpoint_copy._found = lambda *args: {**found(*args), "generation-9/gone": gone}
     copy = Path(root) / f"copy{index}"
     if not vanishing:
         copy.write_text("in the way")
     with pytest.raises(CheckpointError, match="could not be copied") as caught:
-        checkpoint_copy.copy_checkpoint(current().group, Path(root) / f"host{index}", copy)
+        checkpoint_copy.copy_checkpoint(current().group, f"{root}/host{index}", copy)
     return isinstance(caught.value, PeerError), str(caught.value)
 
 

@@ -227,9 +227,9 @@ def save_slowly(dirname: str) -> str:
     write = checkpoint.write
     pause = threading.Event()
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **how: Any) -> Any:
         pause.wait(1.5)
-        return write(*args)
+        return write(*args, **how)
 
     checkpoint.write = slow
     fleet.save_persistables(dirname)
@@ -247,9 +247,9 @@ def save_in_background(dirname: str) -> Any:
     train(2, model, optimizer, loader)
     write, go = checkpoint.write, threading.Event()
 
-    def held_back(*args: Any) -> Any:
+    def held_back(*args: Any, **how: Any) -> Any:
         assert go.wait(30), "the save did not continue in the background"
-        return write(*args)
+        return write(*args, **how)
 
     checkpoint.write = held_back
     extra = {"epochs": [1]}

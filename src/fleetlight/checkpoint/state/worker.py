@@ -17,7 +17,7 @@ from torch import Tensor
 from fleetlight.checkpoint.formats.tensors import describe_tensors, write_tensors
 from fleetlight.checkpoint.formats.values import Json, pack, unpack
 from fleetlight.checkpoint.state.rng import RngState
-from fleetlight.checkpoint.storage.generations import Generation
+from fleetlight.checkpoint.storage.files import FileTarget
 from fleetlight.checkpoint.storage.manifest import TensorEntry
 from fleetlight.errors import CorruptCheckpointError
 
@@ -81,14 +81,14 @@ def tensor_file(rank: int) -> str:
     return f"worker-{rank:05d}.safetensors"
 
 
-def write_worker(generation: Generation, state: WorkerState) -> list[TensorEntry]:
+def write_worker(target: FileTarget, state: WorkerState) -> list[TensorEntry]:
     """Write one worker's files."""
     record, tensors = _split(state)
-    with generation.create(record_file(state.rank)) as sink:
+    with target.create(record_file(state.rank)) as sink:
         sink.write(record)
     if not tensors:
         return []
-    with generation.create(tensor_file(state.rank)) as sink:
+    with target.create(tensor_file(state.rank)) as sink:
         write_tensors(sink, tensors)
     return describe_tensors(tensors, "worker", tensor_file(state.rank))
 

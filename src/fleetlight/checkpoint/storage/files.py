@@ -25,8 +25,47 @@ class Writable(Protocol):
         """Take all of `data`."""
 
 
+class FileSink(Writable, Protocol):
+    """A new file, described once it is whole."""
+
+    entry: FileEntry
+
+
+class FileTarget(Protocol):
+    """A place for new files: a folder, or one in a bucket."""
+
+    @property
+    def location(self) -> str:
+        """The path or URL, for other processes."""
+
+    def create(self, name: str) -> contextlib.AbstractContextManager[FileSink]:
+        """A new file, which is whole at the end of the block."""
+
+
+class FolderTarget:
+    """Files of a local folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def location(self) -> str:
+        """The absolute path."""
+        return str(self._folder.absolute())
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[Sink]:
+        """See `FileTarget`."""
+        with Sink(self._folder / name) as sink:
+            yield sink
+            sink.flush()
+
+
 class Sink:
     """A new file that knows its own size and checksum."""
+
+    #: the description of the file, once it is whole
+    entry: FileEntry
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,7 +95,8 @@ class Sink:
     def flush(self) -> FileEntry:
         """Wait until the file is on disk, and describe it."""
         os.fsync(self._fd)
-        return FileEntry(self._path.name, self._size, self._digest.hexdigest())
+        self.entry = FileEntry(self._path.name, self._size, self._digest.hexdigest())
+        return self.entry
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from fleetlight.checkpoint.storage import files
 from fleetlight.checkpoint.storage.manifest import (
@@ -36,10 +35,12 @@ from fleetlight.checkpoint.storage.manifest import (
     Head,
     decode,
     encode,
+    folder_of,
 )
-from fleetlight.errors import CheckpointError, CorruptCheckpointError, PeerError
+from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PeerError
 from fleetlight.files.atomic import sync_folder_if_supported
 from fleetlight.files.lock import NO_LOCKS, FileLock
+from fleetlight.store import is_url, shown
 
 Directory = str | os.PathLike[str]
 
@@ -59,6 +60,11 @@ class Generation:
         self.published = False
         os.mkdir(self.path)
 
+    @property
+    def location(self) -> str:
+        """The path of the folder, for other processes."""
+        return str(self.path.absolute())
+
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[files.Sink]:
         """A new file of this generation."""
@@ -68,16 +74,7 @@ class Generation:
 
     def header(self) -> dict[str, Any]:
         """The fields of a `BaseManifest`, once all files are written."""
-        return {
-            "format": self.format,
-            "version": VERSION,
-            "checksum": "",
-            "generation": self.number,
-            "created": datetime.now(timezone.utc),
-            "fleetlight": _package_version(),
-            "torch": str(torch.__version__),
-            "files": self.files,
-        }
+        return header(self.format, self.number, self.files)
 
     def publish(self, manifest: BaseManifest) -> None:
         """Make this the current generation, durably, and remove the others."""
@@ -90,6 +87,23 @@ class Generation:
         _remove_leftovers(root, keep=self.number)
 
 
+def header(format_name: str, number: int, entries: list[FileEntry]) -> dict[str, Any]:
+    """The fields of a `BaseManifest` of this version, written now."""
+    # the commands that look after checkpoints do not need torch
+    import torch
+
+    return {
+        "format": format_name,
+        "version": VERSION,
+        "checksum": "",
+        "generation": number,
+        "created": datetime.now(timezone.utc),
+        "fleetlight": _package_version(),
+        "torch": str(torch.__version__),
+        "files": entries,
+    }
+
+
 def _package_version() -> str:
     try:
         return importlib.metadata.version("fleetlight")
@@ -100,7 +114,7 @@ def _package_version() -> str:
 @contextlib.contextmanager
 def new_generation(dirname: Directory, format_name: str) -> Iterator[Generation]:
     """Yield a new generation in `dirname` to fill and publish; clean up after failures."""
-    root = Path(dirname)
+    root = _folder(dirname)
     with _explained(root):
         _make_directory(root)
         with _locked(root):
@@ -115,22 +129,24 @@ def new_generation(dirname: Directory, format_name: str) -> Iterator[Generation]
 
 def read_manifest(dirname: Directory, kind: type[AnyManifest], format_name: str) -> AnyManifest:
     """The manifest in `dirname`."""
-    path = Path(dirname) / MANIFEST
+    return decode(manifest_bytes(dirname), kind, format_name, Path(dirname) / MANIFEST)
+
+
+def manifest_bytes(dirname: Directory) -> bytes:
+    """The manifest in `dirname`, as it is stored."""
+    path = _folder(dirname) / MANIFEST
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{dirname}: {_why_none(Path(dirname))}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    return decode(data, kind, format_name, path)
 
 
 def verified(dirname: Directory, manifest: AnyManifest, name: str) -> Path:
     """The path of a file of the manifest's generation, after checking its bytes."""
-    path = generation_folder(Path(dirname), manifest.generation) / name
-    expected = next((entry for entry in manifest.files if entry.name == name), None)
-    if expected is None:
-        raise CorruptCheckpointError(f"{Path(dirname) / MANIFEST} names no file {name!r}")
+    path = Path(dirname) / folder_of(manifest) / name
+    expected = entry_of(manifest, name, str(Path(dirname) / MANIFEST))
     try:
         files.verify(path, expected)
     except FileNotFoundError as error:
@@ -138,6 +154,24 @@ def verified(dirname: Directory, manifest: AnyManifest, name: str) -> Path:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     return path
+
+
+def entry_of(manifest: BaseManifest, name: str, where: str) -> FileEntry:
+    """The description of a file in a manifest, which is at `where`."""
+    for entry in manifest.files:
+        if entry.name == name:
+            return entry
+    raise CorruptCheckpointError(f"{where} names no file {name!r}")
+
+
+def _folder(dirname: Directory) -> Path:
+    """The path of a folder; ConfigError for a URL."""
+    if is_url(dirname):
+        raise ConfigError(
+            f"{shown(os.fspath(dirname))}: only checkpoints go into a bucket; name a local folder, "
+            "and copy it"
+        )
+    return Path(dirname)
 
 
 def _missing(path: Path, dirname: Directory, manifest: AnyManifest) -> CheckpointError:

@@ -58,12 +58,14 @@ class OptimizerEntry(msgspec.Struct, frozen=True, rename={"class_name": "class"}
     state: dict[str, dict[str, Any]]
 
 
-class TableFileEntry(msgspec.Struct, frozen=True):
-    """The file of a table from one server."""
+class TableFileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file of a table from one server."""
 
     name: str
     server: int
     rows: int
+    #: the first bucket with rows in it, and the one after the last; None: all of the server
+    buckets: tuple[int, int] | None = None
 
 
 class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,13 @@ class HighWaterEntry(msgspec.Struct, frozen=True, rename={"started_at": "incarna
     sequence: int
 
 
+class EarlierEntry(msgspec.Struct, frozen=True):
+    """A generation before the current one that was kept."""
+
+    generation: int
+    folder: str
+
+
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The fields every manifest starts with; enough to know who can read the rest."""
 
@@ -111,6 +120,10 @@ class BaseManifest(Head, frozen=True, kw_only=True):
     fleetlight: str
     torch: str
     files: list[FileEntry]
+    #: the folder of the generation, where its number does not tell it
+    folder: str | msgspec.UnsetType = msgspec.UNSET
+    #: generations that are still there, the newest first
+    earlier: list[EarlierEntry] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Manifest(BaseManifest, frozen=True, kw_only=True):
@@ -134,6 +147,13 @@ AnyHead = TypeVar("AnyHead", bound=Head)
 AnyManifest = TypeVar("AnyManifest", bound=BaseManifest)
 
 
+def folder_of(manifest: BaseManifest) -> str:
+    """The name of the folder of a manifest's generation."""
+    if isinstance(manifest.folder, str):
+        return manifest.folder
+    return f"generation-{manifest.generation:06d}"
+
+
 def encode(manifest: BaseManifest) -> bytes:
     """The bytes of a manifest, sealed with a checksum over themselves."""
     blank = msgspec.structs.replace(manifest, checksum=_BLANK)
@@ -141,7 +161,7 @@ def encode(manifest: BaseManifest) -> bytes:
     return body.replace(_BLANK.encode(), hashlib.sha256(body).hexdigest().encode(), 1)
 
 
-def decode(data: bytes, kind: type[AnyManifest], format_name: str, path: Path) -> AnyManifest:
+def decode(data: bytes, kind: type[AnyManifest], format_name: str, path: Path | str) -> AnyManifest:
     """Parse and check a manifest; the head first, as the rest may differ in newer versions."""
     head = _parse(data, Head, path)
     if head.format != format_name:
@@ -158,7 +178,7 @@ def decode(data: bytes, kind: type[AnyManifest], format_name: str, path: Path) -
     return _parse(data, kind, path)
 
 
-def _parse(data: bytes, kind: type[AnyHead], path: Path) -> AnyHead:
+def _parse(data: bytes, kind: type[AnyHead], path: Path | str) -> AnyHead:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -167,7 +187,7 @@ def _parse(data: bytes, kind: type[AnyHead], path: Path) -> AnyHead:
         ) from error
 
 
-def _check_seal(data: bytes, checksum: str, path: Path) -> None:
+def _check_seal(data: bytes, checksum: str, path: Path | str) -> None:
     body = data.replace(checksum.encode(), _BLANK.encode(), 1)
     got = hashlib.sha256(body).hexdigest()
     if got != checksum:

@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 import weakref
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +26,7 @@ from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.background import in_main_thread
 from fleetlight.launch.exit_codes import RESUME_CODE
 from fleetlight.observe.log import logger
+from fleetlight.store import absolute
 from fleetlight.strategy import CheckpointConfigs
 from fleetlight.wire.control_signals import ControlSignal
 
@@ -97,7 +97,7 @@ class JobAutosave(SigtermHandler):
     def __init__(self, job: Job, agreement: StopAgreement) -> None:
         self._job, self._agreement = job, agreement
         # the script may change its working directory
-        self._folder = str(Path(job.strategy.checkpoint).absolute())
+        self._folder = absolute(job.strategy.checkpoint)
         # this may refuse, so it comes first
         self._resumption: Resumption | None = None
         if not job.replay.joins:

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from fleetlight.checkpoint import read
-from fleetlight.errors import CheckpointError, ConfigError
+from fleetlight.checkpoint import MANIFEST, read, source_of
+from fleetlight.errors import CheckpointError, ConfigError, FleetError
 from fleetlight.fleet.protocols import Peers
+from fleetlight.store import joined
 
 _OPERATION = "load_persistables"
 #: bytes of a file in memory at a time
@@ -29,7 +30,9 @@ def check_via(via: str) -> None:
         )
 
 
-def copy_checkpoint(group: Peers, dirname: Path, temporary: Path, *, tables: bool = True) -> Path:
+def copy_checkpoint(
+    group: Peers, dirname: str, temporary: Path, *, tables: bool = True
+) -> str | Path:
     """The path of the checkpoint: `dirname`, or a copy of worker 0's in `temporary`.
 
     Another machine may not share the path, or may have an older checkpoint there. Manifests tell
@@ -42,8 +45,9 @@ def copy_checkpoint(group: Peers, dirname: Path, temporary: Path, *, tables: boo
         return dirname
     lacks = digests[group.index] != digests[0]
     receiver = _FileReceiver(temporary if lacks else None)
-    for name in _names(group, dirname, tables):
-        receiver.write(name, _chunks_of(group, dirname / name, receiver))
+    files: dict[str, Path | bytes] = {}
+    for name in _names(group, lambda: files.update(_found(dirname, tables)), files):
+        receiver.write(name, _chunks_of(group, files.get(name), receiver))
     group.together(receiver.check, _OPERATION)
     return temporary if lacks else dirname
 
@@ -78,23 +82,31 @@ class _FileReceiver:
             )
 
 
-def _names(group: Peers, dirname: Path, tables: bool) -> list[str]:
-    """The files of worker 0's checkpoint, after worker 0 has verified them."""
-    names: list[str] = []
+def _found(dirname: str, tables: bool) -> dict[str, Path | bytes]:
+    """The files of a checkpoint by their names in the copy, verified; the manifest first."""
+    saved = read(dirname)
+    folder = saved.location.rpartition("/")[2]
+    names = saved.files(tables=tables)
+    manifest = {MANIFEST: saved.source.manifest_bytes()}
+    return manifest | {joined(folder, name): saved.path(name) for name in names}
 
-    def find() -> None:
-        names.extend(str(path) for path in read(dirname).paths(tables=tables))
 
+def _names(group: Peers, find: Callable[[], None], files: Mapping[str, Path | bytes]) -> list[str]:
+    """The names of worker 0's files, on all workers."""
     group.together(find if group.index == 0 else None, _OPERATION)
-    sent = group.broadcast_bytes(msgspec.json.encode(names), _OPERATION)
+    sent = group.broadcast_bytes(msgspec.json.encode([*files]), _OPERATION)
     return msgspec.json.decode(sent, type=list[str])
 
 
-def _chunks_of(group: Peers, path: Path, receiver: _FileReceiver) -> Iterator[bytes]:
+def _chunks_of(group: Peers, file: Path | bytes | None, receiver: _FileReceiver) -> Iterator[bytes]:
     """The chunks of worker 0's file, on all workers; an empty chunk is the end."""
-    source = _read(path, receiver) if group.index == 0 else iter(())
+    source = _read(file, receiver) if isinstance(file, Path) else _pieces(file or b"")
     while chunk := group.broadcast_bytes(next(source, b""), _OPERATION):
         yield chunk
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
 
 
 def _read(path: Path, receiver: _FileReceiver) -> Iterator[bytes]:
@@ -106,8 +118,9 @@ def _read(path: Path, receiver: _FileReceiver) -> Iterator[bytes]:
         receiver.failure = error
 
 
-def _manifest_digest(dirname: Path) -> bytes:
+def _manifest_digest(dirname: str) -> bytes:
+    """Empty where this worker cannot read the manifest."""
     try:
-        return hashlib.sha256((dirname / "manifest.json").read_bytes()).digest()
-    except OSError:
+        return hashlib.sha256(source_of(dirname).manifest_bytes()).digest()
+    except FleetError:
         return b""

@@ -22,7 +22,7 @@ from fleetlight.observe.log import logger
 _LATER_IDS = "; ids that are not in it get other first values than in that job"
 
 
-def read_named(job: Job, path: Path) -> Checkpoint:
+def read_named(job: Job, path: str | Path) -> Checkpoint:
     """Read a checkpoint; one that has only former names gets the current ones.
 
     That is so where no name of the model is in it, and all its names map one to one. Shapes are

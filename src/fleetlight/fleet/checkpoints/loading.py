@@ -72,12 +72,14 @@ def _load_job(
         job.group.assemble("load_persistables")
         # a background save may still be writing this checkpoint
         job.group.together(job.background_save.finish, "load_persistables")
-        path = copy_checkpoint(job.group, Path(dirname), Path(temporary), tables=job.reads_tables)
+        path = copy_checkpoint(
+            job.group, os.fspath(dirname), Path(temporary), tables=job.reads_tables
+        )
         return _load_from(path, job, model, via, random_later)
 
 
 def _load_from(
-    path: Path,
+    path: str | Path,
     job: Job,
     model: nn.Module,
     via: str,

@@ -6,8 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -28,11 +27,13 @@ from fleetlight.fleet.training.registering import (
     registered_model,
 )
 from fleetlight.observe.log import logger
+from fleetlight.store import absolute
 
 if TYPE_CHECKING:
     from fleetlight.static.program import Program
 
 Directory = str | os.PathLike[str]
+_Write = Callable[[Directory, JobSnapshot], None]
 
 
 @names_arguments
@@ -45,6 +46,8 @@ def save_persistables(
     program: Program | None = None,
 ) -> None:
     """Save model, optimizer, positions of the loaders and random numbers; every worker calls it.
+
+    `dirname` is a folder or a URL such as s3://bucket/run, where the last generations are kept.
 
     Worker 0 writes; no other worker needs the path. A failed save raises on every worker, and
     leaves the previous checkpoint. `load_persistables` returns `extra`.
@@ -148,8 +151,9 @@ def _write_now_or_later(
     background: bool,
     via: str,
 ) -> None:
+    write = functools.partial(_write, keep=job.strategy.checkpoint_configs.keep)
     if not background:
-        while not _try_write(dirname, snapshot, job.server_snapshot(model, via)):
+        while not _try_write(write, dirname, snapshot, job.server_snapshot(model, via)):
             pass
         return
     cut = job.server_snapshot(model, via)
@@ -157,27 +161,29 @@ def _write_now_or_later(
         if cut is not None:
             snapshot = cut.complete(snapshot)
         # the script may change its working directory during the write
-        target = Path(dirname).absolute()
-        write = functools.partial(_write_and_drop, target, snapshot.detached(), cut)
-        job.background_save.start(write, f"save into {dirname} at step {job.step}")
+        target = absolute(dirname)
+        later = functools.partial(_write_and_drop, write, target, snapshot.detached(), cut)
+        job.background_save.start(later, f"save into {dirname} at step {job.step}")
         cut = None
     finally:
         if cut is not None:
             cut.drop()
 
 
-def _try_write(dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None) -> bool:
+def _try_write(
+    write: _Write, dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None
+) -> bool:
     """Write a checkpoint; returns False if a server died and the save must start again.
 
     The next request waits for the restarted server, which has lost its files of this save.
     """
     if cut is None:
-        _write(dirname, snapshot)
+        write(dirname, snapshot)
         return True
     try:
         whole = cut.complete(snapshot)
         try:
-            _write(dirname, whole)
+            write(dirname, whole)
         except PeerLostError as lost:
             if not cut.can_retry:
                 raise
@@ -188,9 +194,11 @@ def _try_write(dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | 
     return True
 
 
-def _write_and_drop(dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None) -> None:
+def _write_and_drop(
+    write: _Write, dirname: Directory, snapshot: JobSnapshot, cut: ServerSnapshot | None
+) -> None:
     try:
-        _write(dirname, snapshot)
+        write(dirname, snapshot)
     finally:
         if cut is not None:
             cut.drop()
@@ -222,8 +230,8 @@ def _workers(job: Job) -> list[WorkerState]:
     return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
 
 
-def _write(dirname: Directory, snapshot: JobSnapshot) -> None:
-    checkpoint.write(dirname, snapshot)
+def _write(dirname: Directory, snapshot: JobSnapshot, keep: int) -> None:
+    checkpoint.write(dirname, snapshot, keep=keep)
     logger.info("saved %s at step %d", dirname, snapshot.step)
 
 

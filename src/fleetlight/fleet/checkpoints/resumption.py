@@ -8,7 +8,6 @@ batch or forward, and random numbers at the place of the save.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 # not `from fleetlight import`, which imports the API and would be a circle
@@ -91,7 +90,7 @@ def _found(job: Job, folder: str) -> WorkerState | None:
     role, configs = job.role, job.strategy.checkpoint_configs
     asked, again = configs.resume or role.resume, role.restart > 0
     must = configs.resume or role.must_resume
-    if not (Path(folder) / checkpoint.MANIFEST).exists():
+    if not checkpoint.exists(folder):
         if must and not again and not job.is_untrained:
             raise CheckpointError(
                 f"{folder}: there is no checkpoint to resume from; start from the beginning "

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +78,7 @@ class ServerJob(Job):
         self.closers.callback(self.group.leave)
         self.closers.callback(self.process.stop)
 
-    def init_server(self, dirname: Path | None) -> None:
+    def init_server(self, dirname: str | None) -> None:
         bound, durable, server = bound_plan_of(self), durable_of(self), self.process.server
         if dirname is None:
             server.open(bound.plan, bound.optimizers, bound.dense, durable=durable)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError
@@ -25,6 +24,7 @@ from fleetlight.launch.job.spec import (
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import MOST_PLACES, Kind
 from fleetlight.roles.secret import Secret
+from fleetlight.store import absolute
 from fleetlight.strategy.features.ssl import Encryption
 
 #: defaults of the time between SIGTERM and SIGKILL, without and with a save
@@ -167,7 +167,7 @@ def _encrypted(spec: RendezvousSpec | None, encryption: Encryption | None) -> Re
 
 def _folder(options: LaunchOptions) -> str | None:
     # a script may change its working directory
-    return None if options.checkpoint is None else os.path.abspath(options.checkpoint)
+    return None if options.checkpoint is None else absolute(options.checkpoint)
 
 
 def _token(

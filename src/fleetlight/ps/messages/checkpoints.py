@@ -18,6 +18,8 @@ class TableFile(msgspec.Struct, frozen=True):
     rows: int
     bytes: int
     sha256: str
+    #: the first bucket in it, and the one after the last; None: all of the server
+    buckets: tuple[int, int] | None = None
 
 
 class SnapshotRequest(MessageBase, frozen=True, tag="Cut"):
@@ -30,7 +32,7 @@ class SnapshotRequest(MessageBase, frozen=True, tag="Cut"):
 
 
 class Save(MessageBase, frozen=True):
-    """Write the tables, or their snapshot, into a folder of the server. Reply: Saved.
+    """Write the tables, or their snapshot, into a folder of the server or a URL. Reply: Saved.
 
     Without a folder the server writes them into a temporary one, for ReadFile.
     """
@@ -93,7 +95,7 @@ class FetchedDense(MessageBase, frozen=True, tag="Fetched"):
 
 
 class Load(MessageBase, frozen=True):
-    """Read the rows of this server from the files of a checkpoint. Reply: Done.
+    """Read the rows of this server from the files of a checkpoint, or its URL. Reply: Done.
 
     Without a folder the files are those of WriteFile.
     """

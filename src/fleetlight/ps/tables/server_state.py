@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.table import Table, TableSnapshot
-from fleetlight.ps.tables.table_file import Pause, no_pause, of_table
+from fleetlight.ps.tables.table_file import Pause, TableReader, no_pause, of_table
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.wire_forms import Output, no_output
 
@@ -67,6 +67,11 @@ class ServerState:
         self._shrunk: dict[int, tuple[int, int, int]] = {}
         #: a repeated request waits for the first one
         self._once = threading.Lock()
+
+    @property
+    def server(self) -> int:
+        """The number of this server."""
+        return self._server
 
     def blocks(self, optimizer: int | None = None) -> list[Block]:
         """The dense blocks here (of one optimizer), in the order of messages."""
@@ -272,6 +277,15 @@ class ServerState:
         paths = self._paths(message, folder)
         for number, table in enumerate(self.tables):
             table.load(paths[number], self._buckets(whole))
+        self._has_values = True
+
+    def load_from(
+        self, readers: Callable[[int], Iterable[TableReader]], rows: Mapping[int, int]
+    ) -> None:
+        """Load this server's rows from readers; `rows`: about how many each table gets."""
+        for number, table in enumerate(self.tables):
+            with of_table(table.plan.name):
+                table.load_from(readers(number), self._buckets(False), rows[number])
         self._has_values = True
 
     def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from fleetlight.ps.tables.table_file import (
     Column,
     Pause,
     TableReader,
+    TableWriter,
     columns_of,
     no_pause,
     of_table,
@@ -45,6 +47,7 @@ from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.wire_forms import Output, encoded_rows, no_output
 
 Array = NDArray[Any]
+_T = TypeVar("_T")
 #: The bytes of rows that one holder of the lock writes, reads or scans. Pushes wait for a few
 #: milliseconds; the waits of a save for the lock and for the GIL are by piece, so fewer are faster.
 CHUNK_BYTES = 4 << 20
@@ -250,7 +253,13 @@ class Table:
         name: str,
         pause: Pause = no_pause,
     ) -> TableFile:
-        """Write the cut during training; `number` is the table's in the plan."""
+        """Write the cut into a file during training; `number` is the table's in the plan."""
+        write = functools.partial(write_table, folder / name)
+        size, digest = self.write(cut, write, pause)
+        return TableFile(number, name, len(cut), size, digest)
+
+    def write(self, cut: TableSnapshot, write: TableWriter[_T], pause: Pause = no_pause) -> _T:
+        """Write the cut during training; returns what `write` returns."""
         with self.lock:
             self._refuse_while_saving("saved again")
             if cut is not self._cut:
@@ -268,36 +277,44 @@ class Table:
             cut.make_room()
             cut.prepare(self.lock.piece, pause_with_room)
             pieces = ((ids, self._rows.whole(rows)) for ids, rows in cut.pieces(self.lock.piece))
-            size, digest = write_table(
-                folder / name, self._columns, len(cut), pieces, about, pause_with_room, cut.starts
-            )
+            return write(self._columns, len(cut), pieces, about, pause_with_room, cut.starts)
         finally:
             with self.lock:
                 self._saving, self._cut = False, None
-        return TableFile(number, name, len(cut), size, digest)
 
     def load(self, paths: Sequence[Path], buckets: range | None) -> None:
         """Replace all rows by the rows of these buckets in the files; None: all buckets."""
         readers = [self.reader(path) for path in paths]
+        spans = [reader.span(buckets) for reader in readers]
+        self.load_from(readers, buckets, sum(stop - start for start, stop in spans))
+
+    def load_from(self, readers: Iterable[TableReader], buckets: range | None, about: int) -> None:
+        """Replace all rows by those that readers have, about so many."""
         with self._upkeep("load"), self.lock:
             self._refuse_while_saving("loaded")
-            count = sum(stop - start for start, stop in (r.span(buckets) for r in readers))
             # free the memory of the old rows before the new ones need it
             self._rows, self._cut = self._empty(), None
-            self._rows = self._empty(count)
+            self._rows = self._empty(about)
+            count = 0
             for reader in readers:
-                self._take(reader, buckets)
+                self.check(reader)
+                count += self._take(reader, buckets)
             if len(self) != count:
                 raise CorruptCheckpointError(
                     f"table {self.plan.name!r}: {count - len(self)} ids are in the files twice; "
                     "load another checkpoint"
                 )
 
+    @property
+    def row_floats(self) -> int:
+        """The number of floats of a row in a file."""
+        return self._columns[-1].stop
+
     def reader(self, path: Path) -> TableReader:
         """A file with rows of this table; raises if the rows do not fit."""
         with of_table(self.plan.name):
             reader = TableReader(path)
-        self._check(reader)
+        self.check(reader)
         return reader
 
     def _empty(self, count: int = 0) -> RowTable:
@@ -346,7 +363,7 @@ class Table:
     def _piece(self) -> int:
         return max(1, CHUNK_BYTES // (4 * self._rows.width))
 
-    def _check(self, reader: TableReader) -> None:
+    def check(self, reader: TableReader) -> None:
         """Raise if the columns of the file differ from this table's."""
         where = f"{reader.path} does not fit table {self.plan.name!r}"
         if reader.width(WEIGHTS) != self.plan.dim:
@@ -366,7 +383,8 @@ class Table:
             return self._columns
         return [column for column in self._columns if column.name in (WEIGHTS, META)]
 
-    def _take(self, reader: TableReader, buckets: range | None) -> None:
+    def _take(self, reader: TableReader, buckets: range | None) -> int:
+        """Load rows; returns how many there were."""
         blank = np.zeros(self._rows.whole_width, np.float32)
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
         if self._admission is not None:
@@ -375,6 +393,8 @@ class Table:
         columns = self._shared_columns(reader)
         for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):
             self._rows.load(ids, rows)
+        first, stop = reader.span(buckets)
+        return stop - first
 
     def _refuse_while_saving(self, what: str) -> None:
         if self._saving:

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,11 @@ from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.kernels import BUCKETS, Rule
 from fleetlight.ps.update import Floats, Ids
 
+_T = TypeVar("_T", covariant=True)
 #: called between two pieces of work; it may sleep, or raise to end the work
 Pause = Callable[[], None]
 WEIGHTS, META = "weights", "meta"
-_IDS, _BUCKETS = "ids", "buckets"
+IDS, INDEX = "ids", "buckets"
 _CODES: Mapping[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
 _READ_BYTES = 8 << 20
 
@@ -40,6 +41,22 @@ class Column:
     name: str
     start: int
     stop: int
+
+
+class TableWriter(Protocol[_T]):
+    """Writes the rows of a table, as `write_table` does."""
+
+    def __call__(
+        self,
+        columns: Iterable[Column],
+        rows: int,
+        pieces: Iterable[tuple[Ids, Floats]],
+        about: Mapping[str, str],
+        pause: Pause = ...,
+        starts: NDArray[np.int64] | None = ...,
+        /,
+    ) -> _T:
+        """Write rows piece by piece."""
 
 
 def columns_of(dim: int, rule: Rule, meta_width: int) -> list[Column]:
@@ -71,20 +88,16 @@ def write_table(
 
     `starts`: the start of each bucket, if rows come in bucket order.
     """
-    shapes: dict[str, tuple[str, list[int]]] = {_IDS: ("I64", [rows])}
-    if starts is not None:
-        shapes[_BUCKETS] = ("I64", [len(starts)])
     columns = list(columns)
-    shapes |= {c.name: ("F32", [rows, c.stop - c.start]) for c in columns}
-    header, offsets, size = _header(shapes, about)
+    header, offsets, size = layout(columns, rows, about, starts)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _write_at(fd, 0, np.frombuffer(header, np.uint8))
         if starts is not None:
-            _write_at(fd, offsets[_BUCKETS], starts)
+            _write_at(fd, offsets[INDEX], starts)
         done = 0
         for ids, values in pieces:
-            _write_at(fd, offsets[_IDS] + 8 * done, ids)
+            _write_at(fd, offsets[IDS] + 8 * done, ids)
             for column in columns:
                 part = np.ascontiguousarray(values[:, column.start : column.stop])
                 _write_at(fd, offsets[column.name] + 4 * done * part.shape[1], part)
@@ -102,17 +115,32 @@ def write_table(
         os.close(fd)
 
 
+def layout(
+    columns: Iterable[Column],
+    rows: int,
+    about: Mapping[str, str],
+    starts: NDArray[np.int64] | None,
+) -> tuple[bytes, dict[str, int], int]:
+    """The header of a file, the offset of each tensor in it, and its size."""
+    shapes: dict[str, tuple[str, list[int]]] = {IDS: ("I64", [rows])}
+    if starts is not None:
+        shapes[INDEX] = ("I64", [len(starts)])
+    shapes |= {c.name: ("F32", [rows, c.stop - c.start]) for c in columns}
+    return _header(shapes, about)
+
+
 class TableReader:
     """The file of a table, mapped into memory: pages are read when they are used."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str, content: NDArray[np.uint8] | None = None) -> None:
+        """`content`: that of an object, whose URL is `path`."""
         self.path = path
         try:
-            header, data = _mapped(path)
+            header, data = _divided(_mapped(path) if content is None else content)
             self.about = _texts(header.pop("__metadata__", {}))
             self._tensors = {name: _tensor(data, entry) for name, entry in header.items()}
-            self._starts = self._tensors.pop(_BUCKETS, None)
-            self._rows = len(self._tensors[_IDS])
+            self._starts = self._tensors.pop(INDEX, None)
+            self._rows = len(self._tensors[IDS])
             if self._starts is not None:
                 _check_index(self._starts, self._rows)
             if any(len(tensor) != self._rows for tensor in self._tensors.values()):
@@ -164,7 +192,7 @@ class TableReader:
             values = np.tile(blank, (stop - start, 1))
             for column in known:
                 values[:, column.start : column.stop] = self._tensors[column.name][start:stop]
-            yield np.array(self._tensors[_IDS][start:stop]), values
+            yield np.array(self._tensors[IDS][start:stop]), values
 
 
 @contextlib.contextmanager
@@ -220,9 +248,12 @@ def _checksum(fd: int, pause: Pause = no_pause) -> str:
     return digest.hexdigest()
 
 
-def _mapped(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+def _mapped(path: Path | str) -> NDArray[np.uint8]:
+    return np.asarray(np.memmap(path, np.uint8, "r"))
+
+
+def _divided(data: NDArray[np.uint8]) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     """The header of a safetensors file, and the data after it."""
-    data: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, "r"))
     length = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 + length:
         raise ValueError(f"it has {len(data)} bytes, less than its header")

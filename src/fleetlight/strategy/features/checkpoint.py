@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fleetlight.store import is_url
 from fleetlight.strategy.config_dicts import CheckpointConfigsDict
 from fleetlight.strategy.feature import Feature
 from fleetlight.strategy.job import JobFacts
@@ -26,6 +27,12 @@ def _via(strategy: CheckpointFeature, job: JobFacts) -> Effect:
     return True, "each server writes the files of its tables into the folder"
 
 
+def _keep(strategy: CheckpointFeature, job: JobFacts) -> Effect:
+    if strategy.checkpoint and not is_url(strategy.checkpoint):
+        return False, "a folder has one generation; file:///path/to/folder has several"
+    return True, f"the last {strategy.checkpoint_configs.keep} saves stay under the URL"
+
+
 @settings_class
 class CheckpointConfigs(Settings):
     """When a job saves automatically, and whether it resumes an earlier job."""
@@ -38,6 +45,9 @@ class CheckpointConfigs(Settings):
     grace_s: float = setting(
         30.0, "how long a stop may take where no launcher watches over it", above=0, maximum=1e7
     )
+    keep: int = setting(
+        2, "generations that stay under a URL, the current one included", minimum=1, effect=_keep
+    )
     resume: bool = setting(False, "resume from an earlier job's checkpoint")
 
 
@@ -47,7 +57,7 @@ class CheckpointFeature(Feature):
 
     checkpoint: str = setting(
         "",
-        "folder for automatic checkpoints; '': none",
+        "folder or URL for automatic checkpoints; '': none",
         effect=_checkpoint,
         variable="FLEET_CHECKPOINT",
     )

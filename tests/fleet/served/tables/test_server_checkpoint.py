@@ -157,7 +157,7 @@ def test_all_ways_to_save_make_the_same_checkpoint(tmp_path: Path, how: dict[str
     assert sums(one) == sums(two)
     assert one.manifest.tables == two.manifest.tables
     assert len(one.manifest.high_water) == 4
-    assert not [path for path in one.folder.iterdir() if "token" in path.name]
+    assert not [path for path in Path(one.location).iterdir() if "token" in path.name]
 
 
 def test_dense_part_equals_a_collective_checkpoint(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_damaged_table_file_is_named_and_nothing_is_loaded(
     tmp_path: Path, damage: Callable[[bytes], bytes], why: str, how: dict[str, Any]
 ) -> None:
     saved_job(tmp_path)
-    path = checkpoint.read(tmp_path).folder / "table000.server001.safetensors"
+    path = Path(checkpoint.read(tmp_path).location) / "table000.server001.safetensors"
     path.write_bytes(damage(path.read_bytes()))
     before = Job(adam, SYNC, workers=1, servers=2).run(state)[0]
     text, after = loaded_by(tmp_path, adam, **how)
@@ -337,7 +337,7 @@ def test_damaged_table_file_is_named_and_nothing_is_loaded(
 
 def test_file_that_servers_cannot_read_names_the_remedy(tmp_path: Path) -> None:
     saved_job(tmp_path)
-    (checkpoint.read(tmp_path).folder / "table000.server001.safetensors").unlink()
+    (Path(checkpoint.read(tmp_path).location) / "table000.server001.safetensors").unlink()
     assert 'use a shared file system or via="worker0"' in loaded_by(tmp_path, adam)[0]
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import WorkerState
@@ -106,7 +104,7 @@ def _report(
 def _checkpoint(strategy: DistributedStrategy) -> int | None:
     """The step of the checkpoint that this job may resume from."""
     folder = strategy.checkpoint
-    if not folder or not (Path(folder) / checkpoint.MANIFEST).exists():
+    if not folder or not checkpoint.exists(folder):
         return None
     return checkpoint.read(folder).manifest.step
 

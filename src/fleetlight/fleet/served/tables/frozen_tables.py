@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fleetlight.checkpoint import FolderTarget
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.job import Job, PlainLayer, Rows
@@ -66,7 +67,7 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
         self._job.background_save.finish()
         try:
             folder = Path(self._folder.name)
-            saved, _ = self._files.save(folder, WORKER0, self._job.step)
+            saved, _ = self._files.save(FolderTarget(folder), WORKER0, self._job.step)
         finally:
             self._files.drop()
         for one in saved.values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 from torch import nn
 
@@ -84,7 +83,7 @@ class ServedLoading:
             logger.warning("%s", text)
         if self._via == WORKER0:
             self._sent_files = self._files.send(self._saved, self._restore.files)
-        looks = {n: (self._restore.check_request(self._names(n)), ()) for n in self._servers}
+        looks = {n: (self._restore.check_request(n, self._names(n)), ()) for n in self._servers}
         self._files.ask(looks, nbytes)
 
     def _load(self) -> None:
@@ -112,9 +111,9 @@ class ServedLoading:
 def open_loaded(
     server: Server,
     bound: BoundPlan,
-    dirname: Path,
+    dirname: str,
     durable: Durable | None = None,
-    read: Callable[[Path], Checkpoint] = checkpoint.read,
+    read: Callable[[str], Checkpoint] = checkpoint.read,
 ) -> None:
     """Open a server with its part of a checkpoint; first values of workers do not replace it.
 
@@ -122,7 +121,7 @@ def open_loaded(
     """
     if bound.dense and not bound.plan.serves_dense:
         raise ConfigError(
-            f"fleet.init_server({str(dirname)!r}): with dense='allreduce' the workers have the "
+            f"fleet.init_server({dirname!r}): with dense='allreduce' the workers have the "
             "dense values, which a server cannot load for them; call fleet.init_server() here and "
             "fleet.load_persistables(dirname) in every worker, which loads the tables, too"
         )
@@ -133,7 +132,7 @@ def open_loaded(
         restore = RestorePlan(bound, saved, saved.manifest.epoch + 1)
         for text in restore.warnings():
             logger.warning("%s", text)
-        yield restore.check_request(), ()
+        yield restore.check_request(server.index), ()
         yield from restore.requests(server.index)
         logger.info("loaded %s, saved at step %d", dirname, saved.manifest.step)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import (
+    FileTarget,
     HighWaterEntry,
     JobSnapshot,
     ModelState,
@@ -103,10 +103,10 @@ class ServerCheckpoint:
                 state[bound.dense[index]] = piece.live(plan.dense[index].shape)
         return checkpoint.optimizer_state(optimizer, self._names, state)
 
-    def _save_tables(self, folder: Path) -> SavedTables:
+    def _save_tables(self, target: FileTarget) -> SavedTables:
         """Let the servers write their tables."""
         with self._lost_with_its_server():
-            saved, files = self._files.save(folder, self._via, self._step)
+            saved, files = self._files.save(target, self._via, self._step)
         marks = [
             HighWaterEntry(worker, started_at, server, sequence)
             for server, one in saved.items()
@@ -130,7 +130,7 @@ class ServerCheckpoint:
 
     def _entry(self, number: int, table: TablePlan, saved: Saved) -> TableEntry:
         files = [
-            TableFileEntry(file.name, server, file.rows)
+            TableFileEntry(file.name, server, file.rows, file.buckets)
             for server, file in files_of(saved)
             if file.table == number
         ]

@@ -23,7 +23,7 @@ from fleetlight.fleet.plan.bound_plan import BoundPlan
 from fleetlight.kernels import servers_of
 from fleetlight.ps import messages as m
 from fleetlight.ps.dtypes import NAMES, flat_array
-from fleetlight.ps.placement import Placement
+from fleetlight.ps.placement import Placement, buckets_of
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.dense_state import PieceState, WholeState, part
 
@@ -60,15 +60,15 @@ class RestorePlan:
     @property
     def nbytes(self) -> int:
         """The size of all files of tables."""
-        return sum(size for size, _ in self._checksums().values())
+        return sum(size for size, _ in self._checksums(self.files).values())
 
-    def check_request(self, names: Sequence[str] | None = None) -> m.Load:
+    def check_request(self, server: int, names: Sequence[str] | None = None) -> m.Load:
         """Let a server check its files: those in the folder, or those that it was sent."""
-        return self._load(names, dry=True)
+        return self._load(server, names, dry=True)
 
     def requests(self, server: int, names: Sequence[str] | None = None) -> Iterator[ServerRequest]:
         """The requests to a server, in order."""
-        yield self._load(names, dry=False), ()
+        yield self._load(server, names, dry=False), ()
         placement = Placement(self._plan)
         dense = part(self._plan, placement, server, self._whole())
         yield m.RestoreDense(dense.state, dense.scalars), [*dense.values, *dense.arrays]
@@ -95,15 +95,26 @@ class RestorePlan:
                 "that are not in it get other first values than in the saved job"
             )
 
-    def _load(self, names: Sequence[str] | None, dry: bool) -> m.Load:
-        files = [(n, name) for n, name in self.files if names is None or name in names]
-        folder = "" if names is not None else str(self._saved.folder.absolute())
-        return m.Load(folder, files, self._epoch, self._checksums(), dry)
+    def _load(self, server: int, names: Sequence[str] | None, dry: bool) -> m.Load:
+        here = self._files_for(server)
+        files = [(n, name) for n, name in here if names is None or name in names]
+        folder = "" if names is not None else self._saved.location
+        return m.Load(folder, files, self._epoch, self._checksums(files), dry)
 
-    def _checksums(self) -> dict[str, tuple[int, str]]:
-        names = {name for _, name in self.files}
-        files = self._saved.manifest.files
-        return {file.name: (file.bytes, file.sha256) for file in files if file.name in names}
+    def _files_for(self, server: int) -> list[tuple[int, str]]:
+        """The files that may have rows of a server."""
+        mine = buckets_of(server, self._plan.server_num)
+        spans = {f.name: f.buckets for e in self._entries.values() for f in e.files}
+        return [
+            (number, name)
+            for number, name in self.files
+            if not (span := spans[name]) or (span[0] < mine.stop and mine.start < span[1])
+        ]
+
+    def _checksums(self, files: Sequence[tuple[int, str]]) -> dict[str, tuple[int, str]]:
+        names = {name for _, name in files}
+        entries = self._saved.manifest.files
+        return {file.name: (file.bytes, file.sha256) for file in entries if file.name in names}
 
     def _whole(self) -> WholeState:
         found, states = WholeState({}, {}), self._saved.optimizers()

@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-# not `from fleetlight import`, which imports the API and would be a circle
-import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import Checkpoint, FileEntry
+from fleetlight.checkpoint import Checkpoint, FileEntry, FileTarget
 from fleetlight.errors import CorruptCheckpointError, PeerError
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.ps import messages as m
 from fleetlight.ps.placement import buckets_of
 from fleetlight.ps.tables.table_file import TableReader, of_table
 from fleetlight.ps.worker.client import Client
+from fleetlight.store import is_url, store_at
 
 LANE = "checkpoint"
 #: bytes of a file in one message
@@ -61,18 +60,16 @@ class TableFiles:
         """The bytes of tables on the largest server."""
         return max(sum(counted.nbytes.values()) for counted in self._client.figures())
 
-    def save(self, folder: Path, via: str, step: int) -> tuple[Saved, list[FileEntry]]:
-        """Write all tables into a folder; returns the reply of each server, and the files."""
+    def save(self, target: FileTarget, via: str, step: int) -> tuple[Saved, list[FileEntry]]:
+        """Write all tables; returns the reply of each server, and the files that they wrote."""
         if via == WORKER0:
             saved = self.ask_all(m.Save("", "", step), self.table_bytes())
-            return saved, [self._receive_file(server, f, folder) for server, f in files_of(saved)]
-        token = f"token-{secrets.token_hex(8)}"
-        (folder / token).touch()
-        try:
-            message = m.Save(str(folder.absolute()), token, step)
+            for server, file in files_of(saved):
+                self._receive_file(server, file, target)
+            return saved, []
+        with _token(target.location) as token:
+            message = m.Save(target.location, token, step)
             saved = self.ask_all(message, self.table_bytes())
-        finally:
-            (folder / token).unlink()
         return saved, [FileEntry(f.name, f.bytes, f.sha256) for _, f in files_of(saved)]
 
     def send(self, saved: Checkpoint, files: Sequence[tuple[int, str]]) -> dict[int, list[str]]:
@@ -80,11 +77,12 @@ class TableFiles:
         sent: dict[int, list[str]] = {n: [] for n in range(self._client.server_num)}
         for name, number in {name: number for number, name in files}.items():
             with of_table(self._client.plan.tables[number].name):
-                reader = TableReader(saved.folder / name)
+                path = saved.unverified(name)
+                reader = TableReader(path)
             for server, names in sent.items():
                 first, stop = reader.span(buckets_of(server, self._client.server_num))
                 if first < stop:
-                    self._send_file(server, reader.path)
+                    self._send_file(server, path)
                     names.append(name)
         return sent
 
@@ -96,18 +94,17 @@ class TableFiles:
                     return
                 self._client.ask(LANE, {server: (m.WriteFile(path.name, offset), [data])})
 
-    def _receive_file(self, server: int, file: m.TableFile, folder: Path) -> FileEntry:
-        with checkpoint.Sink(folder / file.name) as sink:
+    def _receive_file(self, server: int, file: m.TableFile, target: FileTarget) -> None:
+        with target.create(file.name) as sink:
             for piece in self._pieces(server, file):
                 sink.write(piece)
-            entry = sink.flush()
+        entry = sink.entry
         if entry.sha256 != file.sha256:
             raise CorruptCheckpointError(
-                f"{file.name} changed in transit from server {server} to {folder}: got "
+                f"{file.name} changed in transit from server {server} to {target.location}: got "
                 f"{entry.bytes} bytes with sha256 {entry.sha256}, expected {file.bytes} bytes with "
                 f"sha256 {file.sha256}; save again"
             )
-        return entry
 
     def _pieces(self, server: int, file: m.TableFile) -> Iterator[memoryview]:
         offset = 0
@@ -118,6 +115,26 @@ class TableFiles:
                 return
             offset += len(piece)
             yield piece.data
+
+
+@contextlib.contextmanager
+def _token(location: str) -> Iterator[str]:
+    """The name of a file there, by which a server sees that it has the same folder or bucket."""
+    token = f"token-{secrets.token_hex(8)}"
+    if is_url(location):
+        store = store_at(location)
+        store.put(token, b"")
+        try:
+            yield token
+        finally:
+            store.delete([token])
+        return
+    path = Path(location, token)
+    path.touch()
+    try:
+        yield token
+    finally:
+        path.unlink()
 
 
 def files_of(saved: Saved) -> list[tuple[int, m.TableFile]]:

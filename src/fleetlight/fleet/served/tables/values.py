@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import JobSnapshot
+from fleetlight.checkpoint import FolderTarget, JobSnapshot
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.checkpoints.model_values import (
@@ -58,7 +58,7 @@ class ServedValues:
             made = cut.complete(JobSnapshot(model=state))
             with tempfile.TemporaryDirectory(prefix="fleet-state-") as folder:
                 assert made.save_tables is not None
-                saved = made.save_tables(Path(folder))
+                saved = made.save_tables(FolderTarget(Path(folder)))
                 entries = [saved.tables[number] for number in self._tables]
                 rows = checkpoint.read_tables(Path(folder), entries)
         finally:

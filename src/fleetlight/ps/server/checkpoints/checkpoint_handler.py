@@ -26,6 +26,7 @@ from fleetlight.ps.messages import (
     WriteFile,
 )
 from fleetlight.ps.server.checkpoints.file_transfer import FileTransfer
+from fleetlight.ps.server.checkpoints.table_objects import TableObjects
 from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
 from fleetlight.ps.server.steps.pushes import PushHandler
 from fleetlight.ps.server.steps.request_dedup import Reply
@@ -35,6 +36,7 @@ from fleetlight.ps.tables.dense_state import DenseState
 from fleetlight.ps.tables.server_state import ServerState, StateSnapshot, is_file
 from fleetlight.ps.tables.table_file import Pause
 from fleetlight.ps.tables.unpacking import Unpacking
+from fleetlight.store import is_url
 
 Array = NDArray[Any]
 
@@ -70,6 +72,22 @@ class _ServerSnapshotJob:
         self.done()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """The files of a checkpoint in a folder."""
+
+    folder: Path
+    state: ServerState
+
+    def check(self, message: Load) -> None:
+        """Raise if they are missing, damaged or do not fit."""
+        self.state.check(message, self.folder)
+
+    def load(self, message: Load) -> None:
+        """Load the rows of this server."""
+        self.state.load(message, self.folder)
+
+
 class CheckpointHandler:
     """Cuts the state between two pushes; the next save or fetch returns the cut."""
 
@@ -101,13 +119,13 @@ class CheckpointHandler:
 
     def save(self, message: Save) -> Reply:
         """Write the tables of the cut, or the present ones without a cut."""
-        folder = self._folder_for(message)
+        write = self._writer_for(message)
         with self._lock:
             self._wait_until_idle()
             made, self._last = self._last or self._cut(), None
             self._is_writing = True
         try:
-            return Saved(self._state.save(made.state, folder), made.marks), []
+            return Saved(write(made.state), made.marks), []
         finally:
             self._written()
 
@@ -153,9 +171,9 @@ class CheckpointHandler:
 
     def load(self, message: Load) -> Reply:
         """Load the rows of a checkpoint; the server then refuses pushes for the old rows."""
-        folder = Path(message.folder) if message.folder else self._transfer.folder
+        source = self._source_of(message)
         if message.dry:
-            self._state.check(message, folder)
+            source.check(message)
             return Done(), []
         with self._lock:
             self._wait_until_idle()
@@ -163,7 +181,7 @@ class CheckpointHandler:
         try:
             with self._values_lock.exclusive():
                 self._pushes.begin(message.epoch)
-                self._state.load(message, folder)
+                source.load(message)
         finally:
             self._written()
         return Done(), []
@@ -176,6 +194,27 @@ class CheckpointHandler:
         with self._values_lock.exclusive():
             self._state.restore(state)
         return Done(), []
+
+    def _source_of(self, message: Load) -> _Files | TableObjects:
+        """Where the files of a checkpoint are: a URL, a folder, or the temporary one."""
+        if is_url(message.folder):
+            return TableObjects(message.folder, self._state)
+        folder = Path(message.folder) if message.folder else self._transfer.folder
+        return _Files(folder, self._state)
+
+    def _writer_for(self, message: Save) -> Callable[[StateSnapshot], list[TableFile]]:
+        """Saves where the message says: under a URL, or into the folder of worker 0 or ours."""
+        if not is_url(message.folder):
+            folder = self._folder_for(message)
+            return lambda state: self._state.save(state, folder)
+        objects = TableObjects(message.folder, self._state)
+        if not objects.has(message.token):
+            raise CheckpointError(
+                f"server {self._server} does not see the object of worker 0 under "
+                f"{message.folder}; give all processes the same AWS_ENDPOINT_URL (or the like), "
+                'or use via="worker0"'
+            )
+        return objects.save
 
     def _folder_for(self, message: Save) -> Path:
         """The folder to save to: the one shared with worker 0, or the temporary one."""

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Source`: where a checkpoint is read from, a folder or a URL.
+
+The files of a URL are fetched when they are needed, and verified, into a temporary folder that
+ends with the source. Tensors that are mapped from them stay valid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Protocol
+
+from fleetlight.checkpoint.storage.generations import (
+    Directory,
+    entry_of,
+    manifest_bytes,
+    read_manifest,
+    verified,
+)
+from fleetlight.checkpoint.storage.manifest import (
+    MANIFEST,
+    AnyManifest,
+    BaseManifest,
+    FileEntry,
+    decode,
+    folder_of,
+)
+from fleetlight.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    MissingObjectError,
+    StoreError,
+)
+from fleetlight.store import Data, ObjectStore, is_url, joined, store_at
+
+
+class Source(Protocol):
+    """The files of a checkpoint."""
+
+    def manifest(self, kind: type[AnyManifest], format_name: str) -> AnyManifest:
+        """The manifest of the current generation."""
+
+    def manifest_bytes(self) -> bytes:
+        """The manifest as it is stored."""
+
+    def path(self, manifest: BaseManifest, name: str) -> Path:
+        """A file of a generation, verified."""
+
+    def location(self, manifest: BaseManifest) -> str:
+        """The folder or URL of a generation, for other processes."""
+
+
+class FolderSource:
+    """A checkpoint in a local folder."""
+
+    def __init__(self, dirname: Directory) -> None:
+        self._root = Path(dirname)
+
+    def manifest(self, kind: type[AnyManifest], format_name: str) -> AnyManifest:
+        """See `Source`."""
+        return read_manifest(self._root, kind, format_name)
+
+    def manifest_bytes(self) -> bytes:
+        """See `Source`."""
+        return manifest_bytes(self._root)
+
+    def path(self, manifest: BaseManifest, name: str) -> Path:
+        """See `Source`."""
+        return verified(self._root, manifest, name)
+
+    def location(self, manifest: BaseManifest) -> str:
+        """See `Source`."""
+        return str((self._root / folder_of(manifest)).absolute())
+
+
+class StoredSource:
+    """A checkpoint under a URL."""
+
+    def __init__(self, url: str) -> None:
+        self._store: ObjectStore = store_at(url)
+        self._fetched: Path | None = None
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store of the URL."""
+        return self._store
+
+    def manifest(self, kind: type[AnyManifest], format_name: str, folder: str = "") -> AnyManifest:
+        """See `Source`; `folder`: of that generation, an earlier one."""
+        where = joined(self._store.url, joined(folder, MANIFEST) if folder else MANIFEST)
+        return decode(self.manifest_bytes(folder), kind, format_name, where)
+
+    def manifest_bytes(self, folder: str = "") -> bytes:
+        """See `Source`; `folder` is as above."""
+        name = joined(folder, MANIFEST) if folder else MANIFEST
+        where = joined(self._store.url, name)
+        try:
+            return bytes(self._store.get(name).data)
+        except MissingObjectError:
+            raise CheckpointError(
+                f"{where} does not exist; expected the URL of a finished save"
+            ) from None
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+
+    def path(self, manifest: BaseManifest, name: str) -> Path:
+        """See `Source`."""
+        if self._fetched is None:
+            self._fetched = Path(tempfile.mkdtemp(prefix="fleet-fetched-"))
+            weakref.finalize(self, shutil.rmtree, self._fetched, ignore_errors=True)
+        path = self._fetched / folder_of(manifest) / name
+        if not path.exists():
+            data = self.content(manifest, name)
+            path.parent.mkdir(exist_ok=True)
+            temporary = path.with_name(f"{name}.{os.urandom(4).hex()}")
+            temporary.write_bytes(data)
+            temporary.rename(path)
+        return path
+
+    def content(self, manifest: BaseManifest, name: str) -> Data:
+        """The bytes of a file of a generation, verified."""
+        expected = entry_of(manifest, name, joined(self._store.url, MANIFEST))
+        return fetched(self._store, joined(folder_of(manifest), name), expected, manifest)
+
+    def location(self, manifest: BaseManifest) -> str:
+        """See `Source`."""
+        return joined(self._store.url, folder_of(manifest))
+
+
+def source_of(location: Directory) -> Source:
+    """The source of a folder or a URL."""
+    return StoredSource(os.fspath(location)) if is_url(location) else FolderSource(location)
+
+
+def exists(location: Directory) -> bool:
+    """Whether there is a checkpoint in a folder or under a URL."""
+    if not is_url(location):
+        return Path(location, MANIFEST).exists()
+    try:
+        # asking for its description alone does not tell a bucket that does not exist
+        store_at(location).get(MANIFEST)
+    except MissingObjectError:
+        return False
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    return True
+
+
+def fetched(
+    store: ObjectStore, name: str, expected: FileEntry, manifest: BaseManifest | None = None
+) -> Data:
+    """The bytes of an object, after comparing them with their description."""
+    where = joined(store.url, name)
+    try:
+        data = store.get(name).data
+    except MissingObjectError:
+        raise _missing(store, where, manifest) from None
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    size, sha256 = memoryview(data).nbytes, hashlib.sha256(data).hexdigest()
+    if (size, sha256) != (expected.bytes, expected.sha256):
+        raise CorruptCheckpointError(
+            f"{where} was changed after it was written: got {size} bytes with sha256 {sha256}, "
+            f"expected {expected.bytes} with {expected.sha256}; load another checkpoint"
+        )
+    return data
+
+
+def _missing(store: ObjectStore, where: str, manifest: BaseManifest | None) -> CheckpointError:
+    if manifest is not None:
+        now = StoredSource(store.url).manifest(type(manifest), manifest.format).generation
+        if now != manifest.generation:
+            return CheckpointError(
+                f"{store.url}: generation {manifest.generation} was replaced by {now} while it was "
+                "being read; read the URL again"
+            )
+    return CorruptCheckpointError(
+        f"{where} is missing, but {MANIFEST} names it; load another checkpoint"
+    )
