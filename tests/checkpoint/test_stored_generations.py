@@ -11,8 +11,8 @@ from tests.checkpoint.states import snapshot, whole_step
 from tests.store.s3 import CutRequest, FaultProxy, HalfObject, LostReply, Status
 
 from fleetlight import checkpoint
-from fleetlight.checkpoint.snapshot import FORMAT
 from fleetlight.checkpoint.storage.files import FileTarget
+from fleetlight.checkpoint.storage.manifest import FORMAT
 from fleetlight.checkpoint.storage.stored_generations import new_stored_generation
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from fleetlight.store import store_at

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fleetlight.errors import MissingObjectError, StoreError
-from fleetlight.store import LocalStore, ObjectStore, is_url, store_at
+from fleetlight.store import ObjectStore, is_url, store_at
 from fleetlight.store.buckets import CHUNK
+from fleetlight.store.local import LocalStore
 
 
 @pytest.fixture(params=["folder", "s3", "memory"])

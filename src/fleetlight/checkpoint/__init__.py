@@ -2,80 +2,26 @@
 """Checkpoints: pure functions from the state of a job to files and back.
 
 This package does not depend on processes. The caller has gathered the state already, and decides
-which process writes.
+which process writes. The names are in `api.py`, and the first use of one imports torch; commands
+that look after checkpoints use `storage` only.
 """
 
-from fleetlight.checkpoint.formats.tables import read_tables
-from fleetlight.checkpoint.formats.values import pack, unpack
-from fleetlight.checkpoint.inference.exported import InferenceModel, load_inference, save_inference
-from fleetlight.checkpoint.reader import Checkpoint, export, read
-from fleetlight.checkpoint.renaming import RenamedCheckpoint
-from fleetlight.checkpoint.snapshot import JobSnapshot, SavedTables, write
-from fleetlight.checkpoint.state.model import (
-    ModelState,
-    is_extra,
-    load_model_state,
-    model_state,
-    prepare_model_load,
-    refuse_differences,
-)
-from fleetlight.checkpoint.state.optimizer import (
-    OptimizerState,
-    class_name,
-    load_optimizer_state,
-    optimizer_state,
-    prepare_optimizer_load,
-)
-from fleetlight.checkpoint.state.rng import RngState, rng_state, set_rng_state
-from fleetlight.checkpoint.state.worker import WorkerState
-from fleetlight.checkpoint.storage.files import FileTarget, FolderTarget
-from fleetlight.checkpoint.storage.manifest import (
-    MANIFEST,
-    FileEntry,
-    HighWaterEntry,
-    Manifest,
-    TableEntry,
-    TableFileEntry,
-)
-from fleetlight.checkpoint.storage.sources import exists, source_of
+from __future__ import annotations
 
-__all__ = [
-    "MANIFEST",
-    "Checkpoint",
-    "FileEntry",
-    "FileTarget",
-    "FolderTarget",
-    "HighWaterEntry",
-    "InferenceModel",
-    "JobSnapshot",
-    "Manifest",
-    "ModelState",
-    "OptimizerState",
-    "RenamedCheckpoint",
-    "RngState",
-    "SavedTables",
-    "TableEntry",
-    "TableFileEntry",
-    "WorkerState",
-    "class_name",
-    "exists",
-    "export",
-    "is_extra",
-    "load_inference",
-    "load_model_state",
-    "load_optimizer_state",
-    "model_state",
-    "optimizer_state",
-    "pack",
-    "prepare_model_load",
-    "prepare_optimizer_load",
-    "read",
-    "read_tables",
-    "refuse_differences",
-    "rng_state",
-    "save_inference",
-    "set_rng_state",
-    "source_of",
-    "unpack",
-    "write",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleetlight.checkpoint.api import *  # noqa: F403
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # `from fleetlight.checkpoint import api` would ask this function for it
+        api = importlib.import_module("fleetlight.checkpoint.api")
+        if name not in api.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(api, name)
+        return value

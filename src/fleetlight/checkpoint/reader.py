@@ -13,13 +13,13 @@ from torch import Tensor
 from fleetlight.checkpoint.formats.tables import TableOnDisk, materialize
 from fleetlight.checkpoint.formats.tensors import StreamedTensor, read_tensors, write_tensors
 from fleetlight.checkpoint.formats.values import unpack
-from fleetlight.checkpoint.snapshot import FORMAT, MODEL_FILE, optimizer_file
+from fleetlight.checkpoint.snapshot import MODEL_FILE, optimizer_file
 from fleetlight.checkpoint.state.model import ModelState
 from fleetlight.checkpoint.state.optimizer import OptimizerState
 from fleetlight.checkpoint.state.worker import WorkerState, read_worker, record_file, tensor_file
 from fleetlight.checkpoint.storage import files
 from fleetlight.checkpoint.storage.generations import Directory
-from fleetlight.checkpoint.storage.manifest import Manifest, TableEntry
+from fleetlight.checkpoint.storage.manifest import FORMAT, Manifest, TableEntry
 from fleetlight.checkpoint.storage.sources import Source, source_of
 from fleetlight.errors import CheckpointError
 from fleetlight.store import is_url

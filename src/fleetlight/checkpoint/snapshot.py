@@ -19,6 +19,7 @@ from fleetlight.checkpoint.state.worker import WorkerState, write_worker
 from fleetlight.checkpoint.storage.files import FileTarget
 from fleetlight.checkpoint.storage.generations import Directory, Generation, new_generation
 from fleetlight.checkpoint.storage.manifest import (
+    FORMAT,
     FileEntry,
     HighWaterEntry,
     Manifest,
@@ -32,7 +33,6 @@ from fleetlight.checkpoint.storage.stored_generations import (
 from fleetlight.errors import CheckpointError
 from fleetlight.store import is_url
 
-FORMAT = "fleetlight-checkpoint"
 MODEL_FILE = "model.safetensors"
 
 

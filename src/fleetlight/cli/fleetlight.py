@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
+from fleetlight.cli.checkpoints import add_checkpoints
 from fleetlight.cli.jobs import add_jobs
 from fleetlight.cli.member import add_member
 from fleetlight.cli.plan import add_plan
@@ -35,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     version = commands.add_parser("version", help="print the versions of fleetlight, python, torch")
     version.set_defaults(command=_version)
     export = commands.add_parser("export", help="write a checkpoint as one safetensors file")
-    export.add_argument("dirname", metavar="DIR", help="the folder of save_persistables")
+    export.add_argument("dirname", metavar="DIR", help="the folder or URL of save_persistables")
     export.add_argument("out", metavar="OUT.safetensors", help="the file to write")
     export.set_defaults(command=_export)
     cert = commands.add_parser("cert", help="make certificates for encrypted connections (--ssl)")
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     cert.add_argument("--days", type=int, default=365, help="their validity (default: 365)")
     cert.add_argument("--replace", action="store_true", help="replace existing certificates")
     cert.set_defaults(command=_cert)
+    add_checkpoints(commands)
     _add_doctor(commands)
     add_plan(commands)
     add_jobs(commands)

@@ -6,9 +6,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fleetlight.store.buckets import BucketStore
-from fleetlight.store.filesystems import FilesystemStore
-from fleetlight.store.local import LocalStore
 from fleetlight.store.protocol import ObjectStore
 from fleetlight.store.retries import Limits
 from fleetlight.store.urls import Location, checked, is_url, local_path
@@ -32,11 +29,18 @@ def store_at(
 
     An operation is repeated until `deadline_s`, and one request takes at most `request_s`.
     """
-    if not is_url(location):
-        return LocalStore(location)
-    url = checked(os.fspath(location))
+    url = checked(os.fspath(location)) if is_url(location) else ""
     scheme = url.partition("://")[0].lower()
-    if scheme == "file":
-        return LocalStore(local_path(url))
     limits = Limits(deadline_s, request_s)
-    return (BucketStore if scheme in _BUCKETS else FilesystemStore)(url, limits, options)
+    # the launcher reads URLs, and starts without the modules that open them
+    if scheme in ("", "file"):
+        from fleetlight.store.local import LocalStore
+
+        return LocalStore(local_path(url) if url else location)
+    if scheme in _BUCKETS:
+        from fleetlight.store.buckets import BucketStore
+
+        return BucketStore(url, limits, options)
+    from fleetlight.store.filesystems import FilesystemStore
+
+    return FilesystemStore(url, limits, options)

@@ -45,6 +45,7 @@ from fleetlight.store import is_url, shown
 Directory = str | os.PathLike[str]
 
 _LOCK = ".lock"
+_COPIED = 4 << 20
 _FOLDER = re.compile(r"generation-(\d{6,})")
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,19 @@ class Generation:
         with files.Sink(self.path / name) as sink:
             yield sink
             self.files.append(sink.flush())
+
+    def add(self, entry: FileEntry, path: Path) -> None:
+        """Copy a file that was verified."""
+        with files.Sink(self.path / entry.name) as sink, path.open("rb") as file:
+            while data := file.read(_COPIED):
+                sink.write(data)
+            self.files.append(sink.flush())
+
+    def placed(self, manifest: AnyManifest) -> AnyManifest:
+        """The manifest of another checkpoint, as that of this generation."""
+        return msgspec.structs.replace(
+            manifest, generation=self.number, folder=msgspec.UNSET, earlier=msgspec.UNSET
+        )
 
     def header(self) -> dict[str, Any]:
         """The fields of a `BaseManifest`, once all files are written."""
@@ -275,6 +289,17 @@ def _named(root: Path) -> int | None:
         return msgspec.json.decode((root / MANIFEST).read_bytes(), type=Head).generation
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def prune_folder(dirname: Directory, format_name: str) -> int:
+    """Remove what crashed saves left in a folder; returns how many generations went."""
+    root = _folder(dirname)
+    if not (root / MANIFEST).exists():
+        raise CheckpointError(f"{dirname}: {_why_none(root)}")
+    with _explained(root), _locked(root):
+        before = len(_folders(root))
+        _prepare(root, format_name)
+        return before - len(_folders(root))
 
 
 def generation_folder(root: Path, number: int) -> Path:

@@ -17,6 +17,8 @@ import msgspec
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
+#: the format of training checkpoints
+FORMAT = "fleetlight-checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +27,6 @@ from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
     AnyManifest,
     BaseManifest,
-    FileEntry,
     decode,
     folder_of,
 )
@@ -36,7 +36,11 @@ from fleetlight.errors import (
     MissingObjectError,
     StoreError,
 )
+from fleetlight.files import atomic
 from fleetlight.store import Data, ObjectStore, is_url, joined, store_at
+
+#: bytes of a file in memory, and of one request for them
+_BLOCK, _SPAN = 64 << 20, 8 << 20
 
 
 class Source(Protocol):
@@ -50,6 +54,9 @@ class Source(Protocol):
 
     def path(self, manifest: BaseManifest, name: str) -> Path:
         """A file of a generation, verified."""
+
+    def verify(self, manifest: BaseManifest, name: str) -> None:
+        """Raise if a file of a generation is not as it was written."""
 
     def location(self, manifest: BaseManifest) -> str:
         """The folder or URL of a generation, for other processes."""
@@ -72,6 +79,10 @@ class FolderSource:
     def path(self, manifest: BaseManifest, name: str) -> Path:
         """See `Source`."""
         return verified(self._root, manifest, name)
+
+    def verify(self, manifest: BaseManifest, name: str) -> None:
+        """See `Source`."""
+        self.path(manifest, name)
 
     def location(self, manifest: BaseManifest) -> str:
         """See `Source`."""
@@ -115,17 +126,41 @@ class StoredSource:
             weakref.finalize(self, shutil.rmtree, self._fetched, ignore_errors=True)
         path = self._fetched / folder_of(manifest) / name
         if not path.exists():
-            data = self.content(manifest, name)
             path.parent.mkdir(exist_ok=True)
-            temporary = path.with_name(f"{name}.{os.urandom(4).hex()}")
-            temporary.write_bytes(data)
-            temporary.rename(path)
+            with atomic.replacing(path, unique=True) as temporary, temporary.open("wb") as file:
+                for block in self._blocks(manifest, name):
+                    file.write(block)
         return path
 
-    def content(self, manifest: BaseManifest, name: str) -> Data:
-        """The bytes of a file of a generation, verified."""
+    def verify(self, manifest: BaseManifest, name: str) -> None:
+        """See `Source`."""
+        for _ in self._blocks(manifest, name):
+            pass
+
+    def _blocks(self, manifest: BaseManifest, name: str) -> Iterator[Data]:
+        """The bytes of a file of a generation; raises after the last one if they are not right."""
         expected = entry_of(manifest, name, joined(self._store.url, MANIFEST))
-        return fetched(self._store, joined(folder_of(manifest), name), expected, manifest)
+        stored = joined(folder_of(manifest), name)
+        where = joined(self._store.url, stored)
+        try:
+            there, digest = self._store.head(stored), hashlib.sha256()
+            if there is None:
+                raise _missing(self._store, where, manifest)
+            size = there.size
+            for start in range(0, size if size == expected.bytes else 0, _BLOCK):
+                stop = min(start + _BLOCK, size)
+                spans = [(at, min(at + _SPAN, stop)) for at in range(start, stop, _SPAN)]
+                for data in self._store.get_ranges(stored, spans):
+                    digest.update(data)
+                    yield data
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+        if size != expected.bytes or digest.hexdigest() != expected.sha256:
+            raise CorruptCheckpointError(
+                f"{where} was changed after it was written: got {size} bytes with sha256 "
+                f"{digest.hexdigest()}, expected {expected.bytes} with {expected.sha256}; load "
+                "another checkpoint"
+            )
 
     def location(self, manifest: BaseManifest) -> str:
         """See `Source`."""
@@ -151,34 +186,13 @@ def exists(location: Directory) -> bool:
     return True
 
 
-def fetched(
-    store: ObjectStore, name: str, expected: FileEntry, manifest: BaseManifest | None = None
-) -> Data:
-    """The bytes of an object, after comparing them with their description."""
-    where = joined(store.url, name)
-    try:
-        data = store.get(name).data
-    except MissingObjectError:
-        raise _missing(store, where, manifest) from None
-    except StoreError as error:
-        raise CheckpointError(str(error)) from error
-    size, sha256 = memoryview(data).nbytes, hashlib.sha256(data).hexdigest()
-    if (size, sha256) != (expected.bytes, expected.sha256):
-        raise CorruptCheckpointError(
-            f"{where} was changed after it was written: got {size} bytes with sha256 {sha256}, "
-            f"expected {expected.bytes} with {expected.sha256}; load another checkpoint"
+def _missing(store: ObjectStore, where: str, manifest: BaseManifest) -> CheckpointError:
+    now = StoredSource(store.url).manifest(type(manifest), manifest.format).generation
+    if now != manifest.generation:
+        return CheckpointError(
+            f"{store.url}: generation {manifest.generation} was replaced by {now} while it was "
+            "being read; read the URL again"
         )
-    return data
-
-
-def _missing(store: ObjectStore, where: str, manifest: BaseManifest | None) -> CheckpointError:
-    if manifest is not None:
-        now = StoredSource(store.url).manifest(type(manifest), manifest.format).generation
-        if now != manifest.generation:
-            return CheckpointError(
-                f"{store.url}: generation {manifest.generation} was replaced by {now} while it was "
-                "being read; read the URL again"
-            )
     return CorruptCheckpointError(
         f"{where} is missing, but {MANIFEST} names it; load another checkpoint"
     )

@@ -28,6 +28,7 @@ import msgspec
 from fleetlight.checkpoint.storage.generations import header
 from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
+    AnyManifest,
     BaseManifest,
     EarlierEntry,
     FileEntry,
@@ -93,6 +94,17 @@ class StoredGeneration:
             sink.close()
             self._store.put(joined(self.folder, name), Path(file.name))
             self.files.append(sink.entry)
+
+    def add(self, entry: FileEntry, path: Path) -> None:
+        """Upload a file that was verified."""
+        self._store.put(joined(self.folder, entry.name), path)
+        self.files.append(entry)
+
+    def placed(self, manifest: AnyManifest) -> AnyManifest:
+        """The manifest of another checkpoint, as that of this generation."""
+        return msgspec.structs.replace(
+            manifest, generation=self.number, folder=self.folder, earlier=self._earlier()
+        )
 
     def header(self) -> dict[str, Any]:
         """The fields of a `BaseManifest`, once all objects are written."""
