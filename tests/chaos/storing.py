@@ -74,7 +74,7 @@ class Bucket:
     other_saved: bool = False
 
     def run(self, seed: int) -> None:
-        """One save amid faults, then a read without."""
+        """One save with faults, then a read without."""
         rng, step = random.Random(seed), seed + 1
         self.proxy.rule = _rule(rng)
         kind = rng.choice(("alone", "alone", "killed", "two jobs"))
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong, outcomes = storing(options.runs, options.seed, options.in_one_bucket)
     ends = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items()))
     print(
-        f"{options.runs} saves amid faults: {len(wrong)} wrong (torn, lost or hanging); {ends}; "
+        f"{options.runs} saves with faults: {len(wrong)} wrong (torn, lost or hanging); {ends}; "
         f"{time.monotonic() - began:.0f} s"
     )
     return 1 if wrong else 0
