@@ -167,6 +167,13 @@ def test_an_object_that_arrived_half_is_no_checkpoint(bucket: str, s3: FaultProx
     assert whole_step(bucket) == 1
 
 
+def test_a_manifest_that_arrived_half_is_sent_again(bucket: str, s3: FaultProxy) -> None:
+    for step in (1, 2):
+        s3.fail(HalfObject(), method="PUT", path=r"run/manifest\.json")
+        checkpoint.write(bucket, snapshot(step))
+        assert whole_step(bucket) == step
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [Status(500), Status(503, "SlowDown"), CutRequest(), LostReply()])
 def test_faults_that_pass_do_not_fail_a_save(bucket: str, s3: FaultProxy, fault: object) -> None:

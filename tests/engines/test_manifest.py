@@ -35,6 +35,12 @@ def emitted(capfd: pytest.CaptureFixture[str]) -> Any:
     return emit
 
 
+def test_a_job_that_saves_under_a_url_needs_no_claim(emitted: Any) -> None:
+    text = str(emitted("--checkpoint", "s3://bucket/run"))
+    assert "{'name': 'FLEET_CHECKPOINT', 'value': 's3://bucket/run'}" in text
+    assert "'mountPath': '/checkpoint'" not in text
+
+
 def of_kind(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     [one] = [one for one in found if one["kind"] == kind]
     return one

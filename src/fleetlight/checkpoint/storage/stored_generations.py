@@ -44,6 +44,8 @@ from fleetlight.errors import (
 from fleetlight.store import Object, ObjectStore, joined, store_at
 
 _FOLDER = re.compile(r"generation-(\d{6,})-[0-9a-f]+/")
+#: how often a damaged manifest is sent again
+_TRIES = 3
 _log = logging.getLogger(__name__)
 
 
@@ -122,11 +124,7 @@ class StoredGeneration:
         self._store.put(joined(self.folder, MANIFEST), data)
         # after an error it is unknown whether the manifest is there: then the folder stays
         self.published = True
-        if self._before is None:
-            made = self._store.create(MANIFEST, data)
-        else:
-            made = self._store.swap(MANIFEST, data, self._before.version)
-        if made is None:
+        if not self._put_manifest(data):
             self.published = False
             raise self._refusal()
         kept = {self.folder, *(one.folder for one in self._earlier())}
@@ -150,6 +148,26 @@ class StoredGeneration:
             return []
         before = [EarlierEntry(self._head.generation, self._head.folder), *self._head.earlier]
         return before[: self._keep - 1]
+
+    def _put_manifest(self, data: bytes) -> bool:
+        """Replace the manifest, and look whether it arrived whole; False: another job was first."""
+        version = None if self._before is None else self._before.version
+        for _ in range(_TRIES):
+            if version is None:
+                made = self._store.create(MANIFEST, data)
+            else:
+                made = self._store.swap(MANIFEST, data, version)
+            if made is None:
+                return False
+            there = self._store.get(MANIFEST)
+            if bytes(there.data) == data or there.version != made:
+                # with another version, a later save has replaced it already
+                return True
+            version = made
+        raise CorruptCheckpointError(
+            f"{joined(self._store.url, MANIFEST)} did not arrive whole in {_TRIES} attempts; check "
+            "what is between this machine and the bucket, and save again"
+        )
 
     def _refusal(self) -> CheckpointError:
         return CheckpointError(

@@ -21,6 +21,7 @@ from fleetlight.launch.backends.kubernetes.pods import (
     name_of,
     pod_template,
     restarts_alone,
+    saves_on_claim,
 )
 from fleetlight.launch.backends.kubernetes.secrets import placeholder
 from fleetlight.launch.backends.kubernetes.settings import TRAINER, ClusterSettings
@@ -44,12 +45,12 @@ def objects(job: JobSpec, settings: ClusterSettings) -> list[Object]:
 
 def check(job: JobSpec, settings: ClusterSettings) -> None:
     """Refuse a job that would lose what it saves."""
-    if job.checkpoint is not None and not settings.checkpoint_claim:
+    if saves_on_claim(job) and not settings.checkpoint_claim:
         raise ConfigError(
             f"--checkpoint {job.checkpoint}: the files of a pod end with it; pass --option "
-            "checkpoint_claim=NAME, a claim that all pods may write to"
+            "checkpoint_claim=NAME, a claim that all pods may write to, or save under a URL"
         )
-    if settings.checkpoint_claim and job.checkpoint is None:
+    if settings.checkpoint_claim and not saves_on_claim(job):
         raise ConfigError(
             f"--option checkpoint_claim={settings.checkpoint_claim} is for a job that saves; pass "
             "--checkpoint NAME, the folder on the claim, or omit it"

@@ -15,6 +15,7 @@ from fleetlight.launch.job.encryption import variables
 from fleetlight.launch.job.spec import DEFAULT_PORT, JobSpec, RoleSpec
 from fleetlight.launch.job.token import VARIABLE
 from fleetlight.roles.role import Kind
+from fleetlight.store import is_url
 
 #: an object of Kubernetes, or a part of one
 Object = dict[str, Any]
@@ -188,8 +189,15 @@ def job_name(kind: Kind, settings: ClusterSettings) -> str:
     return "node" if is_trainers else kind.value
 
 
+def saves_on_claim(job: JobSpec) -> bool:
+    """Whether the job saves into a folder; one that saves under a URL needs no claim."""
+    return job.checkpoint is not None and not is_url(job.checkpoint)
+
+
 def checkpoint_path(job: JobSpec) -> str:
-    """The checkpoint folder in the pods: one of this name on the claim."""
+    """The checkpoint folder in the pods: a URL, or a folder of this name on the claim."""
+    if not saves_on_claim(job):
+        return job.checkpoint or ""
     return posixpath.join(CHECKPOINTS, posixpath.basename((job.checkpoint or "").rstrip("/")))
 
 
@@ -227,7 +235,7 @@ def _volumes(job: JobSpec, role: RoleSpec, settings: ClusterSettings) -> list[Ob
     ]
     if _has_journal(job, role):
         volumes.append({"name": "journal", **_journal(job, settings)})
-    if job.checkpoint is not None and role.kind is not Kind.SCHEDULER:
+    if saves_on_claim(job) and role.kind is not Kind.SCHEDULER:
         volumes.append({"name": "checkpoint", **_claimed(settings.checkpoint_claim)})
     if job.ssl is not None:
         volumes.append({"name": "tls", "secret": _certificates(job)})
@@ -246,7 +254,7 @@ def _mounts(job: JobSpec, role: RoleSpec, settings: ClusterSettings) -> list[Obj
         path = posixpath.join(settings.workdir, _JOURNAL)
         below = {"subPath": folder} if settings.journal_size else {}
         mounts.append({"name": "journal", "mountPath": path, **below})
-    if job.checkpoint is not None and role.kind is not Kind.SCHEDULER:
+    if saves_on_claim(job) and role.kind is not Kind.SCHEDULER:
         mounts.append({"name": "checkpoint", "mountPath": CHECKPOINTS})
     if job.ssl is not None:
         mounts.append({"name": "tls", "mountPath": CERTIFICATES, "readOnly": True})
