@@ -13,8 +13,6 @@ from typing import Any
 from fleetlight.data.columns import arrow
 from fleetlight.errors import DataError
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
 
 @dataclasses.dataclass(frozen=True)
 class Source(abc.ABC):
@@ -65,35 +63,24 @@ class LocalSource(Source):
         return LocalSource.at(self.name)
 
 
-def sources_of(paths: Paths, endings: Sequence[str]) -> list[Source]:
-    """The files of names, folders and patterns, each list sorted; `endings`: those in folders."""
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    names: list[str] = []
-    for one in given:
-        names += _matching(os.fspath(one), endings)
-    if not names:
-        raise DataError(f"got {given}, expected at least one file")
-    return [LocalSource.at(name) for name in names]
-
-
-def _matching(name: str, endings: Sequence[str]) -> list[str]:
+def local_sources(name: str, endings: Sequence[str]) -> list[Source]:
+    """The files of a name, a folder or a pattern, sorted."""
     found = [name] if os.path.exists(name) else sorted(glob.glob(name))
     files: list[str] = []
     for one in found:
         files += sorted(_inside(one, endings)) if os.path.isdir(one) else [one]
-    if not files:
-        what = "has no such files" if found else "no such file"
-        raise DataError(
-            f"got {name}: {what} in {os.getcwd()}; expected a file, a pattern such as day_*/, or a "
-            f"folder with files that end with {' or '.join(endings)}"
-        )
-    return files
+    return [LocalSource.at(one) for one in files]
 
 
 def _inside(folder: str, endings: Sequence[str]) -> Iterator[str]:
     """The files of a folder and its folders; tools leave hidden ones there, such as _SUCCESS."""
     for path, folders, files in os.walk(folder):
         folders[:] = sorted(one for one in folders if not one.startswith((".", "_")))
-        for file in files:
-            if not file.startswith((".", "_")) and file.endswith(tuple(endings)):
-                yield os.path.join(path, file)
+        yield from (os.path.join(path, file) for file in files if is_data([file], endings))
+
+
+def is_data(parts: Sequence[str], endings: Sequence[str]) -> bool:
+    """False for what tools leave in a folder, such as _SUCCESS; `parts`: names of folders, file."""
+    return parts[-1].endswith(tuple(endings)) and not any(
+        part.startswith((".", "_")) for part in parts
+    )
