@@ -152,7 +152,7 @@ def _source_of(loader: DataLoader[Any], shard: Shard, queue: QueueOptions | None
 def _refuse_sharded(loader: DataLoader[Any]) -> None:
     if not isinstance(loader, DataLoader):
         is_stateful = hasattr(loader, "dataset") and hasattr(loader, "state_dict")
-        advice = "; it resumes any DataLoader within an epoch by itself" if is_stateful else ""
+        advice = "; it resumes any DataLoader within an epoch" if is_stateful else ""
         raise ConfigError(
             f"fleet.shard: got a {type(loader).__name__}, expected a torch DataLoader{advice}"
         )

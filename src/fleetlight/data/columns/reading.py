@@ -12,7 +12,7 @@ from fleetlight.data.columns import arrow as pyarrow
 from fleetlight.data.columns.conditions import Where, conditions_of
 from fleetlight.data.columns.dataset import Batch, ColumnFiles
 from fleetlight.data.columns.files.columnar_file import ArrowFile, ParquetFile
-from fleetlight.data.columns.files.sources import Source, local_sources
+from fleetlight.data.columns.files.sources import FoundFile, local_sources
 from fleetlight.data.columns.files.stored import stored_sources
 from fleetlight.data.columns.files.text_file import TextFile, TextFormat
 from fleetlight.data.columns.groups import Groups, opened
@@ -85,10 +85,10 @@ def csv(
     return _data_set(opened(rest, sources), columns, where, fill, transform)
 
 
-def sources_of(paths: Paths, endings: Sequence[str]) -> list[Source]:
+def sources_of(paths: Paths, endings: Sequence[str]) -> list[FoundFile]:
     """The files of names, folders and patterns, each list sorted; `endings`: those in folders."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found: list[Source] = []
+    found: list[FoundFile] = []
     for one in given:
         name = os.fspath(one)
         here = stored_sources(name, endings) if is_url(name) else local_sources(name, endings)

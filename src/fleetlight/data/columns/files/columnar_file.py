@@ -8,14 +8,14 @@ from typing import Any
 
 from fleetlight.data.columns import arrow
 from fleetlight.data.columns.files.group_file import Bounds, GroupFile, opening
-from fleetlight.data.columns.files.sources import Source
+from fleetlight.data.columns.files.sources import FoundFile
 
 
 class ParquetFile(GroupFile):
     """The row groups of a file, as its footer describes them."""
 
     @classmethod
-    def at(cls, source: Source) -> ParquetFile:
+    def at(cls, source: FoundFile) -> ParquetFile:
         """Read the footer."""
         with opening(source, "Parquet"), source.open() as file:
             opened = _opened(file)
@@ -48,7 +48,7 @@ class ArrowFile(GroupFile):
     """The record batches of a file."""
 
     @classmethod
-    def at(cls, source: Source) -> ArrowFile:
+    def at(cls, source: FoundFile) -> ArrowFile:
         """Read the footer, and the length of each batch."""
         ipc = arrow("pyarrow.ipc")
         with opening(source, "an Arrow file"), source.open() as file:

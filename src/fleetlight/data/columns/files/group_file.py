@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fleetlight.data.columns import arrow
-from fleetlight.data.columns.files.sources import Source
+from fleetlight.data.columns.files.sources import FoundFile
 from fleetlight.errors import DataError
 
 #: the smallest and the largest value of each column with statistics, and whether some are missing
@@ -21,7 +21,7 @@ Bounds = dict[str, tuple[Any, Any, bool]]
 class GroupFile(abc.ABC):
     """What is known of a file before its records are read."""
 
-    source: Source
+    source: FoundFile
     #: pyarrow.Schema
     schema: Any
     #: records of each group
@@ -63,7 +63,7 @@ class GroupFile(abc.ABC):
 
 
 @contextmanager
-def opening(source: Source, format_name: str) -> Iterator[None]:
+def opening(source: FoundFile, format_name: str) -> Iterator[None]:
     """Errors inside say which file is not of the format."""
     pa = arrow()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where files are: names and patterns become `Source`s."""
+"""Where files are: names and patterns become `FoundFile`s."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetlight.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
-class Source(abc.ABC):
+class FoundFile(abc.ABC):
     """A file, and what it looked like when it was listed."""
 
     name: str
@@ -28,7 +28,7 @@ class Source(abc.ABC):
         """The file, for Arrow."""
 
     @abc.abstractmethod
-    def current(self) -> Source:
+    def current(self) -> FoundFile:
         """The file as it is now."""
 
     def check_unchanged(self) -> None:
@@ -47,11 +47,11 @@ class Source(abc.ABC):
         return dict(folder.split("=", 1) for folder in folders if "=" in folder)
 
 
-class LocalSource(Source):
+class LocalFile(FoundFile):
     """A file on this machine."""
 
     @classmethod
-    def at(cls, name: str) -> LocalSource:
+    def at(cls, name: str) -> LocalFile:
         """The file of this name."""
         found = os.stat(name)
         return cls(name, found.st_size, str(found.st_mtime_ns))
@@ -59,17 +59,17 @@ class LocalSource(Source):
     def open(self) -> Any:
         return arrow().OSFile(self.name, "rb")
 
-    def current(self) -> Source:
-        return LocalSource.at(self.name)
+    def current(self) -> FoundFile:
+        return LocalFile.at(self.name)
 
 
-def local_sources(name: str, endings: Sequence[str]) -> list[Source]:
+def local_sources(name: str, endings: Sequence[str]) -> list[FoundFile]:
     """The files of a name, a folder or a pattern, sorted."""
     found = [name] if os.path.exists(name) else sorted(glob.glob(name))
     files: list[str] = []
     for one in found:
         files += sorted(_inside(one, endings)) if os.path.isdir(one) else [one]
-    return [LocalSource.at(one) for one in files]
+    return [LocalFile.at(one) for one in files]
 
 
 def _inside(folder: str, endings: Sequence[str]) -> Iterator[str]:

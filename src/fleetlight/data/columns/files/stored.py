@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StoredSource`: a file in a bucket, of which Arrow reads the ranges that it needs."""
+"""`BucketFile`: a file in a bucket, of which Arrow reads the ranges that it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetlight.data.columns import arrow
-from fleetlight.data.columns.files.sources import Source, is_data
+from fleetlight.data.columns.files.sources import FoundFile, is_data
 from fleetlight.errors import DataError
 from fleetlight.store import Entry, ObjectStore, store_at
 
@@ -22,7 +22,7 @@ _WILD = "*?["
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredSource(Source):
+class BucketFile(FoundFile):
     """An object of a store."""
 
     #: of the bucket
@@ -32,7 +32,7 @@ class StoredSource(Source):
     def open(self) -> Any:
         return arrow().PythonFile(_Ranges(self), mode="r")
 
-    def current(self) -> Source:
+    def current(self) -> FoundFile:
         now = self.store.head(self.entry.name)
         if now is None:
             raise DataError(f"{self.name}: the object has been deleted since the job began")
@@ -47,7 +47,7 @@ class StoredSource(Source):
 class _Ranges(io.RawIOBase):
     """Reads an object at any place."""
 
-    def __init__(self, source: StoredSource) -> None:
+    def __init__(self, source: BucketFile) -> None:
         self._source, self._at = source, 0
         #: what was read last, and where it begins
         self._first, self._data = 0, memoryview(b"")
@@ -88,18 +88,18 @@ class _Ranges(io.RawIOBase):
         self._first, self._data = first, _range(source, first, stop)
 
 
-def _range(source: StoredSource, first: int, stop: int) -> memoryview:
+def _range(source: BucketFile, first: int, stop: int) -> memoryview:
     [data] = source.store.get_ranges(source.entry.name, [(first, stop)])
     return memoryview(data)
 
 
 @functools.lru_cache(maxsize=256)
-def _tail(source: StoredSource, first: int, process: int) -> memoryview:
+def _tail(source: BucketFile, first: int, process: int) -> memoryview:
     """The end of an object, where its footer is; each row group needs it again."""
     return _range(source, first, source.size)
 
 
-def stored_sources(url: str, endings: Sequence[str]) -> list[Source]:
+def stored_sources(url: str, endings: Sequence[str]) -> list[FoundFile]:
     """The objects of a URL, a pattern, or everything under it, by name."""
     scheme, _, path = url.partition("://")
     bucket, _, path = path.partition("/")
@@ -107,7 +107,7 @@ def stored_sources(url: str, endings: Sequence[str]) -> list[Source]:
     fixed = next((n for n, part in enumerate(pattern) if set(part) & set(_WILD)), len(pattern))
     entries = _bucket(root, os.getpid()).list("/".join(pattern[:fixed]))
     return [
-        StoredSource(f"{root}/{entry.name}", entry.size, entry.version, root, entry)
+        BucketFile(f"{root}/{entry.name}", entry.size, entry.version, root, entry)
         for entry in entries
         if _fits(entry.name.split("/"), pattern, endings)
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetlight.data.columns import arrow
 from fleetlight.data.columns.files.group_file import GroupFile, opening
-from fleetlight.data.columns.files.sources import Source
+from fleetlight.data.columns.files.sources import FoundFile
 from fleetlight.errors import DataError
 
 #: bytes of a group, about
@@ -41,7 +41,7 @@ class TextFile(GroupFile):
     starts: tuple[int, ...] = ()
 
     @classmethod
-    def at(cls, source: Source, text_format: TextFormat, schema: Any = None) -> TextFile:
+    def at(cls, source: FoundFile, text_format: TextFormat, schema: Any = None) -> TextFile:
         """Count the lines; `schema`: types of another file of the data set."""
         with opening(source, "text"), source.open() as file:
             names, first = _header(file, source, text_format)
@@ -76,7 +76,7 @@ class TextFile(GroupFile):
         return table
 
 
-def _header(file: Any, source: Source, text_format: TextFormat) -> tuple[tuple[str, ...], int]:
+def _header(file: Any, source: FoundFile, text_format: TextFormat) -> tuple[tuple[str, ...], int]:
     """The names of the columns, and where the records begin."""
     if text_format.names is not None:
         return text_format.names, 0
@@ -108,7 +108,7 @@ def _stretches(
 
 
 def _guess(
-    file: Any, first: int, names: tuple[str, ...], text_format: TextFormat, source: Source
+    file: Any, first: int, names: tuple[str, ...], text_format: TextFormat, source: FoundFile
 ) -> Any:
     """The types of the columns, by the first lines."""
     data = _at(file, first, min(source.size, first + _SAMPLE))
