@@ -48,6 +48,7 @@ class CheckpointConfigsDict(TypedDict, total=False):
     every_steps: int
     via: str
     grace_s: float
+    keep: int
     resume: bool
 
 

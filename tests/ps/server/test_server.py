@@ -252,3 +252,7 @@ def test_each_greeting_waits_until_the_worker_is_on_disk(
     # the first greeting may still write what makes the worker known
     worker.greet("pull")
     assert len(waits) == greeted + 1
+    # a refused worker ends, and a restarted server must know why
+    with pytest.raises(MembershipError, match="expected 0 to 0"):
+        Worker(server, 1, 1)
+    assert len(waits) == greeted + 2

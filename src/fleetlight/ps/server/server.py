@@ -392,6 +392,19 @@ class Server:
     def _greet(self, connection: Connection, message: m.Greeting) -> Reply:
         if message.joins:
             self._check_ready()
+        try:
+            is_new = self._admitted(connection, message)
+        finally:
+            # also what an earlier greeting is about to write, or the loss that this one is told of
+            self._log.wait_on_disk()
+        if is_new and message.worker == 0 and self._service is not None:
+            # worker 0 restarted: it repeats a save that was in progress, or drops it
+            self._service.checkpoints.drop()
+        with self._presence.during(message.worker, "greeting"):
+            return self._welcome()
+
+    def _admitted(self, connection: Connection, message: m.Greeting) -> bool:
+        """True for a worker whose incarnation is new; an error for one that does not belong."""
         with self._changed:
             if message.joined and not self.is_open:
                 # the worker tries again
@@ -402,14 +415,7 @@ class Server:
                 self._service.pushes.check_has(
                     message.worker, message.started_at, message.acknowledged
                 )
-            is_new = self._membership.greet(connection, message)
-        # also where an earlier greeting of the worker is about to write it
-        self._log.wait_on_disk()
-        if is_new and message.worker == 0 and self._service is not None:
-            # worker 0 restarted: it repeats a save that was in progress, or drops it
-            self._service.checkpoints.drop()
-        with self._presence.during(message.worker, "greeting"):
-            return self._welcome()
+            return self._membership.greet(connection, message)
 
     def _welcome(self) -> Reply:
         epoch = 0 if self._service is None else self._service.pushes.progress.marks.epoch

@@ -298,6 +298,16 @@ def test_a_newcomer_waits_until_each_server_has_given_up_the_last_worker(state: 
     workers.check_process(Peer(1, 6, "control"))
 
 
+def test_a_restarted_server_refuses_the_last_worker_of_a_place() -> None:
+    workers = Roster(server=0, server_num=2, worker_num=2, version="0.1", places=3)
+    workers.restore_gone([(1, 5, True)])
+    workers.restore_arrivals([(1, 6, 1)])
+    with pytest.raises(MembershipError, match="another worker has its place"):
+        workers.arrive(elastic_hello(server=0, started_at=5, joined=True))
+    workers.arrive(elastic_hello(server=0, started_at=6, joined=True))
+    assert workers.joining() == [1]
+
+
 def test_server_0_gives_a_place_to_one_newcomer() -> None:
     workers = Roster(server=0, server_num=2, worker_num=2, version="0.1", places=3)
     workers.arrive(elastic_hello(2, server=0, joins=True))

@@ -225,6 +225,9 @@ class Roster:
                 "start with the job; give a worker that joins later FLEET_JOIN, the host:port of "
                 "server 0"
             )
+        if self.is_elastic:
+            # also after a restart, while this server waits for the worker that has the place now
+            self._check_place(greeting.worker, greeting.started_at)
         is_same = member.started_at == greeting.started_at
         if greeting.joins and not is_same:
             self._refuse_taken(greeting, member)
@@ -285,10 +288,13 @@ class Roster:
     def check_process(self, peer: Peer) -> None:
         """Refuse a process if a newer process has replaced it, or has taken its place."""
         self.check_incarnation(peer.worker, peer.incarnation)
-        if peer.started_at < self._members[peer.worker].started_at:
+        self._check_place(peer.worker, peer.started_at)
+
+    def _check_place(self, worker: int, started_at: int) -> None:
+        if started_at < self._members[worker].started_at:
             raise MembershipError(
-                f"worker {peer.worker} has left the job or was lost, and another worker has its "
-                "place; end this process"
+                f"worker {worker} has left the job or was lost, and another worker has its place; "
+                "end this process"
             )
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
