@@ -225,7 +225,7 @@ class Roster:
                 "start with the job; give a worker that joins later FLEET_JOIN, the host:port of "
                 "server 0"
             )
-        if self.is_elastic:
+        if self.is_elastic and not greeting.joins:
             # also after a restart, while this server waits for the worker that has the place now
             self._check_place(greeting.worker, greeting.started_at)
         is_same = member.started_at == greeting.started_at
