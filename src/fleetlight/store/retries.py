@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from fleetlight.errors import StoreError, StoreRefusedError
 from fleetlight.store.failures import Explanation
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+#: the log says why an operation still waits
+_REPORT_AFTER_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,7 @@ def retried(
     explained: Callable[[BaseException], Explanation],
 ) -> _T:
     """The result of `act`, called with the number of earlier attempts."""
-    began = time.monotonic()
+    began, is_reported = time.monotonic(), False
     for attempt in range(1_000_000):
         try:
             return act(attempt)
@@ -60,6 +64,15 @@ def retried(
                     f"({attempt + 1} attempts): {failure.reason}; check the endpoint and the "
                     "network, and try again"
                 ) from None
+            if spent_s >= _REPORT_AFTER_S and not is_reported:
+                is_reported = True
+                _log.warning(
+                    "%s: could not %s yet, trying for up to %g s: %s",
+                    url,
+                    operation,
+                    limits.deadline_s,
+                    failure.reason,
+                )
         time.sleep(pause_s)
     raise AssertionError("unreachable")
 
