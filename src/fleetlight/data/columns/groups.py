@@ -13,7 +13,7 @@ from fleetlight.data.columns import arrow
 from fleetlight.data.columns.conditions import Condition, mask_of
 from fleetlight.data.columns.files.group_file import GroupFile
 from fleetlight.data.columns.layout import ColumnKind, check_known, kind_of
-from fleetlight.errors import DataError
+from fleetlight.errors import DataError, counted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -57,8 +57,8 @@ class Groups:
     @property
     def groups_name(self) -> str:
         """The name of the data set in errors."""
-        more = f" and {len(self._files) - 1} other files" if len(self._files) > 1 else ""
-        return f"{self._files[0].name}{more}"
+        more = len(self._files) - 1
+        return self._files[0].name + (f" and {counted(more, 'other file')}" if more else "")
 
     def kinds(self, columns: Sequence[str]) -> dict[str, ColumnKind]:
         """The kinds of these columns; an error names the file that differs."""
