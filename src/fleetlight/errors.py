@@ -25,6 +25,7 @@ FleetError
 │   ├── StoreRefusedError            and will not, until you change something
 │   └── MissingObjectError           there is no object of this name
 ├── JournalError (RuntimeError)      the log of a server could not be written or read
+├── PublicationError (RuntimeError)  a publication could not be written or read
 ├── GradientError (ArithmeticError)  a gradient is NaN or infinite
 ├── DataError (ValueError)           a data file or record is not what its format says
 └── LaunchError (RuntimeError)       fleetrun could not start or keep the job
@@ -62,6 +63,7 @@ __all__ = [
     "PeerLostError",
     "PlanError",
     "ProtocolError",
+    "PublicationError",
     "RoleError",
     "StoppedError",
     "StoreError",
@@ -168,6 +170,10 @@ class MissingObjectError(StoreError):
 
 class JournalError(FleetError, RuntimeError):
     """The log of a server could not be written or read."""
+
+
+class PublicationError(FleetError, RuntimeError):
+    """A publication could not be written or read."""
 
 
 class GradientError(FleetError, ArithmeticError):
