@@ -14,6 +14,7 @@ from fleetlight.kernels.codecs.narrow_rows import (
     to_float16,
     to_int8,
 )
+from fleetlight.kernels.copy_on_write.changed_rows import ChangedRows
 from fleetlight.kernels.copy_on_write.copied_rows import lay_aside, read_as_they_were
 from fleetlight.kernels.copy_on_write.pending_rows import Batch, PendingRows
 from fleetlight.kernels.differences import difference, rebase
@@ -34,6 +35,7 @@ __all__ = [
     "RULES",
     "Batch",
     "BucketCount",
+    "ChangedRows",
     "Deduped",
     "Initializer",
     "NarrowRowTable",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tests.chaos.simulation.world import Violation, World
 
-from fleetlight.ps.journal.records import LogRecord, Reader
+from fleetlight.ps.journal.records import LogRecord, RecordReader
 from fleetlight.ps.transport.protocol import MessageCodec
 
 
@@ -154,7 +154,7 @@ def memory_history(
     for start, file in files:
         if start != expected:
             raise Violation(f"{disk}: records {expected} to {start - 1} are missing")
-        reader = Reader(codec, np.frombuffer(bytes(file), np.uint8), start)
+        reader = RecordReader(codec, np.frombuffer(bytes(file), np.uint8), start)
         for record in reader:
             expected = record.number + 1
             yield record

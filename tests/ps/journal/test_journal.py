@@ -20,7 +20,7 @@ from fleetlight.ps.journal import disk_full_retry
 from fleetlight.ps.journal import journal as journal_module
 from fleetlight.ps.journal import segment as segment_module
 from fleetlight.ps.journal.journal import COMMIT, NEVER, SECOND, Journal, Policy
-from fleetlight.ps.journal.records import LogRecord, Reader
+from fleetlight.ps.journal.records import LogRecord, RecordReader
 from fleetlight.ps.journal.segment import Segment, cut, segments
 from fleetlight.ps.messages import EndPhase, Fill, Message
 from fleetlight.ps.transport.protocol import MessageCodec
@@ -39,7 +39,7 @@ def records_in(folder: Path) -> list[LogRecord[Message]]:
     """All records of all files, which contain nothing else."""
     records: list[LogRecord[Message]] = []
     for first, path in segments(folder):
-        reader = Reader(CODEC, np.fromfile(path, np.uint8), first)
+        reader = RecordReader(CODEC, np.fromfile(path, np.uint8), first)
         records += reader
         assert reader.gap is None
     return records
@@ -218,7 +218,7 @@ def whole_records(folder: Path, size: int) -> list[LogRecord[Message]]:
     """The records that recovery would read after a crash now."""
     ((first, path),) = segments(folder)
     data = np.fromfile(path, np.uint8)
-    reader = Reader(CODEC, data, first)
+    reader = RecordReader(CODEC, data, first)
     records = list(reader)
     assert records[-1].stop == size
     return records

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetlight.ps.changes import BarrierPassed
-from fleetlight.ps.journal.records import MAGIC, Gap, LogRecord, Reader, framed
+from fleetlight.ps.journal.records import MAGIC, Gap, LogRecord, RecordReader, framed
 from fleetlight.ps.messages import EndPhase, FiguresRequest, Fill, Message
 from fleetlight.ps.server.durability import durability
 from fleetlight.ps.transport.protocol import HEADER_LIMIT, Array, MessageCodec
@@ -36,7 +36,7 @@ def sample(count: int = 4, first: int = FIRST) -> tuple[bytes, list[int]]:
 
 
 def read(data: bytes, first: int = FIRST) -> tuple[list[LogRecord[Message]], Gap | None]:
-    reader = Reader(CODEC, np.frombuffer(data, np.uint8), first)
+    reader = RecordReader(CODEC, np.frombuffer(data, np.uint8), first)
     return list(reader), reader.gap
 
 
@@ -140,5 +140,5 @@ def test_a_logged_change_may_exceed_the_message_limit() -> None:
     """For example, of an epoch with many ranges."""
     change = BarrierPassed(1, "x" * (HEADER_LIMIT + 1), [])
     data = b"".join(framed(durability.CODEC, change).sealed(FIRST))
-    [record] = Reader(durability.CODEC, np.frombuffer(data, np.uint8), FIRST)
+    [record] = RecordReader(durability.CODEC, np.frombuffer(data, np.uint8), FIRST)
     assert record.message == change

@@ -12,6 +12,7 @@ import numpy as np
 
 from fleetlight.kernels.arrays import Floats, Ids, Int64s, Matrix, Uint32s
 from fleetlight.kernels.compiling.kernel import kernel, part
+from fleetlight.kernels.copy_on_write.changed_rows import all_but, count_marks
 from fleetlight.kernels.rows.row_access import ahead, ask
 
 _WORD, _BIT = np.uint64(5), np.uint64(31)
@@ -47,11 +48,13 @@ class Batch:
 class PendingRows:
     """The rows of a snapshot that no reader or writer has taken yet."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, marks: Uint32s | None = None) -> None:
+        """All rows, or the marked ones of so many rows."""
         self._rows = rows
         #: how many are left
-        self.left = rows
-        self._taken: Uint32s = np.zeros(-(-rows // 32), np.uint32)
+        self.left = rows if marks is None else count_marks(marks)
+        words = -(-rows // 32)
+        self._taken: Uint32s = np.zeros(words, np.uint32) if marks is None else all_but(marks, rows)
 
     def __len__(self) -> int:
         """The number of rows of the snapshot."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal.fsync_marker import SyncedBytes
-from fleetlight.ps.journal.records import Gap, LogRecord, Reader
+from fleetlight.ps.journal.records import Gap, LogRecord, RecordReader
 from fleetlight.ps.journal.segment import cut, segment_path, segments
 from fleetlight.ps.transport.protocol import MessageCodec
 
@@ -49,7 +49,7 @@ def history(
             )
         is_last, stop = path == files[-1][1], 0
         with _File(path) as file:
-            reader = Reader(codec, file, start)
+            reader = RecordReader(codec, file, start)
             with contextlib.closing(_ahead(reader)) as records:
                 for record in records:
                     expected, stop = record.number + 1, record.stop
@@ -145,7 +145,7 @@ class _File:
         return into
 
 
-def _ahead(reader: Reader[M]) -> Generator[LogRecord[M]]:
+def _ahead(reader: RecordReader[M]) -> Generator[LogRecord[M]]:
     """Read the next records in a thread while the caller uses those before."""
     records = iter(reader)
     with ThreadPoolExecutor(1, "fleet-history") as thread:

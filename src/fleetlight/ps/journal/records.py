@@ -111,7 +111,7 @@ def _sealing(frame: int, number: int) -> int:
     return zlib.crc32(_NUMBER.pack(number), frame)
 
 
-class Reader(Generic[M]):
+class RecordReader(Generic[M]):
     """Iterates over records; then `gap` describes bytes after the last one, if any."""
 
     def __init__(self, codec: MessageCodec[M], data: RecordBytes, first: int) -> None:

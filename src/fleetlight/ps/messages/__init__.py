@@ -44,6 +44,15 @@ from fleetlight.ps.messages.membership import (
     HeartbeatAck,
     Leave,
 )
+from fleetlight.ps.messages.publications import (
+    Changed,
+    PublicationCut,
+    PublicationRequest,
+    PublicationTaken,
+    PublicationWrite,
+    PublicationWritten,
+    PublishedFile,
+)
 from fleetlight.ps.messages.rendezvous import (
     Announce,
     Announced,
@@ -92,6 +101,7 @@ __all__ = [
     "Barrier",
     "BarrierReply",
     "Challenge",
+    "Changed",
     "Depart",
     "Done",
     "DropSnapshot",
@@ -129,6 +139,12 @@ __all__ = [
     "Prelude",
     "PreludeRequest",
     "Proof",
+    "PublicationCut",
+    "PublicationRequest",
+    "PublicationTaken",
+    "PublicationWrite",
+    "PublicationWritten",
+    "PublishedFile",
     "Pull",
     "Pulled",
     "Push",
@@ -165,5 +181,7 @@ Message = (
     | RemainingRequest | Remaining | Done | Failure | AuthRequest | Challenge | Proof
     | PlaceRequest | FreePlace | PreludeRequest | Prelude | Admit | Admitted | Held | OfferState
     | Enter | Entered | EnteredAll
+    | PublicationRequest | Changed | PublicationCut | PublicationTaken | PublicationWrite
+    | PublicationWritten
     | ShareMemory | Attend | Enrol | Enrolled | Announce | Announced | Locate | Located | Depart
 )  # fmt: skip

@@ -29,6 +29,7 @@ from fleetlight.ps.messages.base import operation_of
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import FINISHED, KEPT, REFUSED, check_beginning
 from fleetlight.ps.server.checkpoints.checkpoint_handler import CheckpointHandler
+from fleetlight.ps.server.checkpoints.publications import PublicationHandler
 from fleetlight.ps.server.durability.durability import Durability, Durable
 from fleetlight.ps.server.durability.persistent_state import PersistentState
 from fleetlight.ps.server.membership import WorkerMembership
@@ -75,6 +76,7 @@ class _Service:
     state: ServerState
     pushes: PushHandler
     checkpoints: CheckpointHandler
+    publications: PublicationHandler
 
     def load(self, message: m.Message, arrays: Arrays) -> None:
         """Load a record of a checkpoint, before the first worker joins."""
@@ -149,7 +151,8 @@ class Server:
         )
         self._membership.shard_queue.queue.cuts_for_waiting = plan.steps_together
         checkpoints = CheckpointHandler(self.index, state, pushes, self._values_lock, deadline_s)
-        service = _Service(plan, state, pushes, checkpoints)
+        publications = PublicationHandler(self.index, state, self._values_lock, deadline_s)
+        service = _Service(plan, state, pushes, checkpoints, publications)
         durable = self._with_decision(durable)
         self._is_loading = True
         is_loaded = loaded is not None
@@ -369,6 +372,12 @@ class Server:
                 return self._serving().checkpoints.load(message)
             case m.RestoreDense():
                 return self._serving().checkpoints.restore(message, arrays)
+            case m.PublicationRequest():
+                return self._serving().publications.changed(message)
+            case m.PublicationCut():
+                return self._serving().publications.cut(message)
+            case m.PublicationWrite():
+                return self._serving().publications.write(message)
             case _:
                 raise ProtocolError(
                     f"{peer} sent {type(message).__name__}, which servers only send"

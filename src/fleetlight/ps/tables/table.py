@@ -29,6 +29,7 @@ from fleetlight.ps.plan import BF16, FP32, TablePlan
 from fleetlight.ps.tables import admission
 from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.tables.ordered_snapshot import Lock, OrderedSnapshot
+from fleetlight.ps.tables.publishing.table_changes import TableChanges, TableCut
 from fleetlight.ps.tables.table_file import (
     META,
     WEIGHTS,
@@ -102,6 +103,8 @@ class Table:
         self._columns = columns_of(plan.dim, self._rule, meta)
         self._rows = self._empty()
         self._cut: TableSnapshot | None = None
+        #: what changed since the last publication; None where nothing is published
+        self._changes: TableChanges | None = None
         self._saving = False
         self._upkeep_lock = threading.Lock()
 
@@ -111,8 +114,8 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
-        cut = self._cut
-        return self._rows.nbytes + (0 if cut is None else cut.nbytes)
+        more = (one.nbytes for one in (self._cut, self._changes) if one is not None)
+        return self._rows.nbytes + sum(more)
 
     def pull(self, ids: Ids, insert: bool, step: int = 0, out: Floats | None = None) -> Floats:
         """The weights of ids; `insert` counts them as seen in training, at this step."""
@@ -176,7 +179,7 @@ class Table:
                 its = ids[start : start + size]
                 known = self._rows.find(its) >= 0
                 numbers = self._rows.insert(its)
-                self._keep(numbers, its)
+                self._keep_and_mark(numbers, its)
                 self._rows.set_weights(numbers, rows[start : start + size])
                 if self._admission is not None:
                     # rows without counts were trained, so their ids are admitted
@@ -193,7 +196,7 @@ class Table:
                 piece = numbers[start : start + size].astype(np.int64)
                 with self.lock.piece:
                     ids = self._rows.ids_of(piece)
-                    self._keep(piece, ids)
+                    self._keep_and_mark(piece, ids)
                     first = first_values(ids, self.plan.dim, self._seed, how)
                     self._rows.set_weights(piece, first)
 
@@ -225,6 +228,8 @@ class Table:
                 with self.lock.piece:
                     self._keep(piece)
                     out = admission.pass_day(self._rows, piece, unseen_days, score, decay)
+                    if self._changes is not None:
+                        self._changes.remove(piece[out])
                     removed += self._rows.remove(piece[out])
             return removed, len(self)
 
@@ -282,6 +287,36 @@ class Table:
             with self.lock:
                 self._saving, self._cut = False, None
 
+    # -- publications
+
+    def changes(self) -> TableChanges:
+        """What changed since the last publication; changes are marked from the first call on."""
+        with self.lock:
+            if self._changes is None:
+                self._changes = self._no_changes()
+            return self._changes
+
+    def stop_marking(self) -> None:
+        """Publish the table no longer."""
+        with self.lock:
+            self._changes = None
+
+    def cut_changes(self, *, whole: bool) -> TableCut:
+        """Cut what is published: all rows, or those that changed since the last publication."""
+        with self.lock:
+            return self.changes().cut(whole=whole)
+
+    def settle_changes(self, *, published: bool) -> None:
+        """End the cut of a publication; without one, its changes belong to the next."""
+        with self.lock:
+            if self._changes is not None:
+                self._changes.settle(published=published)
+
+    def published_pieces(self, cut: TableCut) -> Iterator[tuple[Ids, Floats]]:
+        """The ids and weights of a cut; a piece is valid until the next is read."""
+        for ids, rows in cut.pieces(self.lock.piece):
+            yield ids, self._rows.whole(rows)[:, : self.plan.dim]
+
     def load(self, paths: Sequence[Path], buckets: range | None) -> None:
         """Replace all rows by the rows of these buckets in the files; None: all buckets."""
         readers = [self.reader(path) for path in paths]
@@ -295,6 +330,8 @@ class Table:
             # free the memory of the old rows before the new ones need it
             self._rows, self._cut = self._empty(), None
             self._rows = self._empty(about)
+            if self._changes is not None:
+                self._changes = self._no_changes()
             count = 0
             for reader in readers:
                 self.check(reader)
@@ -339,14 +376,14 @@ class Table:
     ) -> None:
         """Apply the rule to the rows of admitted ids."""
         if self._admission is None:
-            keep = None if self._cut is None else self._cut.keep
+            keep = self._keep_and_mark if self._is_watched else None
             self._rows.push(ids, gradients, hyper, changing=keep, step=step)
             return
         distinct = dedup(ids)
         count = len(distinct.ids)
         learning = self._admission.learning(self._rows, distinct.ids)
         known = np.ascontiguousarray(distinct.ids[learning])
-        keep = None if self._cut is None else self._cut.keep
+        keep = self._keep_and_mark if self._is_watched else None
         summed = sum_by(gradients, distinct.inverse, count)[learning]
         self._rows.push(known, summed, hyper, distinct=True, changing=keep, step=step)
         events = (
@@ -356,9 +393,26 @@ class Table:
         admission.note_push(self._rows, known, *events)
 
     def _keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
-        """Let the cut keep these rows before they change."""
+        """Let the cuts keep these rows before they change."""
         if self._cut is not None:
             self._cut.keep(numbers, ids)
+        if self._changes is not None:
+            self._changes.keep(numbers, ids)
+
+    def _keep_and_mark(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
+        """`_keep` rows whose weights are about to change."""
+        if self._cut is not None:
+            self._cut.keep(numbers, ids)
+        if self._changes is not None:
+            self._changes.change(numbers, ids)
+
+    @property
+    def _is_watched(self) -> bool:
+        """True while a save or a publication must know which rows change."""
+        return self._cut is not None or self._changes is not None
+
+    def _no_changes(self) -> TableChanges:
+        return TableChanges(self._rows, self._piece())
 
     def _piece(self) -> int:
         return max(1, CHUNK_BYTES // (4 * self._rows.width))

@@ -29,12 +29,12 @@ class UnorderedSnapshot:
     #: None: rows are in no order
     starts: NDArray[np.int64] | None = None
 
-    def __init__(self, table: RowTable, size: int) -> None:
-        """Cut the table; `pieces` reads `size` rows at a time."""
+    def __init__(self, table: RowTable, size: int, marks: NDArray[np.uint32] | None = None) -> None:
+        """Cut the table, or its marked rows; `pieces` reads `size` rows at a time."""
         self._table = table
         self._size = max(1, min(size, len(table.rows)))
-        self._count = len(table)
-        self._untaken = PendingRows(len(table.rows))
+        self._untaken = PendingRows(len(table.rows), marks)
+        self._count = len(table) if marks is None else self._untaken.left
         #: numbers of rows without an id at the cut
         self._freed = table.freed.copy()
         self._full: list[Batch] = []

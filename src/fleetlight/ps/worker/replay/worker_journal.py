@@ -21,7 +21,7 @@ from fleetlight.files.atomic import replace_file
 from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.journal.folder import launch_of
 from fleetlight.ps.journal.locked_dir import lock_folder
-from fleetlight.ps.journal.records import LogRecord, Reader, framed
+from fleetlight.ps.journal.records import LogRecord, RecordReader, framed
 from fleetlight.ps.messages.base import FORMER_NAMES
 from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
 from fleetlight.ps.transport.protocol import MessageCodec
@@ -272,7 +272,7 @@ class WorkerJournal:
         path, records = self._path / _REPLIES, []
         data = np.fromfile(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
         at = 0
-        while found := next(iter(Reader(_CODEC, data[at:], 1)), None):
+        while found := next(iter(RecordReader(_CODEC, data[at:], 1)), None):
             records.append(found)
             at += found.stop
         if path.exists():
