@@ -50,6 +50,7 @@ PUBLIC = [
     "optim",
     "nranks",
     "progress",
+    "publish",
     "rank",
     "reset",
     "rows",

@@ -136,6 +136,9 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/checkpoint/storage/generations.py": 1,
     # distinguishes successive starts of a worker, also on another machine
     "src/fleetlight/fleet/bootstrap.py": 1,
+    # the age of a publication, which other machines read
+    "src/fleetlight/fleet/served/publishing/publisher.py": 1,
+    "src/fleetlight/serve/reader.py": 1,
     # dates in certificates
     "src/fleetlight/security/certificates.py": 1,
     "src/fleetlight/security/certificate_folder.py": 1,

@@ -40,6 +40,7 @@ from fleetlight.fleet.public.identity import (
 )
 from fleetlight.fleet.public.inference import load_inference_model, save_inference_model
 from fleetlight.fleet.public.perf import account, collective_perf
+from fleetlight.fleet.public.publishing import publish
 from fleetlight.fleet.public.rows import rows, shrink
 from fleetlight.fleet.public.sharding import progress, shard
 from fleetlight.fleet.public.stepping import run_steps
@@ -90,6 +91,7 @@ __all__ = [
     "nranks",
     "optim",
     "progress",
+    "publish",
     "rank",
     "reset",
     "rows",

@@ -19,9 +19,10 @@ from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.group import Group
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.queue.client import QueueOptions
-from fleetlight.errors import ConfigError, RoleError
+from fleetlight.errors import ConfigError, PlanError, RoleError
 from fleetlight.fleet.parts.background import BackgroundSave
 from fleetlight.fleet.parts.loss import LossProbe
+from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.parts.schedulers import Schedulers
 from fleetlight.fleet.protocols import (
     Autosave,
@@ -35,6 +36,7 @@ from fleetlight.fleet.protocols import (
     RegisteredModel,
     RegisteredOptimizer,
     Replay,
+    RowPublisher,
     ServerSnapshot,
 )
 from fleetlight.roles import Role
@@ -88,6 +90,8 @@ class Job(abc.ABC):
     #: learning-rate schedulers and loss scalers given to `fleet.attach`
     schedulers: Schedulers = dataclasses.field(default_factory=Schedulers)
     scalers: list[torch.amp.GradScaler] = dataclasses.field(default_factory=list)
+    #: publishes rows and dense values, on worker 0, where the script asks for it
+    publisher: RowPublisher | None = None
     #: returns this worker to its last step, after it was killed
     replay: Replay = dataclasses.field(default_factory=NoReplay)
     #: lets this worker leave while the job runs, if it may
@@ -253,6 +257,14 @@ class Job(abc.ABC):
         self, unseen_days: int, score: float, decay: float, table: str | None
     ) -> dict[str, ShrunkTable]:
         """What `fleet.shrink` does."""
+
+    def publish(self, options: PublishOptions) -> RowPublisher | None:
+        """What `fleet.publish` does."""
+        raise PlanError(
+            "fleet.publish: this job has no parameter servers, whose rows it publishes; start the "
+            "script with servers or as one process with fleet.init(), or export the model with "
+            "fleet.save_inference_model"
+        )
 
     # -- servers
 

@@ -19,6 +19,7 @@ from fleetlight.collective.stamp import Position
 from fleetlight.data.loader import ShardLoader
 from fleetlight.data.observer import BatchShare
 from fleetlight.errors import MembershipError
+from fleetlight.publication.manifest import Publication, PublicationManifest
 from fleetlight.roles.members import MemberHello
 
 
@@ -290,6 +291,26 @@ class Autosave(Protocol):
 
     def peer_missing(self, error: MembershipError) -> None:
         """Stop if the workers that this one waits for have stopped."""
+
+
+class RowPublisher(Protocol):
+    """Publishes rows and dense values; implemented by `served.publishing.publisher.Publisher`."""
+
+    #: the error of the last publication, None if it is complete
+    error: Exception | None
+
+    @property
+    def manifest(self) -> PublicationManifest | None:
+        """The last manifest, None before the first publication."""
+
+    def publish_now(self) -> Publication:
+        """Publish now; raises what goes wrong."""
+
+    def stop(self, *, publish: bool = True) -> None:
+        """End; `publish` the last changes first."""
+
+    def abandon(self) -> None:
+        """End silently, after a failure."""
 
 
 class EarlyLeave(Protocol):

@@ -17,7 +17,9 @@ from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
 from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
+from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.plan.tied_weights import refuse_tied
+from fleetlight.fleet.protocols import RowPublisher
 from fleetlight.fleet.served.prefetch_hints import IdLookahead
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.shard_queue import ShardQueueClient
@@ -184,6 +186,8 @@ class ServedJob(Job):
             for loader in self.loaders:
                 loader.source.give_back()
             self.session.stop()
+            if self.publisher is not None:
+                self.publisher.stop()
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             self.group.fail(text)
@@ -191,6 +195,8 @@ class ServedJob(Job):
             raise
 
     def fail(self, error: str, *, consequence: bool) -> None:
+        if self.publisher is not None:
+            self.publisher.abandon()
         self.session.fail(error)
         super().fail(error, consequence=consequence)
 
@@ -223,6 +229,24 @@ class ServedJob(Job):
         self, unseen_days: int, score: float, decay: float, table: str | None
     ) -> dict[str, ShrunkTable]:
         return shrink_tables(self, self.session, unseen_days, score, decay, table)
+
+    def publish(self, options: PublishOptions) -> RowPublisher | None:
+        if self.session.is_open or self.group.alone:
+            self.open()
+        else:
+            raise PlanError(
+                "fleet.publish was called before the tables were open; call fleet.init_worker() on "
+                "every worker first"
+            )
+        if self.group.index:
+            return None
+        if self.publisher is not None:
+            self.publisher.stop(publish=False)
+        # imported late, since most jobs publish nothing
+        from fleetlight.fleet.served.publishing.publisher import Publisher
+
+        self.publisher = Publisher(self, self.session, options)
+        return self.publisher
 
     def _say_goodbye(self) -> None:
         report_saying_goodbye(self.role)

@@ -385,6 +385,9 @@ class SingleTrainerGuard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        #: held during a step, where another thread reads values between two steps
+        self.gate: threading.Lock | None = None
+        self._held: threading.Lock | None = None
 
     def begin(self) -> None:
         """Begin a step; PlanError during a step of another thread."""
@@ -401,9 +404,15 @@ class SingleTrainerGuard:
                     "(fleetrun --worker_num)"
                 )
             self._thread = me
+        if self.gate is not None and self._held is None:
+            self.gate.acquire()
+            self._held = self.gate
 
     def end(self) -> None:
         """End a step."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
         self._thread = None
 
 

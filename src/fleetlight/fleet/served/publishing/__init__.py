@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes the rows and dense values of a job with servers."""
