@@ -19,6 +19,8 @@ from fleetlight.publication.manifest import PublicationManifest, PublishedTable
 from fleetlight.serve.layer_file import Layer
 
 Rows = NDArray[np.float32]
+#: ids that are looked up at a time: their row numbers stay in the cache of a core
+_BLOCK = 4096
 _NO_WORDS, _NO_ROWS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -36,18 +38,22 @@ class TableView:
         """The row of each id; an id without a row gets its first value, as in training."""
         flat = as_ids(ids)
         rows = room(out, (len(flat), self.entry.dim))
-        numbers = np.empty(len(flat), np.int64)
+        for start in range(0, len(flat), _BLOCK):
+            self._look_up(flat[start : start + _BLOCK], rows[start : start + _BLOCK])
+        return rows
+
+    def _look_up(self, ids: NDArray[np.int64], rows: Rows) -> None:
+        numbers = np.empty(len(ids), np.int64)
         upper, lower = self._upper, self._lower
         if upper is None:
-            find_layered(flat, _NO_WORDS, lower.slots, numbers)
+            find_layered(ids, _NO_WORDS, lower.slots, numbers)
             unknown = read_layered(lower.rows, _NO_ROWS, numbers, rows)
         else:
-            find_layered(flat, upper.slots, lower.slots, numbers)
+            find_layered(ids, upper.slots, lower.slots, numbers)
             unknown = read_layered(upper.rows, lower.rows, numbers, rows)
         if unknown:
             missing = numbers < 0
-            rows[missing] = self._first(flat[missing])
-        return rows
+            rows[missing] = self._first(ids[missing])
 
     def _first(self, ids: NDArray[np.int64]) -> Rows:
         entry = self.entry

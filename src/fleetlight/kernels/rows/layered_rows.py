@@ -20,7 +20,6 @@ from fleetlight.kernels.rows.probing import (
     line_after,
     line_of,
     place,
-    search,
 )
 from fleetlight.kernels.rows.row_access import ahead, ask
 
@@ -56,8 +55,11 @@ def find_layered(ids: Ids, upper: Int64s, lower: Int64s, numbers: Int64s) -> int
     missing = np.empty(len(ids), np.int64)
     if not len(upper):
         return probing.find(ids, lower, numbers, missing)
-    left = probing.find(ids, upper, numbers, missing)
-    return _find_below(ids, lower, numbers, missing[:left])
+    missing = missing[: probing.find(ids, upper, numbers, missing)]
+    below, found = np.empty(len(missing), np.int64), np.empty(len(missing), np.int64)
+    _take(ids, missing, below)
+    probing.find(below, lower, found, np.empty(len(missing), np.int64))
+    return _put(found, missing, numbers)
 
 
 @kernel
@@ -134,14 +136,17 @@ def upsert(
 
 
 @kernel
-def _find_below(ids: Ids, lower: Int64s, numbers: Int64s, missing: Ids) -> int:
+def _take(ids: Ids, places: Ids, out: Int64s) -> None:
+    for k in range(len(places)):
+        out[k] = ids[np.uint64(places[k])]
+
+
+@kernel
+def _put(found: Ids, places: Ids, numbers: Int64s) -> int:
+    """Set the row numbers of ids that were found in the lower layer."""
     unknown = 0
-    for k in range(len(missing)):
-        if k + _AHEAD < len(missing):
-            prefetch(lower, line_of(lower, hash_of(ids[np.uint64(missing[k + _AHEAD])])))
-        i = np.uint64(missing[k])
-        found = search(lower, ids[i], hash_of(ids[i]))
-        has_row = 0 < found <= REMOVED
-        numbers[i] = found - 1 + _BELOW if has_row else np.int64(-1)
+    for k in range(len(places)):
+        has_row = 0 <= found[k] < REMOVED
+        numbers[np.uint64(places[k])] = found[k] + _BELOW if has_row else np.int64(-1)
         unknown += np.int64(not has_row)
     return unknown
