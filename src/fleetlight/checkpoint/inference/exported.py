@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from fleetlight.checkpoint.inference.inputs import (
     name_examples,
     sizes_text,
 )
+from fleetlight.checkpoint.inference.reader_rows import FollowingModule, RowReader
 from fleetlight.checkpoint.storage.generations import (
     Directory,
     new_generation,
@@ -50,11 +51,17 @@ class InferenceModel:
     """A loaded program. Call it with tensors by position or by name."""
 
     def __init__(
-        self, manifest: InferenceManifest, program: ExportedProgram, device: torch.device
+        self,
+        manifest: InferenceManifest,
+        program: ExportedProgram,
+        device: torch.device,
+        reader: RowReader | None = None,
     ) -> None:
         self.manifest = manifest
         self.device = device
         self._module = program.module()
+        #: takes rows and dense values from the newest publication
+        self._following = None if reader is None else FollowingModule(program.module, reader)
         self._gives = ", ".join(_outputs(program)) or "nothing"
 
     def __repr__(self) -> str:
@@ -71,10 +78,16 @@ class InferenceModel:
         values = bind_inputs(self.inputs, args, kwargs)
         self._check_devices(values)
         with torch.no_grad():
-            if self.manifest.positional:
-                return self._module(*values)
-            names = (entry.name for entry in self.inputs)
-            return self._module(**dict(zip(names, values, strict=True)))
+            if self._following is None:
+                return self._run(self._module, values)
+            with self._following.newest() as module:
+                return self._run(module, values)
+
+    def _run(self, module: nn.Module, values: Sequence[Tensor]) -> Any:
+        if self.manifest.positional:
+            return module(*values)
+        names = (entry.name for entry in self.inputs)
+        return module(**dict(zip(names, values, strict=True)))
 
     def _check_devices(self, values: list[Tensor]) -> None:
         for entry, value in zip(self.inputs, values, strict=True):
@@ -130,8 +143,12 @@ def save_inference(
     return manifest
 
 
-def load_inference(dirname: Directory, device: str | torch.device = "cpu") -> InferenceModel:
+def load_inference(
+    dirname: Directory, device: str | torch.device = "cpu", reader: RowReader | None = None
+) -> InferenceModel:
     """Load what `save_inference` wrote, onto a device. Neither servers nor classes are needed.
+
+    `reader` gives the rows of a program that has none, and the dense values.
 
     The graph becomes code that runs in this process: load only what comes from a trusted place.
     """
@@ -147,7 +164,7 @@ def load_inference(dirname: Directory, device: str | torch.device = "cpu") -> In
             f"{path} (written with torch {manifest.torch}) cannot be loaded with torch "
             f"{torch.__version__}: {_first_line(error)}; save it again with this torch"
         ) from error
-    return InferenceModel(manifest, _on(program, place), place)
+    return InferenceModel(manifest, _on(program, place), place, reader)
 
 
 @contextlib.contextmanager

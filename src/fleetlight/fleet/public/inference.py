@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight import checkpoint
-from fleetlight.checkpoint import InferenceModel
+from fleetlight.checkpoint import InferenceModel, RowReader
 from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.fleet.job import Job, PlainLayer, Rows, current, current_or_none
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, plain_layer
@@ -85,8 +85,8 @@ def save_inference_model(
 
     `load_inference_model` alone runs the result, without a job, servers or the model's class. It
     has the rows of all tables, or those of some ids with `rows={"emb": ids}`; other ids read their
-    first values. Workers that train alone (LocalSGD, DiLoCo) differ: let all call
-    `fleet.barrier_worker()` before.
+    first values. With `rows="reader"` it has no rows, and reads published ones. Workers that train
+    alone (LocalSGD, DiLoCo) differ: let all call `fleet.barrier_worker()` before.
 
     For a static program, give feeds and fetches in place of example inputs and model:
     `save_inference_model(dirname, ["x"], ["output"], program=program)`. The exported model returns
@@ -175,9 +175,15 @@ def _unserved(layer: nn.Module) -> nn.Module:
     return plain_layer(layer, layer.weight.detach())
 
 
-def load_inference_model(dirname: Directory, device: str | torch.device = "cpu") -> InferenceModel:
-    """Load an exported model as a callable; this needs no `fleet.init`."""
-    return checkpoint.load_inference(dirname, device)
+def load_inference_model(
+    dirname: Directory, device: str | torch.device = "cpu", reader: RowReader | None = None
+) -> InferenceModel:
+    """Load an exported model as a callable; this needs no `fleet.init`.
+
+    With `reader=fleetlight.serve.Reader(url)`, a model that was exported with `rows="reader"` has
+    the rows and the dense values of the newest publication; each call reads one publication.
+    """
+    return checkpoint.load_inference(dirname, device, reader)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ class FrozenRows(nn.Module):
 class FrozenEmbedding(nn.Module):
     """Replaces a `SparseEmbedding` in an exported model."""
 
-    def __init__(self, layer: SparseEmbedding, rows: FrozenRows) -> None:
+    def __init__(self, layer: SparseEmbedding, rows: nn.Module) -> None:
         super().__init__()
         self.rows = rows
         self._padding_idx = layer.padding_idx
@@ -72,7 +72,7 @@ class FrozenEmbedding(nn.Module):
 class FrozenEmbeddingBag(nn.Module):
     """Replaces a `SparseEmbeddingBag` in an exported model."""
 
-    def __init__(self, layer: SparseEmbeddingBag, rows: FrozenRows) -> None:
+    def __init__(self, layer: SparseEmbeddingBag, rows: nn.Module) -> None:
         super().__init__()
         self.rows = rows
         self._padding_idx = layer.padding_idx
@@ -118,8 +118,8 @@ class FrozenEmbeddingBag(nn.Module):
         return torch.searchsorted(starts, places, right=True) - 1, starts.shape[0]
 
 
-def frozen(layer: TableLayer, rows: FrozenRows) -> nn.Module:
-    """The replacement of a layer in an exported model."""
+def frozen(layer: TableLayer, rows: nn.Module) -> nn.Module:
+    """The replacement of a layer in an exported model; `rows` returns a row for each id."""
     if isinstance(layer, SparseEmbeddingBag):
         return FrozenEmbeddingBag(layer, rows)
     assert isinstance(layer, SparseEmbedding), layer

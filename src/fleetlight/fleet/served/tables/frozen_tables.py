@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import FolderTarget
+from fleetlight.checkpoint import FolderTarget, ReaderRows
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.job import Job, PlainLayer, Rows
@@ -27,6 +27,8 @@ from fleetlight.ps.layers.frozen import FrozenRows, frozen
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.table_file import WEIGHTS, Column, TableReader
 
+#: for `rows`: the program has none, and reads published ones
+READER = "reader"
 #: ascending ids, and their rows
 _Table = tuple[NDArray[np.int64], NDArray[np.float32]]
 
@@ -59,10 +61,12 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
         self._files = TableFiles(session.client, job.group.deadline_s)
         self._job = job
         self._folder = tempfile.TemporaryDirectory(prefix="fleet-export-")
-        self._frozen: dict[int, FrozenRows] = {}
+        self._frozen: dict[int, nn.Module] = {}
         self._by_table: dict[int, list[Path]] = {}
 
     def __enter__(self) -> _Tables:
+        if self._rows == READER:
+            return self
         # the servers write one checkpoint at a time
         self._job.background_save.finish()
         try:
@@ -83,22 +87,35 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
         if isinstance(layer, TableLayer):
             return self.frozen(layer).to(layer.weight.device)
         assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+        if self._rows == READER:
+            name = self._bound.plan.tables[self._number(layer)].name
+            raise PlanError(
+                f"save_inference_model: got rows={READER!r}, but table {name!r} is of a torch."
+                f"nn.{type(layer).__name__}; use the layer of fleet.nn, such as "
+                "fleet.nn.SparseEmbedding"
+            )
         return plain_layer(layer, self.dense(layer))
 
     def frozen(self, layer: TableLayer) -> nn.Module:
         """A plain layer for a layer of `fleet.nn`; layers that share a table share its rows."""
         number = self._number(layer)
         if number not in self._frozen:
-            plan = self._bound.plan.tables[number]
-            ids, rows = self._chosen(number, plan)
-            how = plan.initializer
-            self._frozen[number] = FrozenRows(
-                _as_tensor(ids),
-                _as_tensor(rows),
-                table_seed(self._bound.plan.seed, plan.name),
-                Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it checks the kind
-            )
+            self._frozen[number] = self._source(number)
         return frozen(layer, self._frozen[number])
+
+    def _source(self, number: int) -> nn.Module:
+        """The rows of a table, or the module that gets them from a reader."""
+        plan = self._bound.plan.tables[number]
+        if self._rows == READER:
+            return ReaderRows(plan.name, plan.dim)
+        ids, rows = self._chosen(number, plan)
+        how = plan.initializer
+        return FrozenRows(
+            _as_tensor(ids),
+            _as_tensor(rows),
+            table_seed(self._bound.plan.seed, plan.name),
+            Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it checks the kind
+        )
 
     def dense(self, layer: nn.Module) -> Tensor:
         """The whole weight of a layer of torch whose rows are on servers."""
@@ -143,10 +160,10 @@ def _as_tensor(array: NDArray[Any]) -> Tensor:
 
 def _check_rows(session: ServerSession, rows: Rows) -> None:
     if isinstance(rows, str):
-        if rows != "all":
+        if rows not in ("all", READER):
             raise ConfigError(
-                f'save_inference_model: got rows={rows!r}, expected "all" or the ids to keep of '
-                'each table by its name, such as rows={"emb": ids}'
+                f'save_inference_model: got rows={rows!r}, expected "all", "reader" or the ids to '
+                'keep of each table by its name, such as rows={"emb": ids}'
             )
         return
     names = [table.name for table in session.bound.plan.tables]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported models whose rows and dense values come from a reader of publications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fleetlight as fleet
+from fleetlight.errors import ConfigError, PlanError
+from fleetlight.serve import Reader
+
+IDS = torch.arange(60).view(20, 3)
+
+
+class Scores(nn.Module):
+    """An embedding, a bag, a buffer and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = fleet.nn.SparseEmbedding(4, padding_idx=5)
+        self.bag = fleet.nn.SparseEmbeddingBag(4, "mean")
+        self.norm = nn.BatchNorm1d(4)
+        self.linear = nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        one, other = self.norm(self.emb(ids).mean(1)), self.bag(ids)
+        out: Tensor = self.linear(torch.cat([one, other], dim=1))
+        return out
+
+
+@pytest.fixture(autouse=True)
+def _left() -> Iterator[None]:
+    yield
+    fleet.reset()
+
+
+def started(model: nn.Module) -> tuple[nn.Module, Any]:
+    fleet.init()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(optimizer)
+    fleet.init_worker()
+
+    def train() -> None:
+        model.train()
+        model(IDS + 7).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+
+    return model, train
+
+
+@torch.no_grad()
+def scores(model: nn.Module) -> Tensor:
+    out: Tensor = model(IDS)
+    return out
+
+
+@pytest.mark.slow
+def test_each_call_has_rows_and_dense_values_of_one_publication(tmp_path: Path) -> None:
+    model, train = started(Scores())
+    publisher = fleet.publish(tmp_path / "rows", every_s=1e6)
+    assert publisher is not None
+    train()
+    publisher.publish_now()
+    fleet.save_inference_model(tmp_path / "program", IDS[:2], rows="reader")
+    with Reader(tmp_path / "rows", cache=tmp_path / "cache", follow=False) as reader:
+        served = fleet.load_inference_model(tmp_path / "program", reader=reader)
+        first = served(IDS)
+        assert torch.allclose(first, scores(model), atol=1e-6)
+        for _ in range(3):
+            train()
+        publisher.publish_now()
+        assert torch.equal(served(IDS), first)
+        reader.refresh()
+        assert not torch.allclose(served(IDS), first, atol=1e-3)
+        assert torch.allclose(served(IDS), scores(model), atol=1e-6)
+    # the program has neither rows nor a way to them of its own
+    alone = fleet.load_inference_model(tmp_path / "program")
+    with pytest.raises(ConfigError, match=r"the rows of table 'emb' come from a reader: load"):
+        alone(IDS)
+    fleet.stop_worker()
+
+
+def test_layers_of_torch_are_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Flatten(), nn.Linear(6, 1))
+    started(model)
+    with pytest.raises(PlanError, match=r"table '0' is of a torch.nn.Embedding; use the layer of"):
+        fleet.save_inference_model(tmp_path / "program", IDS % 9, rows="reader")
+    fleet.stop_worker()
