@@ -111,6 +111,9 @@ class Publisher:
         due = time.monotonic() + self._options.every_s
         while not self._over.wait(max(0.0, due - time.monotonic())):
             due = max(due + self._options.every_s, time.monotonic())
+            if self._job.replay.is_catching_up:
+                # the script repeats what it did before this worker was restarted
+                continue
             try:
                 self.publish_now()
             except Exception as error:
