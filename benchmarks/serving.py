@@ -26,9 +26,9 @@ from fleetlight.fleet.protocols import RowPublisher
 from fleetlight.serve import Reader
 
 CLAIM = (
-    "A delta of 1% of the rows has at most 3% of the bytes of a base. One publication in 10 s costs "
-    "at most 2% of the steps per second. A reader looks up at least 20 million ids per second and "
-    "core, rows of 16 values, Zipf ids, also while a delta lies over the base."
+    "A delta of 1% of the rows has at most 3% of the bytes of a base. One publication in 10 s "
+    "costs at most 2% of the steps per second. A reader looks up at least 20 million ids per "
+    "second and core, rows of 16 values, Zipf ids, also while a delta lies over the base."
 )
 DIM, BATCH, ZIPF = 16, 4096, 1.1
 Ids = NDArray[np.int64]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers with scores of the newest published model. It needs `pip install "fleetlight[serve]"`.
+"""Returns scores of the newest published model. It needs `pip install "fleetlight[serve]"`.
 
 python examples/serving/serve.py --out shared
 curl localhost:8000/score -d '{"numbers": [[0, ...13]], "ids": [[1, ...26]]}'

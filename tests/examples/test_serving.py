@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serving example: one command trains and publishes, another answers with scores."""
+"""The serving example: one command trains and publishes, another returns scores."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_no_lookup_fails_while_publications_are_swapped(tmp_path: Path) -> None:
             else:
                 before = target.manifest
                 target.base(rows)
-                # no time to read the old files: readers go on to the new base
+                # no time to read the old files: readers continue with the new base
                 assert before is not None
                 target.store.delete(before.names)
         for one in running:

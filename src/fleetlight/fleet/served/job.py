@@ -246,6 +246,7 @@ class ServedJob(Job):
         from fleetlight.fleet.served.publishing.publisher import Publisher
 
         self.publisher = Publisher(self, self.session, options)
+        self.closers.callback(self.publisher.abandon)
         return self.publisher
 
     def _say_goodbye(self) -> None:
