@@ -9,7 +9,7 @@ import pytest
 
 from fleetlight.errors import PublicationError
 from fleetlight.publication.lease import LEASE, Lease
-from fleetlight.store import LocalStore
+from fleetlight.store.local import LocalStore
 
 
 @pytest.fixture

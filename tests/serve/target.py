@@ -22,7 +22,7 @@ from fleetlight.publication.manifest import (
     RowFile,
 )
 from fleetlight.publication.row_file import write_rows
-from fleetlight.store import LocalStore
+from fleetlight.store.local import LocalStore
 
 DIM = 3
 #: first values are uniform, so that a missing row differs from zeros

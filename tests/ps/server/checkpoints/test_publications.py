@@ -19,7 +19,7 @@ from fleetlight.errors import PublicationError
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import BF16, FP32, EntryPlan
 from fleetlight.publication.row_file import read_rows
-from fleetlight.store import LocalStore
+from fleetlight.store.local import LocalStore
 
 DIM = 2
 IDS = np.arange(12)
