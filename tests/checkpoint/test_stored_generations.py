@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from tests.checkpoint.states import snapshot, whole_step
 from tests.store.s3 import CutRequest, FaultProxy, HalfObject, LostReply, Status
 
@@ -14,7 +15,7 @@ from fleetlight import checkpoint
 from fleetlight.checkpoint.storage.files import FileTarget
 from fleetlight.checkpoint.storage.manifest import FORMAT
 from fleetlight.checkpoint.storage.stored_generations import new_stored_generation
-from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
+from fleetlight.errors import CheckpointError, CorruptCheckpointError
 from fleetlight.store import store_at
 
 
@@ -196,6 +197,11 @@ def test_a_bucket_that_does_not_exist_is_told_at_once(s3: FaultProxy) -> None:
             call("s3://nowhere/run")  # type: ignore[operator]
 
 
-def test_inference_models_go_into_folders_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="only checkpoints go into a bucket"):
-        checkpoint.load_inference("s3://bucket/model")
+@pytest.mark.slow
+def test_inference_models_go_into_buckets(bucket: str) -> None:
+    model = torch.nn.Linear(4, 2)
+    for _ in range(3):
+        torch.nn.init.normal_(model.weight)
+        checkpoint.save_inference(bucket, model, torch.ones(2, 4))
+        loaded = checkpoint.load_inference(bucket)
+        assert torch.equal(loaded(torch.ones(3, 4)), model(torch.ones(3, 4)))

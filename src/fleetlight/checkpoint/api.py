@@ -3,8 +3,10 @@
 
 from fleetlight.checkpoint.formats.tables import read_tables
 from fleetlight.checkpoint.formats.values import pack, unpack
-from fleetlight.checkpoint.inference.exported import InferenceModel, load_inference, save_inference
-from fleetlight.checkpoint.inference.reader_rows import ReaderRows, RowReader
+from fleetlight.checkpoint.inference.exported import save_inference
+from fleetlight.checkpoint.inference.loaded import InferenceModel, load_inference
+from fleetlight.checkpoint.inference.lookups import TakenRows
+from fleetlight.checkpoint.inference.served import RowReader
 from fleetlight.checkpoint.reader import Checkpoint, export, read
 from fleetlight.checkpoint.renaming import RenamedCheckpoint
 from fleetlight.checkpoint.snapshot import JobSnapshot, SavedTables, write
@@ -48,13 +50,13 @@ __all__ = [
     "Manifest",
     "ModelState",
     "OptimizerState",
-    "ReaderRows",
     "RenamedCheckpoint",
     "RngState",
     "RowReader",
     "SavedTables",
     "TableEntry",
     "TableFileEntry",
+    "TakenRows",
     "WorkerState",
     "class_name",
     "exists",

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
+from torch.export import ExportedProgram
 
 from fleetlight.torch_compat.fakes import FakeTensorMode
 
@@ -41,3 +44,40 @@ def compiled(
             module, list(inputs), {"size_asserts": needs_checks}
         )
     return made
+
+
+class CompiledPackage(Protocol):
+    """A loaded package of machine code."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+
+    def get_constant_fqns(self) -> list[str]:
+        """The names of its parameters and buffers."""
+
+    def load_constants(self, constants_map: dict[str, Tensor], *, check_full_update: bool) -> None:
+        """Replace values."""
+
+
+def compile_package(program: ExportedProgram, path: Path) -> None:
+    """Compile an exported program to a package, which runs without Python."""
+    import torch._inductor
+
+    find_cpp_compiler()
+    with warnings.catch_warnings():
+        # torch uses its own deprecated names, which the user cannot change
+        warnings.simplefilter("ignore")
+        # without it small parameters become part of the code, and cannot be replaced
+        options = {"always_keep_tensor_constants": True}
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(path), inductor_configs=options
+        )
+
+
+def load_package(path: Path, device: torch.device) -> CompiledPackage:
+    """Load a package onto a device."""
+    import torch._inductor
+
+    index = -1 if device.index is None else device.index
+    loaded: CompiledPackage = torch._inductor.aoti_load_package(str(path), device_index=index)
+    return loaded

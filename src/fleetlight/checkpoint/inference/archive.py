@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from fleetlight.checkpoint.storage.files import Sink
+from fleetlight.checkpoint.storage.files import Writable
 from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 _TENSOR_FOLDERS = ("data/weights", "data/constants")
@@ -54,7 +54,7 @@ class _Outlet(io.RawIOBase):
     stays open; `failure` is raised once it is done.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Writable) -> None:
         self._sink = sink
         self.failure: OSError | None = None
 
@@ -78,7 +78,7 @@ class _Outlet(io.RawIOBase):
         return len(data)
 
 
-def write_program(sink: Sink, program: ExportedProgram) -> None:
+def write_program(sink: Writable, program: ExportedProgram) -> None:
     """Write the archive of a program, without example inputs."""
     program.example_inputs = None
     outlet = _Outlet(sink)

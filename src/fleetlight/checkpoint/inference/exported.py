@@ -1,101 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for inference: an exported program that runs without the model's class."""
+"""Saves models for inference: exported programs that run without the model's class."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.export.passes import move_to_device_pass
+from torch.export import ExportedProgram
 
 from fleetlight.checkpoint.inference import archive
+from fleetlight.checkpoint.inference.compiled import compile_program
+from fleetlight.checkpoint.inference.inference_manifest import (
+    COMPILED,
+    FORMAT,
+    FORMS,
+    IDS_FILES,
+    MODEL_FILES,
+    ONNX,
+    PROGRAM,
+    InferenceManifest,
+    ConstantEntry,
+)
 from fleetlight.checkpoint.inference.inputs import (
     InputEntry,
     Inputs,
-    bind_inputs,
     describe_input,
     name_examples,
     sizes_text,
 )
-from fleetlight.checkpoint.inference.reader_rows import FollowingModule, RowReader
-from fleetlight.checkpoint.storage.generations import (
-    Directory,
-    new_generation,
-    read_manifest,
-    verified,
+from fleetlight.checkpoint.inference.onnx import onnx_files
+from fleetlight.checkpoint.inference.programs import Programs, batched_inputs, exported
+from fleetlight.checkpoint.storage.files import FileTarget, FolderTarget, Writable
+from fleetlight.checkpoint.storage.generations import Directory, Generation, new_generation
+from fleetlight.checkpoint.storage.manifest import FileEntry
+from fleetlight.checkpoint.storage.stored_generations import (
+    StoredGeneration,
+    new_stored_generation,
 )
-from fleetlight.checkpoint.storage.manifest import BaseManifest
-from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, did_you_mean
+from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.store import is_url
 
-FORMAT = "fleetlight-inference"
-PROGRAM_FILE = "program.pt2"
-
-_log = logging.getLogger(__name__)
-
-
-class InferenceManifest(BaseManifest, frozen=True, kw_only=True):
-    """The manifest of a saved inference model."""
-
-    inputs: list[InputEntry]
-    positional: bool
-    #: why the batch size is fixed, None if it is not
-    static_because: str | None
+#: generations under a URL: a process may still load the one before
+_KEPT = 2
+#: writes a file
+_Writer = Callable[[Writable], None]
 
 
-class InferenceModel:
-    """A loaded program. Call it with tensors by position or by name."""
+def save_inference(
+    dirname: Directory,
+    module: nn.Module,
+    example_inputs: Inputs,
+    *,
+    dynamic_batch: bool | Collection[str] = True,
+    form: str = PROGRAM,
+) -> InferenceManifest:
+    """Export `module` in eval mode, with its weights, so that it runs without its class.
 
-    def __init__(
-        self,
-        manifest: InferenceManifest,
-        program: ExportedProgram,
-        device: torch.device,
-        reader: RowReader | None = None,
-    ) -> None:
-        self.manifest = manifest
-        self.device = device
-        self._module = program.module()
-        #: takes rows and dense values from the newest publication
-        self._following = None if reader is None else FollowingModule(program.module, reader)
-        self._gives = ", ".join(_outputs(program)) or "nothing"
+    The first dimension of every input as long as that of the first one is the batch and may have
+    any size of at least 1; `dynamic_batch` may name the inputs that have one, or be False. A model
+    that cannot take any batch size is exported with that of the example, and the reason logged.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"save_inference_model: got form={form!r}; {did_you_mean(form, FORMS)}")
+    examples, positional = name_examples(module.forward, example_inputs)
+    programs = exported(module, examples, positional, batched_inputs(examples, dynamic_batch))
+    device = _device(programs.program) if form == COMPILED else torch.device("cpu")
+    programs = programs.on(device)
+    inputs = [
+        describe_input(name, example, name in programs.batched and not programs.static_because)
+        for name, example in examples.items()
+    ]
+    writers = _writers(programs, form, inputs)
 
-    def __repr__(self) -> str:
-        """`InferenceModel(x: float32[?, 4]) -> float32[?, 3]`."""
-        return f"InferenceModel({', '.join(map(str, self.inputs))}) -> {self._gives}"
+    def manifest(generation: Generation | StoredGeneration) -> InferenceManifest:
+        return InferenceManifest(
+            **generation.header(),
+            inputs=inputs,
+            positional=positional,
+            static_because=programs.static_because,
+            form=form,
+            device=device.type,
+            outputs=list(_outputs(programs.program)),
+            lookups=list(programs.lookups),
+            state=list(_state(programs.program)) if form == COMPILED else [],
+        )
 
-    @property
-    def inputs(self) -> list[InputEntry]:
-        """The names, types and shapes of the inputs."""
-        return self.manifest.inputs
+    if not is_url(dirname):
+        with new_generation(dirname, FORMAT) as folder:
+            _write(folder, folder.path, writers)
+            folder.publish(made := manifest(folder))
+        return made
+    url = os.fspath(dirname)
+    with tempfile.TemporaryDirectory() as new, new_stored_generation(url, FORMAT, _KEPT) as stored:
+        for entry in _write(FolderTarget(Path(new)), Path(new), writers):
+            stored.add(entry, Path(new, entry.name))
+        stored.publish(made := manifest(stored))
+    return made
 
-    def __call__(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        """Run the program; what it returns has the structure of the model's own result."""
-        values = bind_inputs(self.inputs, args, kwargs)
-        self._check_devices(values)
-        with torch.no_grad():
-            if self._following is None:
-                return self._run(self._module, values)
-            with self._following.newest() as module:
-                return self._run(module, values)
 
-    def _run(self, module: nn.Module, values: Sequence[Tensor]) -> Any:
-        if self.manifest.positional:
-            return module(*values)
-        names = (entry.name for entry in self.inputs)
-        return module(**dict(zip(names, values, strict=True)))
+def _writers(programs: Programs, form: str, inputs: Sequence[InputEntry]) -> Mapping[str, _Writer]:
+    """The files of a form, by name."""
+    if form == ONNX:
+        return {name: _of_bytes(data) for name, data in onnx_files(programs, inputs).items()}
+    writers = {} if programs.ids is None else {IDS_FILES[form]: _of_program(programs.ids)}
+    if form == COMPILED:
+        return {MODEL_FILES[form]: _of_bytes(compile_program(programs.program)), **writers}
+    return {MODEL_FILES[form]: _of_program(programs.program), **writers}
 
-    def _check_devices(self, values: list[Tensor]) -> None:
-        for entry, value in zip(self.inputs, values, strict=True):
-            if value.device != self.device:
-                raise ConfigError(
-                    f"input {entry.name!r} is on {value.device}, expected it on {self.device}; "
-                    f"move it there, or load the model with device={str(value.device)!r}"
-                )
+
+def _of_bytes(data: bytes) -> _Writer:
+    def write(sink: Writable) -> None:
+        sink.write(data)
+
+    return write
+
+
+def _of_program(program: ExportedProgram) -> _Writer:
+    def write(sink: Writable) -> None:
+        archive.write_program(sink, program)
+
+    return write
+
+
+def _write(target: FileTarget, folder: Path, writers: Mapping[str, _Writer]) -> Sequence[FileEntry]:
+    """Write files into a folder."""
+    entries = []
+    for name, write in writers.items():
+        with target.create(name) as sink:
+            write(sink)
+        if name in (MODEL_FILES[PROGRAM], IDS_FILES[PROGRAM]):
+            archive.refuse_pickle(folder / name)
+        entries.append(sink.entry)
+    return entries
+
+
+def _device(program: ExportedProgram) -> torch.device:
+    """Where the parameters are."""
+    return next((value.device for value in program.state_dict.values()), torch.device("cpu"))
+
+
+def _state(program: ExportedProgram) -> Iterator[ConstantEntry]:
+    for name, tensor in program.state_dict.items():
+        yield ConstantEntry(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def _outputs(program: ExportedProgram) -> Iterator[str]:
@@ -108,147 +158,3 @@ def _outputs(program: ExportedProgram) -> Iterator[str]:
             yield f"{str(value.dtype).removeprefix('torch.')}{sizes_text(shape)}"
         else:
             yield repr(value)
-
-
-def save_inference(
-    dirname: Directory,
-    module: nn.Module,
-    example_inputs: Inputs,
-    *,
-    dynamic_batch: bool | Collection[str] = True,
-) -> InferenceManifest:
-    """Export `module` in eval mode, with its weights, so that it runs without its class.
-
-    The first dimension of every input as long as that of the first one is the batch and may have
-    any size of at least 1; `dynamic_batch` may name the inputs that have one, or be False. A model
-    that cannot take any batch size is exported with that of the example, and the reason logged.
-    """
-    examples, positional = name_examples(module.forward, example_inputs)
-    batched = _batched(examples, dynamic_batch)
-    with _evaluating(module):
-        program, reason = _export(module, examples, positional, batched)
-    program = _on(program, torch.device("cpu"))
-    entries = [
-        describe_input(name, example, name in batched and reason is None)
-        for name, example in examples.items()
-    ]
-    with new_generation(dirname, FORMAT) as generation:
-        with generation.create(PROGRAM_FILE) as sink:
-            archive.write_program(sink, program)
-        archive.refuse_pickle(generation.path / PROGRAM_FILE)
-        manifest = InferenceManifest(
-            **generation.header(), inputs=entries, positional=positional, static_because=reason
-        )
-        generation.publish(manifest)
-    return manifest
-
-
-def load_inference(
-    dirname: Directory, device: str | torch.device = "cpu", reader: RowReader | None = None
-) -> InferenceModel:
-    """Load what `save_inference` wrote, onto a device. Neither servers nor classes are needed.
-
-    `reader` gives the rows of a program that has none, and the dense values.
-
-    The graph becomes code that runs in this process: load only what comes from a trusted place.
-    """
-    place = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
-    manifest = read_manifest(dirname, InferenceManifest, FORMAT)
-    path = verified(dirname, manifest, PROGRAM_FILE)
-    try:
-        program = archive.read_program(path)
-    except CheckpointError:
-        raise
-    except Exception as error:  # torch raises many kinds here
-        raise CorruptCheckpointError(
-            f"{path} (written with torch {manifest.torch}) cannot be loaded with torch "
-            f"{torch.__version__}: {_first_line(error)}; save it again with this torch"
-        ) from error
-    return InferenceModel(manifest, _on(program, place), place, reader)
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; every submodule gets its own training flag back."""
-    flags = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in flags:
-            part.training = training
-
-
-def _batched(examples: Mapping[str, Tensor], wanted: bool | Collection[str]) -> list[str]:
-    """The names of the inputs whose first dimension is the batch."""
-    with_rows = [name for name, example in examples.items() if example.dim() > 0]
-    if wanted is False or not with_rows:
-        return []
-    if wanted is True:
-        rows = examples[with_rows[0]].shape[0]
-        wanted = [name for name in with_rows if examples[name].shape[0] == rows]
-    for name in wanted:
-        if name not in with_rows:
-            raise ConfigError(
-                f"dynamic_batch: got {name!r}, expected inputs that have dimensions; "
-                f"{did_you_mean(name, with_rows)}"
-            )
-        if examples[name].shape[0] == 0:
-            raise ConfigError(f"example input {name!r} has no rows; expected at least one")
-    return [name for name in with_rows if name in wanted]
-
-
-def _export(
-    module: nn.Module, examples: Mapping[str, Tensor], positional: bool, batched: list[str]
-) -> tuple[ExportedProgram, str | None]:
-    """The program, and why its batch size is fixed (None if it is not)."""
-    reason = None if batched else "no batch dimension was asked for or found"
-    if batched:
-        try:
-            return _trace(module, _two_rows(examples, batched), positional, batched), None
-        except Exception as error:  # whatever it is, the model may still work with one batch size
-            reason = _first_line(error)
-            _log.warning(
-                "%s: exported for the example's batch size only, because: %s",
-                type(module).__name__,
-                reason,
-            )
-    try:
-        return _trace(module, examples, positional, []), reason
-    except Exception as error:  # torch raises many kinds here
-        raise CheckpointError(
-            f"{type(module).__name__} cannot be exported: {_first_line(error)}; "
-            f"expected a forward that torch.export can trace"
-        ) from error
-
-
-def _trace(
-    module: nn.Module, examples: Mapping[str, Tensor], positional: bool, batched: list[str]
-) -> ExportedProgram:
-    args = tuple(examples.values()) if positional else ()
-    kwargs = {} if positional else dict(examples)
-    shapes, batch = ShapesCollection(), Dim("batch", min=1)  # type: ignore[no-untyped-call]
-    for name in batched:
-        shapes[examples[name]] = {0: batch}
-    dynamic: Any = shapes if batched else None
-    return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
-
-
-def _two_rows(examples: Mapping[str, Tensor], batched: list[str]) -> dict[str, Tensor]:
-    """The same inputs with a batch of at least 2: torch takes sizes 0 and 1 for constants."""
-    if all(examples[name].shape[0] >= 2 for name in batched):
-        return dict(examples)
-    doubled = {name: torch.cat([examples[name][:1]] * 2) for name in batched}
-    return {**examples, **doubled}
-
-
-def _on(program: ExportedProgram, device: torch.device) -> ExportedProgram:
-    """The program on one device, so that one trained on a GPU runs anywhere."""
-    held = [*program.state_dict.values(), *program.constants.values()]
-    devices = {tensor.device for tensor in held if isinstance(tensor, Tensor)}
-    return program if devices <= {device} else move_to_device_pass(program, device)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))

@@ -182,8 +182,8 @@ def _folder(dirname: Directory) -> Path:
     """The path of a folder; ConfigError for a URL."""
     if is_url(dirname):
         raise ConfigError(
-            f"{shown(os.fspath(dirname))}: only checkpoints go into a bucket; name a local folder, "
-            "and copy it"
+            f"{shown(os.fspath(dirname))}: static programs do not go into a bucket; name a local "
+            "folder, and copy it"
         )
     return Path(dirname)
 

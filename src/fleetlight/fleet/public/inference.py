@@ -38,6 +38,7 @@ def save_inference_model(
     *,
     dynamic_batch: bool | list[str] = True,
     rows: Rows = "all",
+    form: str = "program",
 ) -> None:
     """Export a model, with the rows of its tables."""
 
@@ -51,6 +52,7 @@ def save_inference_model(
     *,
     dynamic_batch: bool | list[str] = True,
     rows: Rows = "all",
+    form: str = "program",
     program: Program,
 ) -> None:
     """Export a static program; feeds and fetches are variables or their names."""
@@ -64,6 +66,7 @@ def save_inference_model(
     fetches: Sequence[Any],
     dynamic_batch: bool | list[str] = True,
     rows: Rows = "all",
+    form: str = "program",
     program: Program,
 ) -> None:
     """Export a static program, by keywords."""
@@ -77,6 +80,7 @@ def save_inference_model(
     *others: Any,
     dynamic_batch: bool | list[str] = True,
     rows: Rows = "all",
+    form: str = "program",
     feeds: Any = None,
     fetches: Any = None,
     program: Program | None = None,
@@ -85,8 +89,10 @@ def save_inference_model(
 
     `load_inference_model` alone runs the result, without a job, servers or the model's class. It
     has the rows of all tables, or those of some ids with `rows={"emb": ids}`; other ids read their
-    first values. With `rows="reader"` it has no rows, and reads published ones. Workers that train
-    alone (LocalSGD, DiLoCo) differ: let all call `fleet.barrier_worker()` before.
+    first values. With `rows="reader"` it has no rows, and reads published ones. `form` is
+    "program", "compiled" (machine code for the kind of device that the model is on; needs a C++
+    compiler) or "onnx" (for other runtimes). Workers that train alone (LocalSGD, DiLoCo) differ:
+    let all call `fleet.barrier_worker()` before.
 
     For a static program, give feeds and fetches in place of example inputs and model:
     `save_inference_model(dirname, ["x"], ["output"], program=program)`. The exported model returns
@@ -96,7 +102,7 @@ def save_inference_model(
     if program is not None:
         given = example_inputs if feeds is None else feeds
         wanted = model if fetches is None else fetches
-        _save_program(dirname, program, given, wanted, dynamic_batch, rows)
+        _save_program(dirname, program, given, wanted, dynamic_batch, rows, form)
         return
     if feeds is not None or fetches is not None:
         raise ConfigError(
@@ -113,7 +119,7 @@ def save_inference_model(
         module = model or registered_model(job)
         module = stack.enter_context(with_plain_layers(job, module, rows))
         stack.enter_context(as_plain_module(module))
-        checkpoint.save_inference(dirname, module, examples, dynamic_batch=dynamic_batch)
+        checkpoint.save_inference(dirname, module, examples, dynamic_batch=dynamic_batch, form=form)
 
 
 def _refuse_old_form(dirname: Any, *others: Any) -> None:
@@ -134,6 +140,7 @@ def _save_program(
     fetches: Any,
     dynamic: bool | list[str],
     rows: Rows,
+    form: str,
 ) -> None:
     """Export a program. Without tables it needs no `fleet.init`."""
     from fleetlight.static.inference import examples_of, has_tables, inference_module
@@ -160,7 +167,7 @@ def _save_program(
                 make_plain = stack.enter_context(job.plain_layers(rows))
             make_plain = make_plain or _unserved
         module = inference_module(program, feeds, fetches, make_plain)
-        checkpoint.save_inference(dirname, module, inputs, dynamic_batch=dynamic)
+        checkpoint.save_inference(dirname, module, inputs, dynamic_batch=dynamic, form=form)
 
 
 def _unserved(layer: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fleetlight as fleet
-from fleetlight.errors import ConfigError, PlanError
+from fleetlight.errors import CheckpointError, ConfigError, PlanError
 from fleetlight.serve import Reader
 
 IDS = torch.arange(60).view(20, 3)
@@ -64,13 +65,17 @@ def scores(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.slow
-def test_each_call_has_rows_and_dense_values_of_one_publication(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "form",
+    ["program", pytest.param("compiled", marks=[pytest.mark.long, pytest.mark.timeout(400)])],
+)
+def test_each_call_has_rows_and_dense_values_of_one_publication(tmp_path: Path, form: str) -> None:
     model, train = started(Scores())
     publisher = fleet.publish(tmp_path / "rows", every_s=1e6)
     assert publisher is not None
     train()
     publisher.publish_now()
-    fleet.save_inference_model(tmp_path / "program", IDS[:2], rows="reader")
+    fleet.save_inference_model(tmp_path / "program", IDS[:2], rows="reader", form=form)
     with Reader(tmp_path / "rows", cache=tmp_path / "cache", follow=False) as reader:
         served = fleet.load_inference_model(tmp_path / "program", reader=reader)
         first = served(IDS)
@@ -83,9 +88,79 @@ def test_each_call_has_rows_and_dense_values_of_one_publication(tmp_path: Path) 
         assert not torch.allclose(served(IDS), first, atol=1e-3)
         assert torch.allclose(served(IDS), scores(model), atol=1e-6)
     # the program has neither rows nor a way to them of its own
-    alone = fleet.load_inference_model(tmp_path / "program")
-    with pytest.raises(ConfigError, match=r"the rows of table 'emb' come from a reader: load"):
-        alone(IDS)
+    with pytest.raises(
+        ConfigError, match=r"the rows of table 'emb' in .* come from a reader; load"
+    ):
+        fleet.load_inference_model(tmp_path / "program")
+    fleet.stop_worker()
+
+
+@pytest.mark.slow
+def test_onnx_takes_rows_and_says_of_which_ids(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, train = started(Scores())
+    publisher = fleet.publish(tmp_path / "rows", every_s=1e6)
+    assert publisher is not None
+    train()
+    publisher.publish_now()
+    fleet.save_inference_model(tmp_path / "onnx", IDS[:2], rows="reader", form="onnx")
+    about = json.loads((tmp_path / "onnx/manifest.json").read_bytes())
+    folder = tmp_path / "onnx" / f"generation-{about['generation']:06d}"
+    cpu = ["CPUExecutionProvider"]
+    ids_of = onnxruntime.InferenceSession(folder / "ids.onnx", providers=cpu)
+    scores_of = onnxruntime.InferenceSession(folder / "model.onnx", providers=cpu)
+    with Reader(tmp_path / "rows", cache=tmp_path / "cache", follow=False) as reader:
+        rows = {
+            out.name.replace("ids.", "rows.", 1): reader.lookup(out.name.split(".")[1], found)
+            for out, found in zip(
+                ids_of.get_outputs(), ids_of.run(None, {"ids": IDS.numpy()}), strict=True
+            )
+        }
+    assert sorted(rows) == ["rows.bag.1", "rows.emb.0"]
+    [got] = scores_of.run(None, {"ids": IDS.numpy(), **rows})
+    assert torch.allclose(torch.from_numpy(got), scores(model), atol=1e-6)
+    lookups = json.loads(scores_of.get_modelmeta().custom_metadata_map["fleetlight.lookups"])
+    assert [entry["table"] for entry in lookups] == ["emb", "bag"]
+    with pytest.raises(ConfigError, match=r"has a model in ONNX; run model\.onnx there with onnx"):
+        fleet.load_inference_model(tmp_path / "onnx")
+    fleet.stop_worker()
+
+
+class Chained(nn.Module):
+    """Looks up ids that depend on a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = fleet.nn.SparseEmbedding(4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.emb((self.emb(ids) > 0).long().sum(-1))
+        return out
+
+
+def test_lookups_that_depend_on_rows_are_refused(tmp_path: Path) -> None:
+    started(Chained())
+    with pytest.raises(CheckpointError, match=r"the ids of a lookup in table 'emb' .* depend on"):
+        fleet.save_inference_model(tmp_path / "program", IDS, rows="reader")
+    fleet.stop_worker()
+
+
+@pytest.mark.slow
+def test_a_reader_and_a_program_that_do_not_fit(tmp_path: Path) -> None:
+    started(nn.Sequential(fleet.nn.SparseEmbedding(4)))
+    publisher = fleet.publish(tmp_path / "rows", every_s=1e6)
+    assert publisher is not None
+    publisher.publish_now()
+    fleet.save_inference_model(tmp_path / "whole", IDS)
+    fleet.stop_worker()
+    with Reader(tmp_path / "rows", cache=tmp_path / "cache", follow=False) as reader:
+        with pytest.raises(ConfigError, match=r"got a reader, and .* has all its rows; load it"):
+            fleet.load_inference_model(tmp_path / "whole", reader=reader)
+        fleet.reset()
+        started(nn.Sequential(fleet.nn.SparseEmbedding(8)))
+        fleet.save_inference_model(tmp_path / "wider", IDS, rows="reader")
+        with pytest.raises(ConfigError, match=r"rows of 8 in table '0', and publication 2 has row"):
+            fleet.load_inference_model(tmp_path / "wider", reader=reader)
     fleet.stop_worker()
 
 

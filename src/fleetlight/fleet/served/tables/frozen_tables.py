@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import FolderTarget, ReaderRows
+from fleetlight.checkpoint import FolderTarget, TakenRows
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
 from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.job import Job, PlainLayer, Rows
@@ -107,7 +107,7 @@ class _Tables(contextlib.AbstractContextManager["_Tables"]):
         """The rows of a table, or the module that gets them from a reader."""
         plan = self._bound.plan.tables[number]
         if self._rows == READER:
-            return ReaderRows(plan.name, plan.dim)
+            return TakenRows(plan.name, plan.dim)
         ids, rows = self._chosen(number, plan)
         how = plan.initializer
         return FrozenRows(
