@@ -22,8 +22,8 @@ from fleetlight.checkpoint.inference.inference_manifest import (
     MODEL_FILES,
     ONNX,
     PROGRAM,
-    InferenceManifest,
     ConstantEntry,
+    InferenceManifest,
 )
 from fleetlight.checkpoint.inference.inputs import (
     InputEntry,
