@@ -8,6 +8,7 @@ the worst case. Turns with a publication and turns without one alternate.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +29,8 @@ from fleetlight.serve import Reader
 CLAIM = (
     "A delta of 1% of the rows has at most 3% of the bytes of a base. One publication in 10 s "
     "costs at most 2% of the steps per second. A reader looks up at least 20 million ids per "
-    "second and core, rows of 16 values, Zipf ids, also while a delta lies over the base."
+    "second and core, rows of 16 values, Zipf ids, also while a delta lies over the base. Its "
+    "rows are at most 2 s older than the period of publications."
 )
 DIM, BATCH, ZIPF = 16, 4096, 1.1
 Ids = NDArray[np.int64]
@@ -128,6 +130,46 @@ def _delta(training: Training, publisher: RowPublisher) -> tuple[int, int]:
     return sum(file.rows for file in made.files), made.bytes
 
 
+#: prints the largest age of rows until its input ends
+AGES = """
+import sys, threading
+from fleetlight.serve import Reader
+
+over, oldest = threading.Event(), 0.0
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+with Reader(sys.argv[1], cache=sys.argv[2]) as reader:
+    print("ready", flush=True)
+    while not over.wait(0.05):
+        oldest = max(oldest, reader.age_s)
+print(oldest)
+"""
+
+
+def ages(training: Training, target: Path, options: argparse.Namespace) -> Iterator[str]:
+    """The lines about the age of rows in a reader of another process, during training."""
+    period = options.turn_s
+    publisher = fleet.publish(target, every_s=period)
+    assert publisher is not None
+    publisher.publish_now()
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, "-c", AGES, str(target), cache]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as reader:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            # the reader has built its base; the publication after it is the first that counts
+            reader.stdout.readline()
+            for _ in range(options.periods):
+                training.turn(training.some(0.01), period, lambda: None)
+            reader.stdin.close()
+            oldest = float(reader.stdout.read())
+    yield (
+        f"The oldest rows that a reader had, with a publication in {period:g} s, over "
+        f"{options.periods} of them: {oldest:.2f} s"
+    )
+
+
 def zipf(rows: int, count: int) -> Ids:
     """Ids whose popularity falls by a power; popular ids are far apart."""
     random = np.random.default_rng(1)
@@ -163,6 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--turn_s", type=float, default=10.0)
+    parser.add_argument("--periods", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--write", action="store_true", help="keep the page in benchmarks/results")
     options = parser.parse_args(argv)
@@ -170,6 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = Path(folder, "target")
         training = Training(options.rows)
         lines = [*publishing(training, target, options)]
+        lines += ages(training, Path(folder, "aged"), options)
         fleet.stop_worker()
         lines += lookups(target, options.rows, options.repeats)
     report.page("serving", CLAIM, ["\n".join(f"- {line}" for line in lines)], keep=options.write)
