@@ -19,6 +19,7 @@ import numpy as np
 from fleetlight.errors import ConfigError, DeadlineError, PublicationError
 from fleetlight.files.atomic import replacing
 from fleetlight.files.lock import FileLock
+from fleetlight.kernels.rows.layered_rows import LOWER_LOAD, UPPER_LOAD
 from fleetlight.publication.manifest import (
     DenseFile,
     Publication,
@@ -121,7 +122,8 @@ class LayerCache:
         files = [one.files_of(entry.name) for one in publications]
         more = sum(file.rows + file.removed for some in files for file in some)
         with self._new(_layer_name(named, entry)) as path:
-            writer = LayerWriter(path, entry.dim, more, copied)
+            load = UPPER_LOAD if named.previous else LOWER_LOAD
+            writer = LayerWriter(path, entry.dim, more, load, copied)
             for publication, some in zip(publications, files, strict=True):
                 # the ids of a delta; a base begins an empty layer, which has one row for each id
                 seen: list[Ids] | None = [] if publication.previous else None

@@ -52,12 +52,14 @@ class Layer:
 class LayerWriter:
     """A layer while it is built; it begins empty, or as a copy of another layer."""
 
-    def __init__(self, path: Path, dim: int, more: int, copied: Layer | None = None) -> None:
-        """Make room for `more` ids."""
+    def __init__(
+        self, path: Path, dim: int, more: int, load: float, copied: Layer | None = None
+    ) -> None:
+        """Make room for `more` ids; `load` is the maximum load factor of the index."""
         self._dim = dim
         used, known = (0, 0) if copied is None else (copied.used, copied.known)
         self._counters = np.array([used, known])
-        words, room = layered_rows.words_for(known + more), used + more
+        words, room = layered_rows.words_for(known + more, load), used + more
         _allocate(path, _PAGE + 8 * words + 4 * dim * room)
         self._mapped = np.memmap(path, np.uint8, "r+")
         self._slots, self._rows = _parts(self._mapped, words, room * dim)

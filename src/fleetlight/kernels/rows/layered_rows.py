@@ -20,6 +20,8 @@ from fleetlight.kernels.rows.probing import (
     line_after,
     line_of,
     place,
+    search,
+    search_line,
 )
 from fleetlight.kernels.rows.row_access import ahead, ask
 
@@ -27,8 +29,9 @@ from fleetlight.kernels.rows.row_access import ahead, ask
 REMOVED = 2**31 - 1
 #: what is added to the row numbers of the lower layer
 _BELOW = 2**32
-#: the maximum load factor
-LOAD = 0.7
+#: the maximum load factors of a lower and an upper index; most ids are not in the upper one, and in
+#: a sparse index a search for them ends in the first line
+LOWER_LOAD, UPPER_LOAD = 0.7, 0.35
 _FEWEST_WORDS = 16 * WORDS
 _AHEAD = 128
 #: places in `counters`: rows in use; ids with a row, and removed ids
@@ -36,9 +39,9 @@ USED, KNOWN = range(2)
 _IDS, _LAST = np.uint64(IDS), np.uint64(WORDS - 1)
 
 
-def words_for(ids: int) -> int:
+def words_for(ids: int, load: float = LOWER_LOAD) -> int:
     """The words of an index with room for so many ids."""
-    slots = max(_FEWEST_WORDS // 2, 1 << int(ids / LOAD).bit_length())
+    slots = max(_FEWEST_WORDS // 2, 1 << int(ids / load).bit_length())
     return 2 * slots
 
 
@@ -52,14 +55,55 @@ def find_layered(ids: Ids, upper: Int64s, lower: Int64s, numbers: Int64s) -> int
 
     Returns how many ids have no row; their number is -1.
     """
-    missing = np.empty(len(ids), np.int64)
     if not len(upper):
-        return probing.find(ids, lower, numbers, missing)
-    missing = missing[: probing.find(ids, upper, numbers, missing)]
-    below, found = np.empty(len(missing), np.int64), np.empty(len(missing), np.int64)
-    _take(ids, missing, below)
-    probing.find(below, lower, found, np.empty(len(missing), np.int64))
-    return _put(found, missing, numbers)
+        return probing.find(ids, lower, numbers, np.empty(len(ids), np.int64))
+    return _find_in_both(ids, upper, lower, numbers)
+
+
+@part
+def _lower_number(found: np.int64) -> np.int64:
+    """The number of a row of the lower layer, from its number there plus 1; -1 for none."""
+    return found + (_BELOW - 1) if 0 < found <= REMOVED else np.int64(-1)
+
+
+@kernel
+def _find_in_both(ids: Ids, upper: Int64s, lower: Int64s, numbers: Int64s) -> int:
+    homes, places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    for i in range(len(ids)):
+        homes[i] = np.int64(hash_of(ids[i]))
+    below = 0
+    for i in range(len(ids)):
+        if i + _AHEAD < len(ids):
+            prefetch(upper, line_of(upper, np.uint64(homes[i + _AHEAD])))
+        home = np.uint64(homes[i])
+        line = line_of(upper, home)
+        found = search_line(upper, ids[i], line)
+        if found == 0 and upper[line + _LAST] != 0:  # rare, as the upper index is sparse
+            found = search(upper, ids[i], home)
+        numbers[i] = found - 1
+        # always written, counted only if not found: no branch
+        places[below] = i
+        below += np.int64(found == 0)
+    elsewhere = 0
+    for k in range(below):
+        if k + _AHEAD < below:
+            soon = np.uint64(places[k + _AHEAD])
+            prefetch(lower, line_of(lower, np.uint64(homes[soon])))
+        i = np.uint64(places[k])
+        found = search_line(lower, ids[i], line_of(lower, np.uint64(homes[i])))
+        numbers[i] = _lower_number(found)
+        places[elsewhere] = places[k]
+        elsewhere += np.int64(found == 0)
+    unknown = 0
+    for k in range(elsewhere):
+        if k + _AHEAD < elsewhere:
+            soon = np.uint64(places[k + _AHEAD])
+            prefetch(lower, line_after(lower, line_of(lower, np.uint64(homes[soon]))))
+        i = np.uint64(places[k])
+        found = search(lower, ids[i], np.uint64(homes[i]))
+        numbers[i] = _lower_number(found)
+        unknown += np.int64(found == 0)
+    return unknown
 
 
 @kernel
@@ -133,20 +177,3 @@ def upsert(
             to = np.uint64(number) * np.uint64(dim)
             for c in range(dim):
                 rows[to + np.uint64(c)] = values[i, c]
-
-
-@kernel
-def _take(ids: Ids, places: Ids, out: Int64s) -> None:
-    for k in range(len(places)):
-        out[k] = ids[np.uint64(places[k])]
-
-
-@kernel
-def _put(found: Ids, places: Ids, numbers: Int64s) -> int:
-    """Set the row numbers of ids that were found in the lower layer."""
-    unknown = 0
-    for k in range(len(places)):
-        has_row = 0 <= found[k] < REMOVED
-        numbers[np.uint64(places[k])] = found[k] + _BELOW if has_row else np.int64(-1)
-        unknown += np.int64(not has_row)
-    return unknown
