@@ -26,6 +26,7 @@ FleetError
 │   └── MissingObjectError           there is no object of this name
 ├── JournalError (RuntimeError)      the log of a server could not be written or read
 ├── PublicationError (RuntimeError)  a publication could not be written or read
+├── RowFileError (RuntimeError)      rows that are not in memory could not be written or read
 ├── GradientError (ArithmeticError)  a gradient is NaN or infinite
 ├── DataError (ValueError)           a data file or record is not what its format says
 └── LaunchError (RuntimeError)       fleetrun could not start or keep the job
@@ -65,6 +66,7 @@ __all__ = [
     "ProtocolError",
     "PublicationError",
     "RoleError",
+    "RowFileError",
     "StoppedError",
     "StoreError",
     "StoreRefusedError",
@@ -176,6 +178,10 @@ class PublicationError(FleetError, RuntimeError):
     """A publication could not be written or read."""
 
 
+class RowFileError(FleetError, RuntimeError):
+    """Rows of a table that are not in memory could not be written or read."""
+
+
 class GradientError(FleetError, ArithmeticError):
     """A gradient has values that are not finite."""
 
@@ -189,7 +195,15 @@ class LaunchError(FleetError, RuntimeError):
 
 
 #: after these, a restart of the job fails in the same way, or would overwrite its files
-_LASTING = (ConfigError, PlanError, CheckpointError, StoreRefusedError, JournalError, DataError)
+_LASTING = (
+    ConfigError,
+    PlanError,
+    CheckpointError,
+    StoreRefusedError,
+    JournalError,
+    RowFileError,
+    DataError,
+)
 _PASSING = (AddressError, ComebackError, DivergedError, LostCheckpointError)
 
 

@@ -65,6 +65,7 @@ CONFIGS = {
         "cache_rows",
         "table_wire",
         "table_dtype",
+        "table_folder",
     },
     "localsgd_configs": AVERAGING | {"k_steps"},
     "adaptive_localsgd_configs": AVERAGING | {"init_k_steps", "max_k_steps"},

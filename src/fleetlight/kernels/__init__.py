@@ -27,6 +27,11 @@ from fleetlight.kernels.rows.first_values import Initializer, first_values, tabl
 from fleetlight.kernels.rows.narrow_table import NarrowRowTable
 from fleetlight.kernels.rows.row_access import copy_rows
 from fleetlight.kernels.rows.table import RowTable
+from fleetlight.kernels.rows.tier.tiered_table import (
+    RowStore,
+    TieredNarrowRowTable,
+    TieredRowTable,
+)
 from fleetlight.kernels.rows.updates import RULES, rule_named
 from fleetlight.kernels.rule import Rule
 
@@ -40,8 +45,11 @@ __all__ = [
     "Initializer",
     "NarrowRowTable",
     "PendingRows",
+    "RowStore",
     "RowTable",
     "Rule",
+    "TieredNarrowRowTable",
+    "TieredRowTable",
     "add_at",
     "add_blocks",
     "all_finite",

@@ -59,6 +59,8 @@ class TablePlan(msgspec.Struct, frozen=True):
     dtype: str = "fp32"
     #: True when workers keep rows between lookups
     cached: bool = False
+    #: the bytes of rows that a server has in memory, others are in a file; 0: all are in memory
+    memory: int = 0
 
     @property
     def is_read_ahead(self) -> bool:
@@ -105,6 +107,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     durability: str = "none"
     #: what the other workers do when a worker is lost: fail | go_on
     lost_worker: str = "fail"
+    #: where servers have the files of rows that are not in memory; "": the durability folder of
+    #: the server, or a temporary one
+    table_folder: str = ""
 
     @property
     def steps_together(self) -> bool:
@@ -125,6 +130,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def workers_step_dense(self) -> bool:
         """True when each worker steps dense parameters and the servers add the differences."""
         return self.serves_dense and self.mode != SYNC
+
+    def without_places(self) -> Plan:
+        """The plan without the settings that only choose between memory and files."""
+        tables = [msgspec.structs.replace(table, memory=0) for table in self.tables]
+        return msgspec.structs.replace(self, tables=tables, table_folder="")
 
     def digest(self) -> str:
         """A hash that is equal for equal plans."""

@@ -21,6 +21,7 @@ class ASyncConfigsDict(TypedDict, total=False):
     cache_rows: int
     table_wire: str
     table_dtype: str
+    table_folder: str
 
 
 class AdaptiveLocalSGDConfigsDict(TypedDict, total=False):

@@ -109,6 +109,7 @@ def build_plan(
         on_nonfinite=configs.on_nonfinite,
         durability=strategy.durability,
         lost_worker=strategy.lost_worker,
+        table_folder=configs.table_folder,
     )
     for table in plan.tables:
         _refuse_cache(table, plan)
@@ -174,12 +175,13 @@ def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _check_same_settings(name: str, layers: list[Any]) -> None:
     facts = [
-        (_dim(one), _initializer(one), _entry(one), *_narrow(one), *_cache(one)) for one in layers
+        (_dim(one), _initializer(one), _entry(one), *_narrow(one), *_cache(one), _memory(one))
+        for one in layers
     ]
     if any(fact != facts[0] for fact in facts):
         raise PlanError(
             f"table {name!r} is shared by layers that differ: "
-            "(dim, initializer, entry, wire, dtype, cache, cache_rows) is "
+            "(dim, initializer, entry, wire, dtype, cache, cache_rows, memory) is "
             f"{' and '.join(str(fact) for fact in dict.fromkeys(map(str, facts)))}"
         )
 
@@ -205,6 +207,11 @@ def _narrow(layer: Any) -> tuple[str | None, str | None]:
 def _cache(layer: Any) -> tuple[str | None, int]:
     """Where a layer keeps rows, and how many."""
     return (layer.cache, layer.cache_rows) if isinstance(layer, TableLayer) else (None, 0)
+
+
+def _memory(layer: Any) -> int:
+    """The bytes of rows that each server has in memory; 0: all."""
+    return layer.memory or 0 if isinstance(layer, TableLayer) else 0
 
 
 def _refuse_cache(table: TablePlan, plan: Plan) -> None:
@@ -262,6 +269,7 @@ def _table(
         wire=wire or configs.table_wire,
         dtype=dtype or configs.table_dtype,
         cached=_cache(layers[0])[0] is not None,
+        memory=_memory(layers[0]),
     )
 
 

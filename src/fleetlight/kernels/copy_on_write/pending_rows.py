@@ -65,10 +65,19 @@ class PendingRows:
         """Bytes of memory."""
         return self._taken.nbytes
 
-    def take(self, rows: Matrix, numbers: Ids, ids: Ids, start: int, batch: Batch) -> int:
+    def take(
+        self,
+        rows: Matrix,
+        numbers: Ids,
+        ids: Ids,
+        start: int,
+        batch: Batch,
+        at: Ids | None = None,
+    ) -> int:
         """Copy pending rows into a batch until it is full; return the position reached.
 
-        Numbers may repeat, be -1, or belong to rows added after the cut.
+        Numbers may repeat, be -1, or belong to rows added after the cut. `at` has the position of
+        each row in `rows`; None: its number.
         """
         reached = np.array([start, batch.used])
         _take(
@@ -77,6 +86,7 @@ class PendingRows:
             rows.reshape(-1),
             rows.shape[1],
             numbers,
+            numbers if at is None else at,
             ids,
             batch.rows.reshape(-1),
             batch.numbers,
@@ -92,6 +102,13 @@ class PendingRows:
         """Take the pending rows from start to stop."""
         numbers = np.empty(stop - start, np.int64)
         count = _take_between(self._taken, start, stop, numbers)
+        self.left -= count
+        return numbers[:count]
+
+    def take_listed(self, listed: Ids) -> Int64s:
+        """Take those of the listed rows that are pending."""
+        numbers = np.empty(len(listed), np.int64)
+        count = _take_listed(self._taken, listed, numbers)
         self.left -= count
         return numbers[:count]
 
@@ -128,6 +145,7 @@ def _take(
     slab: Floats,
     width: int,
     numbers: Ids,
+    at: Ids,
     ids: Ids,
     copies: Floats,
     its_numbers: Int64s,
@@ -141,7 +159,7 @@ def _take(
     for k in range(count):
         i = np.uint64(fresh[k])
         if k + early < count:
-            soon = numbers[np.uint64(fresh[k + early])]
+            soon = at[np.uint64(fresh[k + early])]
             ask(slab, np.uint64(soon) * np.uint64(width), width)
         number = np.uint64(numbers[i])
         if _is_taken(taken, number):  # a repeated number
@@ -150,9 +168,9 @@ def _take(
             end = np.int64(i)
             break
         _mark(taken, number)
-        at, to = number * np.uint64(width), np.uint64(used) * np.uint64(width)
+        begin, to = np.uint64(at[i]) * np.uint64(width), np.uint64(used) * np.uint64(width)
         for c in range(width):
-            copies[to + np.uint64(c)] = slab[at + np.uint64(c)]
+            copies[to + np.uint64(c)] = slab[begin + np.uint64(c)]
         its_numbers[np.uint64(used)] = numbers[i]
         its_ids[np.uint64(used)] = ids[i]
         used += 1
@@ -167,5 +185,17 @@ def _take_between(taken: Uint32s, start: int, stop: int, numbers: Int64s) -> int
         if not _is_taken(taken, at):
             _mark(taken, at)
             numbers[np.uint64(count)] = number
+            count += 1
+    return count
+
+
+@kernel
+def _take_listed(taken: Uint32s, listed: Ids, numbers: Int64s) -> int:
+    count = 0
+    for i in range(len(listed)):
+        at = np.uint64(listed[i])
+        if not _is_taken(taken, at):
+            _mark(taken, at)
+            numbers[np.uint64(count)] = listed[i]
             count += 1
     return count

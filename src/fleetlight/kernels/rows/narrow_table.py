@@ -52,10 +52,6 @@ class NarrowRowTable(RowTable):
     def _words(self) -> Uint16s:
         return self._slab.flat.view(np.uint16)
 
-    def set_weights(self, numbers: Int64s, weights: Grid) -> None:
-        """Replace the weights of rows by number; they round to the nearest value."""
-        self.rows[numbers, : self.weights_width] = self._weights(weights)
-
     def whole(self, rows: Matrix) -> Matrix:
         """See `RowTable`."""
         words = np.ascontiguousarray(rows[:, : self.weights_width]).view(np.uint16)
@@ -68,6 +64,10 @@ class NarrowRowTable(RowTable):
 
     def _packed(self, whole: Grid) -> Grid:
         return np.concatenate([self._weights(whole[:, : self.dim]), whole[:, self.dim :]], axis=1)
+
+    def _write_weights(self, numbers: Int64s, weights: Grid) -> None:
+        """Replace the weights of rows; they round to the nearest value."""
+        self._slab.rows[numbers, : self.weights_width] = self._weights(weights)
 
     def _weights(self, weights: Grid) -> Matrix:
         """Weights as they are stored."""
@@ -87,7 +87,7 @@ class NarrowRowTable(RowTable):
     def _begin(self, numbers: Int64s, ids: Ids, fresh: Int64s) -> None:
         super()._begin(numbers, ids, fresh)
         weights = first_values(ids[fresh], self.dim, self.seed, self.initializer)
-        self.set_weights(numbers[fresh], weights)
+        self._write_weights(numbers[fresh], weights)
 
     def _change(self, numbers: Int64s, ids: Ids, grads: Grid, hyper: Doubles, step: int) -> None:
         row = np.empty(self.dim + self.state_width, np.float32)

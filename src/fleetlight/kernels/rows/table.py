@@ -80,6 +80,21 @@ class RowTable:
         return self._slab.rows
 
     @property
+    def top(self) -> int:
+        """The number of rows ever used: every row number is below it."""
+        return int(self._slab.counters[TOP])
+
+    @property
+    def row_width(self) -> int:
+        """The number of floats of a whole row as `stored` returns it."""
+        return self.width
+
+    @property
+    def meta(self) -> Matrix:
+        """The metadata of all rows, by number; the view is valid until the table grows."""
+        return self.rows[:, self.width - self.meta_width :]
+
+    @property
     def freed(self) -> Int32s:
         """The numbers of free rows; the view is valid until the next change."""
         return self._slab.freed[: self._slab.counters[FREED]]
@@ -87,7 +102,7 @@ class RowTable:
     @property
     def numbers(self) -> Int32s:
         """The numbers of all rows in use, ascending."""
-        used = np.ones(int(self._slab.counters[TOP]), np.bool_)
+        used = np.ones(self.top, np.bool_)
         used[self.freed] = False
         return np.flatnonzero(used).astype(np.int32)
 
@@ -129,7 +144,7 @@ class RowTable:
         """Update rows by number; numbers must be distinct."""
         grads = as_grid(grads, self.dim, "gradients", rows=len(numbers))
         _check(hyper)
-        self._update(self._slab.flat, self.width, numbers, grads.reshape(-1), self.dim, hyper)
+        self._apply(numbers, grads, hyper)
 
     def find(self, ids: ArrayLike) -> Int64s:
         """The row number of each id, -1 where there is none."""
@@ -144,11 +159,10 @@ class RowTable:
         numbers = as_ids(numbers)
         ids = np.empty(len(numbers), np.int64)
         index, slab = self._index, self._slab
-        top = int(slab.counters[TOP])
-        read = probing.ids_of(numbers, index.slots, index.old, slab.homes, top, ids)
+        read = probing.ids_of(numbers, index.slots, index.old, slab.homes, self.top, ids)
         if read < len(numbers):
             raise ConfigError(
-                f"row {numbers[read]} of {top} holds no id: it was removed or never used"
+                f"row {numbers[read]} of {self.top} holds no id: it was removed or never used"
             )
         return ids
 
@@ -170,7 +184,18 @@ class RowTable:
 
     def set_weights(self, numbers: Int64s, weights: Grid) -> None:
         """Replace the weights of rows by number."""
-        self.rows[numbers, : self.dim] = weights
+        self._write_weights(numbers, weights)
+
+    def stored(self, numbers: Int64s) -> tuple[Matrix, Int64s]:
+        """A matrix with whole rows as they are stored, and the position of each number in it.
+
+        Numbers may be -1 or of removed rows; what the matrix has there is not defined.
+        """
+        return self.rows, numbers
+
+    def reading_order(self) -> Int64s | None:
+        """The order of row numbers that reads all rows fastest; None: ascending."""
+        return None
 
     @property
     def whole_width(self) -> int:
@@ -196,7 +221,13 @@ class RowTable:
         row_access.read_unknown(numbers, ids, *self._first(), out)
 
     def _change(self, numbers: Int64s, ids: Ids, grads: Grid, hyper: Doubles, step: int) -> None:
-        self.learn(numbers, grads, hyper)
+        self._apply(numbers, grads, hyper)
+
+    def _apply(self, numbers: Int64s, grads: Grid, hyper: Doubles) -> None:
+        self._update(self._slab.flat, self.width, numbers, grads.reshape(-1), self.dim, hyper)
+
+    def _write_weights(self, numbers: Int64s, weights: Grid) -> None:
+        self._slab.rows[numbers, : self.dim] = weights
 
     def _begin(self, numbers: Int64s, ids: Ids, fresh: Int64s) -> None:
         """Initialise the rows at these positions of `numbers`."""

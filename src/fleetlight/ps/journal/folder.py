@@ -373,7 +373,7 @@ def _next_incarnation(
                 f"durability: {path} has {what} = {getattr(before, what)}, and this process has "
                 f"{what} = {getattr(wanted, what)}"
             )
-    difference = first_difference(wanted.plan, before.plan)
+    difference = first_difference(wanted.plan.without_places(), before.plan.without_places())
     if difference is not None:
         raise PlanError(
             f"durability: {path} was written by another script or with other settings: "

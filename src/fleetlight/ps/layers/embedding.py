@@ -7,6 +7,7 @@ its id, and `weight` has no elements.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -33,6 +34,8 @@ DEFAULT: Initializer = ("uniform", -0.05, 0.05)
 _NUMBERS = {"uniform": 2, "normal": 2, "constant": 1, "zeros": 0}
 #: shows and clicks of each id of a forward
 Given = tuple[Floats | None, Floats | None]
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 COMBINERS = ("sum", "mean", "max")
 #: rows that a cache keeps if the script sets no number
 CACHE_ROWS = 100_000
@@ -59,6 +62,7 @@ class TableLayer(nn.Module):
         dtype: str | None = None,
         cache: str | None = None,
         cache_rows: int = CACHE_ROWS,
+        memory: int | str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
@@ -88,6 +92,8 @@ class TableLayer(nn.Module):
         #: where rows stay between lookups, and how many
         self.cache = cache
         self.cache_rows = cache_rows
+        #: the bytes of rows that each server has in memory; None: all
+        self.memory = memory_bytes(type(self).__name__, memory)
         #: represents the table in `model.parameters()` and in param groups
         self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
@@ -95,7 +101,7 @@ class TableLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that `print(model)` shows."""
-        names = ("padding_idx", "table", "entry", "wire", "dtype", "cache")
+        names = ("padding_idx", "table", "entry", "wire", "dtype", "cache", "memory")
         settings = {name: getattr(self, name) for name in names}
         return ", ".join(
             [str(self.dim), *(f"{k}={v!r}" for k, v in settings.items() if v is not None)]
@@ -181,6 +187,7 @@ class SparseEmbeddingBag(TableLayer):
         dtype: str | None = None,
         cache: str | None = None,
         cache_rows: int = CACHE_ROWS,
+        memory: int | str | None = None,
     ) -> None:
         super().__init__(
             dim,
@@ -193,6 +200,7 @@ class SparseEmbeddingBag(TableLayer):
             dtype=dtype,
             cache=cache,
             cache_rows=cache_rows,
+            memory=memory,
         )
         if combiner not in COMBINERS:
             raise ConfigError(
@@ -309,6 +317,23 @@ def _check_cache(layer: str, cache: str | None, rows: int) -> None:
         raise ConfigError(
             f"{layer}: got cache_rows={rows} without a cache; write cache={DEVICE!r} as well"
         )
+
+
+def memory_bytes(layer: str, memory: int | str | None) -> int | None:
+    """Bytes, from a number or from a text such as `8GiB`."""
+    if memory is None:
+        return None
+    if isinstance(memory, int) and not isinstance(memory, bool):
+        size = memory
+    else:
+        found = _SIZE.fullmatch(memory) if isinstance(memory, str) else None
+        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise ConfigError(
+            f"{layer}: got memory={memory!r}, expected the bytes of rows that each server has in "
+            f"memory: a positive integer, or a text such as '8GiB' (units: {', '.join(_UNITS)})"
+        )
+    return size
 
 
 def initializer_plan(initializer: Initializer) -> InitializerPlan:

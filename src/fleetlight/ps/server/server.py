@@ -139,7 +139,8 @@ class Server:
 
         If the server recovers its own values, it does not load the checkpoint.
         """
-        state = ServerState(plan, self.index, optimizers, parameters)
+        folder = None if durable is None else durable.path
+        state = ServerState(plan, self.index, optimizers, parameters, folder)
         deadline_s = self._presence.deadline_s
         pushes = PushHandler(
             state,

@@ -37,7 +37,7 @@ class Admission:
 
     def count_sighting(self, table: RowTable, numbers: Numbers) -> None:
         """Count that a worker pulled these rows for training."""
-        meta_of(table)[numbers, UNSEEN_DAYS] = 0
+        table.meta[numbers, UNSEEN_DAYS] = 0
 
     def learning(self, table: RowTable, ids: Ids) -> Mask:
         """A mask of the ids whose gradients are applied."""
@@ -49,7 +49,7 @@ class CountAdmission(Admission):
 
     def count_sighting(self, table: RowTable, numbers: Numbers) -> None:
         """See `Admission`."""
-        meta = meta_of(table)
+        meta = table.meta
         seen = meta[numbers, SEEN] + 1
         meta[numbers, SEEN] = seen
         meta[numbers, UNSEEN_DAYS] = 0
@@ -60,7 +60,7 @@ class CountAdmission(Admission):
         """See `Admission`."""
         numbers = table.find(ids)
         known = numbers >= 0
-        known[known] = meta_of(table)[numbers[known], LET_IN] > 0
+        known[known] = table.meta[numbers[known], LET_IN] > 0
         return known
 
 
@@ -77,7 +77,7 @@ class ChanceAdmission(Admission):
 
     def count_sighting(self, table: RowTable, numbers: Numbers) -> None:
         """See `Admission`."""
-        meta = meta_of(table)
+        meta = table.meta
         meta[numbers, SEEN] += 1
         meta[numbers, UNSEEN_DAYS] = 0
 
@@ -107,15 +107,10 @@ def admission_of(plan: EntryPlan, seed: int) -> Admission:
     return _KINDS[plan.kind](plan.value, seed)
 
 
-def meta_of(table: RowTable) -> Floats:
-    """The metadata of all rows; the view is valid until the table grows."""
-    return table.rows[:, -META_WIDTH:]
-
-
 def note_push(table: RowTable, ids: Ids, shows: Floats | None, clicks: Floats | None) -> None:
     """Add the shows and clicks of a push of distinct ids."""
     numbers = table.find(ids)
-    meta = meta_of(table)
+    meta = table.meta
     known = numbers >= 0
     meta[numbers[known], UNSEEN_DAYS] = 0
     for column, counts in ((SEEN, shows), (CLICKS, clicks)):
@@ -127,10 +122,10 @@ def pass_day(
     table: RowTable, numbers: Numbers, unseen_days: int, score: float, decay: float
 ) -> Mask:
     """End a day for these rows; return a mask of the rows to remove."""
-    meta = meta_of(table)[numbers]
+    meta = table.meta[numbers]
     meta[:, UNSEEN_DAYS] += 1
     meta[:, [SEEN, CLICKS]] *= np.float32(decay)
-    meta_of(table)[numbers] = meta
+    table.meta[numbers] = meta
     worth = _SHOW_WEIGHT * (meta[:, SEEN] - meta[:, CLICKS]) + _CLICK_WEIGHT * meta[:, CLICKS]
     unseen: Mask = meta[:, UNSEEN_DAYS] > unseen_days
     return (unseen & (unseen_days > 0)) | (worth < score)

@@ -49,8 +49,8 @@ class OrderedSnapshot:
         self._count = len(table)
         self._freed = table.freed.copy()
         #: by row number; above 0: the place of its copy, counted from 1
-        self._places = np.zeros(len(table.rows), np.int32)
-        self._aside = _RowCopies(table, len(table.rows))
+        self._places = np.zeros(table.top, np.int32)
+        self._aside = _RowCopies(table, table.top)
         self.ids, self._numbers = np.empty(0, np.int64), np.empty(0, np.int32)
 
     def __len__(self) -> int:
@@ -98,8 +98,9 @@ class OrderedSnapshot:
 
     def read(self, start: int, stop: int) -> Floats:
         """Rows at the cut, in the order of `ids`; each row is read once."""
-        numbers = self._numbers[start:stop]
-        return read_as_they_were(self._places, self._table.rows, self._aside.rows, numbers, _DONE)
+        numbers = self._numbers[start:stop].astype(np.int64)
+        rows, at = self._table.stored(numbers)
+        return read_as_they_were(self._places, rows, self._aside.rows, numbers, _DONE, at)
 
     def _listed(self, lock: Lock) -> Iterator[tuple[NDArray[np.int64], Ids]]:
         """Row numbers and ids at the cut."""
@@ -145,17 +146,17 @@ class _RowCopies:
         self._ready = 0
         self._lists = True
         # reserved, so that it grows to the size of the table without copying
-        rows = memory.reserve(most * table.width, np.float32)
+        rows = memory.reserve(most * table.row_width, np.float32)
         ids = memory.reserve(most, np.int64)
         if rows is None or ids is None:
             rows, ids = np.empty(0, np.float32), np.empty(0, np.int64)
-        self.rows: Floats = rows.reshape(-1, table.width)
+        self.rows: Floats = rows.reshape(-1, table.row_width)
         self.ids: Ids = ids
 
     @property
     def nbytes(self) -> int:
         """Bytes in use."""
-        return self._used * (4 * self._table.width + 8 * self._lists)
+        return self._used * (4 * self._table.row_width + 8 * self._lists)
 
     def put(self, places: NDArray[np.int32], numbers: NDArray[np.int64], ids: Ids | None) -> None:
         """Copy rows that have no place yet, and give them places, counted from 1."""
@@ -163,7 +164,8 @@ class _RowCopies:
         most = min(start + len(numbers), len(places))
         if most > len(self.rows):
             self._grow(2 * most)
-        fresh = lay_aside(places, self._table.rows, self.rows, start, numbers)
+        rows, at = self._table.stored(numbers)
+        fresh = lay_aside(places, rows, self.rows, start, numbers, at)
         self._used = start + len(fresh)
         if self._lists:
             known = self._table.ids_of(numbers[fresh]) if ids is None else ids[fresh]
@@ -171,7 +173,7 @@ class _RowCopies:
 
     def make_room(self) -> None:
         """Allocate memory for the next copies, so that pushes do not wait for it."""
-        stop = min(self._used + _ROOM_BYTES // (4 * self._table.width), len(self.rows))
+        stop = min(self._used + _ROOM_BYTES // (4 * self._table.row_width), len(self.rows))
         start, self._ready = self._ready, max(stop, self._ready)
         if start < stop:
             memory.populate(self.rows[start:stop])
@@ -184,7 +186,7 @@ class _RowCopies:
 
     def _grow(self, count: int) -> None:
         """Copy to larger arrays; needed only if the reservation failed."""
-        rows = np.empty((count, self._table.width), np.float32)
+        rows = np.empty((count, self._table.row_width), np.float32)
         rows[: self._used] = self.rows[: self._used]
         self.rows = rows
         if self._lists:

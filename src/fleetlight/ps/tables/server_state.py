@@ -55,11 +55,17 @@ class ServerState:
         server: int,
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Sequence[Tensor],
+        folder: Path | None = None,
     ) -> None:
+        """`folder`: for rows that are not in memory, unless the plan names one."""
         self.plan = plan
         self._server = server
         self._placement = Placement(plan)
-        self.tables = [Table(table, plan.seed, plan.exchanges_differences) for table in plan.tables]
+        if plan.table_folder:
+            folder = Path(plan.table_folder)
+        self.tables = [
+            Table(table, plan.seed, plan.exchanges_differences, folder) for table in plan.tables
+        ]
         self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
         #: the server has first values or a checkpoint's, and refuses other first values
         self._has_values = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from fleetlight.kernels import (
     Initializer,
     NarrowRowTable,
     RowTable,
+    TieredNarrowRowTable,
+    TieredRowTable,
     dedup,
     first_values,
     rule_named,
@@ -43,6 +46,7 @@ from fleetlight.ps.tables.table_file import (
     write_table,
 )
 from fleetlight.ps.tables.table_lock import TableLock
+from fleetlight.ps.tables.tier.row_log import RowLog
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.wire_forms import Output, encoded_rows, no_output
@@ -52,10 +56,13 @@ _T = TypeVar("_T")
 #: The bytes of rows that one holder of the lock writes, reads or scans. Pushes wait for a few
 #: milliseconds; the waits of a save for the lock and for the GIL are by piece, so fewer are faster.
 CHUNK_BYTES = 4 << 20
+#: the same for a table with a file, whose rows may each need an access to the disk
+_FILE_CHUNK_BYTES = 1 << 18
 #: how long a shrink, reset or load waits for another one
 UPKEEP_S = 600.0
 #: by dtype of the plan
 _KINDS = {FP32: RowTable, BF16: NarrowRowTable}
+_TIERED_KINDS = {FP32: TieredRowTable, BF16: TieredNarrowRowTable}
 
 
 class TableSnapshot(Protocol):
@@ -91,8 +98,12 @@ class Table:
     With `geo` rows have no state: workers apply the rule, and the server adds differences.
     """
 
-    def __init__(self, plan: TablePlan, seed: int, geo: bool = False) -> None:
+    def __init__(
+        self, plan: TablePlan, seed: int, geo: bool = False, folder: Path | None = None
+    ) -> None:
+        """`folder`: for rows that are not in memory; None: the system's temporary folder."""
         self.plan = plan
+        self._folder = Path(tempfile.gettempdir()) if folder is None else folder
         self.lock = TableLock()
         self._rule = rule_named("add" if geo else plan.rule.name, plan.rule.options)
         self._seed = table_seed(seed, plan.name)
@@ -183,7 +194,7 @@ class Table:
                 self._rows.set_weights(numbers, rows[start : start + size])
                 if self._admission is not None:
                     # rows without counts were trained, so their ids are admitted
-                    admission.meta_of(self._rows)[numbers[~known], admission.LET_IN] = 1
+                    self._rows.meta[numbers[~known], admission.LET_IN] = 1
 
     def reset(self) -> None:
         """Give all rows their first values; their state does not change."""
@@ -356,14 +367,15 @@ class Table:
 
     def _empty(self, count: int = 0) -> RowTable:
         how = self.plan.initializer
-        return _KINDS[self.plan.dtype](
-            self.plan.dim,
-            self._rule,
-            self._seed,
-            Initializer(how.kind, how.a, how.b),  # type: ignore[arg-type]  # it checks the kind
-            meta_width=0 if self._admission is None else admission.META_WIDTH,
-            capacity_hint=count,
-        )
+        initializer = Initializer(how.kind, how.a, how.b)  # type: ignore[arg-type]  # it checks the kind
+        meta = 0 if self._admission is None else admission.META_WIDTH
+        of_rows = self.plan.dim, self._rule, self._seed, initializer, meta, count
+        if not self.plan.memory:
+            return _KINDS[self.plan.dtype](*of_rows)
+        kind = _TIERED_KINDS[self.plan.dtype]
+        width = kind.stored_width(self.plan.dim, self._rule)
+        store = RowLog(self._folder, self.plan.name, width + 1)
+        return kind(*of_rows, slots=kind.slots_in(self.plan.memory, width), store=store)
 
     def _learn(
         self,
@@ -415,7 +427,8 @@ class Table:
         return TableChanges(self._rows, self._piece())
 
     def _piece(self) -> int:
-        return max(1, CHUNK_BYTES // (4 * self._rows.width))
+        size = min(CHUNK_BYTES, _FILE_CHUNK_BYTES) if self.plan.memory else CHUNK_BYTES
+        return max(1, size // (4 * self._rows.width))
 
     def check(self, reader: TableReader) -> None:
         """Raise if the columns of the file differ from this table's."""

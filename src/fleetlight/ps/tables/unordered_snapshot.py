@@ -32,8 +32,8 @@ class UnorderedSnapshot:
     def __init__(self, table: RowTable, size: int, marks: NDArray[np.uint32] | None = None) -> None:
         """Cut the table, or its marked rows; `pieces` reads `size` rows at a time."""
         self._table = table
-        self._size = max(1, min(size, len(table.rows)))
-        self._untaken = PendingRows(len(table.rows), marks)
+        self._size = max(1, min(size, table.top))
+        self._untaken = PendingRows(table.top, marks)
         self._count = len(table) if marks is None else self._untaken.left
         #: numbers of rows without an id at the cut
         self._freed = table.freed.copy()
@@ -63,8 +63,9 @@ class UnorderedSnapshot:
             wanted = wanted[wanted >= 0]
             ids = self._table.ids_of(wanted)
         start = 0
+        rows, at = self._table.stored(wanted)
         while start < len(wanted):
-            start = self._untaken.take(self._table.rows, wanted, ids, start, self._batch)
+            start = self._untaken.take(rows, wanted, ids, start, self._batch, at)
             if self._batch.is_full:
                 # if memory runs out here, the full batch stays and the next call tries again
                 fresh = self._spare.pop() if self._spare else self._new_batch()
@@ -85,6 +86,7 @@ class UnorderedSnapshot:
         """All rows, with their ids; a piece is valid until the next is read."""
         was_freed = np.zeros(len(self._untaken), np.bool_)
         was_freed[self._freed] = True
+        order = self._table.reading_order()
         start, is_last = 0, False
         while not is_last:
             with lock:
@@ -93,27 +95,35 @@ class UnorderedSnapshot:
                     stop = min(start + self._size, len(self._untaken))
                     is_last = start == stop
                     # writers take no rows after the last one
-                    batches = [self._batch if is_last else self._rest(start, stop, was_freed)]
+                    batches = [
+                        self._batch if is_last else self._rest(start, stop, order, was_freed)
+                    ]
                     start = stop
             for batch in batches:
                 yield _without(was_freed, batch)
                 batch.used = 0
                 self._spare.append(batch)
 
-    def _rest(self, start: int, stop: int, was_freed: NDArray[np.bool_]) -> Batch:
-        """Take the pending rows from start to stop."""
-        numbers = self._untaken.take_between(start, stop)
+    def _rest(
+        self, start: int, stop: int, order: Ids | None, was_freed: NDArray[np.bool_]
+    ) -> Batch:
+        """Take the pending rows from start to stop, of the order or of all numbers."""
+        if order is None:
+            numbers = self._untaken.take_between(start, stop)
+        else:
+            numbers = self._untaken.take_listed(order[start:stop])
         # a freed row that got an id after the cut is not in the snapshot
         numbers = numbers[~was_freed[numbers]]
         batch = self._spare.pop() if self._spare else self._new_batch()
         batch.used = len(numbers)
         batch.numbers[: batch.used] = numbers
         batch.ids[: batch.used] = self._table.ids_of(numbers)
-        copy_rows(self._table.rows, numbers, batch.rows[: batch.used])
+        rows, at = self._table.stored(numbers)
+        copy_rows(rows, at, batch.rows[: batch.used])
         return batch
 
     def _new_batch(self) -> Batch:
-        return Batch.empty(self._size, self._table.width)
+        return Batch.empty(self._size, self._table.row_width)
 
 
 def _without(was_freed: NDArray[np.bool_], batch: Batch) -> tuple[Ids, Floats]:

@@ -98,6 +98,15 @@ def _table_dtype(strategy: ASyncFeature, job: JobFacts) -> Effect:
     return True, f"servers keep the weights of tables as {dtype}, unless a layer has its own dtype="
 
 
+def _table_folder(strategy: ASyncFeature, job: JobFacts) -> Effect:
+    if not strategy.a_sync_configs.table_folder:
+        return (
+            True,
+            "rows that are not in memory are beside the server's log, or in a temporary file",
+        )
+    return True, f"rows that are not in memory are in {strategy.a_sync_configs.table_folder}"
+
+
 def _mode(strategy: ASyncFeature, job: JobFacts) -> Effect:
     configs = strategy.a_sync_configs
     if job.is_collective:
@@ -170,6 +179,12 @@ class ASyncConfigs(Settings):
         "the type of the weights of tables on servers, if their layer names none",
         effect=_table_dtype,
         choices=("fp32", "bf16"),
+    )
+
+    table_folder: str = setting(
+        "",
+        "a server's folder for rows that are not in memory; empty: beside its log, or temporary",
+        effect=_table_folder,
     )
 
     @property

@@ -60,6 +60,7 @@ class EmbeddingFeature:
     dtype: str | None = None
     cache: str | None = None
     cache_rows: int = CACHE_ROWS
+    memory: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.combiner is not None and self.combiner not in COMBINERS:
@@ -79,6 +80,7 @@ class EmbeddingFeature:
             "dtype": self.dtype,
             "cache": self.cache,
             "cache_rows": self.cache_rows,
+            "memory": self.memory,
         }
         if self.combiner is None:
             return SparseEmbedding(self.dim, **settings)
@@ -96,6 +98,7 @@ class EmbeddingFeature:
             "dtype": self.dtype,
             "cache": self.cache,
             "cache_rows": self.cache_rows,
+            "memory": self.memory,
         }
 
 

@@ -64,7 +64,7 @@ class TableChanges:
     def change(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
         """Mark rows whose weights are about to change, after the cut has kept them."""
         self.keep(numbers, ids)
-        self._changed.mark(numbers.astype(np.int64, copy=False), len(self._rows.rows))
+        self._changed.mark(numbers.astype(np.int64, copy=False), self._rows.top)
 
     def remove(self, numbers: NDArray[np.int64]) -> None:
         """Note the ids of rows that are about to be removed."""
