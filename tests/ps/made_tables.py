@@ -21,12 +21,16 @@ ALL = range(BUCKETS)
 
 
 def table_plan(
-    rule: RulePlan | str = "sgd", dim: int = 3, entry: EntryPlan | None = None, name: str = "emb"
+    rule: RulePlan | str = "sgd",
+    dim: int = 3,
+    entry: EntryPlan | None = None,
+    name: str = "emb",
+    **more: Any,
 ) -> TablePlan:
     """A plan of one table, whose first values are between -1 and 1."""
     if isinstance(rule, str):
         rule = RulePlan(rule, {})
-    return TablePlan(name, dim, rule, InitializerPlan("uniform", -1.0, 1.0), 0, 0, entry)
+    return TablePlan(name, dim, rule, InitializerPlan("uniform", -1.0, 1.0), 0, 0, entry, **more)
 
 
 def make(rule: RulePlan | str = "sgd", geo: bool = False, **rest: Any) -> Table:

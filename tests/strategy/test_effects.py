@@ -333,6 +333,8 @@ def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
         ({"table_wire": "int8"}, "table_wire", "travel as int8, unless a layer has its own"),
         ({}, "table_wire", "rows and gradients of tables travel as float32"),
         ({"table_dtype": "bf16"}, "table_dtype", "keep the weights of tables as bf16, unless"),
+        ({"table_folder": "/mnt/ssd"}, "table_folder", "not in memory are in /mnt/ssd"),
+        ({}, "table_folder", "beside the server's log, or in a temporary file"),
     ],
 )
 def test_fields_of_the_exchange_are_explained(configs: Any, field: str, sentence: str) -> None:

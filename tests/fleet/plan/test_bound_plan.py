@@ -99,6 +99,18 @@ def test_modes() -> None:
     assert (plan.mode, plan.staleness, plan.k_steps) == ("async", 3, 0)
 
 
+def test_the_memory_of_a_table_and_the_folder_of_its_file() -> None:
+    model = nn.Sequential(
+        SparseEmbedding(2, memory="1KiB"), SparseEmbeddingBag(2), nn.Embedding(3, 2, sparse=True)
+    )
+    plan = bound(model, a_sync_configs={"table_folder": "/mnt/ssd"}).plan
+    assert [table.memory for table in plan.tables] == [1024, 0, 0]
+    assert plan.table_folder == "/mnt/ssd"
+    shared = nn.Sequential(SparseEmbedding(2, table="t", memory=9), SparseEmbedding(2, table="t"))
+    with pytest.raises(PlanError, match=r"'t' is shared by layers that differ.*memory\)"):
+        bound(shared)
+
+
 def test_a_table_has_the_types_of_its_layer_or_of_the_strategy() -> None:
     layers = [
         SparseEmbedding(2, wire="int8"),

@@ -151,6 +151,15 @@ def test_layer_has_one_weight_and_a_repr() -> None:
     assert "combiner='max'" in repr(SparseEmbeddingBag(DIM, "max"))
     assert "cache='device'" in repr(SparseEmbeddingBag(DIM, cache="device", cache_rows=9))
     assert "wire='bf16'" in repr(SparseEmbeddingBag(DIM, wire="bf16"))
+    assert "memory=2048" in repr(SparseEmbeddingBag(DIM, memory="2KiB"))
+
+
+@pytest.mark.parametrize(
+    ("memory", "size"),
+    [(7, 7), ("8GiB", 8 << 30), ("1.5 MiB", 3 << 19), ("20B", 20), ("2TiB", 2 << 40), (None, None)],
+)
+def test_memory_is_a_number_of_bytes(memory: Any, size: int | None) -> None:
+    assert SparseEmbedding(DIM, memory=memory).memory == size
 
 
 @pytest.mark.parametrize(
@@ -168,6 +177,10 @@ def test_layer_has_one_weight_and_a_repr() -> None:
         (lambda: SparseEmbedding(2, cache="device", cache_rows=0), "got cache_rows=0, expected"),
         (lambda: SparseEmbeddingBag(2, cache_rows=9), "got cache_rows=9 without a cache"),
         (lambda: SparseEmbedding(2, dtype="fp16"), "got dtype='fp16', expected one of"),
+        (lambda: SparseEmbedding(2, memory="8GB"), r"got memory='8GB', expected .*'8GiB'"),
+        (lambda: SparseEmbedding(2, memory=0), "got memory=0, expected the bytes of rows"),
+        (lambda: SparseEmbedding(2, memory=True), "SparseEmbedding: got memory=True"),
+        (lambda: SparseEmbeddingBag(2, memory="-1GiB"), "SparseEmbeddingBag: got memory='-1GiB'"),
         (lambda: SparseEmbedding(2, initializer="one"), "initializer: got 'one', expected"),
         (lambda: SparseEmbedding(2, initializer=("uniform", 1.0)), "initializer: got"),
     ],

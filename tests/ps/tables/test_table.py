@@ -223,14 +223,15 @@ def test_loading_replaces_all_rows(tmp_path: Path) -> None:
     assert np.array_equal(read(table, ids), before)
 
 
+@pytest.mark.parametrize("memory", [0, 1])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_saving_between_steps_of_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool, memory: int
 ) -> None:
     """Rows change, appear and are removed between any two chunks; the file is unaffected."""
     monkeypatch.setattr(table_module, "CHUNK_BYTES", 400)
     monkeypatch.setattr(snapshot_module, "LIST_ROWS", 7)
-    table, ids = trained(entry=EntryPlan("count", 1.0))
+    table, ids = trained(entry=EntryPlan("count", 1.0), memory=memory)
     still = saved(table, tmp_path / "still")
     born = iter(some_ids(10_000, seed=1).reshape(-1, 10))
     random = np.random.default_rng(0)

@@ -193,8 +193,8 @@ class RowTable:
         """
         return self.rows, numbers
 
-    def reading_order(self) -> Int64s | None:
-        """The order of row numbers that reads all rows fastest; None: ascending."""
+    def reading_order(self, top: int) -> Int64s | None:
+        """The order of the row numbers below `top` that reads fastest; None: ascending."""
         return None
 
     @property

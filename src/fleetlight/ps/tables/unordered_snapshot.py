@@ -86,7 +86,7 @@ class UnorderedSnapshot:
         """All rows, with their ids; a piece is valid until the next is read."""
         was_freed = np.zeros(len(self._untaken), np.bool_)
         was_freed[self._freed] = True
-        order = self._table.reading_order()
+        order = self._table.reading_order(len(self._untaken))
         start, is_last = 0, False
         while not is_last:
             with lock:

@@ -210,7 +210,7 @@ def test_reading_all_rows_keeps_those_in_memory() -> None:
     table, _ = tiered(2, "sgd")
     table.insert(np.arange(100))
     held = table._slots.owners.copy()
-    order = table.reading_order()
+    order = table.reading_order(table.top)
     assert order is not None
     assert sorted(order.tolist()) == list(range(100))
     where = table._slots.where[order]

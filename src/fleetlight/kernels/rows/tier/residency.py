@@ -19,7 +19,7 @@ from fleetlight.kernels.compiling.prefetching import prefetch
 from fleetlight.kernels.rows.row_access import ahead, ask
 
 #: the most accesses that are counted, and the flag of a row that must stay
-MOST_USES, PINNED = 3, 64
+MOST_USES, PINNED = 7, 64
 FREE = -1
 _AHEAD = 64
 

@@ -119,9 +119,9 @@ class TieredRowTable(RowTable):
         out[known, self.width :] = slots.meta[numbers[known]]
         return out, np.arange(len(numbers))
 
-    def reading_order(self) -> Int64s | None:
-        """Rows in memory, then those in the file in its order."""
-        where = self._slots.where[: self.top].copy()
+    def reading_order(self, top: int) -> Int64s | None:
+        """Rows in memory, then those in the file in its order; needs no lock."""
+        where = self._slots.where[:top].copy()
         return np.argsort(-where).astype(np.int64)
 
     def set_weights(self, numbers: Int64s, weights: Grid) -> None:
