@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from tests.ps.made_tables import LR, by_id, make, ones, read, saved, some_ids
 from fleetlight.errors import RowFileError
 from fleetlight.kernels import TieredRowTable
 from fleetlight.ps.plan import EntryPlan
+from fleetlight.ps.tables.publishing.table_changes import TableCut
 from fleetlight.ps.tables.table import Table
-from fleetlight.ps.update import Ids
+from fleetlight.ps.update import Floats, Ids
 
 DIM = 3
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -35,6 +37,26 @@ ENTRIES = [None, EntryPlan("count", 2.0), EntryPlan("probability", 0.5), EntryPl
 batches = st.lists(st.sampled_from(EVERY.tolist()), max_size=60).map(
     lambda ids: np.array(ids, np.int64)
 )
+
+
+class Served:
+    """The rows that a service has: those of a publication, and of the changes after it."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Floats] = {}
+
+    def take(self, cut: TableCut, pieces: Iterable[tuple[Ids, Floats]], is_delta: bool) -> None:
+        if not is_delta:
+            self.by_id = {}
+        for i in cut.removed.tolist():
+            self.by_id.pop(i, None)
+        for ids, rows in pieces:
+            self.by_id.update(zip(ids.tolist(), rows.copy(), strict=True))
+
+    def rows(self, ids: Ids, unknown: Floats) -> Floats:
+        return np.array(
+            [self.by_id.get(i, first) for i, first in zip(ids.tolist(), unknown, strict=True)]
+        )
 
 
 class Both(RuleBasedStateMachine):
@@ -52,6 +74,9 @@ class Both(RuleBasedStateMachine):
         )
         self.name, self.geo, self.entry, self.step = name, geo, entry, 0
         self.cuts: list[Any] = []
+        self.publications: list[Any] = []
+        self.served = Served(), Served()
+        self.unknown = make(name, geo, dtype=dtype)
         self.folder = Path(tempfile.mkdtemp())
 
     def both(self, act: Any) -> tuple[Any, Any]:
@@ -110,7 +135,30 @@ class Both(RuleBasedStateMachine):
         if loads:
             for table, path in ((self.plain, tiered), (self.tiered, plain)):
                 table.load([self.folder / path], None)
+            self.publications = []
         self.cuts = []
+
+    @rule(delta=st.booleans())
+    def cut_publication(self, delta: bool) -> None:
+        """Of the changes since the last one, or of all rows; one before it becomes none."""
+        known = [table.changes().is_complete for table in (self.plain, self.tiered)]
+        assert known[0] == known[1]
+        self.is_delta = delta and known[0] and not self.publications
+        self.publications = [*self.both(lambda table: table.cut_changes(whole=not self.is_delta))]
+        self.expected = read(self.plain, EVERY)
+
+    @precondition(lambda self: self.publications)
+    @rule(reads=st.booleans())
+    def publish(self, reads: bool) -> None:
+        """A publication that later calls have changed rows of, or one that fails."""
+        tables = self.plain, self.tiered
+        for table, cut, served in zip(tables, self.publications, self.served, strict=True):
+            pieces = list(table.published_pieces(cut)) if reads else []
+            if reads:
+                served.take(cut, pieces, self.is_delta)
+                assert same(served.rows(EVERY, read(self.unknown, EVERY)), self.expected)
+            table.settle_changes(published=reads)
+        self.publications = []
 
     @invariant()
     def same_rows(self) -> None:
@@ -170,3 +218,21 @@ def without_patience(*about: Any) -> Any:
     from fleetlight.ps.tables.tier.row_log import RowLog
 
     return RowLog(*about, patience_s=0.0)
+
+
+def test_a_delta_has_rows_of_the_file_and_the_ids_that_lost_theirs() -> None:
+    served, unknown = Served(), read(make(), EVERY)
+    table = make("adagrad", entry=EntryPlan("show_click"), memory=1)
+    for whole, changed in ((True, EVERY), (False, EVERY[::3]), (False, EVERY[5:50])):
+        counts = np.ones(len(changed), np.float32)
+        table.push(changed, ones(len(changed)), {**LR, "eps": 1e-8}, 0, counts, counts)
+        if not whole:
+            # those that the last push did not have
+            assert table.shrink(0, 1.0, 0.5)[0] > 0
+        cut, expected = table.cut_changes(whole=whole), read(table, EVERY)
+        # changes and removals after the cut are not in it
+        table.push(EVERY[::2], ones(60), {**LR, "eps": 1e-8}, 1, np.ones(60, np.float32))
+        table.shrink(0, 0.3, 1.0)
+        served.take(cut, table.published_pieces(cut), not whole)
+        assert same(served.rows(EVERY, unknown), expected)
+        table.settle_changes(published=True)
