@@ -17,6 +17,8 @@ import msgspec
 SYNC, ASYNC, GEO = "sync", "async", "geo"
 #: the types of the weights of a table
 DTYPES = FP32, BF16 = "fp32", "bf16"
+#: which rows leave a table with a maximum of rows: unseen longest, fewest shows, lowest score
+EVICT = "age", "count", "score"
 
 
 class RulePlan(msgspec.Struct, frozen=True):
@@ -61,11 +63,19 @@ class TablePlan(msgspec.Struct, frozen=True):
     cached: bool = False
     #: the bytes of rows that a server has in memory, others are in a file; 0: all are in memory
     memory: int = 0
+    #: the most rows of the table in the job, 0: any; and which leave it first, of `EVICT`
+    max_rows: int = 0
+    evict: str = ""
+
+    @property
+    def is_counted(self) -> bool:
+        """True when the servers count how often ids are used."""
+        return self.entry is not None or self.max_rows > 0
 
     @property
     def is_read_ahead(self) -> bool:
         """True when the rows of announced batches are read before their turn."""
-        return self.entry is None and not self.cached
+        return not self.is_counted and not self.cached
 
 
 class DensePlan(msgspec.Struct, frozen=True):

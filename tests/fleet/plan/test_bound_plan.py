@@ -107,8 +107,23 @@ def test_the_memory_of_a_table_and_the_folder_of_its_file() -> None:
     assert [table.memory for table in plan.tables] == [1024, 0, 0]
     assert plan.table_folder == "/mnt/ssd"
     shared = nn.Sequential(SparseEmbedding(2, table="t", memory=9), SparseEmbedding(2, table="t"))
-    with pytest.raises(PlanError, match=r"'t' is shared by layers that differ.*memory\)"):
+    with pytest.raises(PlanError, match=r"'t' is shared by layers that differ.*memory,"):
         bound(shared)
+
+
+def test_the_maximum_of_rows_of_a_table() -> None:
+    model = nn.Sequential(
+        SparseEmbedding(2, max_rows=7), SparseEmbeddingBag(2, max_rows=8, evict="count")
+    )
+    plan = bound(nn.Sequential(model, SparseEmbedding(2))).plan
+    assert [(table.max_rows, table.evict) for table in plan.tables] == [
+        (7, "age"),
+        (8, "count"),
+        (0, ""),
+    ]
+    assert [table.is_read_ahead for table in plan.tables] == [False, False, True]
+    with pytest.raises(PlanError, match="cache='device', but no reply names the rows that leave"):
+        bound(SparseEmbedding(2, max_rows=7, cache="device"))
 
 
 def test_a_table_has_the_types_of_its_layer_or_of_the_strategy() -> None:

@@ -152,6 +152,7 @@ def test_layer_has_one_weight_and_a_repr() -> None:
     assert "cache='device'" in repr(SparseEmbeddingBag(DIM, cache="device", cache_rows=9))
     assert "wire='bf16'" in repr(SparseEmbeddingBag(DIM, wire="bf16"))
     assert "memory=2048" in repr(SparseEmbeddingBag(DIM, memory="2KiB"))
+    assert "max_rows=9, evict='age'" in repr(SparseEmbeddingBag(DIM, max_rows=9))
 
 
 @pytest.mark.parametrize(
@@ -181,6 +182,10 @@ def test_memory_is_a_number_of_bytes(memory: Any, size: int | None) -> None:
         (lambda: SparseEmbedding(2, memory=0), "got memory=0, expected the bytes of rows"),
         (lambda: SparseEmbedding(2, memory=True), "SparseEmbedding: got memory=True"),
         (lambda: SparseEmbeddingBag(2, memory="-1GiB"), "SparseEmbeddingBag: got memory='-1GiB'"),
+        (lambda: SparseEmbedding(2, max_rows=0), "got max_rows=0, expected a positive integer"),
+        (lambda: SparseEmbeddingBag(2, evict="age"), "without a maximum of rows; write max_rows="),
+        (lambda: SparseEmbedding(2, max_rows=5, evict="size"), "got evict='size', expected one"),
+        (lambda: SparseEmbedding(2, max_rows=5, evict="score"), "'score' needs shows and clicks"),
         (lambda: SparseEmbedding(2, initializer="one"), "initializer: got 'one', expected"),
         (lambda: SparseEmbedding(2, initializer=("uniform", 1.0)), "initializer: got"),
     ],

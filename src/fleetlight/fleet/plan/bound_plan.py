@@ -175,13 +175,21 @@ def _table_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _check_same_settings(name: str, layers: list[Any]) -> None:
     facts = [
-        (_dim(one), _initializer(one), _entry(one), *_narrow(one), *_cache(one), _memory(one))
+        (
+            _dim(one),
+            _initializer(one),
+            _entry(one),
+            *_narrow(one),
+            *_cache(one),
+            _memory(one),
+            *_maximum(one),
+        )
         for one in layers
     ]
     if any(fact != facts[0] for fact in facts):
         raise PlanError(
             f"table {name!r} is shared by layers that differ: "
-            "(dim, initializer, entry, wire, dtype, cache, cache_rows, memory) is "
+            "(dim, initializer, entry, wire, dtype, cache, cache_rows, memory, max_rows, evict) is "
             f"{' and '.join(str(fact) for fact in dict.fromkeys(map(str, facts)))}"
         )
 
@@ -214,6 +222,13 @@ def _memory(layer: Any) -> int:
     return layer.memory or 0 if isinstance(layer, TableLayer) else 0
 
 
+def _maximum(layer: Any) -> tuple[int, str]:
+    """The most rows of the table, and which leave it first; 0: any number."""
+    if not isinstance(layer, TableLayer) or layer.max_rows is None:
+        return 0, ""
+    return layer.max_rows, layer.evict or ""
+
+
 def _refuse_cache(table: TablePlan, plan: Plan) -> None:
     """Raise for a table with a cache whose rows could be outdated, or miss what an entry counts."""
     reason = _without_cache(table, plan) if table.cached else None
@@ -239,6 +254,8 @@ def _without_cache(table: TablePlan, plan: Plan) -> str | None:
             "its entry counts each use of an id on the servers, which a cached row does not reach; "
             "leave one of them out"
         )
+    if table.max_rows:
+        return "no reply names the rows that leave a table with max_rows; leave one of them out"
     return None
 
 
@@ -270,6 +287,8 @@ def _table(
         dtype=dtype or configs.table_dtype,
         cached=_cache(layers[0])[0] is not None,
         memory=_memory(layers[0]),
+        max_rows=_maximum(layers[0])[0],
+        evict=_maximum(layers[0])[1],
     )
 
 

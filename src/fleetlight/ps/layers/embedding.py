@@ -19,11 +19,11 @@ from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.kernels import sum_by
 from fleetlight.kernels.ids.bags import Mode
 from fleetlight.ps.layers.empty_state import warn_without_rows
-from fleetlight.ps.layers.entries import EntryPolicy
+from fleetlight.ps.layers.entries import EntryPolicy, ShowClickEntry
 from fleetlight.ps.layers.handle import Counts, TableHandle, Visit
 from fleetlight.ps.layers.lookup import embed, embed_bags
 from fleetlight.ps.layers.table_weight import TableWeight
-from fleetlight.ps.plan import DTYPES, InitializerPlan
+from fleetlight.ps.plan import DTYPES, EVICT, InitializerPlan
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.wire_forms import FORMS
 from fleetlight.torch_compat.tensors import without_functions
@@ -63,6 +63,8 @@ class TableLayer(nn.Module):
         cache: str | None = None,
         cache_rows: int = CACHE_ROWS,
         memory: int | str | None = None,
+        max_rows: int | None = None,
+        evict: str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
@@ -81,6 +83,7 @@ class TableLayer(nn.Module):
                     "for that of the strategy"
                 )
         _check_cache(type(self).__name__, cache, cache_rows)
+        _check_maximum(type(self).__name__, max_rows, evict, entry)
         self.dim = dim
         self.optimizer = optimizer
         self.initializer = initializer_plan(initializer)
@@ -94,6 +97,9 @@ class TableLayer(nn.Module):
         self.cache_rows = cache_rows
         #: the bytes of rows that each server has in memory; None: all
         self.memory = memory_bytes(type(self).__name__, memory)
+        #: the most rows of the table in the job, and which leave it first
+        self.max_rows = max_rows
+        self.evict = evict if max_rows is None else evict or EVICT[0]
         #: represents the table in `model.parameters()` and in param groups
         self.weight: nn.Parameter = TableWeight(dim, table or f"a {type(self).__name__}")
         self.handle: TableHandle | None = None
@@ -101,7 +107,17 @@ class TableLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that `print(model)` shows."""
-        names = ("padding_idx", "table", "entry", "wire", "dtype", "cache", "memory")
+        names = (
+            "padding_idx",
+            "table",
+            "entry",
+            "wire",
+            "dtype",
+            "cache",
+            "memory",
+            "max_rows",
+            "evict",
+        )
         settings = {name: getattr(self, name) for name in names}
         return ", ".join(
             [str(self.dim), *(f"{k}={v!r}" for k, v in settings.items() if v is not None)]
@@ -188,6 +204,8 @@ class SparseEmbeddingBag(TableLayer):
         cache: str | None = None,
         cache_rows: int = CACHE_ROWS,
         memory: int | str | None = None,
+        max_rows: int | None = None,
+        evict: str | None = None,
     ) -> None:
         super().__init__(
             dim,
@@ -201,6 +219,8 @@ class SparseEmbeddingBag(TableLayer):
             cache=cache,
             cache_rows=cache_rows,
             memory=memory,
+            max_rows=max_rows,
+            evict=evict,
         )
         if combiner not in COMBINERS:
             raise ConfigError(
@@ -316,6 +336,31 @@ def _check_cache(layer: str, cache: str | None, rows: int) -> None:
     if cache is None and rows != CACHE_ROWS:
         raise ConfigError(
             f"{layer}: got cache_rows={rows} without a cache; write cache={DEVICE!r} as well"
+        )
+
+
+def _check_maximum(
+    layer: str, max_rows: int | None, evict: str | None, entry: EntryPolicy | None
+) -> None:
+    if max_rows is not None and (
+        not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1
+    ):
+        raise ConfigError(
+            f"{layer}: got max_rows={max_rows!r}, expected a positive integer, the most rows of "
+            "the table on all servers together"
+        )
+    if evict is None:
+        return
+    if evict not in EVICT:
+        raise ConfigError(f"{layer}: got evict={evict!r}, expected one of {EVICT}")
+    if max_rows is None:
+        raise ConfigError(
+            f"{layer}: got evict={evict!r} without a maximum of rows; write max_rows= as well"
+        )
+    if evict == "score" and not isinstance(entry, ShowClickEntry):
+        raise ConfigError(
+            f"{layer}: evict='score' needs shows and clicks; write entry=fleet.ShowClickEntry() as "
+            "well, or evict='count'"
         )
 
 

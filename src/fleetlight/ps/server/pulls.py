@@ -41,7 +41,7 @@ def _rows(
     change = RowsSeen(wanted.table, step)
     if not wanted.insert:
         return table.encoded(ids, False, step, output)
-    if table.plan.entry is not None:
+    if table.counts_pulls:
         # counts decide the admission of ids, so their order with pushes matters
         return log.apply(change, [ids], lambda: table.encoded(ids, True, step, output))
     before = len(table)

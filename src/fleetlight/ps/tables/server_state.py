@@ -21,8 +21,9 @@ from fleetlight.ps.placement import Block, Placement, buckets_of
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.dense_state import DenseState
-from fleetlight.ps.tables.table import Table, TableSnapshot
+from fleetlight.ps.tables.table import Table
 from fleetlight.ps.tables.table_file import Pause, TableReader, no_pause, of_table
+from fleetlight.ps.tables.table_snapshot import TableSnapshot
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.ps.wire_forms import Output, no_output
 
@@ -64,7 +65,8 @@ class ServerState:
         if plan.table_folder:
             folder = Path(plan.table_folder)
         self.tables = [
-            Table(table, plan.seed, plan.exchanges_differences, folder) for table in plan.tables
+            Table(table, plan.seed, plan.exchanges_differences, folder, plan.server_num)
+            for table in plan.tables
         ]
         self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
         #: the server has first values or a checkpoint's, and refuses other first values

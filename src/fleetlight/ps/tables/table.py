@@ -9,18 +9,14 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, DeadlineError, PlanError
 from fleetlight.kernels import (
-    Initializer,
-    NarrowRowTable,
     RowTable,
-    TieredNarrowRowTable,
-    TieredRowTable,
     dedup,
     first_values,
     rule_named,
@@ -28,10 +24,11 @@ from fleetlight.kernels import (
     table_seed,
 )
 from fleetlight.ps.messages import TableFile
-from fleetlight.ps.plan import BF16, FP32, TablePlan
-from fleetlight.ps.tables import admission
+from fleetlight.ps.plan import TablePlan
+from fleetlight.ps.tables.counts import admission
+from fleetlight.ps.tables.counts.eviction import Eviction
 from fleetlight.ps.tables.optimizers import rule_options
-from fleetlight.ps.tables.ordered_snapshot import Lock, OrderedSnapshot
+from fleetlight.ps.tables.ordered_snapshot import OrderedSnapshot
 from fleetlight.ps.tables.publishing.table_changes import TableChanges, TableCut
 from fleetlight.ps.tables.table_file import (
     META,
@@ -46,7 +43,8 @@ from fleetlight.ps.tables.table_file import (
     write_table,
 )
 from fleetlight.ps.tables.table_lock import TableLock
-from fleetlight.ps.tables.tier.row_log import RowLog
+from fleetlight.ps.tables.table_snapshot import TableSnapshot
+from fleetlight.ps.tables.tier.kinds import rows_of
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.wire_forms import Output, encoded_rows, no_output
@@ -58,38 +56,10 @@ _T = TypeVar("_T")
 CHUNK_BYTES = 4 << 20
 #: the same for a table with a file, whose rows may each need an access to the disk
 _FILE_CHUNK_BYTES = 1 << 18
+#: in a file: the pushes so far, to which the metadata of a table with a maximum of rows refers
+_PUSHES = "pushes"
 #: how long a shrink, reset or load waits for another one
 UPKEEP_S = 600.0
-#: by dtype of the plan
-_KINDS = {FP32: RowTable, BF16: NarrowRowTable}
-_TIERED_KINDS = {FP32: TieredRowTable, BF16: TieredNarrowRowTable}
-
-
-class TableSnapshot(Protocol):
-    """The rows of a table at one moment: an `OrderedSnapshot` or an `UnorderedSnapshot`."""
-
-    @property
-    def starts(self) -> NDArray[np.int64] | None:
-        """The start of each bucket, after `prepare`; None: rows are in no order."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory in use, without the table."""
-
-    def __len__(self) -> int:
-        """The number of rows at the cut."""
-
-    def keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
-        """Keep rows in use before they change."""
-
-    def make_room(self) -> None:
-        """Allocate memory for rows that will change."""
-
-    def prepare(self, lock: Lock, pause: Pause = no_pause) -> None:
-        """Prepare the order in which rows are read."""
-
-    def pieces(self, lock: Lock) -> Iterator[tuple[Ids, Floats]]:
-        """All rows, with their ids; a piece is valid until the next is read."""
 
 
 class Table:
@@ -99,7 +69,12 @@ class Table:
     """
 
     def __init__(
-        self, plan: TablePlan, seed: int, geo: bool = False, folder: Path | None = None
+        self,
+        plan: TablePlan,
+        seed: int,
+        geo: bool = False,
+        folder: Path | None = None,
+        server_num: int = 1,
     ) -> None:
         """`folder`: for rows that are not in memory; None: the system's temporary folder."""
         self.plan = plan
@@ -108,12 +83,16 @@ class Table:
         self._rule = rule_named("add" if geo else plan.rule.name, plan.rule.options)
         self._seed = table_seed(seed, plan.name)
         self._admission: admission.Admission | None = None
-        if plan.entry is not None:
+        if plan.is_counted:
             self._admission = admission.admission_of(plan.entry, self._seed)
-        meta = 0 if plan.entry is None else admission.META_WIDTH
-        self._columns = columns_of(plan.dim, self._rule, meta)
+        self._eviction: Eviction | None = None
+        if plan.max_rows:
+            self._eviction = Eviction(max(1, plan.max_rows // server_num), plan.evict)
+        self._columns = columns_of(plan.dim, self._rule, admission.meta_width(plan))
         self._rows = self._empty()
         self._cut: TableSnapshot | None = None
+        #: what the file of the cut has beside rows
+        self._about_cut: dict[str, str] = {}
         #: what changed since the last publication; None where nothing is published
         self._changes: TableChanges | None = None
         self._saving = False
@@ -121,6 +100,16 @@ class Table:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def counts_pulls(self) -> bool:
+        """True when training pulls change counts.
+
+        In a table with a maximum of rows they do so only where the entry needs it.
+        """
+        if self._admission is None:
+            return False
+        return self._eviction is None or self._admission.counts_pulls
 
     @property
     def nbytes(self) -> int:
@@ -131,11 +120,14 @@ class Table:
     def pull(self, ids: Ids, insert: bool, step: int = 0, out: Floats | None = None) -> Floats:
         """The weights of ids; `insert` counts them as seen in training, at this step."""
         with self.lock:
-            if self._admission is None or not insert:
-                return self._rows.pull(ids, out, insert=insert)
+            if self._admission is None or not insert or not self.counts_pulls:
+                # a push gives rows in a table with a maximum: the order of pulls is by chance
+                return self._rows.pull(ids, out, insert=insert and self._eviction is None)
             numbers = self._admission.give_rows(self._rows, ids, step)
             self._keep(numbers, ids)
             self._admission.count_sighting(self._rows, numbers[numbers >= 0])
+            if self._eviction is not None:
+                self._eviction.stamp(self._rows, numbers)
             return self._rows.pull(ids, out, insert=False)
 
     def encoded(self, ids: Ids, insert: bool, step: int, output: Output) -> list[Array]:
@@ -195,6 +187,8 @@ class Table:
                 if self._admission is not None:
                     # rows without counts were trained, so their ids are admitted
                     self._rows.meta[numbers[~known], admission.LET_IN] = 1
+                if self._eviction is not None:
+                    self._eviction.stamp(self._rows, numbers)
 
     def reset(self) -> None:
         """Give all rows their first values; their state does not change."""
@@ -239,9 +233,7 @@ class Table:
                 with self.lock.piece:
                     self._keep(piece)
                     out = admission.pass_day(self._rows, piece, unseen_days, score, decay)
-                    if self._changes is not None:
-                        self._changes.remove(piece[out])
-                    removed += self._rows.remove(piece[out])
+                    removed += self._remove(piece[out])
             return removed, len(self)
 
     def cut(self, *, ordered: bool = True) -> TableSnapshot:
@@ -253,6 +245,9 @@ class Table:
             self._refuse_while_saving("cut again")
             kind = OrderedSnapshot if ordered else UnorderedSnapshot
             self._cut = kind(self._rows, self._piece())
+            self._about_cut = {"table": self.plan.name, "rule": self._rule.name}
+            if self._eviction is not None:
+                self._about_cut[_PUSHES] = str(self._eviction.clock)
             return self._cut
 
     def drop_cut(self) -> None:
@@ -282,8 +277,7 @@ class Table:
                 raise CheckpointError(
                     f"table {self.plan.name!r} was cut again or loaded before this cut was saved"
                 )
-            self._saving = True
-        about = {"table": self.plan.name, "rule": self._rule.name}
+            self._saving, about = True, self._about_cut
 
         def pause_with_room() -> None:
             cut.make_room()
@@ -341,6 +335,8 @@ class Table:
             # free the memory of the old rows before the new ones need it
             self._rows, self._cut = self._empty(), None
             self._rows = self._empty(about)
+            if self._eviction is not None:
+                self._eviction.clock = 0
             if self._changes is not None:
                 self._changes = self._no_changes()
             count = 0
@@ -366,16 +362,7 @@ class Table:
         return reader
 
     def _empty(self, count: int = 0) -> RowTable:
-        how = self.plan.initializer
-        initializer = Initializer(how.kind, how.a, how.b)  # type: ignore[arg-type]  # it checks the kind
-        meta = 0 if self._admission is None else admission.META_WIDTH
-        of_rows = self.plan.dim, self._rule, self._seed, initializer, meta, count
-        if not self.plan.memory:
-            return _KINDS[self.plan.dtype](*of_rows)
-        kind = _TIERED_KINDS[self.plan.dtype]
-        width = kind.stored_width(self.plan.dim, self._rule)
-        store = RowLog(self._folder, self.plan.name, width + 1)
-        return kind(*of_rows, slots=kind.slots_in(self.plan.memory, width), store=store)
+        return rows_of(self.plan, self._rule, self._seed, count, self._folder)
 
     def _learn(
         self,
@@ -394,15 +381,33 @@ class Table:
         distinct = dedup(ids)
         count = len(distinct.ids)
         learning = self._admission.learning(self._rows, distinct.ids)
+        if self._eviction is not None:
+            self._eviction.pushed()
+            self._remove(self._eviction.chosen(self._rows, distinct.ids, learning))
         known = np.ascontiguousarray(distinct.ids[learning])
         keep = self._keep_and_mark if self._is_watched else None
         summed = sum_by(gradients, distinct.inverse, count)[learning]
         self._rows.push(known, summed, hyper, distinct=True, changing=keep, step=step)
-        events = (
-            None if c is None else sum_by(c[:, None], distinct.inverse, count)[learning, 0]
-            for c in (shows, clicks)
-        )
-        admission.note_push(self._rows, known, *events)
+        if self.plan.entry is None:
+            # each step counts once, however many workers had the id
+            admission.note_push(self._rows, known, np.ones(len(known), np.float32), None)
+        else:
+            events = (
+                None if c is None else sum_by(c[:, None], distinct.inverse, count)[learning, 0]
+                for c in (shows, clicks)
+            )
+            admission.note_push(self._rows, known, *events)
+        if self._eviction is not None:
+            self._eviction.stamp(self._rows, self._rows.find(known))
+
+    def _remove(self, numbers: NDArray[np.int64]) -> int:
+        """Remove rows, which the cuts keep; return how many there were."""
+        if not len(numbers):
+            return 0
+        self._keep(numbers)
+        if self._changes is not None:
+            self._changes.remove(numbers)
+        return self._rows.remove(numbers)
 
     def _keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
         """Let the cuts keep these rows before they change."""
@@ -456,7 +461,9 @@ class Table:
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
         if self._admission is not None:
             # rows without counts were trained, so their ids are admitted
-            blank[-admission.META_WIDTH :][admission.LET_IN] = 1
+            blank[self.plan.dim + self._rows.state_width + admission.LET_IN] = 1
+        if self._eviction is not None:
+            self._eviction.resume(int(reader.about.get(_PUSHES, "0")))
         columns = self._shared_columns(reader)
         for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):
             self._rows.load(ids, rows)

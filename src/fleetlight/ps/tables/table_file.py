@@ -191,7 +191,10 @@ class TableReader:
             stop = min(start + rows, last)
             values = np.tile(blank, (stop - start, 1))
             for column in known:
-                values[:, column.start : column.stop] = self._tensors[column.name][start:stop]
+                tensor = self._tensors[column.name]
+                # the metadata of a file may have fewer columns, or more
+                width = min(column.stop - column.start, tensor.shape[1])
+                values[:, column.start : column.start + width] = tensor[start:stop, :width]
             yield np.array(self._tensors[IDS][start:stop]), values
 
 

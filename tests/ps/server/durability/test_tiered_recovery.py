@@ -22,13 +22,12 @@ IDS = list(range(90))
 OPTIONS = [{"lr": 0.1, "eps": 1e-8, "betas": (0.9, 0.99), "weight_decay": 0.0, "lr_decay": 0.0}]
 
 
-def plan_of(mode: str, memory: int) -> Plan:
-    tables = [
-        msgspec.structs.replace(
-            table, rule=RulePlan("adam", {}), entry=EntryPlan("count", 2.0), memory=memory
-        )
-        for table in plan().tables
-    ]
+COUNT = EntryPlan("count", 2.0)
+
+
+def plan_of(mode: str, memory: int, **more_of_table: Any) -> Plan:
+    settings = {"entry": COUNT, "rule": RulePlan("adam", {}), "memory": memory, **more_of_table}
+    tables = [msgspec.structs.replace(table, **settings) for table in plan().tables]
     more = {"k_steps": 2} if mode == "geo" else {"staleness": 3} if mode == "async" else {}
     return plan(mode, tables=tables, **more)
 
@@ -66,10 +65,21 @@ def is_tiered(server: Server) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
-def test_a_killed_server_returns_with_all_rows(make_cluster: Any, mode: str) -> None:
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"entry": None, "max_rows": 80, "evict": "age"},
+        {"max_rows": 80, "evict": "count"},
+    ],
+    ids=["all rows", "by age", "by count"],
+)
+def test_a_killed_server_returns_with_all_rows(
+    make_cluster: Any, mode: str, table: dict[str, Any]
+) -> None:
     """Crashes after steps, snapshots during training and shrinks; another server never stops."""
-    cluster = make_cluster(plan_of(mode, 1))
-    other = opened(plan_of(mode, 0))
+    cluster = make_cluster(plan_of(mode, 1, **table))
+    other = opened(plan_of(mode, 0, **table))
     steady = [Worker(other, index) for index in range(2)]
     for step in range(12):
         replies = train(cluster.workers, mode, step), train(steady, mode, step)

@@ -57,16 +57,17 @@ def shrink_tables(
 
 
 def _chosen(tables: Sequence[TablePlan], name: str | None) -> list[int]:
-    """The numbers of the tables to shrink: the named one, or all with an entry."""
+    """The numbers of the tables to shrink: the named one, or all that count their ids."""
     names = [table.name for table in tables]
     if name is not None and name not in names:
         known = did_you_mean(name, names) if names else "this model has no tables"
         raise ConfigError(f"fleet.shrink: there is no table {name!r}; {known}")
-    chosen = [n for n, t in enumerate(tables) if t.entry is not None and name in (None, t.name)]
+    chosen = [n for n, t in enumerate(tables) if t.is_counted and name in (None, t.name)]
     if not chosen:
         which = "no table has" if name is None else f"table {name!r} does not have"
         raise PlanError(
-            f"fleet.shrink: {which} an entry, which counts how often ids are seen; write it in the "
-            "layer, such as fleet.nn.SparseEmbedding(dim, entry=fleet.ShowClickEntry())"
+            f"fleet.shrink: {which} an entry or max_rows, which count how often ids are seen; "
+            "write one of them in the layer, such as fleet.nn.SparseEmbedding(dim, "
+            "entry=fleet.ShowClickEntry())"
         )
     return chosen

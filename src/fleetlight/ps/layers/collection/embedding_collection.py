@@ -61,6 +61,8 @@ class EmbeddingFeature:
     cache: str | None = None
     cache_rows: int = CACHE_ROWS
     memory: int | str | None = None
+    max_rows: int | None = None
+    evict: str | None = None
 
     def __post_init__(self) -> None:
         if self.combiner is not None and self.combiner not in COMBINERS:
@@ -81,6 +83,8 @@ class EmbeddingFeature:
             "cache": self.cache,
             "cache_rows": self.cache_rows,
             "memory": self.memory,
+            "max_rows": self.max_rows,
+            "evict": self.evict,
         }
         if self.combiner is None:
             return SparseEmbedding(self.dim, **settings)
@@ -99,6 +103,8 @@ class EmbeddingFeature:
             "cache": self.cache,
             "cache_rows": self.cache_rows,
             "memory": self.memory,
+            "max_rows": self.max_rows,
+            "evict": self.evict,
         }
 
 

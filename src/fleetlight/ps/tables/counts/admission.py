@@ -2,7 +2,8 @@
 """Admission: which ids of a table get a row that learns, and the counts of each row.
 
 The counts are metadata of a row: how often its id was seen (or shown), how often it was clicked,
-for how many days it was unseen, and whether it was admitted. `fleet.shrink` ends a day.
+for how many days it was unseen, and whether it was admitted. `fleet.shrink` ends a day. A table
+with a maximum of rows also has the push that used a row last, and counts without an entry, too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.kernels import RowTable, splitmix64
-from fleetlight.ps.plan import EntryPlan
+from fleetlight.ps.plan import EntryPlan, TablePlan
 from fleetlight.ps.update import Floats, Ids
 
-#: columns of the metadata
-SEEN, CLICKS, UNSEEN_DAYS, LET_IN = range(4)
-META_WIDTH = 4
+#: columns of the metadata; the last one only where there is a maximum of rows
+SEEN, CLICKS, UNSEEN_DAYS, LET_IN, LAST = range(5)
 _SHOW_WEIGHT, _CLICK_WEIGHT = 0.1, 1.0
 
 Numbers = NDArray[np.int64]
@@ -26,6 +26,9 @@ Mask = NDArray[np.bool_]
 
 class Admission:
     """Admits every id when it is first seen; pushes bring its shows and clicks."""
+
+    #: whether training pulls are counted, or insert rows
+    counts_pulls = False
 
     def __init__(self, value: float, seed: int) -> None:
         self._value = value
@@ -47,6 +50,8 @@ class Admission:
 class CountAdmission(Admission):
     """Every id has a row, where it is counted; it learns when it was seen often enough."""
 
+    counts_pulls = True
+
     def count_sighting(self, table: RowTable, numbers: Numbers) -> None:
         """See `Admission`."""
         meta = table.meta
@@ -66,6 +71,8 @@ class CountAdmission(Admission):
 
 class ChanceAdmission(Admission):
     """An unknown id gets a row with a probability each time it is seen; without it, no learning."""
+
+    counts_pulls = True
 
     def give_rows(self, table: RowTable, ids: Ids, step: int) -> Numbers:
         """See `Admission`."""
@@ -100,8 +107,15 @@ _KINDS: dict[str, type[Admission]] = {
 }
 
 
-def admission_of(plan: EntryPlan, seed: int) -> Admission:
+def meta_width(plan: TablePlan) -> int:
+    """The columns of metadata of a table."""
+    return LAST + 1 if plan.max_rows else LAST if plan.is_counted else 0
+
+
+def admission_of(plan: EntryPlan | None, seed: int) -> Admission:
     """The admission of an entry; random numbers come from the seed of the table."""
+    if plan is None:
+        return Admission(0.0, seed)
     if plan.kind not in _KINDS:
         raise PlanError(f"entry {plan.kind!r}: {did_you_mean(plan.kind, _KINDS)}")
     return _KINDS[plan.kind](plan.value, seed)
@@ -126,6 +140,11 @@ def pass_day(
     meta[:, UNSEEN_DAYS] += 1
     meta[:, [SEEN, CLICKS]] *= np.float32(decay)
     table.meta[numbers] = meta
-    worth = _SHOW_WEIGHT * (meta[:, SEEN] - meta[:, CLICKS]) + _CLICK_WEIGHT * meta[:, CLICKS]
     unseen: Mask = meta[:, UNSEEN_DAYS] > unseen_days
-    return (unseen & (unseen_days > 0)) | (worth < score)
+    return (unseen & (unseen_days > 0)) | (worth(meta[:, SEEN], meta[:, CLICKS]) < score)
+
+
+def worth(shows: Floats, clicks: Floats) -> Floats:
+    """The score of each row."""
+    score: Floats = _SHOW_WEIGHT * (shows - clicks) + _CLICK_WEIGHT * clicks
+    return score
