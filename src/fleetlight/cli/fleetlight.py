@@ -9,10 +9,11 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from fleetlight.cli.checkpoints import add_checkpoints
 from fleetlight.cli.jobs import add_jobs
 from fleetlight.cli.member import add_member
 from fleetlight.cli.plan import add_plan
+from fleetlight.cli.stored.checkpoints import add_checkpoints
+from fleetlight.cli.stored.tables import add_table
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
 
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     cert.add_argument("--replace", action="store_true", help="replace existing certificates")
     cert.set_defaults(command=_cert)
     add_checkpoints(commands)
+    add_table(commands)
     _add_doctor(commands)
     add_plan(commands)
     add_jobs(commands)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetlight table stats`: what the tables of a checkpoint have."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fleetlight.errors import ConfigError, counted, did_you_mean
+
+if TYPE_CHECKING:
+    from fleetlight.checkpoint.storage.table_stats import TableStats
+
+
+def add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `table` and its own command."""
+    parser = commands.add_parser("table", help="show what the tables of a checkpoint have")
+    verbs = parser.add_subparsers(required=True, metavar="command")
+    stats = verbs.add_parser(
+        "stats",
+        help="rows, bytes, balance of the servers, and quantiles of counts",
+        description="Reads headers, the index of buckets and counts, but no rows.",
+    )
+    stats.add_argument("location", metavar="AT", help="a folder, or a URL such as s3://bucket/run")
+    stats.add_argument("table", nargs="?", help="the name of one table (default: all)")
+    stats.add_argument(
+        "--generation", type=int, metavar="N", help="which one (default: the current one)"
+    )
+    stats.set_defaults(command=_stats)
+
+
+def _stats(found: argparse.Namespace) -> int:
+    from fleetlight.checkpoint.storage.maintenance import chosen
+    from fleetlight.checkpoint.storage.table_stats import table_stats
+
+    manifest = chosen(found.location, found.generation)
+    names = [table.name for table in manifest.tables]
+    if found.table is not None and found.table not in names:
+        known = did_you_mean(found.table, names) if names else "it has no tables"
+        raise ConfigError(f"{found.location} has no table {found.table!r}; {known}")
+    if not names:
+        print(f"step {manifest.step}: no tables")
+    for table in manifest.tables:
+        if found.table in (None, table.name):
+            _print(table_stats(found.location, manifest, table))
+    return 0
+
+
+def _print(stats: TableStats) -> None:
+    from fleetlight.checkpoint.storage.table_stats import PERCENTS
+
+    entry = stats.entry
+    options = ", ".join(f"{name} {value:g}" for name, value in entry.options.items())
+    rule = f"{entry.rule} ({options})" if options else entry.rule
+    print(
+        f"table {entry.name}: {counted(entry.rows, 'row', ',')} of dim {entry.dim}, {rule}, "
+        f"{stats.bytes / 2**20:,.1f} MiB"
+    )
+    average = entry.rows / max(1, len(stats.servers))
+    for part in stats.servers:
+        share = f", {part.rows / average:.3f} of the average" if average else ""
+        print(
+            f"  server {part.server}: {counted(part.rows, 'row', ',')}, "
+            f"{part.bytes / 2**20:,.1f} MiB{share}"
+        )
+    if stats.buckets is not None and entry.rows:
+        print(
+            f"  {len(stats.buckets):,} buckets: {stats.buckets.min():,} to "
+            f"{stats.buckets.max():,} rows, {stats.buckets.mean():,.2f} on average"
+        )
+    if not stats.quantiles:
+        return
+    of = "all rows" if stats.sampled == entry.rows else f"{stats.sampled:,} rows, by chance"
+    print(f"  {'counts of ' + of:<34}" + "".join(f"{percent:>9} %" for percent in PERCENTS))
+    for name, values in stats.quantiles.items():
+        print(f"    {name:<32}" + "".join(f"{value:>11,.4g}" for value in values))
+    if stats.admitted is not None:
+        print(f"  admitted: {100 * stats.admitted:.1f} % of the rows")

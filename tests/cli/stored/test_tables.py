@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetlight table stats` on folders and URLs."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.checkpoint.states import snapshot
+from tests.ps.made_tables import LR, ones, table_plan
+
+from fleetlight import checkpoint
+from fleetlight.checkpoint.snapshot import SavedTables
+from fleetlight.checkpoint.storage import table_stats as stats
+from fleetlight.checkpoint.storage.files import FileTarget
+from fleetlight.checkpoint.storage.maintenance import copy
+from fleetlight.checkpoint.storage.manifest import FileEntry, TableEntry, TableFileEntry
+from fleetlight.cli.fleetlight import main
+from fleetlight.kernels import buckets, servers_of
+from fleetlight.ps.plan import EntryPlan, TablePlan
+from fleetlight.ps.tables.counts import admission
+from fleetlight.ps.tables.table import Table
+
+FILTERED = table_plan(name="rare", entry=EntryPlan("count", 2.0))
+IDS = np.arange(1000)
+PLAIN = table_plan(name="plain")
+COUNTED = table_plan(name="ads", entry=EntryPlan("show_click"), max_rows=10_000, evict="age")
+
+
+def trained(plan: TablePlan, server: int) -> Table:
+    """Each id has as many shows as its last digit, and the last push had the ids below 500."""
+    table = Table(plan, 7, server_num=2)
+    mine = IDS[servers_of(IDS, 2) == server]
+    shows = (mine % 10).astype(np.float32)
+    for ids in (mine, mine[mine < 500]):
+        table.pull(ids, insert=True)
+    for ids in (mine, mine[mine < 500]):
+        counts = shows[: len(ids)] / (1 if ids is mine else np.inf), np.zeros(len(ids), np.float32)
+        table.push(ids, ones(len(ids)), LR, 0, *counts)
+    return table
+
+
+def saved(location: str | Path, *plans: TablePlan) -> None:
+    def save(target: FileTarget) -> SavedTables:
+        entries, files = [], []
+        for number, plan in enumerate(plans):
+            parts = []
+            for server in range(2):
+                table = trained(plan, server)
+                name = f"{plan.name}-{server}"
+                file = table.save(table.cut(), number, Path(target.location), name)
+                parts.append(TableFileEntry(name, server, file.rows))
+                files.append(FileEntry(name, file.bytes, file.sha256))
+            rows = sum(part.rows for part in parts)
+            kept = {"eps": 1e-8} if plan is COUNTED else {}
+            entries.append(
+                TableEntry(
+                    name=plan.name,
+                    dim=plan.dim,
+                    rows=rows,
+                    rule=plan.rule.name,
+                    options=kept,
+                    initializer=("zeros", 0.0, 0.0),
+                    entry=plan.entry and (plan.entry.kind, plan.entry.value),
+                    ids=0,
+                    weights=[],
+                    files=parts,
+                )
+            )
+        return SavedTables(entries, files)
+
+    checkpoint.write(location, dataclasses.replace(snapshot(3), save_tables=save))
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[str]:
+    assert main(["table", "stats", *argv]) == code
+    out, error = capsys.readouterr()
+    return (out or error).splitlines()
+
+
+def test_the_figures_of_each_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, PLAIN, COUNTED)
+    lines = said(capsys, str(tmp_path))
+    [first, second] = [n for n, line in enumerate(lines) if line.startswith("table ")]
+    plain, counted = lines[first:second], lines[second:]
+    assert plain[0] == "table plain: 1,000 rows of dim 3, sgd, 0.3 MiB"
+    of_servers = np.bincount(servers_of(IDS, 2)).tolist()
+    for server, rows in enumerate(of_servers):
+        assert plain[1 + server].startswith(f"  server {server}: {rows} rows, 0.1 MiB, ")
+        assert plain[1 + server].endswith(f"{rows / 500:.3f} of the average")
+    most = np.bincount(buckets(IDS)).max()
+    assert plain[3] == f"  16,384 buckets: 0 to {most} rows, 0.06 on average"
+    assert len(plain) == 4
+    assert counted[0].startswith("table ads: 1,000 rows of dim 3, sgd (eps 1e-08), ")
+    assert counted[4].split()[:8] == ["counts", "of", "all", "rows", "0", "%", "10", "%"]
+    quantiles = {line[:36].strip(): line[36:].split() for line in counted[5:]}
+    assert quantiles == {
+        "shows": ["0", "0.9", "4.5", "8.1", "9", "9"],
+        "clicks": ["0"] * 6,
+        "unseen days": ["0"] * 6,
+        "pushes since its last": ["0", "0", "0.5", "1", "1", "1"],
+    }
+
+
+def test_the_part_that_an_entry_admits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, FILTERED)
+    assert said(capsys, str(tmp_path))[-1] == "  admitted: 50.0 % of the rows"
+
+
+def test_one_table_under_a_url(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = (tmp_path / "run").as_uri()
+    saved(tmp_path / "folder", PLAIN, COUNTED)
+    copy(tmp_path / "folder", url, None, lambda name: None)
+    # less than a header
+    monkeypatch.setattr(stats, "_HEAD", 16)
+    monkeypatch.setattr(stats, "MOST_ROWS", 100)
+    lines = said(capsys, url, "ads")
+    assert len(lines) == 9
+    assert lines[4].split()[:5] == ["counts", "of", lines[4].split()[2], "rows,", "by"]
+    assert 98 <= int(lines[4].split()[2]) <= 100
+    assert "no table 'abs'; did you mean 'ads'" in said(capsys, url, "abs", code=1)[0]
+    assert "no generation 9" in said(capsys, url, "--generation", "9", code=1)[0]
+
+
+def test_a_checkpoint_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint.write(tmp_path, snapshot(3))
+    assert said(capsys, str(tmp_path)) == ["step 3: no tables"]
+
+
+def test_a_file_that_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, PLAIN)
+    for path in tmp_path.glob("*/plain-0"):
+        data = bytearray(path.read_bytes())
+        data[8:12] = b"none"
+        path.write_bytes(data)
+    [line] = said(capsys, str(tmp_path), code=1)
+    assert "plain-0 is not the file of a table" in line
+
+
+def test_the_columns_are_those_of_the_servers() -> None:
+    names = ("SHOWS", "CLICKS", "UNSEEN", "ADMITTED", "LAST")
+    theirs = ("SEEN", "CLICKS", "UNSEEN_DAYS", "LET_IN", "LAST")
+    for mine, other in zip(names, theirs, strict=True):
+        assert getattr(stats, mine) == getattr(admission, other)
+
+
+def test_it_starts_without_torch(tmp_path: Path) -> None:
+    saved(tmp_path, COUNTED)
+    code = (
+        "import sys; from fleetlight.cli.fleetlight import main; "
+        f"main(['table', 'stats', {str(tmp_path)!r}]); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
