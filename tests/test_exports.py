@@ -20,6 +20,7 @@ PUBLIC = [
     "ProbabilityEntry",
     "Role",
     "RoleMaker",
+    "ScoreEntry",
     "ShowClickEntry",
     "UserDefinedRoleMaker",
     "account",

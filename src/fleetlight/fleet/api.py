@@ -46,7 +46,12 @@ from fleetlight.fleet.public.sharding import progress, shard
 from fleetlight.fleet.public.stepping import run_steps
 from fleetlight.fleet.training.model import no_sync
 from fleetlight.fleet.training.registering import attach, distributed_model, distributed_optimizer
-from fleetlight.ps.layers.entries import CountFilterEntry, ProbabilityEntry, ShowClickEntry
+from fleetlight.ps.layers.entries import (
+    CountFilterEntry,
+    ProbabilityEntry,
+    ScoreEntry,
+    ShowClickEntry,
+)
 from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
 from fleetlight.strategy import DistributedStrategy
@@ -61,6 +66,7 @@ __all__ = [
     "ProbabilityEntry",
     "Role",
     "RoleMaker",
+    "ScoreEntry",
     "ShowClickEntry",
     "UserDefinedRoleMaker",
     "account",

@@ -19,6 +19,8 @@ SYNC, ASYNC, GEO = "sync", "async", "geo"
 DTYPES = FP32, BF16 = "fp32", "bf16"
 #: which rows leave a table with a maximum of rows: unseen longest, fewest shows, lowest score
 EVICT = "age", "count", "score"
+#: the kinds of entries that another table admits by, and that count shows and clicks
+SCORE, SHOW_CLICK = "score", "show_click"
 
 
 class RulePlan(msgspec.Struct, frozen=True):
@@ -41,6 +43,8 @@ class EntryPlan(msgspec.Struct, frozen=True):
 
     kind: str
     value: float = 0.0
+    #: of the kind `SCORE`: the table that counts shows and clicks of the ids
+    table: str = ""
 
 
 class TablePlan(msgspec.Struct, frozen=True):
@@ -69,13 +73,18 @@ class TablePlan(msgspec.Struct, frozen=True):
 
     @property
     def is_counted(self) -> bool:
-        """True when the servers count how often ids are used."""
-        return self.entry is not None or self.max_rows > 0
+        """True when the rows of the table have counts."""
+        return self.max_rows > 0 or (self.entry is not None and self.entry.kind != SCORE)
+
+    @property
+    def counts_steps(self) -> bool:
+        """True when its counts are of steps, because no entry defines them."""
+        return self.max_rows > 0 and (self.entry is None or self.entry.kind == SCORE)
 
     @property
     def is_read_ahead(self) -> bool:
         """True when the rows of announced batches are read before their turn."""
-        return not self.is_counted and not self.cached
+        return self.entry is None and not self.max_rows and not self.cached
 
 
 class DensePlan(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetlight.errors import PlanError, StrategyError
+from fleetlight.errors import PlanError, StrategyError, did_you_mean
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.remote_embedding import is_movable, refuse_unmovable
 from fleetlight.fleet.plan.table_names import refuse_name_clash
@@ -20,6 +20,7 @@ from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
 from fleetlight.ps.plan import (
     ASYNC,
     GEO,
+    SHOW_CLICK,
     SYNC,
     DensePlan,
     Plan,
@@ -113,6 +114,7 @@ def build_plan(
     )
     for table in plan.tables:
         _refuse_cache(table, plan)
+        _refuse_score(table, plan)
     return BoundPlan(plan, list(layers.values()), [parameter for _, parameter in dense], optimizers)
 
 
@@ -234,6 +236,18 @@ def _refuse_cache(table: TablePlan, plan: Plan) -> None:
     reason = _without_cache(table, plan) if table.cached else None
     if reason is not None:
         raise PlanError(f"table {table.name!r}: got cache='device', but {reason}")
+
+
+def _refuse_score(table: TablePlan, plan: Plan) -> None:
+    """Raise for a table that admits by the scores of a table that has none."""
+    name = table.entry.table if table.entry is not None else ""
+    counting = [t.name for t in plan.tables if t.entry is not None and t.entry.kind == SHOW_CLICK]
+    if name and name not in counting:
+        known = did_you_mean(name, counting) if counting else "no table counts shows and clicks"
+        raise PlanError(
+            f"table {table.name!r}: its ScoreEntry names the table {name!r}, expected one whose "
+            f"layer has entry=fleet.ShowClickEntry(); {known}"
+        )
 
 
 def _without_cache(table: TablePlan, plan: Plan) -> str | None:

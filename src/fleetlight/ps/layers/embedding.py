@@ -74,7 +74,7 @@ class TableLayer(nn.Module):
         if entry is not None and not isinstance(entry, EntryPolicy):
             raise ConfigError(
                 f"{type(self).__name__}: got entry={entry!r}, expected a CountFilterEntry, a "
-                "ProbabilityEntry or a ShowClickEntry"
+                "ProbabilityEntry, a ShowClickEntry or a ScoreEntry"
             )
         for name, got, known in (("wire", wire, tuple(FORMS)), ("dtype", dtype, DTYPES)):
             if got is not None and got not in known:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fleetlight.errors import ConfigError
-from fleetlight.ps.plan import EntryPlan
+from fleetlight.ps.plan import SCORE, SHOW_CLICK, EntryPlan
 
 
 class EntryPolicy:
@@ -34,6 +34,28 @@ class ProbabilityEntry(EntryPolicy):
         self.plan = EntryPlan("probability", float(probability))
 
 
+class ScoreEntry(EntryPolicy):
+    """Trains a row only after its id has a score in another table, from its shows and clicks.
+
+    The score is 0.1 * (shows - clicks) + clicks. That table, with a `ShowClickEntry`, has a weight
+    for each id from the first use on; this one saves the memory of long rows for rare ids. A row
+    leaves with the one of the other table.
+    """
+
+    def __init__(self, score: float, table: str) -> None:
+        if not isinstance(score, (int, float)) or isinstance(score, bool) or not score > 0:
+            raise ConfigError(f"ScoreEntry: got score={score!r}, expected a number above 0")
+        if not isinstance(table, str) or not table:
+            raise ConfigError(
+                f"ScoreEntry: got table={table!r}, expected the name of a table whose layer has "
+                "entry=fleet.ShowClickEntry()"
+            )
+        self.plan = EntryPlan(SCORE, float(score), table)
+
+    def __repr__(self) -> str:
+        return f"ScoreEntry({self.plan.value:g}, {self.plan.table!r})"
+
+
 class ShowClickEntry(EntryPolicy):
     """Counts shows and clicks of each id, which `fleet.shrink` uses to remove rows.
 
@@ -46,7 +68,7 @@ class ShowClickEntry(EntryPolicy):
             if not isinstance(name, str):
                 raise ConfigError(f"ShowClickEntry: got {name!r}, expected two names")
         self.names = (show_name, click_name)
-        self.plan = EntryPlan("show_click")
+        self.plan = EntryPlan(SHOW_CLICK)
 
     def __repr__(self) -> str:
         return f"ShowClickEntry{self.names!r}"

@@ -68,6 +68,9 @@ class ServerState:
             Table(table, plan.seed, plan.exchanges_differences, folder, plan.server_num)
             for table in plan.tables
         ]
+        for table in self.tables:
+            if table.plan.entry is not None and table.plan.entry.table:
+                table.follow(self.tables[plan.table(table.plan.entry.table)])
         self.dense = DenseBlocks.build(plan, self._placement, server, optimizers, parameters)
         #: the server has first values or a checkpoint's, and refuses other first values
         self._has_values = False

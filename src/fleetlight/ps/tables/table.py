@@ -31,15 +31,14 @@ from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.tables.ordered_snapshot import OrderedSnapshot
 from fleetlight.ps.tables.publishing.table_changes import TableChanges, TableCut
 from fleetlight.ps.tables.table_file import (
-    META,
-    WEIGHTS,
-    Column,
     Pause,
     TableReader,
     TableWriter,
     columns_of,
     no_pause,
     of_table,
+    refuse_other_columns,
+    shared_columns,
     write_table,
 )
 from fleetlight.ps.tables.table_lock import TableLock
@@ -83,8 +82,11 @@ class Table:
         self._rule = rule_named("add" if geo else plan.rule.name, plan.rule.options)
         self._seed = table_seed(seed, plan.name)
         self._admission: admission.Admission | None = None
-        if plan.is_counted:
+        if plan.entry is not None or plan.max_rows:
             self._admission = admission.admission_of(plan.entry, self._seed)
+        #: the table whose counts admit ids here, and the tables that this one admits ids of
+        self._leader: Table | None = None
+        self._followers: list[Table] = []
         self._eviction: Eviction | None = None
         if plan.max_rows:
             self._eviction = Eviction(max(1, plan.max_rows // server_num), plan.evict)
@@ -100,6 +102,23 @@ class Table:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def follow(self, leader: Table) -> None:
+        """Admit ids by their scores in another table, and remove rows with those there."""
+        assert isinstance(self._admission, admission.ScoreAdmission)
+        self._leader, self._admission.scores = leader, leader.scores
+        leader._followers.append(self)
+
+    def scores(self, ids: Ids) -> Floats:
+        """The score of each id, from its shows and clicks; 0 without a row."""
+        with self.lock:
+            return admission.scores(self._rows, ids)
+
+    def drop(self, ids: Ids) -> None:
+        """Remove the rows of ids, where there are some."""
+        with self.lock:
+            numbers = self._rows.find(ids)
+            self._remove(numbers[numbers >= 0])
 
     @property
     def counts_pulls(self) -> bool:
@@ -119,7 +138,8 @@ class Table:
 
     def pull(self, ids: Ids, insert: bool, step: int = 0, out: Floats | None = None) -> Floats:
         """The weights of ids; `insert` counts them as seen in training, at this step."""
-        with self.lock:
+        # the lock of the leader comes first, as when it removes rows
+        with contextlib.nullcontext() if self._leader is None else self._leader.lock, self.lock:
             if self._admission is None or not insert or not self.counts_pulls:
                 # a push gives rows in a table with a maximum: the order of pulls is by chance
                 return self._rows.pull(ids, out, insert=insert and self._eviction is None)
@@ -184,7 +204,7 @@ class Table:
                 numbers = self._rows.insert(its)
                 self._keep_and_mark(numbers, its)
                 self._rows.set_weights(numbers, rows[start : start + size])
-                if self._admission is not None:
+                if self.plan.is_counted:
                     # rows without counts were trained, so their ids are admitted
                     self._rows.meta[numbers[~known], admission.LET_IN] = 1
                 if self._eviction is not None:
@@ -220,7 +240,7 @@ class Table:
 
         Returns how many rows were removed and how many are left.
         """
-        if self._admission is None:
+        if not self.plan.is_counted:
             raise PlanError(
                 f"table {self.plan.name!r} has no counts to shrink it by; give its layer an entry="
             )
@@ -388,10 +408,10 @@ class Table:
         keep = self._keep_and_mark if self._is_watched else None
         summed = sum_by(gradients, distinct.inverse, count)[learning]
         self._rows.push(known, summed, hyper, distinct=True, changing=keep, step=step)
-        if self.plan.entry is None:
+        if self.plan.counts_steps:
             # each step counts once, however many workers had the id
             admission.note_push(self._rows, known, np.ones(len(known), np.float32), None)
-        else:
+        elif self.plan.is_counted:
             events = (
                 None if c is None else sum_by(c[:, None], distinct.inverse, count)[learning, 0]
                 for c in (shows, clicks)
@@ -407,6 +427,8 @@ class Table:
         self._keep(numbers)
         if self._changes is not None:
             self._changes.remove(numbers)
+        for follower in self._followers:
+            follower.drop(self._rows.ids_of(numbers))
         return self._rows.remove(numbers)
 
     def _keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
@@ -437,34 +459,18 @@ class Table:
 
     def check(self, reader: TableReader) -> None:
         """Raise if the columns of the file differ from this table's."""
-        where = f"{reader.path} does not fit table {self.plan.name!r}"
-        if reader.width(WEIGHTS) != self.plan.dim:
-            raise CheckpointError(
-                f"{where}: its rows have {reader.width(WEIGHTS)} weights, expected {self.plan.dim}"
-            )
-        for column in self._shared_columns(reader):
-            if reader.width(column.name) != column.stop - column.start and column.name != META:
-                raise CheckpointError(
-                    f"{where}: its {column.name!r} is {reader.width(column.name)} wide, expected "
-                    f"{column.stop - column.start}"
-                )
-
-    def _shared_columns(self, reader: TableReader) -> list[Column]:
-        """Columns to load from a file; the state of another rule is not loaded."""
-        if reader.about.get("rule") == self._rule.name:
-            return self._columns
-        return [column for column in self._columns if column.name in (WEIGHTS, META)]
+        refuse_other_columns(reader, self.plan.name, self._columns, self._rule.name)
 
     def _take(self, reader: TableReader, buckets: range | None) -> int:
         """Load rows; returns how many there were."""
         blank = np.zeros(self._rows.whole_width, np.float32)
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
-        if self._admission is not None:
+        if self.plan.is_counted:
             # rows without counts were trained, so their ids are admitted
             blank[self.plan.dim + self._rows.state_width + admission.LET_IN] = 1
         if self._eviction is not None:
             self._eviction.resume(int(reader.about.get(_PUSHES, "0")))
-        columns = self._shared_columns(reader)
+        columns = shared_columns(reader, self._columns, self._rule.name)
         for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):
             self._rows.load(ids, rows)
         first, stop = reader.span(buckets)

@@ -207,6 +207,26 @@ def of_table(name: str) -> Iterator[None]:
         raise CorruptCheckpointError(f"table {name!r}: {error}") from error
 
 
+def refuse_other_columns(reader: TableReader, table: str, columns: list[Column], rule: str) -> None:
+    """Raise if the columns of a file differ from those of a table; metadata may."""
+    where = f"{reader.path} does not fit table {table!r}"
+    for column in shared_columns(reader, columns, rule):
+        got, expected = reader.width(column.name), column.stop - column.start
+        if column.name == WEIGHTS and got != expected:
+            raise CheckpointError(f"{where}: its rows have {got} weights, expected {expected}")
+        if column.name != META and got != expected:
+            raise CheckpointError(
+                f"{where}: its {column.name!r} is {got} wide, expected {expected}"
+            )
+
+
+def shared_columns(reader: TableReader, columns: list[Column], rule: str) -> list[Column]:
+    """Columns to load from a file; the state of another rule is not loaded."""
+    if reader.about.get("rule") == rule:
+        return columns
+    return [column for column in columns if column.name in (WEIGHTS, META)]
+
+
 def _check_index(starts: NDArray[Any], rows: int) -> None:
     if starts.shape != (BUCKETS + 1,) or starts[-1] != rows:
         raise ValueError("its index does not fit its ids")

@@ -131,3 +131,47 @@ def test_the_folder_of_the_strategy(tmp_path: Path) -> None:
     Worker(server, 0).pull(0, IDS)
     assert is_tiered(server)
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize("memory", [0, 1])
+def test_rows_that_the_scores_of_another_table_admit(make_cluster: Any, memory: int) -> None:
+    """Another server never stops."""
+    entries = EntryPlan("show_click"), EntryPlan("score", 0.25, "users")
+    tables = [
+        msgspec.structs.replace(table, entry=entry, memory=memory)
+        for table, entry in zip(plan().tables, entries, strict=True)
+    ]
+    cluster = make_cluster(plan("async", tables=tables))
+    other = opened(plan("async", tables=tables))
+    steady = Worker(other, 0)
+    for step in range(12):
+        random = np.random.default_rng(step)
+        ids = np.unique(random.integers(0, len(IDS), 40))
+        shows, clicks = np.ones(len(ids), np.float32), (ids % 5 == 0).astype(np.float32)
+        rows = rows_of(random.normal(size=len(ids)).tolist())
+        for worker in (cluster.workers[0], steady):
+            worker.pull(1, ids.tolist())
+            worker.sequence += 1
+            push = m.Push(
+                sequence=worker.sequence,
+                epoch=0,
+                optimizer=0,
+                step=step,
+                phase=0,
+                options=OPTIONS,
+                tables=[m.TablePush(0, counted=True), m.TablePush(1)],
+                dense=False,
+            )
+            worker.say(push, ids, rows, shows, clicks, ids, rows, lane="push")
+            if step % 4 == 3:
+                worker.say(m.Shrink(0, 1, 0.15, 0.9, step))
+        if step % 3 == 1:
+            assert cluster.durability.snapshot()
+        if step % 2:
+            cluster.restart()
+        for table in range(2):
+            found = [w.pull(table, IDS, insert=False) for w in (cluster.workers[0], steady)]
+            assert found[0] == found[1]
+        assert cluster.server.figures().rows == other.figures().rows
+    assert other._service is not None
+    assert 0 < len(other._service.state.tables[1]) < len(other._service.state.tables[0])

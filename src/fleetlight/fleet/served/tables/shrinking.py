@@ -63,6 +63,12 @@ def _chosen(tables: Sequence[TablePlan], name: str | None) -> list[int]:
         known = did_you_mean(name, names) if names else "this model has no tables"
         raise ConfigError(f"fleet.shrink: there is no table {name!r}; {known}")
     chosen = [n for n, t in enumerate(tables) if t.is_counted and name in (None, t.name)]
+    leaders = {t.name: t.entry.table for t in tables if t.entry is not None and t.entry.table}
+    if not chosen and name in leaders:
+        raise PlanError(
+            f"fleet.shrink: the rows of table {name!r} leave with those of {leaders[name]!r}; "
+            f"shrink that one"
+        )
     if not chosen:
         which = "no table has" if name is None else f"table {name!r} does not have"
         raise PlanError(

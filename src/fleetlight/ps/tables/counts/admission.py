@@ -8,12 +8,14 @@ with a maximum of rows also has the push that used a row last, and counts withou
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import PlanError, did_you_mean
 from fleetlight.kernels import RowTable, splitmix64
-from fleetlight.ps.plan import EntryPlan, TablePlan
+from fleetlight.ps.plan import SCORE, SHOW_CLICK, EntryPlan, TablePlan
 from fleetlight.ps.update import Floats, Ids
 
 #: columns of the metadata; the last one only where there is a maximum of rows
@@ -100,10 +102,35 @@ class ChanceAdmission(Admission):
         return np.asarray(bits * 2.0**-53, np.float64)
 
 
+class ScoreAdmission(Admission):
+    """A training pull gives an id a row once its score in another table is high enough."""
+
+    counts_pulls = True
+    #: the scores of ids in that table; ids without a row there have the score 0
+    scores: Callable[[Ids], Floats]
+
+    def give_rows(self, table: RowTable, ids: Ids, step: int) -> Numbers:
+        """See `Admission`."""
+        numbers = table.find(ids)
+        unknown = np.flatnonzero(numbers < 0)
+        high = unknown[self.scores(ids[unknown]) >= self._value]
+        numbers[high] = table.insert(ids[high])
+        return numbers
+
+    def count_sighting(self, table: RowTable, numbers: Numbers) -> None:
+        """Count nothing: the other table does."""
+
+    def learning(self, table: RowTable, ids: Ids) -> Mask:
+        """See `Admission`."""
+        known: Mask = table.find(ids) >= 0
+        return known
+
+
 _KINDS: dict[str, type[Admission]] = {
     "count": CountAdmission,
     "probability": ChanceAdmission,
-    "show_click": Admission,
+    SHOW_CLICK: Admission,
+    SCORE: ScoreAdmission,
 }
 
 
@@ -130,6 +157,15 @@ def note_push(table: RowTable, ids: Ids, shows: Floats | None, clicks: Floats | 
     for column, counts in ((SEEN, shows), (CLICKS, clicks)):
         if counts is not None:
             meta[numbers[known], column] += counts[known]
+
+
+def scores(table: RowTable, ids: Ids) -> Floats:
+    """The score of each id, 0 without a row."""
+    numbers = table.find(ids)
+    found, known = np.zeros(len(ids), np.float32), numbers >= 0
+    meta = table.meta[numbers[known]]
+    found[known] = worth(meta[:, SEEN], meta[:, CLICKS])
+    return found
 
 
 def pass_day(
