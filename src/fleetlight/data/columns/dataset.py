@@ -9,21 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import default_collate
 
-from fleetlight.data.columns.decoded_groups import DecodedGroups
 from fleetlight.data.columns.decoding import Column, Decoder, Ragged, joined
 from fleetlight.data.columns.groups import Groups
 from fleetlight.data.columns.layout import Columns, check_known, check_together, outputs_of
-from fleetlight.data.sources.windows import WINDOW, Grouped, WindowSampler
-from fleetlight.errors import ConfigError
+from fleetlight.data.sources.loaded_groups import LoadedGroups
+from fleetlight.data.sources.windows import Grouped
 from fleetlight.kernels.arrays import Ids
 
 #: the entries of a batch, or of one record, by name
 Batch = dict[str, Any]
 
 
-class ColumnFiles(Dataset[Any], Grouped):
+class ColumnFiles(Grouped):
     """Records of columnar files, as dicts of tensors. `loader` makes batches of them.
 
     Whole numbers are int64, floats float32; texts are int64 ids, hashed with the name of their
@@ -50,7 +49,7 @@ class ColumnFiles(Dataset[Any], Grouped):
         self._rows = [group.rows for group in groups.groups]
         self._firsts = [0, *itertools.accumulate(self._rows)]
         self._fingerprint = groups.fingerprint()
-        self._decoded = DecodedGroups(self._load)
+        self._decoded = LoadedGroups(self._load)
 
     # -- the data set
 
@@ -75,31 +74,6 @@ class ColumnFiles(Dataset[Any], Grouped):
     def collate(rows: Any) -> Any:
         """For `DataLoader(collate_fn=...)`: keeps a batch that was made whole."""
         return rows.batch if isinstance(rows, Whole) else default_collate(rows)
-
-    def loader(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        window: int = WINDOW,
-        seed: int = 0,
-        **settings: Any,
-    ) -> DataLoader[Any]:
-        """A DataLoader of whole batches, which reads each group once an epoch.
-
-        `shuffle`: in a new order each epoch, of the groups and of the records in a `window` of
-        groups with at least so many records. `seed`: of the order without `fleet.shard`.
-        """
-        for name in ("sampler", "batch_sampler"):
-            if name in settings:
-                raise ConfigError(
-                    f"loader({name}=...): the order of files is drawn here; leave {name} out, or "
-                    "make a torch DataLoader of this data set, which reads groups again and again"
-                )
-        sampler = WindowSampler(self, shuffle=shuffle, window=window, seed=seed)
-        return DataLoader(
-            self, batch_size, sampler=sampler, **{"collate_fn": self.collate, **settings}
-        )
 
     def __repr__(self) -> str:
         return f"<{self._groups.groups_name}: {len(self)} records>"

@@ -6,17 +6,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fleetlight.data.columns import arrow
 from fleetlight.data.columns.conditions import Condition, mask_of
 from fleetlight.data.columns.files.group_file import GroupFile
 from fleetlight.data.columns.layout import ColumnKind, check_known, kind_of
+from fleetlight.data.locations.files import in_threads
 from fleetlight.errors import DataError, counted
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 #: footers and conditions are read by so many threads
 _THREADS = 8
@@ -50,7 +49,9 @@ class Groups:
         self.columns += [name for name in self._partitions if name not in self.columns]
         for one in conditions:
             check_known(one.column, self.columns, files[0].name)
-        self.groups = [group for file in _in_threads(self._groups_of, files) for group in file]
+        self.groups = [
+            group for file in in_threads(self._groups_of, files, _THREADS) for group in file
+        ]
         if not self.groups:
             raise DataError(f"{self.groups_name}: got no record for which the conditions are true")
 
@@ -141,7 +142,7 @@ class Groups:
 
 def opened(open_one: Callable[[T], GroupFile], sources: Sequence[T]) -> list[GroupFile]:
     """The files of sources that have records."""
-    found = [file for file in _in_threads(open_one, sources) if sum(file.rows)]
+    found = [file for file in in_threads(open_one, sources, _THREADS) if sum(file.rows)]
     if not found:
         raise DataError(f"{sources[0]}: got no records in {len(sources)} files, expected some")
     return found
@@ -157,8 +158,3 @@ def _partitions(files: Sequence[GroupFile]) -> Mapping[str, Mapping[str, Any]]:
         is_int = all(text.lstrip("-").isdecimal() for text in texts.values())
         found[name] = {file: int(text) if is_int else text for file, text in texts.items()}
     return found
-
-
-def _in_threads(act: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    with ThreadPoolExecutor(min(_THREADS, len(items))) as threads:
-        return list(threads.map(act, items))

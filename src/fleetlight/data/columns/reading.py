@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,16 +11,12 @@ from fleetlight.data.columns import arrow as pyarrow
 from fleetlight.data.columns.conditions import Where, conditions_of
 from fleetlight.data.columns.dataset import Batch, ColumnFiles
 from fleetlight.data.columns.files.columnar_file import ArrowFile, ParquetFile
-from fleetlight.data.columns.files.sources import FoundFile, local_sources
-from fleetlight.data.columns.files.stored import stored_sources
 from fleetlight.data.columns.files.text_file import TextFile, TextFormat
 from fleetlight.data.columns.groups import Groups, opened
 from fleetlight.data.columns.layout import Columns
-from fleetlight.errors import ConfigError, DataError
-from fleetlight.store import is_url
+from fleetlight.data.locations.paths import Paths, sources_of
+from fleetlight.errors import ConfigError
 
-#: files, folders and patterns, on this machine or under a URL
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Transform = Callable[[Batch], Any]
 
 
@@ -83,25 +78,6 @@ def csv(
     first = TextFile.at(sources[0], form)
     rest = partial(TextFile.at, text_format=form, schema=first.schema)
     return _data_set(opened(rest, sources), columns, where, fill, transform)
-
-
-def sources_of(paths: Paths, endings: Sequence[str]) -> list[FoundFile]:
-    """The files of names, folders and patterns, each list sorted; `endings`: those in folders."""
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found: list[FoundFile] = []
-    for one in given:
-        name = os.fspath(one)
-        here = stored_sources(name, endings) if is_url(name) else local_sources(name, endings)
-        if not here:
-            where = "" if is_url(name) else f" in {os.getcwd()}"
-            raise DataError(
-                f"got {name}: no such file{where}; expected a file, a pattern such as day_*/, or a "
-                f"folder with files that end with {' or '.join(endings)}"
-            )
-        found += here
-    if not found:
-        raise DataError(f"got {given}, expected at least one file")
-    return found
 
 
 def _type(name: str, text: str) -> Any:

@@ -27,9 +27,15 @@ class RangeCutter(Iterator[list[Any]]):
     """
 
     def __init__(
-        self, unit: int, by_record: bool, next_range: Callable[[int], Interval | None]
+        self,
+        unit: int,
+        by_record: bool,
+        next_range: Callable[[int], Interval | None],
+        announce: Callable[[RangeBatch], None],
     ) -> None:
+        """Calls `announce` before the records of a batch are read."""
         self._unit, self._by_record, self._next_range = unit, by_record, next_range
+        self._announce = announce
         self._order: Sequence[Any] = ()
         self._last = RangeBatch(-1, 0, 0, 0)
         #: batches that torch has taken and not loaded yet
@@ -49,6 +55,7 @@ class RangeCutter(Iterator[list[Any]]):
         stop = min(start + self._unit, end)
         self._last = RangeBatch(number, start, stop, end)
         self._taken.append(self._last)
+        self._announce(self._last)
         return self.records(start, stop)
 
     def loaded(self) -> tuple[RangeBatch, int]:

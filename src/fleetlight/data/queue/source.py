@@ -9,11 +9,13 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from fleetlight.data.order.blocks import Interval
+from fleetlight.data.order.window_order import WindowOrder
 from fleetlight.data.queue.client import PARTS, QueueOptions, RangePosition
 from fleetlight.data.queue.cutter import RangeBatch, RangeCutter
 from fleetlight.data.queue.turn import QueueTurn
 from fleetlight.data.sources.sampler import ShardBatches, SharedSampler
 from fleetlight.data.sources.source import Dealt, RecordSource, Shard, refuse_unbatched
+from fleetlight.data.sources.windows import WindowSampler
 from fleetlight.errors import CheckpointError, ConfigError
 
 
@@ -31,7 +33,9 @@ class RangeSource(RecordSource):
         self._drop = loader.drop_last and by_record
         self._workers, self._range_batches = shard.workers, options.range_batches
         self._turn = QueueTurn(options, self._unit)
-        self._cutter = RangeCutter(self._unit, by_record, self._turn.next_range)
+        self._windows = sampler if isinstance(sampler, WindowSampler) else None
+        self._order: Sequence[Any] = ()
+        self._cutter = RangeCutter(self._unit, by_record, self._turn.next_range, self._announce)
         self._batches = ShardBatches()
         #: what is to be dealt out of the epoch; None: all of it
         self._left: list[Interval] | None = None
@@ -64,7 +68,7 @@ class RangeSource(RecordSource):
         return position["left"] == [] and position["hand"] is None
 
     def begin(self, epoch: int, seed: int) -> None:
-        order = self._sampler.order(seed, epoch)
+        order = self._order = self._sampler.order(seed, epoch)
         if self._hand is None:
             self.give_back()
             self._turn.number += 1 if self._continues else PARTS - self._turn.number % PARTS
@@ -178,6 +182,15 @@ class RangeSource(RecordSource):
         self._hand = None if hand is None else RangeBatch(hand[0], hand[1], hand[1], hand[2])
         if not self._turn.is_open:
             self._reached = _reached(self.position)
+
+    def _announce(self, batch: RangeBatch) -> None:
+        """Let the data set load the windows of a batch, and the one after it in the range."""
+        order = self._order
+        if self._windows is not None and isinstance(order, WindowOrder):
+            pieces = order.pieces(batch.start, batch.stop)
+            last = order.windows[pieces[-1][0]]
+            pieces += order.pieces(last.stop, min(batch.end, last.stop + 1))
+            self._windows.will_read(order, *(number for number, _, _ in pieces))
 
     def _whole(self) -> list[Interval]:
         """All positions of an epoch that are dealt out."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -159,8 +160,5 @@ class LaneSource(RecordSource):
 
     def _announce(self, order: WindowOrder, number: int, coming: Iterator[int]) -> None:
         """Let the data set load a window, and the one after it."""
-        self._sampler.records.will_read(order.windows[number].groups)
-        for following in coming:
-            if following != number:
-                self._sampler.records.will_read(order.windows[following].groups)
-                return
+        following = (one for one in coming if one != number)
+        self._sampler.will_read(order, number, *itertools.islice(following, 1))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetlight.data.columns import arrow
-from fleetlight.data.columns.files.group_file import Bounds, GroupFile, opening
-from fleetlight.data.columns.files.sources import FoundFile
+from fleetlight.data.columns.files.group_file import Bounds, GroupFile, arrow_input, opening
+from fleetlight.data.locations.files import FoundFile
 
 
 class ParquetFile(GroupFile):
@@ -17,7 +17,7 @@ class ParquetFile(GroupFile):
     @classmethod
     def at(cls, source: FoundFile) -> ParquetFile:
         """Read the footer."""
-        with opening(source, "Parquet"), source.open() as file:
+        with opening(source, "Parquet"), arrow_input(source) as file:
             opened = _opened(file)
             footer = opened.metadata
             rows = tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
@@ -28,11 +28,11 @@ class ParquetFile(GroupFile):
         return "row group"
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
-        with self.reading(group), self.source.open() as file:
+        with self.reading(group), arrow_input(self.source) as file:
             return _opened(file).read_row_group(group, columns=list(columns), use_threads=False)
 
     def bounds(self, group: int, columns: Sequence[str]) -> Bounds:
-        with self.reading(group), self.source.open() as file:
+        with self.reading(group), arrow_input(self.source) as file:
             footer = _opened(file).metadata
         found: Bounds = {}
         for place in range(footer.num_columns):
@@ -51,7 +51,7 @@ class ArrowFile(GroupFile):
     def at(cls, source: FoundFile) -> ArrowFile:
         """Read the footer, and the length of each batch."""
         ipc = arrow("pyarrow.ipc")
-        with opening(source, "an Arrow file"), source.open() as file:
+        with opening(source, "an Arrow file"), arrow_input(source) as file:
             opened = ipc.open_file(file)
             rows = tuple(opened.get_batch(n).num_rows for n in range(opened.num_record_batches))
             return cls(source, opened.schema, rows)
@@ -64,7 +64,7 @@ class ArrowFile(GroupFile):
         pa, ipc = arrow(), arrow("pyarrow.ipc")
         places = [self.schema.get_field_index(name) for name in columns]
         options = ipc.IpcReadOptions(included_fields=sorted(places), use_threads=False)
-        with self.reading(group), self.source.open() as file:
+        with self.reading(group), arrow_input(self.source) as file:
             batch = ipc.open_file(file, options=options).get_batch(group)
             return pa.Table.from_batches([batch])
 

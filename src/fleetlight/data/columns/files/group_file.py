@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fleetlight.data.columns import arrow
-from fleetlight.data.columns.files.sources import FoundFile
+from fleetlight.data.locations.files import FoundFile, LocalFile
 from fleetlight.errors import DataError
 
 #: the smallest and the largest value of each column with statistics, and whether some are missing
@@ -72,6 +72,13 @@ def opening(source: FoundFile, format_name: str) -> Iterator[None]:
         raise DataError(
             f"{source.name}: cannot be read as {format_name} ({_first_line(error)})"
         ) from error
+
+
+def arrow_input(source: FoundFile) -> Any:
+    """A file as Arrow reads it."""
+    if isinstance(source, LocalFile):
+        return arrow().OSFile(source.name, "rb")
+    return arrow().PythonFile(source.open(), mode="r")
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleetlight.data.columns import arrow
-from fleetlight.data.columns.files.group_file import GroupFile, opening
-from fleetlight.data.columns.files.sources import FoundFile
+from fleetlight.data.columns.files.group_file import GroupFile, arrow_input, opening
+from fleetlight.data.locations.files import FoundFile
 from fleetlight.errors import DataError
 
 #: bytes of a group, about
@@ -43,7 +43,7 @@ class TextFile(GroupFile):
     @classmethod
     def at(cls, source: FoundFile, text_format: TextFormat, schema: Any = None) -> TextFile:
         """Count the lines; `schema`: types of another file of the data set."""
-        with opening(source, "text"), source.open() as file:
+        with opening(source, "text"), arrow_input(source) as file:
             names, first = _header(file, source, text_format)
             starts, rows = _stretches(file, first, source.size, text_format.group_bytes)
             if schema is None:
@@ -64,7 +64,7 @@ class TextFile(GroupFile):
         return f"{self.name}, lines {first} to {first + self.rows[group] - 1}"
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
-        with self.reading(group), self.source.open() as file:
+        with self.reading(group), arrow_input(self.source) as file:
             data = _at(file, self.starts[group], self.starts[group + 1])
             types = {name: self.schema.field(name).type for name in columns}
             table = _parsed(data, tuple(self.schema.names), self.text_format, types)

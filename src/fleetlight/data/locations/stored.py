@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BucketFile`: a file in a bucket, of which Arrow reads the ranges that it needs."""
+"""`BucketFile`: a file in a bucket, of which ranges are read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import dataclasses
 import fnmatch
 import functools
 import io
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleetlight.data.columns import arrow
-from fleetlight.data.columns.files.sources import FoundFile, is_data
+from fleetlight.data.locations.files import FoundFile, is_data
 from fleetlight.errors import DataError
-from fleetlight.store import Entry, ObjectStore, store_at
+from fleetlight.store import Entry, ObjectStore, Span, store_at
 
 #: the least that is read at once; Arrow asks for a footer in pieces
 _LEAST = 1 << 16
@@ -30,7 +30,10 @@ class BucketFile(FoundFile):
     entry: Entry
 
     def open(self) -> Any:
-        return arrow().PythonFile(_Ranges(self), mode="r")
+        return _Ranges(self)
+
+    def read(self, spans: Sequence[Span]) -> list[memoryview]:
+        return [memoryview(data) for data in self.store.get_ranges(self.entry.name, spans)]
 
     def current(self) -> FoundFile:
         now = self.store.head(self.entry.name)
@@ -85,32 +88,46 @@ class _Ranges(io.RawIOBase):
             self._first, self._data = tail, _tail(source, tail, os.getpid())
             return
         stop = min(source.size, first + max(size, _LEAST))
-        self._first, self._data = first, _range(source, first, stop)
-
-
-def _range(source: BucketFile, first: int, stop: int) -> memoryview:
-    [data] = source.store.get_ranges(source.entry.name, [(first, stop)])
-    return memoryview(data)
+        self._first, [self._data] = first, source.read([(first, stop)])
 
 
 @functools.lru_cache(maxsize=256)
 def _tail(source: BucketFile, first: int, process: int) -> memoryview:
     """The end of an object, where its footer is; each row group needs it again."""
-    return _range(source, first, source.size)
+    [data] = source.read([(first, source.size)])
+    return data
 
 
-def stored_sources(url: str, endings: Sequence[str]) -> list[FoundFile]:
-    """The objects of a URL, a pattern, or everything under it, by name."""
-    scheme, _, path = url.partition("://")
-    bucket, _, path = path.partition("/")
-    root, pattern = f"{scheme}://{bucket}", path.strip("/").split("/")
-    fixed = next((n for n, part in enumerate(pattern) if set(part) & set(_WILD)), len(pattern))
-    entries = _bucket(root, os.getpid()).list("/".join(pattern[:fixed]))
-    return [
-        BucketFile(f"{root}/{entry.name}", entry.size, entry.version, root, entry)
-        for entry in entries
-        if _fits(entry.name.split("/"), pattern, endings)
-    ]
+def stored_sources(urls: Sequence[str], endings: Sequence[str]) -> list[list[FoundFile]]:
+    """The objects of each URL, or pattern, or everything under it, by name; all in one bucket."""
+    scheme, _, path = urls[0].partition("://")
+    root = f"{scheme}://{path.partition('/')[0]}"
+    paths = [url[len(root) :].strip("/") for url in urls]
+    files: dict[str, FoundFile] = {
+        one.name: BucketFile(f"{root}/{one.name}", one.size, one.version, root, one)
+        for one in _bucket(root, os.getpid()).list(_common([*map(_fixed, paths)]))
+    }
+    return [_matching(path.split("/"), files, endings) for path in paths]
+
+
+def _common(texts: Sequence[str]) -> str:
+    """How all texts begin."""
+    first, last = min(texts), max(texts)
+    return first[: next((n for n, one in enumerate(first) if one != last[n]), len(first))]
+
+
+def _fixed(path: str) -> str:
+    """A pattern before the first character that is not fixed."""
+    return "".join(itertools.takewhile(lambda one: one not in _WILD, path))
+
+
+def _matching(
+    pattern: Sequence[str], files: Mapping[str, FoundFile], endings: Sequence[str]
+) -> list[FoundFile]:
+    exact = files.get("/".join(pattern))
+    if exact is not None:
+        return [exact]
+    return [file for name, file in files.items() if _fits(name.split("/"), pattern, endings)]
 
 
 def _fits(name: Sequence[str], pattern: Sequence[str], endings: Sequence[str]) -> bool:
