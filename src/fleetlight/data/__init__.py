@@ -20,6 +20,7 @@ from fleetlight.data.readers.tables.criteo import Criteo
 from fleetlight.data.readers.tables.libsvm import LibSVM, SparseRows
 from fleetlight.data.readers.tables.movielens import MovieLens, Rating
 from fleetlight.data.records import Record
+from fleetlight.data.tars.dataset import TarFiles, webdataset
 from fleetlight.data.words.corpus import Corpus
 from fleetlight.data.words.skip_gram import Pairs, SkipGram
 from fleetlight.data.words.vocabulary import Vocabulary
@@ -46,10 +47,12 @@ __all__ = [
     "ShardLoader",
     "SkipGram",
     "SparseRows",
+    "TarFiles",
     "Vocabulary",
     "arrow",
     "csv",
     "hash_column",
     "parquet",
     "stable_hash",
+    "webdataset",
 ]

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TarFiles`: a data set over tar files of samples."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from torch.utils.data import default_collate
+
+from fleetlight.data.locations.files import in_threads
+from fleetlight.data.locations.paths import Paths, sources_of
+from fleetlight.data.sources.loaded_groups import LoadedGroups
+from fleetlight.data.sources.windows import Grouped
+from fleetlight.data.tars.decoding import (
+    Decoders,
+    Fields,
+    SampleDecoder,
+    extensions_of,
+    fields_of,
+)
+from fleetlight.data.tars.shard import TarShard
+from fleetlight.errors import DataError
+from fleetlight.kernels.arrays import Ids
+from fleetlight.store import ObjectStore, store_at
+
+#: tars that are indexed at once
+_INDEXING = 8
+#: groups that are loaded at once, and files of which samples are
+_LOADING = 4
+
+
+class SampleGroup(NamedTuple):
+    """Samples of a shard that are read together."""
+
+    shard: TarShard
+    first: int
+    last: int
+
+
+class TarFiles(Grouped):
+    """Samples of tar files: members that follow each other and share a key.
+
+    A sample is a dict of its decoded members, or what `transform` makes of it. `loader` reads the
+    files in stretches, which it shuffles; other loaders read each sample on its own.
+    """
+
+    WINDOW: ClassVar[int] = 1_024
+
+    def __init__(
+        self,
+        shards: Sequence[TarShard],
+        fields: Fields,
+        decode: Decoders | None,
+        transform: Callable[[dict[str, Any]], Any] | None,
+    ) -> None:
+        self._shards, self._transform = [one for one in shards if one.samples], transform
+        if not self._shards:
+            raise DataError(f"{shards[0].file.name}: got no sample in {len(shards)} files")
+        self._groups = [
+            SampleGroup(shard, *group) for shard in self._shards for group in shard.groups()
+        ]
+        self._rows = [last - first for _, first, last in self._groups]
+        self._firsts = [0, *itertools.accumulate(self._rows)]
+        self._decoder = SampleDecoder(fields_of(fields, self._first_extensions), decode or {})
+        self._loaded = LoadedGroups(self._load, _LOADING)
+
+    # -- the data set
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self!r}: got sample {index}, expected one of {len(self)}")
+        return self.__getitems__([index % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int] | Ids) -> list[Any]:
+        """The samples of a batch, as DataLoader requests them."""
+        numbers = [int(index) for index in indices]
+        groups = [bisect.bisect_right(self._firsts, one) - 1 for one in numbers]
+        alone = {
+            one: group
+            for one, group in zip(numbers, groups, strict=True)
+            if not self._loaded.has_announced(group)
+        }
+        read = self._read_alone(alone)
+        return [
+            self._sample(one, group, read.get(one))
+            for one, group in zip(numbers, groups, strict=True)
+        ]
+
+    @staticmethod
+    def collate(rows: Any) -> Any:
+        """A batch, as torch makes it."""
+        return default_collate(rows)
+
+    def __repr__(self) -> str:
+        more = len(self._shards) - 1
+        files = self._shards[0].file.name + (f" and {more} more" if more else "")
+        return f"<{files}: {len(self)} samples>"
+
+    # -- for loaders that read windows
+
+    @property
+    def group_rows(self) -> Sequence[int]:
+        return self._rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the files, and not with the folder that they are in."""
+        facts = [
+            (one.file.name.rsplit("/", 1)[-1], one.file.size, one.samples) for one in self._shards
+        ]
+        digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+        return f"{len(self._shards)} files, {len(self)} samples, {digest}"
+
+    def will_read(self, groups: Sequence[int]) -> None:
+        self._loaded.will_read(groups)
+
+    # --
+
+    def _load(self, group: int) -> memoryview:
+        """The bytes of a group."""
+        shard, first, last = self._groups[group]
+        [data] = _read(shard, [(first, last)])
+        return data
+
+    def _sample(self, number: int, group: int, data: memoryview | None) -> Any:
+        shard, first, _ = self._groups[group]
+        place = first + number - self._firsts[group]
+        start, stop = (int(one) for one in shard.starts[place : place + 2])
+        if data is None:
+            before = int(shard.starts[first])
+            data = self._loaded.get(group)[start - before : stop - before]
+        fields = self._decoder.decode(data, start, shard)
+        return fields if self._transform is None else self._transform(fields)
+
+    def _read_alone(self, groups: dict[int, int]) -> dict[int, memoryview]:
+        """The bytes of samples of which the groups are given, by number."""
+        by_shard: dict[int, tuple[TarShard, list[tuple[int, int]]]] = {}
+        for number, group in groups.items():
+            shard, first, _ = self._groups[group]
+            _, own = by_shard.setdefault(id(shard), (shard, []))
+            own.append((number, first + number - self._firsts[group]))
+        found: dict[int, memoryview] = {}
+        for (_, own), data in zip(
+            by_shard.values(),
+            in_threads(_read_samples, list(by_shard.values()), _LOADING),
+            strict=True,
+        ):
+            found.update(zip((number for number, _ in own), data, strict=True))
+        return found
+
+    def _first_extensions(self) -> list[str]:
+        shard = self._shards[0]
+        [data] = _read(shard, [(0, 1)])
+        return list(extensions_of(data, int(shard.starts[0]), shard)[1])
+
+
+def webdataset(
+    files: Paths,
+    fields: Fields = None,
+    *,
+    decode: Decoders | None = None,
+    transform: Callable[[dict[str, Any]], Any] | None = None,
+    index: str | os.PathLike[str] | None = None,
+) -> TarFiles:
+    """Samples of tar files: names, numbers in braces, patterns, folders, or a list of them.
+
+    `fields`: the extensions to read, or {name in the sample: extension, or several such as
+    "jpg;png"}; the members of the first sample by default. `decode`: functions of bytes, by
+    extension. `transform`: called with each sample. `index`: a folder or a URL that keeps where
+    samples begin; without it each job reads the headers of all files once.
+    """
+    found = sources_of(files, (".tar",))
+    kept: ObjectStore | None = None if index is None else store_at(index)
+    shards = in_threads(lambda file: TarShard.at(file, kept), found, _INDEXING)
+    return TarFiles(shards, fields, decode, transform)
+
+
+def _read(shard: TarShard, samples: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """The bytes of some ranges of samples."""
+    spans = [(int(shard.starts[first]), int(shard.starts[last])) for first, last in samples]
+    shard.file.check_unchanged()
+    return shard.file.read(spans)
+
+
+def _read_samples(samples: tuple[TarShard, list[tuple[int, int]]]) -> list[memoryview]:
+    shard, own = samples
+    return _read(shard, [(place, place + 1) for _, place in own])

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`webdataset`: samples, fields, and one clear error for each damaged file."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.data.tars.making import array_bytes, numbered, sample, tar_bytes
+from torch.utils.data import DataLoader
+
+import fleetlight as fleet
+from fleetlight.data import TarFiles
+from fleetlight.data.tars import shard
+from fleetlight.errors import ConfigError, DataError
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def _write(*members: tuple[str, bytes], name: str = "a.tar") -> Path:
+        path = tmp_path / name
+        path.write_bytes(tar_bytes(members))
+        return path
+
+    return _write
+
+
+def picture(form: str, colour: tuple[int, int, int] = (255, 0, 0)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), colour).save(file, form)
+    return file.getvalue()
+
+
+def test_members_are_decoded_by_their_extension(write: Write) -> None:
+    path = write(
+        ("7.json", b'{"a": [1]}'),
+        ("7.CLS", b" 12\n"),
+        ("7.txt", "Straße".encode()),
+        ("7.npy", array_bytes(np.arange(3))),
+        ("7.png", picture("png")),
+        ("7.left.jpeg", picture("jpeg")),
+        ("7.flac", b"\0\1"),
+    )
+    one = fleet.data.webdataset(path)[0]
+    assert (one["json"], one["cls"], one["txt"], one["flac"]) == ({"a": [1]}, 12, "Straße", b"\0\1")
+    assert one["npy"].tolist() == [0, 1, 2]
+    assert one["png"].dtype == torch.uint8
+    assert one["png"].shape == one["left.jpeg"].shape == (3, 4, 6)
+    assert one["png"][:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_fields_have_names_and_alternatives(write: Write) -> None:
+    path = write(("a.jpg", b"1"), ("a.cls", b"5"), ("b.cls", b"6"), ("b.png", b"2"))
+    fields = {"image": "jpg;png", "label": "cls", "key": "__key__"}
+    data = fleet.data.webdataset(path, fields, decode={"jpg": bytes, "png": bytes.hex})
+    assert data[0] == {"image": b"1", "label": 5, "key": "a"}
+    assert data[-1] == {"image": "32", "label": 6, "key": "b"}
+
+
+def test_transform_gets_each_sample(write: Write) -> None:
+    path = write(*sample(3), *sample(4))
+    data = fleet.data.webdataset(path, ["cls"], transform=lambda one: one["cls"] * 10)
+    assert [data[n] for n in range(2)] == [30, 40]
+    assert next(iter(data.loader(2))).tolist() == [30, 40]
+
+
+def test_batches_are_collated_as_usual(tmp_path: Path) -> None:
+    data = fleet.data.webdataset(numbered(tmp_path, [5, 4]), ["cls", "npy"])
+    batches = list(data.loader(4))
+    assert [batch["cls"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert batches[0]["npy"].shape == (4, 3)
+    assert repr(data) == f"<{tmp_path}/train-000.tar and 1 more: 9 samples>"
+    plain = DataLoader(data, 4, shuffle=True)
+    assert sorted(torch.cat([batch["cls"] for batch in plain]).tolist()) == list(range(9))
+
+
+def test_names_with_braces_are_files_in_turn(tmp_path: Path) -> None:
+    numbered(tmp_path, [1] * 12)
+
+    def labels(name: str) -> list[int]:
+        data = fleet.data.webdataset(f"{tmp_path}/{name}", ["cls"])
+        return [data[n]["cls"] for n in range(len(data))]
+
+    assert labels("train-{002..004}.tar") == [2, 3, 4]
+    assert labels("train-{011,000}.tar") == [11, 0]
+    assert labels("train-0{0..1}{0..1}.tar") == [0, 1, 10, 11]
+    assert labels("train-01*.tar") == [10, 11]
+    with pytest.raises(DataError, match=r"train-012\.tar: no such file"):
+        labels("train-{010..012}.tar")
+    with pytest.raises(DataError, match=r"004 is larger than 002"):
+        labels("train-{004..002}.tar")
+    with pytest.raises(DataError, match=r"expected two whole numbers.*got \{a\.\.c\}"):
+        labels("train-{a..c}.tar")
+
+
+def test_group_is_a_stretch_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "GROUP_BYTES", 4 * 3 * 1024)
+    data = fleet.data.webdataset(numbered(tmp_path, [9, 3]), ["cls"])
+    assert data.group_rows == [4, 4, 1, 3]
+    monkeypatch.setattr(shard, "GROUP_BYTES", 1)
+    assert fleet.data.webdataset(tmp_path, ["cls"]).group_rows == [1] * 12
+
+
+def test_loader_reads_groups_and_others_read_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fleetlight.data.locations.files import LocalFile
+
+    monkeypatch.setattr(shard, "GROUP_BYTES", 10 * 3 * 1024)
+    data = fleet.data.webdataset(numbered(tmp_path, [40]), ["cls"])
+    spans: list[tuple[int, int]] = []
+    plain = LocalFile.read
+
+    def read(self: LocalFile, own: Any) -> Any:
+        spans.extend(own)
+        return plain(self, own)
+
+    monkeypatch.setattr(LocalFile, "read", read)
+    for batch in data.loader(7, shuffle=True, window=20):
+        assert len(batch["cls"])
+    assert len(spans) == 4
+    spans.clear()
+    assert [
+        one["cls"] for one in fleet.data.webdataset(tmp_path, ["cls"]).__getitems__([31, 2])
+    ] == [31, 2]
+    assert [stop - start for start, stop in spans] == [3 * 1024] * 2
+
+
+def test_index_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbered(tmp_path, [5, 4])
+    kept = tmp_path / "index"
+    first = fleet.data.webdataset(tmp_path, ["cls"], index=kept)
+    monkeypatch.setattr(shard, "_starts", lambda file: pytest.fail(f"{file.name} is read again"))
+    again = fleet.data.webdataset(tmp_path, ["cls"], index=kept)
+    assert [again[n]["cls"] for n in range(9)] == list(range(9))
+    assert again.fingerprint == first.fingerprint
+    monkeypatch.undo()
+    # another version of a file has another index
+    (tmp_path / "train-001.tar").write_bytes(tar_bytes(sample(99)))
+    assert fleet.data.webdataset(tmp_path, ["cls"], index=kept)[-1]["cls"] == 99
+    for file in kept.iterdir():
+        file.write_bytes(b"nonsense")
+    with pytest.raises(
+        DataError, match=r"index\.npy: got a file that is no index of .*; delete it"
+    ):
+        fleet.data.webdataset(tmp_path, ["cls"], index=kept)
+
+
+def test_cut_off_and_empty_files_are_errors(write: Write, tmp_path: Path) -> None:
+    path = write(*sample(1), *sample(2))
+    path.write_bytes(path.read_bytes()[:4_610])
+    with pytest.raises(
+        DataError, match=r"a\.tar: ends at byte 4610, expected 'train/000002\.json'"
+    ):
+        fleet.data.webdataset(path)
+    write(name="a.tar")
+    with pytest.raises(DataError, match=r"a\.tar: got no sample in 1 files"):
+        fleet.data.webdataset(path)
+    write(*sample(1), name="b.tar")
+    assert len(fleet.data.webdataset(tmp_path)) == 1
+
+
+def test_key_that_returns_is_an_error(write: Write) -> None:
+    path = write(("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"))
+    with pytest.raises(
+        DataError, match=r"a\.tar, member 'a\.cls': the key 'a' has members at byte 0"
+    ):
+        fleet.data.webdataset(path)
+    path = write(("a.cls", b"1"), ("a.cls", b"2"))
+    with pytest.raises(DataError, match=r"member 'a\.cls': the key 'a' has two members \.cls"):
+        fleet.data.webdataset(path, ["cls"])[0]
+
+
+def test_sample_without_a_field_is_an_error(write: Write) -> None:
+    path = write(("a.cls", b"1"), ("a.jpg", b""), ("b.cls", b"2"), ("b.txt", b""))
+    data = fleet.data.webdataset(path, {"image": "jpg;png"}, decode={"jpg": bytes})
+    with pytest.raises(
+        DataError,
+        match=r"a\.tar, key 'b': got no member \.jpg or \.png for the field 'image', only \.cls",
+    ):
+        data[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.jpg", picture("jpeg")[:200]), ("x.json", b"{"), ("x.cls", b"cat"), ("x.npy", b"1")],
+)
+def test_member_that_cannot_be_decoded_is_named(write: Write, name: str, content: bytes) -> None:
+    data = fleet.data.webdataset(write(("a.txt", b""), (name, content)), [name[2:]])
+    with pytest.raises(
+        DataError, match=rf"a\.tar, member '{name}', key 'x': \d+ bytes cannot be decoded as \."
+    ):
+        data[1]
+
+
+def test_objects_in_arrays_are_refused(write: Write) -> None:
+    data = fleet.data.webdataset(write(("a.npy", array_bytes(np.array([{}])))))
+    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
+        data[0]
+
+
+def test_file_that_changes_is_an_error(write: Write) -> None:
+    path = write(*sample(1))
+    data = fleet.data.webdataset(path, ["cls"])
+    os.utime(path, (1, 1))
+    with pytest.raises(DataError, match=r"a\.tar: the file has changed since the job began"):
+        data[0]
+
+
+def test_wrong_arguments_are_errors(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(*sample(1))
+    with pytest.raises(ConfigError, match=r"got fields='jpg', expected a list"):
+        fleet.data.webdataset(path, "jpg")
+    with pytest.raises(ConfigError, match="got no fields"):
+        fleet.data.webdataset(path, [])
+    with pytest.raises(IndexError, match="got sample 1, expected one of 1"):
+        fleet.data.webdataset(path)[1]
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fleetlight\[images\]'"):
+        fleet.data.webdataset(path, ["jpg"])
+    assert isinstance(fleet.data.webdataset(path, ["jpg"], decode={"jpg": bytes}), TarFiles)
