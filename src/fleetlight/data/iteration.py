@@ -89,6 +89,7 @@ class BatchLoop:
     def _hand_out(self, loaded: _Loaded) -> None:
         """Move past a batch and report what it counts."""
         cursor = self._cursor
+        cursor.position = self._source.before(cursor.position, loaded.position, loaded.total)
         self._observer.before_batch(cursor.state())
         self._source.handed_out(cursor.position, loaded.position)
         cursor.advance(loaded.position)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from fleetlight.data.cursor import LoaderCursor
 from fleetlight.data.iteration import BatchLoop
@@ -16,7 +16,13 @@ from fleetlight.data.queue.client import QueueOptions
 from fleetlight.data.queue.source import RangeSource
 from fleetlight.data.sources.indexed import BatchSource, MapSource
 from fleetlight.data.sources.lane_source import LaneSource
-from fleetlight.data.sources.source import RecordSource, Shard, refuse_unbatched
+from fleetlight.data.sources.source import (
+    RecordSource,
+    Shard,
+    is_batched_by_torch,
+    refuse_unbatched,
+)
+from fleetlight.data.sources.split_stream import Agree, SplitSource
 from fleetlight.data.sources.stream import StreamSource
 from fleetlight.data.sources.windows import WindowSampler
 from fleetlight.errors import ConfigError
@@ -54,15 +60,17 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         tail: str,
         observer: LoaderObserver | None = None,
         queue: QueueOptions | None = None,
+        agree: Agree | None = None,
     ) -> None:
+        """Shard a loader; with `queue` or `agree` by a queue, or by the shards of a stream."""
         _refuse_sharded(loader)
         self._shard = Shard(worker, workers, tail)
         #: for the job: where the records come from, and how far the loader is
-        self.source = _source_of(loader, self._shard, queue)
+        self.source = _source_of(loader, self._shard, queue, agree)
         self.cursor = LoaderCursor(self.source, seed)
         self._observer = observer or NoObserver()
         self._loop = BatchLoop(self.source, self.cursor, self._observer)
-        super().__init__(**_arguments(loader), **self.source.arguments())
+        super().__init__(**{**_arguments(loader), **self.source.arguments()})
         # torch gives a loader with a batch sampler no batch size; readers of this one need it
         self.__dict__["batch_size"] = loader.batch_size
 
@@ -97,7 +105,10 @@ class ShardLoader(DataLoader[Any], Generic[B]):
     @property
     def samples_per_step(self) -> int | None:
         """Samples of all workers in one full step, None where batches differ in size."""
-        if isinstance(self.source, (LaneSource, MapSource, StreamSource)) and self.batch_size:
+        if (
+            isinstance(self.source, (LaneSource, MapSource, SplitSource, StreamSource))
+            and self.batch_size
+        ):
             return self.batch_size * self.workers
         return None
 
@@ -136,13 +147,17 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         self.cursor.load(state)
 
 
-def _source_of(loader: DataLoader[Any], shard: Shard, queue: QueueOptions | None) -> RecordSource:
+def _source_of(
+    loader: DataLoader[Any], shard: Shard, queue: QueueOptions | None, agree: Agree | None
+) -> RecordSource:
+    if agree is not None:
+        return SplitSource(loader, shard, agree)
     if queue is not None:
         return RangeSource(loader, shard, queue)
     if isinstance(loader.dataset, IterableDataset):
         return StreamSource(loader, shard)
     refuse_unbatched(loader)
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+    if not is_batched_by_torch(loader):
         return BatchSource(loader.batch_sampler, shard)
     if isinstance(loader.sampler, WindowSampler):
         return LaneSource(loader, loader.sampler, shard)
@@ -163,6 +178,13 @@ def _refuse_sharded(loader: DataLoader[Any]) -> None:
         raise ConfigError(
             "fleet.shard: this loader has a DistributedSampler and is sharded already; build it "
             "with shuffle=True instead"
+        )
+    # a mark of HuggingFace's
+    if getattr(loader.dataset, "__dict__", {}).get("_distributed") is not None:
+        raise ConfigError(
+            "fleet.shard: this dataset was split by split_dataset_by_node already; leave that out, "
+            "and write fleet.shard(loader, deal='shards') for a stream whose workers read files of "
+            "their own"
         )
 
 

@@ -216,6 +216,16 @@ class Job(abc.ABC):
     def shard_queue(self, range_batches: int) -> QueueOptions:
         """Where the next loader asks for its records, range by range."""
 
+    def agree_on_batches(self, samples: Sequence[int]) -> list[list[int]] | None:
+        """By worker, how many samples its next batches have; all workers call it together.
+
+        None where workers do not make their steps together: none of them waits then.
+        """
+        if self.group.alone:
+            return [list(samples)]
+        gathered = self.group.all_gather(torch.tensor(samples, dtype=torch.int64))
+        return [one.tolist() for one in gathered]
+
     # -- state
 
     @property

@@ -37,7 +37,7 @@ def order_of(sampler: Any, seed: int, epoch: int) -> Sequence[Any]:
         return sampler.order(seed, epoch)
     if type(sampler) is SequentialSampler:
         return range(len(sampler))
-    if type(sampler) is RandomSampler and _is_permutation(sampler):
+    if _is_random(sampler) and _is_permutation(sampler):
         generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
         permutation = torch.randperm(len(sampler), generator=generator)
         # 8 bytes for each record; a list would take 40
@@ -45,7 +45,14 @@ def order_of(sampler: Any, seed: int, epoch: int) -> Sequence[Any]:
     return _drawn(sampler, seed, epoch)
 
 
-def _is_permutation(sampler: RandomSampler) -> bool:
+def _is_random(sampler: Any) -> bool:
+    """True for torch's sampler, and the one that torchdata's StatefulDataLoader makes for it."""
+    kind = type(sampler)
+    its = kind.__module__.startswith("torchdata.") and kind.__name__ == "RandomSampler"
+    return kind is RandomSampler or its
+
+
+def _is_permutation(sampler: Any) -> bool:
     return not sampler.replacement and len(sampler) == len(sampler.data_source)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from fleetlight.data.order.blocks import Interval
 from fleetlight.data.order.window_order import WindowOrder
@@ -14,7 +14,13 @@ from fleetlight.data.queue.client import PARTS, QueueOptions, RangePosition
 from fleetlight.data.queue.cutter import RangeBatch, RangeCutter
 from fleetlight.data.queue.turn import QueueTurn
 from fleetlight.data.sources.sampler import ShardBatches, SharedSampler
-from fleetlight.data.sources.source import Dealt, RecordSource, Shard, refuse_unbatched
+from fleetlight.data.sources.source import (
+    Dealt,
+    RecordSource,
+    Shard,
+    is_batched_by_torch,
+    refuse_unbatched,
+)
 from fleetlight.data.sources.windows import WindowSampler
 from fleetlight.errors import CheckpointError, ConfigError
 
@@ -26,7 +32,7 @@ class RangeSource(RecordSource):
 
     def __init__(self, loader: DataLoader[Any], shard: Shard, options: QueueOptions) -> None:
         _refuse(loader, shard)
-        by_record = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
+        by_record = is_batched_by_torch(loader)
         sampler = loader.sampler if by_record else loader.batch_sampler
         self._sampler = SharedSampler(sampler, shard.workers)
         self._unit = (loader.batch_size or 1) if by_record else 1

@@ -78,6 +78,10 @@ class RecordSource(abc.ABC):
         """The records of the batch after a position in the current epoch; None: unknown."""
         return None
 
+    def before(self, position: dict[str, Any], after: dict[str, Any], total: int) -> dict[str, Any]:
+        """The position before a batch with `total` samples, with what has become known since."""
+        return position
+
     # -- for records that a queue deals out
 
     def handed_out(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -108,6 +112,11 @@ class RecordSource(abc.ABC):
 
     def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """A state that was saved with another kind of source, where it can be converted."""
+        if "of" in state and state.get("consumed"):
+            raise CheckpointError(
+                "got a position that a loader with deal='shards' saved within an epoch: each "
+                "worker has one in its own shards; load it with fleet.shard(loader, deal='shards')"
+            )
         if state.get("left") is None:
             return state
         raise CheckpointError(
@@ -123,3 +132,9 @@ def refuse_unbatched(loader: DataLoader[Any]) -> None:
             "fleet.shard: this loader has no automatic batching (batch_size=None); give it a "
             "batch_size or a batch_sampler"
         )
+
+
+def is_batched_by_torch(loader: DataLoader[Any]) -> bool:
+    """True where the loader cuts the records of its sampler into batches of one size."""
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    return loader.batch_size is not None and sampler is loader.sampler

@@ -7,6 +7,7 @@ batch or forward, and random numbers at the place of the save.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from fleetlight.checkpoint import WorkerState
 from fleetlight.data.loader import ShardLoader
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.loading import load_job
+from fleetlight.fleet.checkpoints.worker_state import positions_of_all
 from fleetlight.fleet.job import Job
 from fleetlight.observe.log import logger
 
@@ -106,4 +108,11 @@ def _found(job: Job, folder: str) -> WorkerState | None:
             "from it with fleetrun --resume (FLEET_RESUME=1), or name another folder"
         )
     zero = saved.worker(0)
-    return WorkerState(rank=0) if zero is None else zero
+    if zero is None:
+        return WorkerState(rank=0)
+    if any("of" in position for position in zero.values.get("loaders", ())):
+        records = [saved.worker(rank) for rank in range(saved.manifest.workers)]
+        each = [None if one is None else one.values.get("loaders") for one in records]
+        values = {**zero.values, "loaders": positions_of_all(each)}
+        return dataclasses.replace(zero, values=values)
+    return zero

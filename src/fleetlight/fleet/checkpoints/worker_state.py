@@ -8,7 +8,7 @@ part is one class with the methods of `Stateful`, and its place in `PARTS`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -37,7 +37,7 @@ class SharedPositions:
 
     def load(self, saved: SavedPart) -> None:
         """Set the position of every loader, or change none."""
-        loaders, found = self.job.loaders, saved.first or []
+        loaders, found = self.job.loaders, positions_of_all(saved.each)
         if saved.purpose is Purpose.RESUME:
             return  # each loader gets its position when the script makes it
         if len(found) != len(loaders):
@@ -328,6 +328,20 @@ def positions(job: Job) -> list[dict[str, Any]]:
     if job.group.index == 0 and not job.replay.is_catching_up:
         return [loader.cursor.shared_state() for loader in job.loaders]
     return [loader.state_dict() for loader in job.loaders]
+
+
+def positions_of_all(each: Sequence[Sequence[Mapping[str, Any]] | None]) -> list[dict[str, Any]]:
+    """The positions of the loaders for all workers, given those of each; those of worker 0.
+
+    A loader whose position holds for its worker alone gets those of all as "each".
+    """
+    first = (each[0] if each else None) or []
+    return [
+        {**one, "each": [own[n] if own and n < len(own) else None for own in each]}
+        if "of" in one
+        else {**one}
+        for n, one in enumerate(first)
+    ]
 
 
 def report_positions(job: Job) -> None:

@@ -22,7 +22,7 @@ from fleetlight.observe.log import logger
 from fleetlight.observe.progress import Progress
 
 #: ways to deal out records
-DEALS = ("blocks", "queue")
+DEALS = ("blocks", "shards", "queue")
 #: types whose records torch stacks into batches of the same type
 T = TypeVar("T")
 Batch = TypeVar("Batch", bound="Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]")
@@ -65,6 +65,9 @@ def shard(
     With `deal="queue"` (async, staleness, GeoSGD), workers request ranges of at most
     `range_batches` batches, so a faster worker trains on more records. An epoch ends for all
     workers when every record is trained on.
+
+    With `deal="shards"` each worker reads shards of its own of a stream that has `num_shards` and
+    `shard`, such as HuggingFace's. As many workers must resume.
     """
     job = current()
     _check_lookahead(lookahead)
@@ -76,6 +79,7 @@ def shard(
         tail=tail,
         observer=JobObserver(job, lookahead),
         queue=_queue(job, deal, range_batches),
+        agree=job.agree_on_batches if deal == "shards" else None,
     )
     if job.autosave is not None:
         job.autosave.position_loader(sharded, len(job.loaders))

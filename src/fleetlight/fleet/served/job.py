@@ -210,6 +210,13 @@ class ServedJob(Job):
     def shard_queue(self, range_batches: int) -> QueueOptions:
         return QueueOptions(ShardQueueClient(self, self.session, len(self.loaders)), range_batches)
 
+    def agree_on_batches(self, samples: Sequence[int]) -> list[list[int]] | None:
+        self.open()
+        plan = self.session.bound.plan
+        if plan.serves_dense and not plan.steps_together:
+            return None
+        return super().agree_on_batches(samples)
+
     @property
     def is_untrained(self) -> bool:
         return self.session.client.is_untrained
