@@ -76,7 +76,7 @@ def _silent(*_: object) -> None:
     """Listen at no address."""
 
 
-def _rows_of(plan: Any, server: int, hosts: Sequence[Host], _: Any) -> Rows:
+def _rows_of(plan: Any, server: int, hosts: Sequence[Host], *_: Any) -> Rows:
     return hosts[server].rows_kind(plan, hosts[server].makes)
 
 

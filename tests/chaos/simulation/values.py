@@ -149,6 +149,7 @@ class _Table:
     """The table as the server reads it."""
 
     nbytes = 0
+    counts_pulls = False
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self.plan = rows, rows.plan.tables[0]

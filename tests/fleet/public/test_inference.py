@@ -127,7 +127,7 @@ def test_export_of_ids_without_rows(tmp_path: Path) -> None:
         export(member, tmp_path, rows={"bag": torch.tensor([10**15])}, module=member.model.bag)
 
     Job(build, SYNC, workers=1, servers=1).run(work)
-    held = checkpoint.load_inference(tmp_path)._module.state_dict()
+    held = checkpoint.load_inference(tmp_path)._run.state_dict()
     assert {name: tuple(t.shape) for name, t in held.items()} == {
         "rows.ids": (0,),
         "rows.rows": (0, 3),
@@ -148,7 +148,7 @@ def test_export_of_some_ids_only(tmp_path: Path) -> None:
 
     [expected] = Job(build, SYNC, workers=1, servers=2).run(work)
     model = checkpoint.load_inference(tmp_path)
-    held = {name: tuple(t.shape) for name, t in model._module.state_dict().items()}
+    held = {name: tuple(t.shape) for name, t in model._run.state_dict().items()}
     assert held == {"rows.ids": (2,), "rows.rows": (2, 2)}
     ids = torch.tensor([[1, 2, 0]] * 8)
     assert torch.equal(model(ids)[0], torch.cat([expected, torch.zeros(1, 2)]))
@@ -189,7 +189,7 @@ def test_export_of_unknown_tables_is_refused() -> None:
         return texts
 
     [(word, name)] = Job(build, SYNC, workers=1, servers=1).run(work)
-    assert "got rows='some', expected \"all\" or the ids" in word
+    assert "got rows='some', expected \"all\", \"reader\" or the ids" in word
     assert "rows has 'on', which is no table; did you mean 'one'?" in name
 
 

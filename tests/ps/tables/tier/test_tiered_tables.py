@@ -190,7 +190,7 @@ def test_memory_is_a_limit_of_rows(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_fails_a_push_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetlight.ps.tables.table.RowLog", without_patience)
+    monkeypatch.setattr("fleetlight.ps.tables.tier.kinds.RowLog", without_patience)
     table, ids = make("adagrad", memory=1), np.arange(100)
     table.fill(ids, ones(100))
     done = 0
