@@ -189,7 +189,7 @@ def test_export_of_unknown_tables_is_refused() -> None:
         return texts
 
     [(word, name)] = Job(build, SYNC, workers=1, servers=1).run(work)
-    assert "got rows='some', expected \"all\", \"reader\" or the ids" in word
+    assert 'got rows=\'some\', expected "all", "reader" or the ids' in word
     assert "rows has 'on', which is no table; did you mean 'one'?" in name
 
 
