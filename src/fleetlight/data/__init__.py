@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fleetlight.data.columns.dataset import ColumnFiles
 from fleetlight.data.columns.decoding import Ragged
-from fleetlight.data.columns.reading import arrow, csv, parquet
+from fleetlight.data.columns.reading import arrow, criteo, csv, parquet
 from fleetlight.data.generated.tables import ClickLog, RandomTable
 from fleetlight.data.hashing import hash_column, stable_hash
 from fleetlight.data.loader import ShardLoader
@@ -50,6 +50,7 @@ __all__ = [
     "TarFiles",
     "Vocabulary",
     "arrow",
+    "criteo",
     "csv",
     "hash_column",
     "parquet",

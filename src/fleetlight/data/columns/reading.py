@@ -15,6 +15,8 @@ from fleetlight.data.columns.files.text_file import TextFile, TextFormat
 from fleetlight.data.columns.groups import Groups, opened
 from fleetlight.data.columns.layout import Columns
 from fleetlight.data.locations.paths import Paths, sources_of
+from fleetlight.data.readers.tables.criteo import CATEGORIES, COUNTS, NAMES, scaled
+from fleetlight.data.records import Record
 from fleetlight.errors import ConfigError
 
 Transform = Callable[[Batch], Any]
@@ -78,6 +80,29 @@ def csv(
     first = TextFile.at(sources[0], form)
     rest = partial(TextFile.at, text_format=form, schema=first.schema)
     return _data_set(opened(rest, sources), columns, where, fill, transform)
+
+
+def criteo(files: Paths, *, transform: Callable[[Record], Any] | None = None) -> ColumnFiles:
+    """Criteo's click logs, larger than memory: batches as those of the data set `Criteo`.
+
+    `files`: plain text, as in `csv`. `transform`: called with each batch, a `Record`.
+    """
+
+    numbers = ("label", *COUNTS)
+    return csv(
+        files,
+        {"dense": COUNTS, "ids": CATEGORIES, "label": "label"},
+        delimiter="\t",
+        names=NAMES,
+        types={**dict.fromkeys(numbers, "float32"), **dict.fromkeys(CATEGORIES, "string")},
+        fill={**dict.fromkeys(COUNTS, 0), **dict.fromkeys(CATEGORIES, "")},
+        transform=partial(_record, transform),
+    )
+
+
+def _record(transform: Callable[[Record], Any] | None, batch: Batch) -> Any:
+    found = Record(scaled(batch["dense"]), batch["ids"], batch["label"])
+    return found if transform is None else transform(found)
 
 
 def _type(name: str, text: str) -> Any:

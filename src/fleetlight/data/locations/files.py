@@ -17,6 +17,8 @@ from fleetlight.store import Span
 T = TypeVar("T")
 R = TypeVar("R")
 
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
 
 @dataclasses.dataclass(frozen=True)
 class FoundFile(abc.ABC):
@@ -83,6 +85,16 @@ def _range(file: int, start: int, stop: int) -> memoryview:
     while read := os.preadv(file, [data[done:]], start + done):
         done += read
     return data[:done]
+
+
+def check_plain(start: bytes, where: str) -> None:
+    """DataError for a file that begins like a compressed one, of which no part can be read."""
+    for magic, name in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise DataError(
+                f"{where}: got a file compressed with {name}, of which no part can be read on its "
+                "own; decompress it"
+            )
 
 
 def local_sources(name: str, endings: Sequence[str]) -> list[FoundFile]:

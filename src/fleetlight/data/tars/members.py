@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from fleetlight.data.locations.files import check_plain
 from fleetlight.errors import DataError
 
 BLOCK = 512
@@ -23,7 +24,6 @@ _LONG_NAME, _PAX, _LONG_LINK, _PAX_FOR_ALL = b"L", b"x", b"K", b"g"
 #: links, devices and folders have no content, whatever their size
 _EMPTY = (b"1", b"2", b"3", b"4", b"5", b"6")
 _LARGEST_EXTENSION = 1 << 20
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 class TarMember(NamedTuple):
@@ -51,7 +51,7 @@ def members(
     while at < stop:
         block = read(at, BLOCK)
         if not at:
-            _check_plain(block, where)
+            check_plain(block, where)
         if len(block) < BLOCK:
             raise DataError(_cut_off(where, stop, f"the header at byte {at}"))
         if block == _ZEROS:
@@ -158,12 +158,3 @@ def _cut_off(where: str, stop: int, what: str) -> str:
     return (
         f"{where}: ends at byte {stop}, expected {what}; the tar is cut off, write or copy it again"
     )
-
-
-def _check_plain(block: bytes, where: str) -> None:
-    for magic, name in _COMPRESSED.items():
-        if block.startswith(magic):
-            raise DataError(
-                f"{where}: got a file compressed with {name}, expected a plain tar, of which parts "
-                "can be read; decompress it (its images are compressed anyway)"
-            )

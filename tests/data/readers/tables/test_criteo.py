@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import gzip
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
-from fleetlight.data import ClickLog, Criteo, FileStream, stable_hash
+import fleetlight as fleet
+from fleetlight.data import ClickLog, Criteo, FileStream, Record, stable_hash
 from fleetlight.errors import DataError
 
 COUNTS = ["3", "-2", "", "0", *["7"] * 9]
@@ -55,6 +57,22 @@ def test_streamed_records_are_equal(root: Path) -> None:
     (batch,) = FileStream(root / "train.txt", Criteo.parse).loader(10)
     whole = Criteo(root).batch([0, 1])
     assert all(torch.equal(a, b) for a, b in zip(batch, whole, strict=True))
+
+
+def test_files_larger_than_memory_have_the_same_batches(root: Path) -> None:
+    whole = Criteo(root).batch([0, 1])
+    data = fleet.data.criteo(root / "train.txt")
+    assert isinstance(data.batch([0, 1]), Record)
+    for found in (data.batch([0, 1]), next(iter(pickle.loads(pickle.dumps(data)).loader(2)))):
+        for one, same in zip(found, whole, strict=True):
+            assert one.dtype == same.dtype
+            torch.testing.assert_close(one, same)
+    labels = fleet.data.criteo(root / "train.txt", transform=lambda batch: batch.label)
+    assert labels.batch([1, 0]).tolist() == [0, 1]
+    path = root / "day_0.gz"
+    path.write_bytes(gzip.compress(line().encode()))
+    with pytest.raises(DataError, match=r"day_0\.gz: got a file compressed with gzip, of which no"):
+        fleet.data.criteo(path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetlight.data.columns import arrow
 from fleetlight.data.columns.files.group_file import GroupFile, arrow_input, opening
-from fleetlight.data.locations.files import FoundFile
+from fleetlight.data.locations.files import FoundFile, check_plain
 from fleetlight.errors import DataError
 
 #: bytes of a group, about
@@ -44,6 +44,7 @@ class TextFile(GroupFile):
     def at(cls, source: FoundFile, text_format: TextFormat, schema: Any = None) -> TextFile:
         """Count the lines; `schema`: types of another file of the data set."""
         with opening(source, "text"), arrow_input(source) as file:
+            check_plain(_at(file, 0, min(source.size, 4)), source.name)
             names, first = _header(file, source, text_format)
             starts, rows = _stretches(file, first, source.size, text_format.group_bytes)
             if schema is None:

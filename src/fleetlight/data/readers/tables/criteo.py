@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from fleetlight.data.generated.tables import ClickLog
 from fleetlight.data.readers.files import find, plain_or_gzip, refuse_absent
 from fleetlight.data.readers.lines import table_of
@@ -14,9 +16,9 @@ from fleetlight.data.readers.tables.fields import Fields
 from fleetlight.data.records import Record, TableDataset
 from fleetlight.errors import DataError
 
-_COUNTS = tuple(f"I{i}" for i in range(1, 14))
-_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
-_NAMES = ("label", *_COUNTS, *_CATEGORIES)
+COUNTS = tuple(f"I{i}" for i in range(1, 14))
+CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+NAMES = ("label", *COUNTS, *CATEGORIES)
 _FILES = ("train.txt", "day_0", "part-0")
 _STAND_IN_RECORDS = 100_000
 
@@ -25,7 +27,7 @@ class Criteo(TableDataset[Record]):
     """Clicks: 13 counts as `sign(x) log(1 + |x|)` (missing: 0), 26 ids, label 0 or 1.
 
     Reads a file, or `train.txt`, `day_0` or `part-0` in the folder `root`, into memory: 268 bytes
-    for each record. For more than memory holds use `FileStream(files, Criteo.parse)`.
+    for each record. `fleet.data.criteo` reads files larger than memory.
     An id is `stable_hash(text, salt="C1")`, with its column's name; a missing value has an id too.
     """
 
@@ -43,10 +45,14 @@ class Criteo(TableDataset[Record]):
     @staticmethod
     def parse(lines: Sequence[bytes]) -> Record:
         """The records of some lines."""
-        fields = Fields.of(lines, b"\t", _NAMES)
+        fields = Fields.of(lines, b"\t", NAMES)
         label = fields[:1].numbers().squeeze(1)
         if len(wrong := label[(label != 0) & (label != 1)]):
             raise DataError(f"got the label {wrong[0]:g}, expected 0 or 1")
         counts = fields[1:14].numbers(missing=0)
-        dense = counts.sign() * counts.abs().log1p()
-        return Record(dense.float(), fields[14:].ids(), label.float())
+        return Record(scaled(counts).float(), fields[14:].ids(), label.float())
+
+
+def scaled(counts: Tensor) -> Tensor:
+    """Counts as numbers of about 1."""
+    return counts.sign() * counts.abs().log1p()
