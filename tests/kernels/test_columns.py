@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`side_by_side` equals `np.stack`."""
+"""`SideBySide` equals `np.stack`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fleetlight.kernels.columns import side_by_side
+from fleetlight.kernels.columns import SideBySide
 
 
 @pytest.mark.parametrize("floats", [False, True])
@@ -14,7 +14,12 @@ from fleetlight.kernels.columns import side_by_side
 def test_columns_become_rows(shape: tuple[int, int], floats: bool) -> None:
     columns = list(np.random.default_rng(0).integers(-(2**40), 2**40, shape))
     columns[0] = columns[0].astype(np.int32)
-    matrix = side_by_side(columns, floats=floats)
+    # one that is not aligned
+    whole = b"1" + columns[-1].tobytes()
+    columns[-1] = np.ndarray(shape[1:], columns[-1].dtype, whole, offset=1)
     expected = np.stack(columns, 1).astype(np.float32 if floats else np.int64)
-    assert matrix.dtype == expected.dtype
-    np.testing.assert_array_equal(matrix, expected)
+    found = SideBySide(columns, floats=floats)
+    for start, stop in ((0, None), (0, shape[1]), (1, 40), (max(0, shape[1] - 1), shape[1] + 9)):
+        matrix = found.rows(start, stop)
+        assert matrix.dtype == expected.dtype
+        np.testing.assert_array_equal(matrix, expected[start:stop])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns of files: side by side as a matrix, and the ids of texts in one buffer.
 
-NumPy writes columns side by side three times as slowly (`np.stack(columns, 1)` is the twin). The
-twin of `hash_buffer` is `data/hashing.py`.
+`np.stack(columns, 1)` is the twin of `SideBySide`, several times as slow. The twin of
+`hash_buffer` is `data/hashing.py`.
 """
 
 from __future__ import annotations
@@ -13,44 +13,66 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.kernels.arrays import Bytes, Grid, Ids, Int64Matrix, Int64s, Layout, Matrix
+from fleetlight.kernels.arrays import Bytes, Ids, Int64Matrix, Int64s, Matrix, Values
 from fleetlight.kernels.compiling.kernel import kernel
 from fleetlight.kernels.ids.hashing import mix
 
-#: rows that are copied at once, and stay in the cache meanwhile
-_STRIP = 2_048
+#: rows that are written at once: each column has some cache lines of them
+_STRIP = 32
 #: bytes of a text that are mixed at once
 _WORD = 8
 
 
-def side_by_side(columns: Sequence[NDArray[Any]], *, floats: bool) -> NDArray[Any]:
-    """A matrix with these columns, float32 or int64; `np.stack(columns, 1)` is the twin."""
-    dtype = np.float32 if floats else np.int64
-    matrix = np.empty((len(columns[0]), len(columns)), dtype)
-    for start in range(0, len(matrix), _STRIP):
-        rows = matrix[start : start + _STRIP]
-        source = np.empty(rows.shape[::-1], dtype)
-        for place, column in enumerate(columns):
-            source[place] = column[start : start + _STRIP]
-        if floats:
-            _fill_floats(source, rows)
-        else:
-            _fill_ints(source, rows)
-    return matrix
+class SideBySide:
+    """Columns of which some rows become a matrix, float32 or int64, without a copy between."""
+
+    def __init__(self, columns: Sequence[NDArray[Any]], *, floats: bool) -> None:
+        dtype = np.dtype(np.float32 if floats else np.int64)
+        # the kernel reads them by their addresses
+        self._columns = [np.require(column, dtype, ["C", "A"]) for column in columns]
+        self._floats, self._rows = floats, len(columns[0])
+        addresses = [column.__array_interface__["data"][0] for column in self._columns]
+        first = min(addresses)
+        self._offsets = (np.array(addresses, np.int64) - first) // dtype.itemsize
+        # one array over all columns, of which only their elements are read
+        self._all = np.lib.stride_tricks.as_strided(
+            self._columns[addresses.index(first)],
+            (int(self._offsets.max()) + self._rows,),
+            (dtype.itemsize,),
+            writeable=False,
+        )
+
+    def rows(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """The matrix of these rows, by default of all."""
+        stop = self._rows if stop is None else min(stop, self._rows)
+        shape = max(0, stop - start), len(self._columns)
+        if self._floats:
+            floats = np.empty(shape, np.float32)
+            _fill_floats(self._all, self._offsets + start, floats)
+            return floats
+        ints = np.empty(shape, np.int64)
+        _fill_ints(self._all, self._offsets + start, ints)
+        return ints
 
 
 @kernel
-def _fill_floats(source: Grid, matrix: Matrix) -> None:
-    for row in range(matrix.shape[0]):
+def _fill_floats(columns: Values, offsets: Ids, matrix: Matrix) -> None:
+    rows = matrix.shape[0]
+    for first in range(0, rows, _STRIP):
         for column in range(matrix.shape[1]):
-            matrix[row, column] = source[column, row]
+            offset = offsets[column]
+            for row in range(first, min(first + _STRIP, rows)):
+                matrix[row, column] = columns[offset + row]
 
 
 @kernel
-def _fill_ints(source: Layout, matrix: Int64Matrix) -> None:
-    for row in range(matrix.shape[0]):
+def _fill_ints(columns: Ids, offsets: Ids, matrix: Int64Matrix) -> None:
+    rows = matrix.shape[0]
+    for first in range(0, rows, _STRIP):
         for column in range(matrix.shape[1]):
-            matrix[row, column] = source[column, row]
+            offset = offsets[column]
+            for row in range(first, min(first + _STRIP, rows)):
+                matrix[row, column] = columns[offset + row]
 
 
 @kernel

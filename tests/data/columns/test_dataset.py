@@ -188,6 +188,17 @@ def test_damaged_row_group_is_named(write: Write, tmp_path: Path) -> None:
         found.batch([2000])
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_may_be_changed_in_place(write: Write, shuffle: bool) -> None:
+    path = write({"a": range(1, 9), "b": range(1, 9), "c": [[n] for n in range(1, 9)]})
+    data = fleet.data.parquet(path, {"one": "a", "two": ["a", "b"], "lists": "c"})
+    for _ in range(2):
+        for batch in data.loader(2, shuffle=shuffle):
+            for one in (batch["one"], batch["two"], batch["lists"].values):
+                assert (one > 0).all()
+                one.zero_()
+
+
 def test_changed_file_is_an_error(write: Write) -> None:
     data = fleet.data.parquet(write({"id": range(8)}))
     write({"id": range(9)})

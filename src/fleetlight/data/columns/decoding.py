@@ -18,7 +18,7 @@ from fleetlight.data.columns.layout import FLOATS, TEXTS, ColumnKind, Output
 from fleetlight.data.hashing import salt_key
 from fleetlight.errors import DataError
 from fleetlight.kernels.arrays import Ids
-from fleetlight.kernels.columns import hash_buffer, side_by_side
+from fleetlight.kernels.columns import SideBySide, hash_buffer
 
 
 class Ragged(NamedTuple):
@@ -35,8 +35,8 @@ class Dense:
     values: NDArray[Any]
 
     def slice(self, start: int, stop: int) -> Tensor:
-        """Records that follow each other."""
-        return torch.from_numpy(self.values[start:stop])
+        """Records that follow each other; a copy, since the script may change its batches."""
+        return torch.from_numpy(self.values[start:stop].copy())
 
     def take(self, rows: Ids) -> Tensor:
         """These records."""
@@ -47,13 +47,11 @@ class Dense:
 class Beside:
     """Columns that become a matrix: batch by batch where they are read in turn."""
 
-    columns: Sequence[NDArray[Any]]
-    floats: bool
+    columns: SideBySide
 
     def slice(self, start: int, stop: int) -> Tensor:
         """Records that follow each other."""
-        parts = [column[start:stop] for column in self.columns]
-        return torch.from_numpy(side_by_side(parts, floats=self.floats))
+        return torch.from_numpy(self.columns.rows(start, stop))
 
     def take(self, rows: Ids) -> Tensor:
         """These records."""
@@ -61,7 +59,7 @@ class Beside:
 
     @functools.cached_property
     def _whole(self) -> NDArray[Any]:
-        return side_by_side(self.columns, floats=self.floats)
+        return self.columns.rows()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +74,8 @@ class Lists:
         """Records that follow each other."""
         first, last = self.offsets[start], self.offsets[stop]
         offsets = self.offsets[start:stop] - first
-        return Ragged(torch.from_numpy(self.values[first:last]), torch.from_numpy(offsets))
+        values = torch.from_numpy(self.values[first:last].copy())
+        return Ragged(values, torch.from_numpy(offsets))
 
     def take(self, rows: Ids) -> Ragged:
         """These records."""
@@ -109,10 +108,10 @@ class Decoder:
             kind = self.kinds[name]
             if kind.is_list or kind.width:
                 return self._lists(table, name, where)
-            return Dense(_writable(self._values(table, name, where)))
+            return Dense(self._values(table, name, where))
         is_float = any(self.kinds[name].values == FLOATS for name in output.columns)
         columns = [self._values(table, name, where) for name in output.columns]
-        return Beside(columns, is_float)
+        return Beside(SideBySide(columns, floats=is_float))
 
     def _values(self, table: Any, name: str, where: str) -> NDArray[Any]:
         """One value for each record."""
@@ -137,7 +136,7 @@ class Decoder:
         inner = array.flatten()
         if inner.null_count:
             inner = self._filled(inner, name, place)
-        values = _writable(_flat(inner, kind, name))
+        values = _flat(inner, kind, name)
         if kind.is_list:
             return Lists(values, np.concatenate([[0], np.cumsum(lengths)]))
         return Dense(values.reshape(len(array), kind.width))
@@ -162,11 +161,6 @@ class Decoder:
 
 def _place(where: str, name: str) -> str:
     return f"{where}, column {name!r}"
-
-
-def _writable(values: NDArray[Any]) -> NDArray[Any]:
-    """Memory that a script may change; Arrow's is read-only."""
-    return values if values.flags.writeable else values.copy()
 
 
 def _in_one(column: Any) -> Any:
