@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,9 +36,9 @@ def write(tmp_path: Path) -> Write:
     return _write
 
 
-def picture(form: str, colour: tuple[int, int, int] = (255, 0, 0)) -> bytes:
+def picture(form: str) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (6, 4), colour).save(file, form)
+    Image.new("RGB", (6, 4), (255, 0, 0)).save(file, form)
     return file.getvalue()
 
 
@@ -229,3 +230,30 @@ def test_wrong_arguments_are_errors(write: Write, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"pip install 'fleetlight\[images\]'"):
         fleet.data.webdataset(path, ["jpg"])
     assert isinstance(fleet.data.webdataset(path, ["jpg"], decode={"jpg": bytes}), TarFiles)
+
+
+@pytest.mark.multiprocess
+def test_example_of_the_page_runs(tmp_path: Path) -> None:
+    members = [
+        (f"{n}.{end}", picture(end.replace("jpg", "jpeg")))
+        for n, end in enumerate(["png", "jpg", "png"])
+    ]
+    labelled = [(f"{n}.cls", b"7") for n in range(3)]
+    pairs = [one for pair in zip(members, labelled, strict=True) for one in pair]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(pairs))
+    root = Path(__file__).resolve().parents[3]
+    page = (root / "docs" / "webdataset.md").read_text()
+    program = (
+        page.split("```python\n")[1].split("```")[0].replace("    ...", "    found = image, label")
+    )
+    program = program.replace("/lake/imagenet/train-{000000..001281}.tar", str(tmp_path / "a.tar"))
+    program = program.replace("images =", "fleet.init(is_collective=True)\nimages =")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}print([(x.shape, x.dtype) for x in found])"],
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    expected = [(torch.Size([3, 3, 224, 224]), torch.float32), (torch.Size([3]), torch.int64)]
+    assert done.stdout.strip() == str(expected), done.stderr
