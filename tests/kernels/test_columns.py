@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fleetlight.kernels.columns import SideBySide
+from fleetlight.kernels.columns import SideBySide, follow_each_other
 
 
 @pytest.mark.parametrize("floats", [False, True])
@@ -23,3 +23,9 @@ def test_columns_become_rows(shape: tuple[int, int], floats: bool) -> None:
         matrix = found.rows(start, stop)
         assert matrix.dtype == expected.dtype
         np.testing.assert_array_equal(matrix, expected[start:stop])
+
+
+@pytest.mark.parametrize("records", [[], [5], [3, 4, 5], [3, 4, 6], [4, 3], [2, 2]])
+def test_records_follow_each_other(records: list[int]) -> None:
+    given = np.array(records, np.int64)
+    assert follow_each_other(given) == bool((np.diff(given) == 1).all())

@@ -76,6 +76,15 @@ def _fill_ints(columns: Ids, offsets: Ids, matrix: Int64Matrix) -> None:
 
 
 @kernel
+def follow_each_other(records: Ids) -> bool:
+    """True for records each of which is the one after the last; `(np.diff(records) == 1).all()`."""
+    found = 1
+    for i in range(1, len(records)):
+        found += records[i] == records[i - 1] + 1
+    return found >= len(records)
+
+
+@kernel
 def hash_buffer(buffer: Bytes, offsets: Ids, key: int, ids: Int64s) -> None:
     """Set the id of each text; text i has the bytes offsets[i] to offsets[i + 1]."""
     for i in range(len(ids)):

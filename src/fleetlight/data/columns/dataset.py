@@ -17,6 +17,7 @@ from fleetlight.data.columns.layout import Columns, check_known, check_together,
 from fleetlight.data.sources.loaded_groups import LoadedGroups
 from fleetlight.data.sources.windows import Grouped
 from fleetlight.kernels.arrays import Ids
+from fleetlight.kernels.columns import follow_each_other
 
 #: the entries of a batch, or of one record, by name
 Batch = dict[str, Any]
@@ -98,28 +99,40 @@ class ColumnFiles(Grouped):
         return self._decoder.decode(self._groups.read(group, self._columns), group.place)
 
     def _batch(self, records: Ids) -> Batch:
-        low, high = (int(records.min()), int(records.max())) if len(records) else (0, 0)
-        first, last = (bisect.bisect_right(self._firsts, end) - 1 for end in (low, high))
-        if first == last:
-            return self._of_group(first, records, low, high)
+        if len(records) and follow_each_other(records):
+            return self._in_turn(int(records[0]), int(records[-1]) + 1)
         groups = np.searchsorted(self._firsts, records, "right") - 1
+        distinct = np.unique(groups).tolist() or [0]
+        if len(distinct) == 1:
+            return self._taken(distinct[0], records)
         places = np.empty(len(records), np.int64)
         parts, done = [], 0
-        for group in np.unique(groups).tolist():
+        for group in distinct:
             mine = np.flatnonzero(groups == group)
-            own = records[mine]
-            parts.append(self._of_group(group, own, int(own.min()), int(own.max())))
+            parts.append(self._taken(group, records[mine]))
             places[mine] = np.arange(done, done + len(mine))
             done += len(mine)
         return {name: joined([part[name] for part in parts], places) for name in parts[0]}
 
-    def _of_group(self, group: int, records: Ids, low: int, high: int) -> Batch:
-        """Records of one group, which are between `low` and `high`."""
-        columns, first = self._decoded.get(group), self._firsts[group]
-        if high - low == len(records) - 1 and (np.diff(records) == 1).all():
-            return {name: one.slice(low - first, high + 1 - first) for name, one in columns.items()}
-        rows = records - first
-        return {name: one.take(rows) for name, one in columns.items()}
+    def _in_turn(self, start: int, stop: int) -> Batch:
+        """Records that follow each other."""
+        parts = []
+        while start < stop:
+            group = bisect.bisect_right(self._firsts, start) - 1
+            first, end = self._firsts[group], min(stop, self._firsts[group + 1])
+            columns = self._decoded.get(group)
+            parts.append(
+                {name: one.slice(start - first, end - first) for name, one in columns.items()}
+            )
+            start = end
+        if len(parts) == 1:
+            return parts[0]
+        return {name: joined([part[name] for part in parts]) for name in parts[0]}
+
+    def _taken(self, group: int, records: Ids) -> Batch:
+        """Records of one group."""
+        rows = records - self._firsts[group]
+        return {name: one.take(rows) for name, one in self._decoded.get(group).items()}
 
 
 class Whole:

@@ -201,7 +201,7 @@ def _text_ids(array: Any, name: str) -> Ids:
     return ids
 
 
-def joined(parts: Sequence[Any], places: Ids) -> Any:
+def joined(parts: Sequence[Any], places: Ids | None = None) -> Any:
     """One entry of a batch from parts of several groups; `places`: where each record belongs."""
     if isinstance(parts[0], Ragged):
         lists = [
@@ -210,6 +210,7 @@ def joined(parts: Sequence[Any], places: Ids) -> Any:
         ]
         values = np.concatenate([one.values for one in lists])
         lengths = np.concatenate([np.diff(one.offsets) for one in lists])
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        return Lists(values, offsets).take(places)
-    return torch.cat(list(parts))[torch.from_numpy(places)]
+        whole = Lists(values, np.concatenate([[0], np.cumsum(lengths)]))
+        return whole.slice(0, len(lengths)) if places is None else whole.take(places)
+    found = torch.cat(list(parts))
+    return found if places is None else found[torch.from_numpy(places)]
