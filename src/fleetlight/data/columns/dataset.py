@@ -101,13 +101,15 @@ class ColumnFiles(Grouped):
     def _batch(self, records: Ids) -> Batch:
         if len(records) and follow_each_other(records):
             return self._in_turn(int(records[0]), int(records[-1]) + 1)
-        groups = np.searchsorted(self._firsts, records, "right") - 1
-        distinct = np.unique(groups).tolist() or [0]
-        if len(distinct) == 1:
-            return self._taken(distinct[0], records)
+        ends = (int(records.min()), int(records.max())) if len(records) else (0, 0)
+        first, last = (bisect.bisect_right(self._firsts, end) - 1 for end in ends)
+        if first == last:
+            return self._taken(first, records)
+        groups = np.searchsorted(np.array(self._firsts[first : last + 2]), records, "right") - 1
+        groups += first
         places = np.empty(len(records), np.int64)
         parts, done = [], 0
-        for group in distinct:
+        for group in np.unique(groups).tolist():
             mine = np.flatnonzero(groups == group)
             parts.append(self._taken(group, records[mine]))
             places[mine] = np.arange(done, done + len(mine))
