@@ -59,4 +59,4 @@ def test_scores_are_of_the_newest_publication() -> None:
         assert "fleetrun: done" in output
     finally:
         serving.kill()
-        serving.wait()
+        serving.communicate()

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,16 @@ from torch.export import ExportedProgram
 from fleetlight.checkpoint.inference.inference_manifest import InferenceManifest
 from fleetlight.checkpoint.inference.served import RowView, new_values
 from fleetlight.errors import CheckpointError
-from fleetlight.torch_compat.inductor import CompiledPackage, compile_package, load_package
+
+if TYPE_CHECKING:
+    from fleetlight.torch_compat.inductor import CompiledPackage
 
 
 def compile_program(program: ExportedProgram) -> bytes:
     """The compiled program, as a package."""
+    # imported late: the compiler is slow to import, and most processes never need it
+    from fleetlight.torch_compat.inductor import compile_package
+
     with tempfile.TemporaryDirectory(prefix="fleet-compile-") as folder:
         path = Path(folder, "compiled.pt2")
         try:
@@ -35,6 +40,8 @@ def compile_program(program: ExportedProgram) -> bytes:
 
 def load_compiled(path: Path, manifest: InferenceManifest, device: torch.device) -> CompiledProgram:
     """Load a package. Its code runs in this process: load only what you trust."""
+    from fleetlight.torch_compat.inductor import load_package
+
     state = {
         entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
         for entry in manifest.state
