@@ -401,7 +401,8 @@ class Table:
         distinct = dedup(ids)
         count = len(distinct.ids)
         learning = self._admission.learning(self._rows, distinct.ids)
-        if self._eviction is not None:
+        # a push without ids depends on the number of workers
+        if self._eviction is not None and count:
             self._eviction.pushed()
             self._remove(self._eviction.chosen(self._rows, distinct.ids, learning))
         known = np.ascontiguousarray(distinct.ids[learning])

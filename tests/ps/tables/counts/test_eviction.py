@@ -193,3 +193,12 @@ def test_a_table_with_a_maximum_shrinks() -> None:
     push(table, np.arange(5))
     assert table.shrink(0, 0.15, 1.0) == (5, 5)
     assert known(table) == set(range(5))
+
+
+def test_a_push_without_ids_is_none() -> None:
+    table, other = capped("age"), capped("age")
+    for ids in (np.arange(5), np.arange(0), np.arange(5, 9)):
+        push(table, ids)
+        if len(ids):
+            push(other, ids)
+    assert same(table._rows.meta, other._rows.meta)
