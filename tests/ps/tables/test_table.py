@@ -140,12 +140,6 @@ def test_initial_values_of_a_worker_replace_the_defaults(monkeypatch: pytest.Mon
     np.testing.assert_allclose(read(table, ids), rows - 0.5, rtol=1e-5)
 
 
-def test_sums_of_several_pushes() -> None:
-    ids, gradients = make().sum([ids_of(5, 2), ids_of(2)], [ones(2), ones(1, value=3.0)], 0.5)
-    assert ids.tolist() == [5, 2]
-    assert gradients.tolist() == [[0.5] * 3, [2.0] * 3]
-
-
 def test_threads_may_push_at_the_same_time() -> None:
     table = make(dim=4)
     ids = some_ids(500)

@@ -146,6 +146,13 @@ class RowTable:
         _check(hyper)
         self._apply(numbers, grads, hyper)
 
+    def reading(self, ids: ArrayLike) -> Callable[[], None] | None:
+        """A call that lets the disk begin with the rows of ids; None: they are in memory.
+
+        It needs no lock, and rows may have moved before it.
+        """
+        return None
+
     def find(self, ids: ArrayLike) -> Int64s:
         """The row number of each id, -1 where there is none."""
         return self._locate(as_ids(ids), insert=False)

@@ -47,6 +47,8 @@ class Pull(MessageBase, frozen=True):
     ahead: bool = False
     #: the worker's number of the prefetched batch
     batch: int = 0
+    #: the rows will be read soon, so the disk may begin; the reply has none
+    soon: bool = False
 
 
 class Pulled(MessageBase, frozen=True):

@@ -26,7 +26,11 @@ def pulled(
     ids: Sequence[Array],
     output: Output = no_output,
 ) -> list[Array]:
-    """Rows of each requested table, and dense values."""
+    """Rows of each requested table, and dense values; nothing of rows that are needed `soon`."""
+    if message.soon:
+        for wanted, its in zip(message.tables, ids, strict=True):
+            state.table(wanted.table).expect(its)
+        return []
     if not log.logs_values:
         return state.pull(message, ids, output)
     found: list[Array] = []

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.errors import CheckpointError, PlanError, ProtocolError
+from fleetlight.kernels import dedup, sum_by
 from fleetlight.ps.changes import DifferencesAdded, StepApplied, StepHeld
 from fleetlight.ps.gradients import Gradients, TablePart, dense_square, square
 from fleetlight.ps.messages import Apply, Fill, GeoExchange, Load, Pull, Push, Shrink, TableFile
@@ -149,10 +150,11 @@ class ServerState:
         """Gradients with distinct ids, for a step to come, and the square of their norm."""
         total, tables = dense_square(gradients), {}
         for number, part in gradients.tables.items():
-            ids, rows = self.table(number).sum([part.ids], [part.rows], 1.0)
+            distinct = dedup(part.ids)
+            rows = sum_by(part.rows, distinct.inverse, len(distinct.ids))
             total += square([rows])
             counted = part.shows is not None
-            tables[number] = part if counted else TablePart(ids, rows)
+            tables[number] = part if counted else TablePart(distinct.ids, rows)
         return dataclasses.replace(gradients, tables=tables), total
 
     def pull(self, message: Pull, ids: Sequence[Array], output: Output = no_output) -> list[Array]:

@@ -150,6 +150,13 @@ class Table:
                 self._eviction.stamp(self._rows, numbers)
             return self._rows.pull(ids, out, insert=False)
 
+    def expect(self, ids: Ids) -> None:
+        """Let the disk read the rows of these ids, which are needed soon."""
+        with self.lock:
+            begin = self._rows.reading(ids)
+        if begin is not None:
+            begin()
+
     def encoded(self, ids: Ids, insert: bool, step: int, output: Output) -> list[Array]:
         """`pull`, as the rows cross the connection."""
         return encoded_rows(
@@ -224,16 +231,6 @@ class Table:
                     self._keep_and_mark(piece, ids)
                     first = first_values(ids, self.plan.dim, self._seed, how)
                     self._rows.set_weights(piece, first)
-
-    def sum(
-        self, ids: Sequence[Ids], gradients: Sequence[Floats], scale: float = 1.0
-    ) -> tuple[Ids, Floats]:
-        """The distinct ids of several pushes, and the sum of the gradients of each, scaled."""
-        distinct = dedup(np.concatenate(ids))
-        summed = sum_by(np.concatenate(gradients), distinct.inverse, len(distinct.ids))
-        if scale != 1.0:
-            summed *= np.float32(scale)
-        return distinct.ids, summed
 
     def shrink(self, unseen_days: int, score: float, decay: float) -> tuple[int, int]:
         """End a day; remove rows unseen for longer, or with a lower score.
@@ -441,10 +438,9 @@ class Table:
 
     def _keep_and_mark(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
         """`_keep` rows whose weights are about to change."""
-        if self._cut is not None:
-            self._cut.keep(numbers, ids)
+        self._keep(numbers, ids)
         if self._changes is not None:
-            self._changes.change(numbers, ids)
+            self._changes.mark(numbers)
 
     @property
     def _is_watched(self) -> bool:

@@ -45,6 +45,7 @@ class ListedRecords:
         self.top = 0
         self.is_full = False
         self.dropped: set[int] = set()
+        self.expected: set[int] = set()
 
     def append(self, records: Matrix) -> Int32s:
         if self.is_full:
@@ -59,6 +60,9 @@ class ListedRecords:
         blank = np.zeros(self.width, np.float32)
         rows = [self.records.get(at, blank) for at in positions.tolist()]
         return np.array(rows, np.float32).reshape(len(rows), self.width)
+
+    def expect(self, positions: Batch) -> None:
+        self.expected = set(positions.tolist())
 
     def free(self, positions: Batch) -> None:
         assert len(np.unique(positions)) == len(positions)
@@ -252,3 +256,21 @@ def test_rows_are_evicted_in_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     table.insert([100])
     assert len(store.records) == 10
     assert table._slots.unused == 9
+
+
+def test_the_disk_begins_with_rows_that_are_not_in_memory() -> None:
+    table, store = tiered(2, "sgd")
+    ids = np.arange(5 * LEAST_SLOTS)
+    table.insert(ids)
+    where = table._slots.where[: table.top]
+    wanted = np.concatenate([ids[::2], [-7, 10**9]])
+    begin = table.reading(wanted)
+    assert begin is not None
+    assert not store.expected
+    begin()
+    outside = where[where < 0].tolist()
+    assert store.expected == {-at - 1 for at in where[table.find(ids[::2])].tolist() if at < 0}
+    assert 0 < len(store.expected) < len(outside)
+    assert len(table) == len(ids), "no row is inserted"
+    assert table.reading(ids[where > 0]) is None
+    assert RowTable(2, "sgd").reading(ids) is None

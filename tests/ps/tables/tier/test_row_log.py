@@ -146,3 +146,17 @@ def test_positions_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     log.append(records(0, 10))
     with pytest.raises(ConfigError, match="its file has 10 records, the most; use more servers"):
         log.append(records(0, 1))
+
+
+def test_expected_records_are_announced_by_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced: list[tuple[int, int, int, int]] = []
+    log = RowLog(tmp_path, "emb", 512)
+    log.expect(np.array([3]))  # there is no file yet
+    at = log.append(np.zeros((40, 512), np.float32))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: announced.append(call))
+    log.expect(at[[30, 0, 1, 31, 7]].astype(np.int64))
+    assert announced == [
+        (log._file, page * 4096, 4096, os.POSIX_FADV_WILLNEED) for page in (0, 3, 15)
+    ]

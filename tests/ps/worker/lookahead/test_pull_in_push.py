@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.ps.serving import Worker, opened, plan
 from tests.served import ASYNC, SYNC, Member, Net, batches, loss_of, run
 from torch import nn
 
@@ -16,7 +17,7 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.layers.embedding import SparseEmbedding
 from fleetlight.ps.layers.entries import CountFilterEntry
 from fleetlight.ps.layers.handle import Asked
-from fleetlight.ps.worker.connections import PULL, PUSH
+from fleetlight.ps.worker.connections import PREFETCH, PULL, PUSH
 from fleetlight.ps.worker.lookahead.pull_in_push import PullInPush
 
 IDS = 30
@@ -314,3 +315,37 @@ def test_async_counts_the_staleness_of_the_rows_that_it_reads() -> None:
     [staleness] = run(build, train, ASYNC, workers=1)
     assert sum(staleness.values()) == 5
     assert max(staleness) <= 1
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+def test_servers_expect_the_rows_of_files(memory: int | None) -> None:
+    """Each announced batch once, without waiting, and only where a table has a file."""
+    batches = [np.arange(9 * t, 9 * t + 9) % 200 for t in range(12)]
+
+    def train(worker: Member) -> Any:
+        pulls, expected = Sent(worker, PULL), Sent(worker, PREFETCH) if memory else None
+        announcing = Announcing(worker, batches, 1)
+        for ids in batches[:-1]:
+            announcing.next()
+            step(worker, ids)
+        worker.barrier()
+        if expected is None:
+            assert PREFETCH not in worker.session.client._lanes
+            return None
+        assert not [o for o in pulls.messages if isinstance(o, m.Pull) and o.soon]
+        [first, *_] = expected.messages
+        assert first == m.Pull([m.TablePull(0, insert=False)], dense=False, soon=True)
+        return len(expected.messages)
+
+    found = run(lambda: build(memory=memory), train)
+    assert found == [11 if memory else None] * len(found)
+
+
+def test_a_server_that_expects_rows_inserts_none() -> None:
+    server = opened(plan("async"))
+    worker = Worker(server, 0)
+    request = m.Pull([m.TablePull(0, insert=False)], dense=False, soon=True)
+    reply, arrays = worker.say(request, np.arange(5))
+    assert isinstance(reply, m.Pulled)
+    assert arrays == []
+    assert server.figures().rows == {"users": 0, "items": 0}

@@ -12,7 +12,8 @@ half of the slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +45,9 @@ class RowStore(Protocol):
 
     def read(self, positions: Ids) -> Matrix:
         """Read records, in the given order."""
+
+    def expect(self, positions: Ids) -> None:
+        """Begin to read records that are needed soon; any thread may call it."""
 
     def free(self, positions: Ids) -> None:
         """Drop records, at distinct positions."""
@@ -118,6 +122,13 @@ class TieredRowTable(RowTable):
         known = (numbers >= 0) & (numbers < self.top)
         out[known, self.width :] = slots.meta[numbers[known]]
         return out, np.arange(len(numbers))
+
+    def reading(self, ids: ArrayLike) -> Callable[[], None] | None:
+        """See `RowTable`."""
+        numbers = self.find(ids)
+        where = self._slots.where[numbers[numbers >= 0]]
+        positions = -where[where < 0].astype(np.int64) - 1
+        return functools.partial(self._store.expect, positions) if len(positions) else None
 
     def reading_order(self, top: int) -> Int64s | None:
         """Rows in memory, then those in the file in its order; needs no lock."""

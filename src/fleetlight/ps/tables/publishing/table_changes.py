@@ -61,9 +61,8 @@ class TableChanges:
         if self._cut is not None:
             self._cut.rows.keep(numbers, ids)
 
-    def change(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
-        """Mark rows whose weights are about to change, after the cut has kept them."""
-        self.keep(numbers, ids)
+    def mark(self, numbers: NDArray[np.integer]) -> None:
+        """Mark rows whose weights are about to change."""
         self._changed.mark(numbers.astype(np.int64, copy=False), self._rows.top)
 
     def remove(self, numbers: NDArray[np.int64]) -> None:

@@ -28,6 +28,7 @@ Positions = NDArray[np.int32]
 #: positions + 1 fit int32
 _MOST = 2**31 - 2
 _SEGMENT_BYTES = 1 << 20
+_PAGE = 4096
 #: segments that may be partly used before records move, beside twice the space of live records
 _SLACK = 4
 #: how long a write is retried while the disk is full
@@ -101,6 +102,15 @@ class RowLog:
         found = np.empty_like(records)
         found[order] = records
         return found
+
+    def expect(self, positions: Ids) -> None:
+        """See `RowStore`."""
+        if self._file is None:
+            return
+        # those of one page are one read
+        pages = np.unique(positions * self._record // _PAGE)
+        for offset in (pages * _PAGE).tolist():
+            os.posix_fadvise(self._file, offset, _PAGE, os.POSIX_FADV_WILLNEED)
 
     def free(self, positions: Ids) -> None:
         """See `RowStore`."""

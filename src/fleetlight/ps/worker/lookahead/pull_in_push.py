@@ -19,6 +19,7 @@ from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.joint_reads import Read
+from fleetlight.ps.worker.lookahead.expected_rows import ExpectedRows
 from fleetlight.ps.worker.lookahead.lookahead import rows_among
 from fleetlight.ps.worker.reply_values import Ahead, ReplyValues, Wanted
 
@@ -76,6 +77,7 @@ class PullInPush:
         self._renews = renews
         #: called with the reply whose rows are used
         self._note = note
+        self._expected = ExpectedRows(client)
         tables = client.plan.tables
         #: by optimizer: its tables
         self._tables = [
@@ -106,7 +108,10 @@ class PullInPush:
             n: its.copy() for n, its in announced.items() if len(its) and tables[n].is_read_ahead
         }
         self._has_announced |= bool(ids)
-        return _ComingBatch(announced, ids, self._client.server_num)
+        batch = _ComingBatch(announced, ids, self._client.server_num)
+        if stored := self._expected.of_files(ids):
+            self._expected.expect({n: batch.distinct(n) for n in stored})
+        return batch
 
     def wanted(self, optimizer: int) -> list[Ahead]:
         """The rows of coming batches that the next push of an optimizer requests."""
