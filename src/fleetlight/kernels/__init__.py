@@ -14,7 +14,13 @@ from fleetlight.kernels.codecs.narrow_rows import (
     to_float16,
     to_int8,
 )
-from fleetlight.kernels.copy_on_write.changed_rows import ChangedRows
+from fleetlight.kernels.copy_on_write.changed_rows import (
+    ChangedRows,
+    are_marked,
+    count_marks,
+    marks_between,
+    marks_from,
+)
 from fleetlight.kernels.copy_on_write.copied_rows import lay_aside, read_as_they_were
 from fleetlight.kernels.copy_on_write.pending_rows import Batch, PendingRows
 from fleetlight.kernels.differences import difference, rebase
@@ -53,10 +59,12 @@ __all__ = [
     "add_at",
     "add_blocks",
     "all_finite",
+    "are_marked",
     "block_count",
     "buckets",
     "checksum",
     "copy_rows",
+    "count_marks",
     "dedup",
     "difference",
     "first_values",
@@ -67,6 +75,8 @@ __all__ = [
     "gather_visited",
     "largest",
     "lay_aside",
+    "marks_between",
+    "marks_from",
     "member",
     "put_in_bucket_order",
     "read_as_they_were",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetlight.kernels.arrays import Ids, Uint32s
 from fleetlight.kernels.compiling.kernel import kernel
@@ -35,6 +36,10 @@ class ChangedRows:
             self._marks = _with_words(self._marks, max(words, 2 * len(self._marks)))
         _mark(self._marks, numbers)
 
+    def of(self, rows: int) -> Uint32s:
+        """A copy of the marks of so many rows."""
+        return _with_words(self._marks, -(-rows // _BITS))
+
     def clear(self, numbers: Ids) -> None:
         """Remove the marks of rows."""
         _clear(self._marks, len(self._marks) * _BITS, numbers)
@@ -53,6 +58,33 @@ class ChangedRows:
 def count_marks(marks: Uint32s) -> int:
     """The number of marked rows."""
     return int(np.unpackbits(marks.view(np.uint8)).sum(dtype=np.int64))
+
+
+def marks_from(first: int, rows: int) -> Uint32s:
+    """The marks of the rows from `first` on, of so many rows."""
+    marks = np.zeros(-(-rows // _BITS), np.uint32)
+    if first < rows:
+        start, full = first // _BITS, 2**_BITS - 1
+        marks[start:] = full
+        marks[start] = full << first % _BITS & full
+        marks[-1] &= full >> -rows % _BITS
+    return marks
+
+
+def are_marked(marks: Uint32s, numbers: Ids) -> NDArray[np.bool_]:
+    """Whether each row is marked; -1 and rows without a place in `marks` are not."""
+    words = numbers >> 5
+    found = (words >= 0) & (words < len(marks))
+    some = numbers[found]
+    found[found] = marks[some >> 5] >> (some & 31).astype(np.uint32) & 1
+    return found
+
+
+def marks_between(marks: Uint32s, start: int, stop: int) -> NDArray[np.bool_]:
+    """Whether each of some rows is marked."""
+    words = marks[start // _BITS : -(-stop // _BITS)]
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
+    return bits[start % _BITS :][: stop - start].view(np.bool_)
 
 
 def all_but(marks: Uint32s, rows: int) -> Uint32s:

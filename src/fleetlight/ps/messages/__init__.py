@@ -19,6 +19,7 @@ from fleetlight.ps.messages.checkpoints import (
     Save,
     Saved,
     SnapshotRequest,
+    SnapshotTaken,
     TableFile,
     WriteFile,
 )
@@ -163,6 +164,7 @@ __all__ = [
     "Shrink",
     "Shrunk",
     "SnapshotRequest",
+    "SnapshotTaken",
     "TableFile",
     "TablePull",
     "TablePush",
@@ -175,9 +177,9 @@ __all__ = [
 Message = (
     Greeting | Welcome | Resume | Resumed | Join | Fill | Pull | Pulled | Push | Apply | Pushed
     | GeoExchange | GeoExchangeReply | EndPhase | Barrier | BarrierReply | Leave | GoodbyeAck
-    | Heartbeat | HeartbeatAck | SnapshotRequest | Save | Saved | ReadFile | FileChunk | WriteFile
-    | DropSnapshot | FetchDense | FetchedDense | Load | RestoreDense | Shrink | Shrunk
-    | FiguresRequest | ServerFigures | LeaseRequest | LeaseReply | LeaseProgress
+    | Heartbeat | HeartbeatAck | SnapshotRequest | SnapshotTaken | Save | Saved | ReadFile
+    | FileChunk | WriteFile | DropSnapshot | FetchDense | FetchedDense | Load | RestoreDense
+    | Shrink | Shrunk | FiguresRequest | ServerFigures | LeaseRequest | LeaseReply | LeaseProgress
     | RemainingRequest | Remaining | Done | Failure | AuthRequest | Challenge | Proof
     | PlaceRequest | FreePlace | PreludeRequest | Prelude | Admit | Admitted | Held | OfferState
     | Enter | Entered | EnteredAll

@@ -20,15 +20,35 @@ class TableFile(msgspec.Struct, frozen=True):
     sha256: str
     #: the first bucket in it, and the one after the last; None: all of the server
     buckets: tuple[int, int] | None = None
+    #: "delta": rows that replace those of the base; "removed": only ids; "": a whole table
+    part: str = ""
 
 
 class SnapshotRequest(MessageBase, frozen=True, tag="Cut"):
-    """Take a snapshot for the next Save and FetchDense. Reply: Done.
+    """Take a snapshot for the next Save and FetchDense. Reply: SnapshotTaken.
 
     A snapshot is quick; training continues while Save writes it.
     """
 
     repeatable: ClassVar[bool] = True
+    #: the name of a save with all rows that may be a base: changes after it are marked from now on
+    name: str = ""
+    #: the base that the checkpoint has, which says which earlier save succeeded
+    base: str = ""
+    #: only the changes since the base are wanted
+    delta: bool = False
+
+
+class SnapshotTaken(MessageBase, frozen=True):
+    """What the snapshot has."""
+
+    #: False: all rows; the server does not know all changes since the base, as after a restart
+    is_delta: bool
+    #: by table: all rows, also those that only the base has
+    rows: list[int]
+    #: bytes of all rows in files, and of what this save writes
+    bytes: int
+    written: int
 
 
 class Save(MessageBase, frozen=True):
@@ -108,6 +128,9 @@ class Load(MessageBase, frozen=True):
     sums: dict[str, tuple[int, str]] = msgspec.field(default_factory=dict)
     #: only check that all files exist and match the plan
     dry: bool = False
+    #: the folder or URL of the files that the base has, and their names
+    base: str = ""
+    base_files: list[str] = msgspec.field(default_factory=list)
 
 
 class RestoreDense(MessageBase, frozen=True, tag="Restore"):

@@ -358,7 +358,7 @@ class Server:
     def _checkpoint(self, peer: Peer, message: m.Message, arrays: Arrays) -> Reply:
         match message:
             case m.SnapshotRequest():
-                return self._serving().checkpoints.cut()
+                return self._serving().checkpoints.cut(message)
             case m.Save():
                 return self._serving().checkpoints.save(message)
             case m.ReadFile():

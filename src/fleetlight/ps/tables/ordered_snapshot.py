@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from fleetlight.kernels import (
     BucketCount,
     RowTable,
+    are_marked,
+    count_marks,
     lay_aside,
+    marks_between,
     put_in_bucket_order,
     read_as_they_were,
 )
@@ -29,6 +32,7 @@ _DONE = -1
 _ROOM_BYTES = 32 << 20
 #: the number of rows listed under one lock
 LIST_ROWS = 1 << 16
+_NO_ROWS = np.empty(0, np.int32)
 
 
 class OrderedSnapshot:
@@ -43,11 +47,20 @@ class OrderedSnapshot:
     #: bucket b has the rows from starts[b] to starts[b + 1]
     starts: NDArray[np.int64]
 
-    def __init__(self, table: RowTable, size: int) -> None:
-        """Cut the table; `pieces` reads `size` rows at a time."""
-        self._table, self._size = table, size
-        self._count = len(table)
-        self._freed = table.freed.copy()
+    def __init__(
+        self,
+        table: RowTable,
+        size: int,
+        marks: NDArray[np.uint32] | None = None,
+        removed: Ids | None = None,
+    ) -> None:
+        """Cut the table, or its marked rows, all in use; `pieces` reads `size` rows at a time.
+
+        `removed`: the ids that lost their row since the base of the marks.
+        """
+        self._table, self._size, self._marks, self.removed = table, size, marks, removed
+        self._count = len(table) if marks is None else count_marks(marks)
+        self._freed = table.freed.copy() if marks is None else _NO_ROWS
         #: by row number; above 0: the place of its copy, counted from 1
         self._places = np.zeros(table.top, np.int32)
         self._aside = _RowCopies(table, table.top)
@@ -59,14 +72,17 @@ class OrderedSnapshot:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use, without the table."""
-        arrays = (self.ids, self._numbers, self._places, self._freed)
-        return self._aside.nbytes + sum(array.nbytes for array in arrays)
+        arrays = (self.ids, self._numbers, self._places, self._freed, self._marks)
+        return self._aside.nbytes + sum(one.nbytes for one in arrays if one is not None)
 
     def keep(self, numbers: NDArray[np.integer], ids: Ids | None = None) -> None:
         """Copy rows in use before they change; numbers may repeat, and -1 is skipped.
 
         Passing `ids` saves a lookup.
         """
+        if self._marks is not None:
+            mine = are_marked(self._marks, numbers.astype(np.int64, copy=False))
+            numbers, ids = numbers[mine], None if ids is None else ids[mine]
         self._aside.put(self._places, numbers.astype(np.int64, copy=False), ids)
 
     def make_room(self) -> None:
@@ -118,7 +134,10 @@ class OrderedSnapshot:
 
     def _list(self, start: int, stop: int) -> tuple[NDArray[np.int64], Ids]:
         places = self._places[start:stop]
-        numbers = np.flatnonzero(places != _DONE)
+        wanted = places != _DONE
+        if self._marks is not None:
+            wanted &= marks_between(self._marks, start, start + len(places))
+        numbers = np.flatnonzero(wanted)
         places = places[numbers]
         numbers += start
         moved = places > 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,19 @@ from fleetlight.ps.placement import Block, Placement, buckets_of
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense import DenseBlocks
 from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.saving.delta_files import name_of, part_of, write_ids
 from fleetlight.ps.tables.table import Table
-from fleetlight.ps.tables.table_file import Pause, TableReader, no_pause, of_table
+from fleetlight.ps.tables.table_file import (
+    REMOVED,
+    Pause,
+    TableReader,
+    no_pause,
+    of_table,
+    write_table,
+)
 from fleetlight.ps.tables.table_snapshot import TableSnapshot
 from fleetlight.ps.tables.unpacking import Unpacking
+from fleetlight.ps.update import Ids
 from fleetlight.ps.wire_forms import Output, no_output
 
 Array = NDArray[Any]
@@ -38,6 +48,13 @@ class StateSnapshot:
 
     tables: list[TableSnapshot]
     dense: DenseState
+    #: by table: all its rows, also those that only the base has
+    rows: list[int]
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it needs a base."""
+        return any(table.removed is not None for table in self.tables)
 
 
 def is_file(path: Path) -> bool:
@@ -239,20 +256,42 @@ class ServerState:
         """Restore the result of `shrunk`."""
         self._shrunk = {table: (n, removed, left) for table, n, removed, left in shrunk}
 
-    def cut(self, *, ordered: bool = True) -> StateSnapshot:
+    def cut(self, *, ordered: bool = True, base: str = "", delta: bool = False) -> StateSnapshot:
         """Cut tables and dense state; the caller ensures that no thread changes them.
 
-        Rows that only this server reads need not be `ordered`.
+        Rows that only this server reads need not be `ordered`. A save of all rows that may be a
+        `base` has a name. A `delta` has what changed since a base that all tables know.
         """
-        tables = [table.cut(ordered=ordered) for table in self.tables]
-        return StateSnapshot(tables, self.dense.state())
+        tables, rows = [], []
+        for table in self.tables:
+            with table.lock:
+                tables.append(table.cut(ordered=ordered, base=base, delta=delta))
+                rows.append(len(table))
+        return StateSnapshot(tables, self.dense.state(), rows)
+
+    def knows_since(self, base: str) -> bool:
+        """Whether all changes since a base are known; ends one that was not saved."""
+        known = [table.knows_since(base) for table in self.tables]
+        return bool(known) and all(known)
+
+    def sizes(self, cut: StateSnapshot) -> tuple[int, int]:
+        """The bytes of all rows in files, and of those that a save of the cut writes."""
+        whole = written = 0
+        for number, (table, rows) in enumerate(zip(self.tables, cut.tables, strict=True)):
+            row_bytes = 8 + 4 * table.row_floats
+            whole += row_bytes * cut.rows[number]
+            written += row_bytes * len(rows)
+            written += 0 if rows.removed is None else rows.removed.nbytes
+        return whole, written
 
     def save(self, cut: StateSnapshot, folder: Path, pause: Pause = no_pause) -> list[TableFile]:
         """Write the tables as they were at the cut."""
         files = []
         for number, (table, rows) in enumerate(zip(self.tables, cut.tables, strict=True)):
-            name = f"table{number:03d}.server{self._server:03d}.safetensors"
+            name = name_of(number, self._server, part_of(rows.removed))
             try:
+                if rows.removed is not None and len(rows.removed):
+                    files.append(self._save_removed(number, rows.removed, folder))
                 files.append(table.save(rows, number, folder, name, pause))
             except OSError as error:
                 raise CheckpointError(
@@ -260,6 +299,12 @@ class ServerState:
                     f"{folder / name}: {error}"
                 ) from error
         return files
+
+    def _save_removed(self, number: int, ids: Ids, folder: Path) -> TableFile:
+        name = name_of(number, self._server, REMOVED)
+        write = functools.partial(write_table, folder / name)
+        size, digest = write_ids(write, ids, self.tables[number].plan.name)
+        return TableFile(number, name, len(ids), size, digest, part=REMOVED)
 
     def drop_cuts(self) -> None:
         """Drop cuts that will not be saved."""
@@ -303,9 +348,10 @@ class ServerState:
 
     def _paths(self, message: Load, folder: Path) -> dict[int, list[Path]]:
         paths: dict[int, list[Path]] = {number: [] for number in range(len(self.tables))}
+        base = set(message.base_files)
         for number, name in message.files:
             self.table(number)
-            paths[number].append(folder / name)
+            paths[number].append(Path(message.base if name in base else folder, name))
         return paths
 
     def _buckets(self, whole: bool) -> range | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlight.errors import CheckpointError, CorruptCheckpointError, DeadlineError, PlanError
+from fleetlight.errors import CheckpointError, CorruptCheckpointError, PlanError
 from fleetlight.kernels import (
     RowTable,
     dedup,
@@ -30,6 +29,8 @@ from fleetlight.ps.tables.counts.eviction import Eviction
 from fleetlight.ps.tables.optimizers import rule_options
 from fleetlight.ps.tables.ordered_snapshot import OrderedSnapshot
 from fleetlight.ps.tables.publishing.table_changes import TableChanges, TableCut
+from fleetlight.ps.tables.saving.delta_files import about_file, part_of, take_rows
+from fleetlight.ps.tables.saving.unsaved_rows import UnsavedChanges
 from fleetlight.ps.tables.table_file import (
     Pause,
     TableReader,
@@ -41,7 +42,7 @@ from fleetlight.ps.tables.table_file import (
     shared_columns,
     write_table,
 )
-from fleetlight.ps.tables.table_lock import TableLock
+from fleetlight.ps.tables.table_lock import TableLock, UpkeepLock
 from fleetlight.ps.tables.table_snapshot import TableSnapshot
 from fleetlight.ps.tables.tier.kinds import rows_of
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
@@ -57,8 +58,6 @@ CHUNK_BYTES = 4 << 20
 _FILE_CHUNK_BYTES = 1 << 18
 #: in a file: the pushes so far, to which the metadata of a table with a maximum of rows refers
 _PUSHES = "pushes"
-#: how long a shrink, reset or load waits for another one
-UPKEEP_S = 600.0
 
 
 class Table:
@@ -97,8 +96,10 @@ class Table:
         self._about_cut: dict[str, str] = {}
         #: what changed since the last publication; None where nothing is published
         self._changes: TableChanges | None = None
+        #: what changed since the last save of all rows; None where saves always have all rows
+        self._unsaved: UnsavedChanges | None = None
         self._saving = False
-        self._upkeep_lock = threading.Lock()
+        self._upkeep = UpkeepLock(plan.name)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -133,7 +134,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
-        more = (one.nbytes for one in (self._cut, self._changes) if one is not None)
+        more = (one.nbytes for one in (self._cut, self._changes, self._unsaved) if one is not None)
         return self._rows.nbytes + sum(more)
 
     def pull(self, ids: Ids, insert: bool, step: int = 0, out: Floats | None = None) -> Floats:
@@ -220,7 +221,7 @@ class Table:
     def reset(self) -> None:
         """Give all rows their first values; their state does not change."""
         how = self._rows.initializer
-        with self._upkeep("reset"):
+        with self._upkeep.held("reset"):
             with self.lock:
                 numbers = self._rows.numbers
             size = self._piece()
@@ -241,7 +242,7 @@ class Table:
             raise PlanError(
                 f"table {self.plan.name!r} has no counts to shrink it by; give its layer an entry="
             )
-        with self._upkeep("shrink"):
+        with self._upkeep.held("shrink"):
             with self.lock:
                 numbers = self._rows.numbers
             removed, size = 0, self._piece()
@@ -253,19 +254,31 @@ class Table:
                     removed += self._remove(piece[out])
             return removed, len(self)
 
-    def cut(self, *, ordered: bool = True) -> TableSnapshot:
+    def cut(self, *, ordered: bool = True, base: str = "", delta: bool = False) -> TableSnapshot:
         """Cut the rows: keep their present values until a save or the next cut.
 
-        Checkpoints need `ordered` rows; an unordered cut is less work.
+        Checkpoints need `ordered` rows; an unordered cut is less work. A save of all rows that may
+        be a `base` has a name: changes after it are marked. A `delta` has what changed since.
         """
         with self.lock:
             self._refuse_while_saving("cut again")
+            changed = self._unsaved.delta() if self._unsaved and delta else ()
             kind = OrderedSnapshot if ordered else UnorderedSnapshot
-            self._cut = kind(self._rows, self._piece())
-            self._about_cut = {"table": self.plan.name, "rule": self._rule.name}
+            self._cut = kind(self._rows, self._piece(), *changed)
+            if base:
+                self._unsaved = self._unsaved or UnsavedChanges()
+                self._unsaved.begin(self._rows, base)
+            self._about_cut = about_file(
+                self.plan.name, self._rule.name, part_of(self._cut.removed)
+            )
             if self._eviction is not None:
                 self._about_cut[_PUSHES] = str(self._eviction.clock)
             return self._cut
+
+    def knows_since(self, base: str) -> bool:
+        """Whether all changes since a base are known; ends a base that was not saved."""
+        with self.lock:
+            return self._unsaved is not None and self._unsaved.settle(base)
 
     def drop_cut(self) -> None:
         """Drop a cut that will not be saved."""
@@ -284,7 +297,7 @@ class Table:
         """Write the cut into a file during training; `number` is the table's in the plan."""
         write = functools.partial(write_table, folder / name)
         size, digest = self.write(cut, write, pause)
-        return TableFile(number, name, len(cut), size, digest)
+        return TableFile(number, name, len(cut), size, digest, part=part_of(cut.removed))
 
     def write(self, cut: TableSnapshot, write: TableWriter[_T], pause: Pause = no_pause) -> _T:
         """Write the cut during training; returns what `write` returns."""
@@ -346,14 +359,18 @@ class Table:
         self.load_from(readers, buckets, sum(stop - start for start, stop in spans))
 
     def load_from(self, readers: Iterable[TableReader], buckets: range | None, about: int) -> None:
-        """Replace all rows by those that readers have, about so many."""
-        with self._upkeep("load"), self.lock:
+        """Replace all rows by those that readers have, about so many.
+
+        What a delta has comes after its base: first the ids that lost their row, then rows.
+        """
+        with self._upkeep.held("load"), self.lock:
             self._refuse_while_saving("loaded")
             # free the memory of the old rows before the new ones need it
             self._rows, self._cut = self._empty(), None
             self._rows = self._empty(about)
             if self._eviction is not None:
                 self._eviction.clock = 0
+            self._unsaved = None
             if self._changes is not None:
                 self._changes = self._no_changes()
             count = 0
@@ -423,8 +440,9 @@ class Table:
         if not len(numbers):
             return 0
         self._keep(numbers)
-        if self._changes is not None:
-            self._changes.remove(numbers)
+        for log in (self._changes, self._unsaved):
+            if log is not None:
+                log.remove(numbers)
         for follower in self._followers:
             follower.drop(self._rows.ids_of(numbers))
         return self._rows.remove(numbers)
@@ -433,6 +451,8 @@ class Table:
         """Let the cuts keep these rows before they change."""
         if self._cut is not None:
             self._cut.keep(numbers, ids)
+        if self._unsaved is not None:
+            self._unsaved.mark(numbers)
         if self._changes is not None:
             self._changes.keep(numbers, ids)
 
@@ -445,7 +465,7 @@ class Table:
     @property
     def _is_watched(self) -> bool:
         """True while a save or a publication must know which rows change."""
-        return self._cut is not None or self._changes is not None
+        return any(one is not None for one in (self._cut, self._changes, self._unsaved))
 
     def _no_changes(self) -> TableChanges:
         return TableChanges(self._rows, self._piece())
@@ -459,7 +479,7 @@ class Table:
         refuse_other_columns(reader, self.plan.name, self._columns, self._rule.name)
 
     def _take(self, reader: TableReader, buckets: range | None) -> int:
-        """Load rows; returns how many there were."""
+        """Load rows; returns how many more the table must have."""
         blank = np.zeros(self._rows.whole_width, np.float32)
         blank[self.plan.dim : self.plan.dim + self._rows.state_width] = self._rule.initial
         if self.plan.is_counted:
@@ -468,10 +488,7 @@ class Table:
         if self._eviction is not None:
             self._eviction.resume(int(reader.about.get(_PUSHES, "0")))
         columns = shared_columns(reader, self._columns, self._rule.name)
-        for ids, rows in reader.pieces(buckets, columns, blank, self._piece()):
-            self._rows.load(ids, rows)
-        first, stop = reader.span(buckets)
-        return stop - first
+        return take_rows(self._rows, reader, buckets, columns, blank, self._piece())
 
     def _refuse_while_saving(self, what: str) -> None:
         if self._saving:
@@ -479,16 +496,3 @@ class Table:
                 f"table {self.plan.name!r} cannot be {what} while it is being saved; wait until "
                 "save_persistables is done"
             )
-
-    @contextlib.contextmanager
-    def _upkeep(self, what: str) -> Iterator[None]:
-        """Inside the block, no other thread shrinks, resets or loads the table."""
-        if not self._upkeep_lock.acquire(timeout=UPKEEP_S):
-            raise DeadlineError(
-                f"table {self.plan.name!r}: a {what} waited {UPKEEP_S} s for another shrink, reset "
-                "or load; try again later"
-            )
-        try:
-            yield
-        finally:
-            self._upkeep_lock.release()

@@ -29,6 +29,8 @@ _T = TypeVar("_T", covariant=True)
 #: called between two pieces of work; it may sleep, or raise to end the work
 Pause = Callable[[], None]
 WEIGHTS, META = "weights", "meta"
+#: `part` of a file: rows that replace those of the base, or ids whose rows were removed since
+DELTA, REMOVED = "delta", "removed"
 IDS, INDEX = "ids", "buckets"
 _CODES: Mapping[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
 _READ_BYTES = 8 << 20
@@ -155,6 +157,11 @@ class TableReader:
                 f"{path} is not the file of a table: {error}; load another checkpoint"
             ) from error
 
+    @property
+    def part(self) -> str:
+        """`DELTA` or `REMOVED`; "": the rows of a whole table."""
+        return self.about.get("part", "")
+
     def width(self, column: str) -> int | None:
         """The number of floats of a column in a row; None if the file does not have it."""
         tensor = self._tensors.get(column)
@@ -210,6 +217,8 @@ def of_table(name: str) -> Iterator[None]:
 def refuse_other_columns(reader: TableReader, table: str, columns: list[Column], rule: str) -> None:
     """Raise if the columns of a file differ from those of a table; metadata may."""
     where = f"{reader.path} does not fit table {table!r}"
+    if reader.part == REMOVED:
+        return
     for column in shared_columns(reader, columns, rule):
         got, expected = reader.width(column.name), column.stop - column.start
         if column.name == WEIGHTS and got != expected:

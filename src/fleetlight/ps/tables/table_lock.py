@@ -3,8 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from types import TracebackType
+
+from fleetlight.errors import DeadlineError
+
+#: how long a shrink, reset or load waits for another one
+UPKEEP_S = 600.0
 
 
 class TableLock:
@@ -73,3 +80,23 @@ class _AheadOfCalls:
         trace: TracebackType | None,
     ) -> None:
         self._lock._release()
+
+
+class UpkeepLock:
+    """Lets one thread at a time shrink, reset or load a table."""
+
+    def __init__(self, table: str) -> None:
+        self._table, self._lock = table, threading.Lock()
+
+    @contextlib.contextmanager
+    def held(self, what: str) -> Iterator[None]:
+        """Inside the block, no other thread shrinks, resets or loads the table."""
+        if not self._lock.acquire(timeout=UPKEEP_S):
+            raise DeadlineError(
+                f"table {self._table!r}: a {what} waited {UPKEEP_S} s for another shrink, reset or "
+                "load; try again later"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -25,6 +25,10 @@ class TableSnapshot(Protocol):
     def nbytes(self) -> int:
         """Bytes of memory in use, without the table."""
 
+    @property
+    def removed(self) -> Ids | None:
+        """The ids that lost their row since the base; None: it has all rows, and needs no base."""
+
     def __len__(self) -> int:
         """The number of rows at the cut."""
 

@@ -28,6 +28,8 @@ class UnorderedSnapshot:
 
     #: None: rows are in no order
     starts: NDArray[np.int64] | None = None
+    #: it is not for checkpoints
+    removed: Ids | None = None
 
     def __init__(self, table: RowTable, size: int, marks: NDArray[np.uint32] | None = None) -> None:
         """Cut the table, or its marked rows; `pieces` reads `size` rows at a time."""

@@ -22,6 +22,8 @@ from fleetlight.ps.messages import (
     RestoreDense,
     Save,
     Saved,
+    SnapshotRequest,
+    SnapshotTaken,
     TableFile,
     WriteFile,
 )
@@ -33,12 +35,14 @@ from fleetlight.ps.server.steps.request_dedup import Reply
 from fleetlight.ps.tables import ordered_snapshot as snapshot
 from fleetlight.ps.tables import unordered_snapshot as sweep
 from fleetlight.ps.tables.dense_state import DenseState
+from fleetlight.ps.tables.saving import unsaved_rows
 from fleetlight.ps.tables.server_state import ServerState, StateSnapshot, is_file
 from fleetlight.ps.tables.table_file import Pause
 from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.store import is_url
 
 Array = NDArray[Any]
+_OF_ALL_ROWS = SnapshotRequest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +114,13 @@ class CheckpointHandler:
         self._is_writing = False
         self._waiting = 0
 
-    def cut(self) -> Reply:
-        """Cut the state: keep its present values for a save."""
+    def cut(self, message: SnapshotRequest) -> Reply:
+        """Cut the state: keep its present values, or those that changed, for a save."""
         with self._lock:
             self._wait_until_idle()
-            self._last = self._cut()
-        return Done(), []
+            self._last = made = self._cut(message)
+        whole, written = self._state.sizes(made.state)
+        return SnapshotTaken(made.state.is_delta, made.state.rows, whole, written), []
 
     def save(self, message: Save) -> Reply:
         """Write the tables of the cut, or the present ones without a cut."""
@@ -243,7 +248,13 @@ class CheckpointHandler:
                 f"{self._deadline_s:g} s; wait until it ends, and check the server's disk"
             )
 
-    def _cut(self) -> _CheckpointCut:
+    def _cut(self, message: SnapshotRequest = _OF_ALL_ROWS) -> _CheckpointCut:
         snapshot.get_ready()
+        if message.name:
+            unsaved_rows.get_ready()
         with self._values_lock.exclusive():
-            return _CheckpointCut(self._state.cut(), self._pushes.progress.marks.marks())
+            # a save without a name has no effect on what later ones know
+            knows = bool(message.name) and self._state.knows_since(message.base)
+            is_delta = message.delta and knows
+            state = self._state.cut(base="" if is_delta else message.name, delta=is_delta)
+            return _CheckpointCut(state, self._pushes.progress.marks.marks())

@@ -23,8 +23,18 @@ from numpy.typing import NDArray
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, StoreError
 from fleetlight.kernels import BUCKETS
 from fleetlight.ps.messages import Load, TableFile
+from fleetlight.ps.tables.saving.delta_files import name_of, part_of, write_ids
 from fleetlight.ps.tables.server_state import ServerState, StateSnapshot
-from fleetlight.ps.tables.table_file import IDS, INDEX, Column, Pause, TableReader, layout, no_pause
+from fleetlight.ps.tables.table_file import (
+    IDS,
+    INDEX,
+    REMOVED,
+    Column,
+    Pause,
+    TableReader,
+    layout,
+    no_pause,
+)
 from fleetlight.ps.update import Floats, Ids
 from fleetlight.store import ObjectStore, joined, store_at
 
@@ -89,8 +99,8 @@ class _TableFileInMemory:
 class _FileUploads:
     """Uploads of the files of one table, a few at a time."""
 
-    def __init__(self, store: ObjectStore, table: int, stem: str) -> None:
-        self._store, self._table, self._stem = store, table, stem
+    def __init__(self, store: ObjectStore, server: int, table: int, part: str) -> None:
+        self._store, self._server, self._table, self._part = store, server, table, part
         self._threads = ThreadPoolExecutor(_AHEAD, "fleet-upload")
         self._room = threading.Semaphore(_AHEAD)
         self._sent: list[Future[TableFile]] = []
@@ -114,11 +124,11 @@ class _FileUploads:
     def _upload(self, piece: _TableFileInMemory) -> TableFile:
         try:
             cut, data = piece.cut, piece.content.data
-            name = f"{self._stem}.part{cut.number:05d}.safetensors"
+            name = name_of(self._table, self._server, self._part, f"part{cut.number:05d}")
             digest = hashlib.sha256(data).hexdigest()
             self._store.put(name, data)
             span = (cut.first, cut.stop)
-            return TableFile(self._table, name, piece.rows, len(data), digest, span)
+            return TableFile(self._table, name, piece.rows, len(data), digest, span, self._part)
         finally:
             self._room.release()
 
@@ -142,29 +152,38 @@ class TableObjects:
         files: list[TableFile] = []
         for number, (table, rows) in enumerate(zip(self._state.tables, cut.tables, strict=True)):
             with self._explained(f"write table {table.plan.name!r}"):
-                stem = f"table{number:03d}.server{self._state.server:03d}"
-                uploads = _FileUploads(self._store, number, stem)
-                try:
-                    files += table.write(
-                        rows, _FilesWriter(uploads, self._most, self._least), pause
-                    )
-                finally:
-                    uploads.close()
+                if rows.removed is not None and len(rows.removed):
+                    with self._writer(number, REMOVED) as write:
+                        files += write_ids(write, rows.removed, table.plan.name)
+                with self._writer(number, part_of(rows.removed)) as write:
+                    files += table.write(rows, write, pause)
         return files
+
+    @contextlib.contextmanager
+    def _writer(self, number: int, part: str) -> Iterator[_FilesWriter]:
+        uploads = _FileUploads(self._store, self._state.server, number, part)
+        try:
+            yield _FilesWriter(uploads, self._most, self._least)
+        finally:
+            uploads.close()
 
     def check(self, message: Load) -> None:
         """Raise if files are missing or have another size; their bytes are verified as they load.
 
         That reads each byte once, and a table that does not load reports that it is not whole.
         """
+        stores = self._stores(message)
         with self._explained("look for the files of tables"):
-            sizes = {entry.name: entry.size for entry in self._store.list()}
-        for _, name in message.files:
-            got, (expected, _) = sizes.get(name), message.sums[name]
+            sizes = {
+                store.url: {entry.name: entry.size for entry in store.list()}
+                for store in {store.url: store for store in stores.values()}.values()
+            }
+        for name, store in stores.items():
+            got, (expected, _) = sizes[store.url].get(name), message.sums[name]
             if got != expected:
                 what = "is missing" if got is None else f"has {got} bytes, expected {expected}"
                 raise CorruptCheckpointError(
-                    f"{joined(self._store.url, name)} {what}; load another checkpoint"
+                    f"{joined(store.url, name)} {what}; load another checkpoint"
                 )
 
     def load(self, message: Load) -> None:
@@ -174,8 +193,13 @@ class TableObjects:
             self._state.table(number)
             names[number].append(name)
         about = {number: self._rows(number, some, message) for number, some in names.items()}
+        stores = self._stores(message)
+
+        def readers(number: int) -> Iterator[TableReader]:
+            return self._readers({name: stores[name] for name in names[number]}, message.sums)
+
         try:
-            self._state.load_from(lambda number: self._readers(names[number], message.sums), about)
+            self._state.load_from(readers, about)
         except (CheckpointError, StoreError) as error:
             raise type(error)(
                 f"{error}. The tables of server {self._state.server} are not whole now: do not "
@@ -187,34 +211,30 @@ class TableObjects:
         row = 8 + 4 * self._state.tables[number].row_floats
         return sum(max(0, message.sums[name][0] - 8 * (BUCKETS + 1)) // row for name in names)
 
+    def _stores(self, message: Load) -> dict[str, ObjectStore]:
+        """Where each file is: in the folder of the generation, or in that of its base."""
+        stores = {name: self._store for _, name in message.files}
+        if message.base:
+            stores |= dict.fromkeys(message.base_files, store_at(message.base))
+        return stores
+
     def _readers(
-        self, names: Sequence[str], sums: Mapping[str, tuple[int, str]]
+        self, stores: Mapping[str, ObjectStore], sums: Mapping[str, tuple[int, str]]
     ) -> Iterator[TableReader]:
         """The files of a table, verified; the next ones are fetched meanwhile."""
         with ThreadPoolExecutor(_AHEAD, "fleet-fetch") as threads:
             coming: list[Future[TableReader]] = []
-            rest = iter(names)
+            rest = iter(stores)
             try:
                 while True:
                     while len(coming) < _AHEAD and (name := next(rest, "")):
-                        coming.append(threads.submit(self._fetched, name, *sums[name]))
+                        coming.append(threads.submit(_fetched, stores[name], name, *sums[name]))
                     if not coming:
                         return
                     yield coming.pop(0).result()
             finally:
                 for one in coming:
                     one.cancel()
-
-    def _fetched(self, name: str, size: int, sha256: str) -> TableReader:
-        where = joined(self._store.url, name)
-        data = self._store.get(name).data
-        got = memoryview(data).nbytes, hashlib.sha256(data).hexdigest()
-        if got != (size, sha256):
-            raise CorruptCheckpointError(
-                f"{where} was changed after it was written: got {got[0]} bytes with sha256 "
-                f"{got[1]}, expected {size} with {sha256}; load another checkpoint"
-            )
-        return TableReader(where, np.frombuffer(data, np.uint8))
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -224,6 +244,18 @@ class TableObjects:
             raise CheckpointError(
                 f"server {self._state.server} could not {what}: {error}"
             ) from error
+
+
+def _fetched(store: ObjectStore, name: str, size: int, sha256: str) -> TableReader:
+    """A file, verified."""
+    where, data = joined(store.url, name), store.get(name).data
+    got = memoryview(data).nbytes, hashlib.sha256(data).hexdigest()
+    if got != (size, sha256):
+        raise CorruptCheckpointError(
+            f"{where} was changed after it was written: got {got[0]} bytes with sha256 "
+            f"{got[1]}, expected {size} with {sha256}; load another checkpoint"
+        )
+    return TableReader(where, np.frombuffer(data, np.uint8))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +279,7 @@ class _FilesWriter:
         """Send each file as soon as it is full; returns their descriptions."""
         assert starts is not None, "rows of a checkpoint come in bucket order"
         columns = list(columns)
-        row_bytes = 8 + 4 * columns[-1].stop
+        row_bytes = 8 + sum(4 * (column.stop - column.start) for column in columns)
         cuts = iter(cuts_of(starts, row_bytes, self.most, self.least))
         piece = _TableFileInMemory(next(cuts), columns, about, starts)
         for ids, values in pieces:
