@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 
 from tests.checkpoint.states import snapshot, whole_step
+from tests.checkpoint.test_deltas import saved_tables
 from tests.store.s3 import (
     VARIABLES,
     CutReply,
@@ -103,6 +104,14 @@ class Bucket:
     def _save(self, rng: random.Random, step: int, kind: str) -> None:
         honest, dies_after = stored_generations.StoredGeneration.create, rng.randrange(3)
         made = snapshot(step, size=1_100_000 if rng.random() < 0.03 else 4)
+        if kind != "two jobs" and rng.random() < 0.5:
+            base = checkpoint.Bases(self.url, 4).next()
+            if base is not None and base.is_due:
+                base = None
+            self.outcomes["all rows" if base is None else "a delta"] += 1
+            made = dataclasses.replace(
+                made, save_tables=lambda target: saved_tables(target, step, base)
+            )
         if kind == "two jobs":
             made = dataclasses.replace(made, save_tables=functools.partial(self._other, -step))
         if kind == "killed":

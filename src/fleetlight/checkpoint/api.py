@@ -27,6 +27,7 @@ from fleetlight.checkpoint.state.optimizer import (
 )
 from fleetlight.checkpoint.state.rng import RngState, rng_state, set_rng_state
 from fleetlight.checkpoint.state.worker import WorkerState
+from fleetlight.checkpoint.storage.bases import Bases, SavedBase
 from fleetlight.checkpoint.storage.files import FileTarget, FolderTarget
 from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
@@ -40,6 +41,7 @@ from fleetlight.checkpoint.storage.sources import exists, source_of
 
 __all__ = [
     "MANIFEST",
+    "Bases",
     "Checkpoint",
     "FileEntry",
     "FileTarget",
@@ -53,6 +55,7 @@ __all__ = [
     "RenamedCheckpoint",
     "RngState",
     "RowReader",
+    "SavedBase",
     "SavedTables",
     "TableEntry",
     "TableFileEntry",

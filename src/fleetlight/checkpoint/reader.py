@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ from fleetlight.checkpoint.state.optimizer import OptimizerState
 from fleetlight.checkpoint.state.worker import WorkerState, read_worker, record_file, tensor_file
 from fleetlight.checkpoint.storage import files
 from fleetlight.checkpoint.storage.generations import Directory
-from fleetlight.checkpoint.storage.manifest import FORMAT, Manifest, TableEntry
+from fleetlight.checkpoint.storage.manifest import (
+    FORMAT,
+    BaseEntry,
+    Manifest,
+    TableEntry,
+    all_files,
+    base_folder,
+    folder_of,
+    folder_with,
+)
 from fleetlight.checkpoint.storage.sources import Source, source_of
 from fleetlight.errors import CheckpointError
-from fleetlight.store import is_url
+from fleetlight.store import is_url, joined
 
 
 class Checkpoint:
@@ -87,7 +97,28 @@ class Checkpoint:
     @property
     def location(self) -> str:
         """The folder or URL of its files, for other processes."""
-        return self.source.location(self.manifest)
+        return self.source.location(folder_of(self.manifest))
+
+    @property
+    def base_location(self) -> str:
+        """As `location`, of the base of a delta; "" for other checkpoints."""
+        folder = base_folder(self.manifest)
+        return self.source.location(folder) if folder else ""
+
+    @property
+    def base_files(self) -> list[str]:
+        """The names of the files that the base has."""
+        base = self.manifest.base
+        return [file.name for file in base.files] if isinstance(base, BaseEntry) else []
+
+    def checksums(self, names: Collection[str]) -> dict[str, tuple[int, str]]:
+        """The size and the checksum of each of some files."""
+        entries = all_files(self.manifest)
+        return {name: (entries[name].bytes, entries[name].sha256) for name in names}
+
+    def stored_name(self, name: str) -> str:
+        """The path of a file below the checkpoint's folder or URL."""
+        return joined(folder_with(self.manifest, name), name)
 
     def path(self, name: str) -> Path:
         """A file, verified."""
@@ -95,17 +126,19 @@ class Checkpoint:
 
     def unverified(self, name: str) -> Path:
         """A file whose bytes someone else verifies; that of a URL is verified as it is fetched."""
-        return self.path(name) if is_url(self.location) else Path(self.location, name)
+        if is_url(self.location):
+            return self.path(name)
+        return Path(self.source.location(folder_with(self.manifest, name)), name)
 
     def files(self, *, tables: bool = True) -> list[str]:
         """The names of its files."""
         left_out = set() if tables else {f.name for t in self.manifest.tables for f in t.files}
-        return [file.name for file in self.manifest.files if file.name not in left_out]
+        return [name for name in all_files(self.manifest) if name not in left_out]
 
     def verify(self) -> None:
         """Verify the bytes of every file."""
-        for entry in self.manifest.files:
-            self.path(entry.name)
+        for name in all_files(self.manifest):
+            self.path(name)
 
     def _tensors(self, name: str) -> dict[str, Tensor]:
         return read_tensors(self.path(name))

@@ -20,6 +20,8 @@ from fleetlight.checkpoint.storage.files import FileTarget
 from fleetlight.checkpoint.storage.generations import Directory, Generation, new_generation
 from fleetlight.checkpoint.storage.manifest import (
     FORMAT,
+    VERSION,
+    BaseEntry,
     FileEntry,
     HighWaterEntry,
     Manifest,
@@ -43,6 +45,10 @@ class SavedTables:
     tables: Sequence[TableEntry] = ()
     files: Sequence[FileEntry] = ()
     high_water: Sequence[HighWaterEntry] = ()
+    #: the generation with the other rows, if these are a delta
+    base: BaseEntry | None = None
+    #: if they are all rows, and a later save may have only what changed since: their name
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,7 +155,7 @@ def _manifest(
     saved: SavedTables,
 ) -> Manifest:
     return Manifest(
-        **generation.header(),
+        **{**generation.header(), **_delta_fields(saved)},
         workers=max(1, len(snapshot.workers)),
         servers=snapshot.server_num,
         seed=snapshot.seed,
@@ -163,6 +169,13 @@ def _manifest(
         high_water=list(saved.high_water),
         extra={key: _pack_extra(key, value) for key, value in snapshot.extra.items()},
     )
+
+
+def _delta_fields(saved: SavedTables) -> dict[str, Any]:
+    """The fields that only a delta, or only a base has."""
+    if saved.base is not None:
+        return {"base": saved.base, "version": VERSION}
+    return {"name": saved.name} if saved.name else {}
 
 
 def _pack_extra(key: str, value: object) -> Any:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`TableOnDisk`: the rows of a saved table by id, read in pieces.
 
-The files are in the order of the servers that wrote them. They are mapped into memory; beside them
-there are only the ids and their order.
+The files are in the order of the servers that wrote them, those of a base before those of a delta.
+They are mapped into memory; beside them there are only the ids and their order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fleetlight.checkpoint.formats.tensors import StreamedTensor, read_tensors
-from fleetlight.checkpoint.storage.manifest import TableEntry
+from fleetlight.checkpoint.storage.manifest import REMOVED, TableEntry
 from fleetlight.errors import CorruptCheckpointError
 
 IDS, WEIGHTS = "ids", "weights"
@@ -26,11 +26,25 @@ class TableOnDisk:
     """The rows of a table, from the files of any number of servers."""
 
     def __init__(self, entry: TableEntry, files: Sequence[Mapping[str, Tensor]]) -> None:
+        """`files`: in the order of the entry's."""
         self.entry = entry
-        self._files = files
-        every = [file[IDS] for file in files]
+        parts = [(its.part, file) for its, file in zip(entry.files, files, strict=False)]
+        #: the files with rows
+        self._files = [file for part, file in parts if part != REMOVED]
+        # rows of the base that were removed, or that a delta replaces
+        hidden = _joined([file[IDS] for part, file in parts if part])
+        every = [file[IDS] for file in self._files]
+        kept = [
+            torch.ones(len(file[IDS]), dtype=torch.bool)
+            if part or not len(hidden)
+            else ~torch.isin(file[IDS], hidden)
+            for part, file in parts
+            if part != REMOVED
+        ]
+        places = torch.cat([*kept, torch.empty(0, dtype=torch.bool)]).nonzero()[:, 0]
         #: the ids, ascending, and where each stands when all files are concatenated
-        self.ids, self._places = torch.cat([*every, torch.empty(0, dtype=torch.int64)]).sort()
+        self.ids, order = _joined(every)[places].sort()
+        self._places = places[order]
         self._starts = torch.tensor([0, *(len(ids) for ids in every)]).cumsum(0)
         if len(self.ids) != entry.rows:
             raise CorruptCheckpointError(
@@ -67,6 +81,10 @@ class TableOnDisk:
                 mine = of_file == number
                 piece[mine] = file[WEIGHTS][places[mine] - self._starts[number]]
             yield piece
+
+
+def _joined(ids: Sequence[Tensor]) -> Tensor:
+    return torch.cat([*ids, torch.empty(0, dtype=torch.int64)])
 
 
 def materialize(streamed: StreamedTensor) -> Tensor:

@@ -24,6 +24,7 @@ from fleetlight.checkpoint.inference.inputs import InputEntry, bind_inputs
 from fleetlight.checkpoint.inference.programs import first_line, on_device
 from fleetlight.checkpoint.inference.served import InterpretedProgram, RowReader, ServedProgram
 from fleetlight.checkpoint.storage.generations import Directory
+from fleetlight.checkpoint.storage.manifest import folder_of
 from fleetlight.checkpoint.storage.sources import Source, source_of
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
 
@@ -79,7 +80,7 @@ def load_inference(
     place = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
     source = source_of(dirname)
     manifest = source.manifest(InferenceManifest, FORMAT)
-    where = source.location(manifest)
+    where = source.location(folder_of(manifest))
     _check_form(manifest, where, place)
     _check_reader(manifest, where, reader)
     if reader is not None:

@@ -7,7 +7,8 @@
 
 A save writes and flushes `generation-000008`, moves a new manifest over the old one, then removes
 `generation-000007`. A crash before the move leaves the old checkpoint, a crash after it the new
-one, and in both cases a folder that no manifest names, which the next save removes.
+one, and in both cases a folder that no manifest names, which the next save removes. A delta names
+the generation that is its base as well, so that folder stays.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ import msgspec
 from fleetlight.checkpoint.storage import files
 from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
-    VERSION,
+    PLAIN_VERSION,
     AnyManifest,
+    BaseEntry,
     BaseManifest,
     FileEntry,
-    Head,
+    Named,
+    all_files,
     decode,
     encode,
-    folder_of,
+    folder_with,
+    same_base,
 )
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PeerError
 from fleetlight.files.atomic import sync_folder_if_supported
@@ -83,7 +87,13 @@ class Generation:
     def placed(self, manifest: AnyManifest) -> AnyManifest:
         """The manifest of another checkpoint, as that of this generation."""
         return msgspec.structs.replace(
-            manifest, generation=self.number, folder=msgspec.UNSET, earlier=msgspec.UNSET
+            manifest,
+            generation=self.number,
+            folder=msgspec.UNSET,
+            earlier=msgspec.UNSET,
+            base=msgspec.UNSET,
+            name=msgspec.UNSET,
+            files=self.files,
         )
 
     def header(self) -> dict[str, Any]:
@@ -93,12 +103,16 @@ class Generation:
     def publish(self, manifest: BaseManifest) -> None:
         """Make this the current generation, durably, and remove the others."""
         root = self.path.parent
+        kept = {self.number}
+        if isinstance(manifest.base, BaseEntry):
+            refuse_other_base(_named(root), manifest.base, root)
+            kept.add(manifest.base.generation)
         sync_folder_if_supported(self.path)
         with files.replacing(root / MANIFEST) as sink:
             sink.write(encode(manifest))
             # from here on the folder stays: if the move fails, either generation may be named
             self.published = True
-        _remove_leftovers(root, keep=self.number)
+        _remove_leftovers(root, kept)
 
 
 def header(format_name: str, number: int, entries: list[FileEntry]) -> dict[str, Any]:
@@ -108,7 +122,7 @@ def header(format_name: str, number: int, entries: list[FileEntry]) -> dict[str,
 
     return {
         "format": format_name,
-        "version": VERSION,
+        "version": PLAIN_VERSION,
         "checksum": "",
         "generation": number,
         "created": datetime.now(timezone.utc),
@@ -159,7 +173,7 @@ def manifest_bytes(dirname: Directory) -> bytes:
 
 def verified(dirname: Directory, manifest: AnyManifest, name: str) -> Path:
     """The path of a file of the manifest's generation, after checking its bytes."""
-    path = Path(dirname) / folder_of(manifest) / name
+    path = Path(dirname) / folder_with(manifest, name) / name
     expected = entry_of(manifest, name, str(Path(dirname) / MANIFEST))
     try:
         files.verify(path, expected)
@@ -172,10 +186,20 @@ def verified(dirname: Directory, manifest: AnyManifest, name: str) -> Path:
 
 def entry_of(manifest: BaseManifest, name: str, where: str) -> FileEntry:
     """The description of a file in a manifest, which is at `where`."""
-    for entry in manifest.files:
-        if entry.name == name:
-            return entry
-    raise CorruptCheckpointError(f"{where} names no file {name!r}")
+    entry = all_files(manifest).get(name)
+    if entry is None:
+        raise CorruptCheckpointError(f"{where} names no file {name!r}")
+    return entry
+
+
+def refuse_other_base(current: Named | None, base: BaseEntry, where: object) -> None:
+    """CheckpointError if the base of a save is not, or no longer, the one that is there."""
+    if current is None or not same_base(current, base):
+        raise CheckpointError(
+            f"{where}: generation {base.generation}, which this save needs as its base, is not "
+            "there any more: another process has saved or removed it. Let only one job save there; "
+            "the next save has all rows"
+        )
 
 
 def _folder(dirname: Directory) -> Path:
@@ -228,7 +252,8 @@ def _explained(root: Path) -> Iterator[None]:
         raise
     except OSError as error:
         named = _named(root)
-        kept = f"generation {named} there is intact" if named else "there was no checkpoint there"
+        number = named.generation if named else 0
+        kept = f"generation {number} there is intact" if number else "there was no checkpoint there"
         where = f" ({error.filename})" if error.filename else ""
         raise CheckpointError(
             f"could not save into {root}: {error.strerror or error}{where}; {kept}. "
@@ -264,9 +289,10 @@ def _prepare(root: Path, format_name: str) -> None:
     data = path.read_bytes() if path.exists() else b""
     if data and f'"{format_name}"'.encode() not in data:
         raise _refusal(path, data, format_name)
-    named = _named(root) if path.exists() else 0
-    if named is not None:
-        _remove_leftovers(root, keep=named)
+    if not path.exists():
+        _remove_leftovers(root, set())
+    elif named := _named(root):
+        _remove_leftovers(root, named.generations)
 
 
 def _refusal(path: Path, data: bytes, format_name: str) -> CheckpointError:
@@ -283,10 +309,10 @@ def _refusal(path: Path, data: bytes, format_name: str) -> CheckpointError:
     )
 
 
-def _named(root: Path) -> int | None:
+def _named(root: Path) -> Named | None:
     """The current generation, None if there is none or its manifest is damaged."""
     try:
-        return msgspec.json.decode((root / MANIFEST).read_bytes(), type=Head).generation
+        return msgspec.json.decode((root / MANIFEST).read_bytes(), type=Named)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -312,10 +338,10 @@ def _folders(root: Path) -> list[int]:
     return [int(match[1]) for match in matches if match]
 
 
-def _remove_leftovers(root: Path, keep: int) -> None:
+def _remove_leftovers(root: Path, kept: set[int]) -> None:
     """Remove what no manifest names. A failure costs only space; the next save tries again."""
     for number in _folders(root):
-        if number != keep:
+        if number not in kept:
             shutil.rmtree(generation_folder(root, number), ignore_errors=True)
     for path in root.glob(f".{MANIFEST}.*.new"):
         with contextlib.suppress(OSError):

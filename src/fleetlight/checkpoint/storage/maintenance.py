@@ -14,11 +14,14 @@ from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
     EarlierEntry,
     Manifest,
+    all_files,
+    base_folder,
     encode,
     folder_of,
 )
 from fleetlight.checkpoint.storage.sources import FolderSource, StoredSource
 from fleetlight.checkpoint.storage.stored_generations import (
+    kept_folders,
     new_stored_generation,
     remove_folders,
 )
@@ -49,11 +52,11 @@ def chosen(location: Directory, number: int | None) -> Manifest:
 
 
 def verify(location: Directory, manifest: Manifest, progress: Progress) -> None:
-    """Read all bytes of a generation, and compare them with its manifest."""
+    """Read all bytes of a generation and its base, and compare them with its manifest."""
     source = _source(location)
-    for entry in manifest.files:
-        progress(entry.name)
-        source.verify(manifest, entry.name)
+    for name in all_files(manifest):
+        progress(name)
+        source.verify(manifest, name)
 
 
 def prune(location: Directory, keep: int) -> int:
@@ -79,12 +82,15 @@ def prune(location: Directory, keep: int) -> int:
             )
     except StoreError as error:
         raise CheckpointError(str(error)) from error
-    names = {folder_of(current), *(one.folder for one in kept)}
+    names = kept_folders(folder_of(current), base_folder(current), kept)
     return remove_folders(store, current.generation, names)
 
 
 def copy(location: Directory, to: Directory, number: int | None, progress: Progress) -> Manifest:
-    """Copy a generation, verified, as the newest one of another folder or URL."""
+    """Copy a generation, verified, as the newest one of another folder or URL.
+
+    The files of a base are copied into the folder of the delta.
+    """
     manifest, source = chosen(location, number), _source(location)
     target = (
         new_stored_generation(os.fspath(to), FORMAT, keep=2)
@@ -92,13 +98,14 @@ def copy(location: Directory, to: Directory, number: int | None, progress: Progr
         else new_generation(to, FORMAT)
     )
     with target as generation:
-        for entry in manifest.files:
+        entries = list(all_files(manifest).values())
+        for entry in entries:
             progress(entry.name)
             path = source.path(manifest, entry.name)
             generation.add(entry, path)
             if isinstance(source, StoredSource):
                 path.unlink()
-        if generation.files != manifest.files:
+        if generation.files != entries:
             raise CorruptCheckpointError(
                 f"{location} changed while it was copied; nothing was saved, copy it again"
             )

@@ -3,7 +3,7 @@
 
 The manifest is the checkpoint: data files count only when the manifest names them. Fields for
 parameter servers (`servers`, `seed`, `epoch`, `tables`, `high_water`) exist from version 1, so that
-adding servers does not change the format.
+adding servers does not change the format. A delta has version 2: its rows alone are no table.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 #: the format of training checkpoints
 FORMAT = "fleetlight-checkpoint"
-VERSION = 1
+#: of a manifest without a delta, and the newest that this version reads: one with a delta
+PLAIN_VERSION, VERSION = 1, 2
 MANIFEST = "manifest.json"
+#: `part` of a table's file
+DELTA, REMOVED = "delta", "removed"
 
 # Stands where the checksum goes while the checksum is computed.
 _BLANK = "0" * 64
@@ -68,6 +71,8 @@ class TableFileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: int
     #: the first bucket with rows in it, and the one after the last; None: all of the server
     buckets: tuple[int, int] | None = None
+    #: `DELTA`: rows that replace those of the base; `REMOVED`: ids without a row; "": all rows
+    part: str = ""
 
 
 class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +104,24 @@ class HighWaterEntry(msgspec.Struct, frozen=True, rename={"started_at": "incarna
     sequence: int
 
 
-class EarlierEntry(msgspec.Struct, frozen=True):
+class BaseEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The generation whose rows a delta completes."""
+
+    generation: int
+    folder: str
+    #: the name by which servers know what changed since
+    name: str
+    #: the files of its tables
+    files: list[FileEntry] = []
+
+
+class EarlierEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A generation before the current one that was kept."""
 
     generation: int
     folder: str
+    #: the folder of its base, if it is a delta
+    base: str = ""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +131,25 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     checksum: str
     generation: int
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of any manifest that say which folders stay, and what a delta may complete."""
+
+    generation: int
+    name: str = ""
+    base: BaseEntry | None = None
+
+    @property
+    def generations(self) -> set[int]:
+        """The generations whose files it needs."""
+        return {self.generation} if self.base is None else {self.generation, self.base.generation}
+
+
+def same_base(current: Named, base: BaseEntry) -> bool:
+    """Whether a base is the current generation, or that of the current one."""
+    there = current if current.base is None else current.base
+    return (there.generation, there.name) == (base.generation, base.name)
 
 
 class BaseManifest(Head, frozen=True, kw_only=True):
@@ -126,6 +163,10 @@ class BaseManifest(Head, frozen=True, kw_only=True):
     folder: str | msgspec.UnsetType = msgspec.UNSET
     #: generations that are still there, the newest first
     earlier: list[EarlierEntry] | msgspec.UnsetType = msgspec.UNSET
+    #: the base of a delta, if its files are in another folder
+    base: BaseEntry | msgspec.UnsetType = msgspec.UNSET
+    #: the name by which servers know what changed since this generation, which may be a base
+    name: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Manifest(BaseManifest, frozen=True, kw_only=True):
@@ -154,6 +195,24 @@ def folder_of(manifest: BaseManifest) -> str:
     if isinstance(manifest.folder, str):
         return manifest.folder
     return f"generation-{manifest.generation:06d}"
+
+
+def base_folder(manifest: BaseManifest) -> str:
+    """The name of the folder of a delta's base; "" for other generations."""
+    return manifest.base.folder if isinstance(manifest.base, BaseEntry) else ""
+
+
+def all_files(manifest: BaseManifest) -> dict[str, FileEntry]:
+    """By name: the files of a generation, and those of its base."""
+    base = manifest.base.files if isinstance(manifest.base, BaseEntry) else []
+    return {entry.name: entry for entry in (*base, *manifest.files)}
+
+
+def folder_with(manifest: BaseManifest, name: str) -> str:
+    """The name of the folder with a file of a generation, its own or that of its base."""
+    if isinstance(manifest.base, BaseEntry) and any(f.name == name for f in manifest.base.files):
+        return manifest.base.folder
+    return folder_of(manifest)
 
 
 def encode(manifest: BaseManifest) -> bytes:

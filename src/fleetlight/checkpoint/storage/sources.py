@@ -28,7 +28,7 @@ from fleetlight.checkpoint.storage.manifest import (
     AnyManifest,
     BaseManifest,
     decode,
-    folder_of,
+    folder_with,
 )
 from fleetlight.errors import (
     CheckpointError,
@@ -58,8 +58,11 @@ class Source(Protocol):
     def verify(self, manifest: BaseManifest, name: str) -> None:
         """Raise if a file of a generation is not as it was written."""
 
-    def location(self, manifest: BaseManifest) -> str:
+    def location(self, folder: str) -> str:
         """The folder or URL of a generation, for other processes."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The sizes of the files in the folder of a generation."""
 
 
 class FolderSource:
@@ -84,9 +87,16 @@ class FolderSource:
         """See `Source`."""
         self.path(manifest, name)
 
-    def location(self, manifest: BaseManifest) -> str:
+    def location(self, folder: str) -> str:
         """See `Source`."""
-        return str((self._root / folder_of(manifest)).absolute())
+        return str((self._root / folder).absolute())
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """See `Source`."""
+        try:
+            return {path.name: path.stat().st_size for path in (self._root / folder).iterdir()}
+        except OSError as error:
+            raise CheckpointError(f"{self._root / folder} cannot be read: {error}") from error
 
 
 class StoredSource:
@@ -124,7 +134,7 @@ class StoredSource:
         if self._fetched is None:
             self._fetched = Path(tempfile.mkdtemp(prefix="fleet-fetched-"))
             weakref.finalize(self, shutil.rmtree, self._fetched, ignore_errors=True)
-        path = self._fetched / folder_of(manifest) / name
+        path = self._fetched / folder_with(manifest, name) / name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             with atomic.replacing(path, unique=True) as temporary, temporary.open("wb") as file:
@@ -140,7 +150,7 @@ class StoredSource:
     def _blocks(self, manifest: BaseManifest, name: str) -> Iterator[Data]:
         """The bytes of a file of a generation; raises after the last one if they are not right."""
         expected = entry_of(manifest, name, joined(self._store.url, MANIFEST))
-        stored = joined(folder_of(manifest), name)
+        stored = joined(folder_with(manifest, name), name)
         where = joined(self._store.url, stored)
         try:
             there, digest = self._store.head(stored), hashlib.sha256()
@@ -162,9 +172,18 @@ class StoredSource:
                 "another checkpoint"
             )
 
-    def location(self, manifest: BaseManifest) -> str:
+    def location(self, folder: str) -> str:
         """See `Source`."""
-        return joined(self._store.url, folder_of(manifest))
+        return joined(self._store.url, folder)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """See `Source`."""
+        prefix = f"{folder}/"
+        try:
+            found = self._store.list(prefix)
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+        return {entry.name.removeprefix(prefix): entry.size for entry in found}
 
 
 def source_of(location: Directory) -> Source:

@@ -8,7 +8,7 @@ A save reads the manifest, writes a folder with a name of its own, compares the 
 and replaces the manifest if it is still the one that was read. So of two jobs that save at the same
 time the second is refused, and there is no lock that a killed job could leave. A folder that no
 manifest names, and whose number is not above the current one, can never become current: the save
-removes it, and the generations beyond those that are kept.
+removes it, and the generations beyond those that are kept. The base of a delta stays with it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from typing import IO, Any
 
 import msgspec
 
-from fleetlight.checkpoint.storage.generations import header
+from fleetlight.checkpoint.storage.generations import header, refuse_other_base
 from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
     AnyManifest,
+    BaseEntry,
     BaseManifest,
     EarlierEntry,
     FileEntry,
+    Named,
+    base_folder,
     encode,
 )
 from fleetlight.errors import (
@@ -105,7 +108,13 @@ class StoredGeneration:
     def placed(self, manifest: AnyManifest) -> AnyManifest:
         """The manifest of another checkpoint, as that of this generation."""
         return msgspec.structs.replace(
-            manifest, generation=self.number, folder=self.folder, earlier=self._earlier()
+            manifest,
+            generation=self.number,
+            folder=self.folder,
+            earlier=self._earlier(),
+            base=msgspec.UNSET,
+            name=msgspec.UNSET,
+            files=self.files,
         )
 
     def header(self) -> dict[str, Any]:
@@ -119,6 +128,8 @@ class StoredGeneration:
         if (there and there.version) != (self._before and self._before.version):
             # it has removed the objects of this save
             raise self._refusal()
+        if isinstance(manifest.base, BaseEntry):
+            refuse_other_base(self._head, manifest.base, self._store.url)
         self._compare_sizes()
         data = encode(manifest)
         self._store.put(joined(self.folder, MANIFEST), data)
@@ -127,7 +138,7 @@ class StoredGeneration:
         if not self._put_manifest(data):
             self.published = False
             raise self._refusal()
-        kept = {self.folder, *(one.folder for one in self._earlier())}
+        kept = kept_folders(self.folder, base_folder(manifest), self._earlier())
         remove_folders(self._store, self.number, kept)
 
     def discard(self) -> None:
@@ -146,7 +157,9 @@ class StoredGeneration:
         """The generations before this one that are kept."""
         if self._head is None or not isinstance(self._head.folder, str):
             return []
-        before = [EarlierEntry(self._head.generation, self._head.folder), *self._head.earlier]
+        base = "" if self._head.base is None else self._head.base.folder
+        newest = EarlierEntry(self._head.generation, self._head.folder, base)
+        before = [newest, *self._head.earlier]
         return before[: self._keep - 1]
 
     def _put_manifest(self, data: bytes) -> bool:
@@ -189,13 +202,20 @@ class StoredGeneration:
                 )
 
 
-class StoredHead(msgspec.Struct, frozen=True, kw_only=True):
+class StoredHead(Named, frozen=True, kw_only=True):
     """The fields of a manifest under a URL that the next save needs."""
 
     format: str
-    generation: int
     folder: str | None = None
-    earlier: list[EarlierEntry] = []
+    earlier: list[EarlierEntry] = msgspec.field(default_factory=list)
+
+
+def kept_folders(folder: str, base: str, earlier: list[EarlierEntry]) -> set[str]:
+    """The folders of generations that are kept, and of their bases."""
+    kept = {folder, base}
+    for one in earlier:
+        kept |= {one.folder, one.base}
+    return kept - {""}
 
 
 def remove_folders(store: ObjectStore, newest: int, kept: set[str]) -> int:

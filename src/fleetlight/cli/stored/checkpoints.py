@@ -36,6 +36,7 @@ def add_checkpoints(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 def _list(found: argparse.Namespace) -> int:
     from fleetlight.checkpoint.storage.maintenance import generations
+    from fleetlight.checkpoint.storage.manifest import BaseEntry
 
     kept = generations(found.location)
     print(f"{'generation':>10}  {'saved (UTC)':<16}  {'step':>10}  {'MiB':>10}  files  job")
@@ -45,6 +46,8 @@ def _list(found: argparse.Namespace) -> int:
         if manifest.servers:
             rows = sum(table.rows for table in manifest.tables)
             job += f", {counted(manifest.servers, 'server')}, {counted(rows, 'row', ',')}"
+        if isinstance(manifest.base, BaseEntry):
+            job += f", changes since generation {manifest.base.generation}"
         print(
             f"{manifest.generation:>10}  {manifest.created:%Y-%m-%d %H:%M}  {manifest.step:>10}  "
             f"{size:>10,.1f}  {len(manifest.files):>5}  {job}"
@@ -54,6 +57,7 @@ def _list(found: argparse.Namespace) -> int:
 
 def _verify(found: argparse.Namespace) -> int:
     from fleetlight.checkpoint.storage.maintenance import generations, verify
+    from fleetlight.checkpoint.storage.manifest import all_files
 
     damaged = 0
     for manifest in generations(found.location)[: None if found.all else 1]:
@@ -63,7 +67,7 @@ def _verify(found: argparse.Namespace) -> int:
             damaged += 1
             print(f"generation {manifest.generation}: {error}")
         else:
-            files = counted(len(manifest.files), "file")
+            files = counted(len(all_files(manifest)), "file")
             print(f"generation {manifest.generation}: {files} as they were written")
     return 1 if damaged else 0
 
