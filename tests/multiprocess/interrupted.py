@@ -22,6 +22,7 @@ parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--terminate", type=int, default=-1, help="fleetrun, after this step")
 parser.add_argument("--await_stop", type=int, default=-1, help="after this step")
 parser.add_argument("--kill", type=int, default=-1, help="the last worker, after this step")
+parser.add_argument("--deltas", action="store_true", help="save what changed in a larger table")
 options = parser.parse_args()
 
 EPOCHS, RECORDS = 3, 96
@@ -41,6 +42,9 @@ class Net(torch.nn.Module):
         super().__init__()
         served = options.mode != "collective"
         self.rows = fleet.nn.SparseEmbedding(4) if served else torch.nn.Embedding(40, 4)
+        if options.deltas:
+            # all its rows are there from the first save on
+            self.rows = torch.nn.Embedding(4000, 4, sparse=True)
         self.drop = torch.nn.Dropout(0.0 if served else 0.2)
         self.head = torch.nn.Linear(16, 1)
 
@@ -54,6 +58,12 @@ def has_signal() -> bool:
     return stopping is not None and stopping.seen
 
 
+def has_saved() -> bool:
+    """True once there is a checkpoint, which is to be a delta where they are wanted."""
+    manifest = pathlib.Path(os.environ["FLEET_CHECKPOINT"], "manifest.json")
+    return manifest.exists() and (not options.deltas or '"base"' in manifest.read_text())
+
+
 def is_stopping() -> bool:
     """True once the signal has reached any worker."""
     mark = pathlib.Path("stopping")
@@ -63,6 +73,8 @@ def is_stopping() -> bool:
 
 
 strategy = fleet.DistributedStrategy(checkpoint_configs={"every_steps": 5})
+if options.deltas:
+    strategy.checkpoint_configs.base_every = 100
 strategy.a_sync = options.mode in ("async", "geo")
 if options.mode == "geo":
     strategy.a_sync_configs.k_steps = 4
@@ -104,7 +116,7 @@ with seen.open("a") as file:
                     time.sleep(0.01)
             if step == options.kill and is_last and restart == "0":
                 # wait for the save in the background
-                while not pathlib.Path(os.environ["FLEET_CHECKPOINT"], "manifest.json").exists():
+                while not has_saved():
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
 fleet.barrier_worker()

@@ -106,3 +106,26 @@ def test_collective_job_that_loses_a_worker_reaches_the_same_bits(tmp_path: Path
     # each record after the checkpoint, once
     again = seen(folder, 1)
     assert len(again) == len(set(again)) == EPOCHS * RECORDS - int(found[1]) * 4
+
+
+def test_job_with_servers_that_loses_a_worker_resumes_from_a_delta(tmp_path: Path) -> None:
+    servers = "--server_num 2 --worker_num 2"
+    both = ("--mode", "sync", "--deltas")
+    code, text, _ = run(tmp_path / "uninterrupted", servers, *both)
+    assert code == 0, text
+    expected = amounts(trained_values(text))
+    folder = tmp_path / "killed"
+    flags = f"{servers} --max_restarts 1 --checkpoint ckpt"
+    code, text, _ = run(folder, flags, *both, "--kill", "18")
+    assert code == 0, text
+    found = re.search(r"resuming from .*, saved at step (\d+)", text)
+    assert found is not None, text
+    # the save at step 5 has all rows, those at 10 and 15 have what changed
+    assert found[1] in ("10", "15"), text
+    assert amounts(trained_values(text)) == pytest.approx(expected, rel=1e-4)
+    again = seen(folder, 1)
+    assert len(again) == len(set(again)) == EPOCHS * RECORDS - int(found[1]) * 4
+    last = checkpoint.read(folder / "ckpt")
+    last.verify()
+    # servers that were started again cannot know what changed since that base
+    assert last.base_location == "" or "generation-000001" not in last.base_location

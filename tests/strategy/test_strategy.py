@@ -84,7 +84,15 @@ CONFIGS = {
     "amp_configs": {"dtype", "init_loss_scaling", "use_dynamic_loss_scaling"},
     "recompute_configs": {"checkpoints"},
     "execution_strategy": {"num_threads", "num_iteration_per_drop_scope"},
-    "checkpoint_configs": {"every_s", "every_steps", "via", "grace_s", "keep", "resume"},
+    "checkpoint_configs": {
+        "every_s",
+        "every_steps",
+        "via",
+        "grace_s",
+        "keep",
+        "base_every",
+        "resume",
+    },
     "ssl_configs": {"ciphers", "expiry_warning_days"},
     "durability_configs": {
         "folder",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import Checkpoint
+from fleetlight.checkpoint import Bases, Checkpoint
 from fleetlight.collective.codecs.compression import Compression
 from fleetlight.collective.group import Group
 from fleetlight.data.loader import ShardLoader
@@ -246,7 +246,9 @@ class Job(abc.ABC):
         """Wait for the previous save, and raise its failure unless the next save replaces it."""
         self.background_save.finish()
 
-    def server_snapshot(self, model: nn.Module, via: str) -> ServerSnapshot | None:
+    def server_snapshot(
+        self, model: nn.Module, via: str, bases: Bases | None = None
+    ) -> ServerSnapshot | None:
         """The servers' part of a checkpoint, on worker 0; None without servers."""
         return None
 

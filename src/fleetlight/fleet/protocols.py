@@ -399,7 +399,7 @@ class ServerSnapshot(Protocol):
     """The values of all servers at one moment; implemented by `served.tables.server_checkpoint`."""
 
     def complete(self, snapshot: JobSnapshot) -> JobSnapshot:
-        """Add the values of the servers to a worker's snapshot."""
+        """Add the values of the servers, all or what changed, to a worker's snapshot."""
 
     @property
     def can_retry(self) -> bool:

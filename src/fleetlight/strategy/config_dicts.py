@@ -50,6 +50,7 @@ class CheckpointConfigsDict(TypedDict, total=False):
     via: str
     grace_s: float
     keep: int
+    base_every: int
     resume: bool
 
 

@@ -20,6 +20,7 @@ from fleetlight.collective.group import Group
 from fleetlight.data import ShardLoader
 from fleetlight.errors import ConfigError, MembershipError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
+from fleetlight.fleet.checkpoints.save_options import SaveOptions
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.job import set_current
 from fleetlight.fleet.served.shard_queue import NoShardQueue, ShardQueueClient
@@ -233,7 +234,7 @@ def test_checkpoint_within_an_epoch_resumes_with_the_remaining_records(
         for batch in loader:
             batches.append(step(member, batch))
             if len(batches) == 2 + member.index:
-                persistables._save(member.context, tmp_path, {})
+                persistables._save(member.context, tmp_path, {}, SaveOptions())
                 break
         return batches
 
@@ -261,7 +262,7 @@ def test_job_returns_to_its_checkpoint(tmp_path: Path) -> None:
             for batch in loader:
                 batches.append(step(member, batch))
                 if attempt == 0 and len(batches) == 2:
-                    persistables._save(member.context, tmp_path, {})
+                    persistables._save(member.context, tmp_path, {}, SaveOptions())
                     kept = list(batches)
                 if attempt < 2 and len(batches) == 4:
                     break
@@ -280,7 +281,7 @@ def test_save_that_a_worker_cannot_join_is_refused(tmp_path: Path) -> None:
         for batch in loader_of(member):
             step(member, batch)
             if member.index == 0:
-                persistables._save(member.context, tmp_path, {})
+                persistables._save(member.context, tmp_path, {}, SaveOptions())
         is_waiting.set()
 
     errors = Job(build, ASYNC, workers=2, servers=1).tried(work)

@@ -20,6 +20,7 @@ from fleetlight.data.loader import ShardLoader
 from fleetlight.errors import MembershipError
 from fleetlight.fleet.checkpoints.persistables import save_alone, save_together
 from fleetlight.fleet.checkpoints.resumption import Resumption, resumption_of
+from fleetlight.fleet.checkpoints.save_options import SaveOptions
 from fleetlight.fleet.checkpoints.stop_agreement import StopAgreement
 from fleetlight.fleet.exit.exit_status import report_saves_at_sigterm, report_stopped
 from fleetlight.fleet.job import Job
@@ -206,7 +207,9 @@ class JobAutosave(SigtermHandler):
     def _save(self, *, background: bool) -> None:
         self._saved_step, self._saved_at = self._job.step, time.monotonic()
         save = save_together if self._agreement.in_lockstep else save_alone
-        save(self._job, self._folder, background=background, via=self._configs.via)
+        configs = self._configs
+        how = SaveOptions(background=background, via=configs.via, base_every=configs.base_every)
+        save(self._job, self._folder, how)
 
     def peer_missing(self, error: MembershipError) -> None:
         """Stop if the workers that this one waits for have stopped."""

@@ -10,24 +10,12 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.checkpoint import MANIFEST, read, source_of
-from fleetlight.errors import CheckpointError, ConfigError, FleetError
+from fleetlight.errors import CheckpointError, FleetError
 from fleetlight.fleet.protocols import Peers
-from fleetlight.store import joined
 
 _OPERATION = "load_persistables"
 #: bytes of a file in memory at a time
 _CHUNK = 64 << 20
-#: `via`: servers write their tables into the folder, or send them to worker 0
-FOLDER, WORKER0 = "folder", "worker0"
-
-
-def check_via(via: str) -> None:
-    """ConfigError for an unknown `via`."""
-    if via not in (FOLDER, WORKER0):
-        raise ConfigError(
-            f'got via={via!r}, expected via="{FOLDER}" (all processes see dirname) or '
-            f'via="{WORKER0}" (only worker 0 does)'
-        )
 
 
 def copy_checkpoint(
@@ -85,10 +73,9 @@ class _FileReceiver:
 def _found(dirname: str, tables: bool) -> dict[str, Path | bytes]:
     """The files of a checkpoint by their names in the copy, verified; the manifest first."""
     saved = read(dirname)
-    folder = saved.location.rpartition("/")[2]
     names = saved.files(tables=tables)
     manifest = {MANIFEST: saved.source.manifest_bytes()}
-    return manifest | {joined(folder, name): saved.path(name) for name in names}
+    return manifest | {saved.stored_name(name): saved.path(name) for name in names}
 
 
 def _names(group: Peers, find: Callable[[], None], files: Mapping[str, Path | bytes]) -> list[str]:

@@ -19,8 +19,9 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, WorkerState
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, copy_checkpoint
+from fleetlight.fleet.checkpoints.checkpoint_copy import copy_checkpoint
 from fleetlight.fleet.checkpoints.former_names import read_named
+from fleetlight.fleet.checkpoints.save_options import FOLDER
 from fleetlight.fleet.checkpoints.worker_state import parts
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import Purpose, SavedPart

@@ -15,8 +15,8 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import JobSnapshot, WorkerState
 from fleetlight.errors import ConfigError, PeerLostError, names_arguments
-from fleetlight.fleet.checkpoints.checkpoint_copy import FOLDER, check_via
 from fleetlight.fleet.checkpoints.loading import load_job
+from fleetlight.fleet.checkpoints.save_options import FOLDER, SaveOptions, check_via
 from fleetlight.fleet.checkpoints.worker_state import report_positions, worker_record
 from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.protocols import ServerSnapshot
@@ -43,6 +43,7 @@ def save_persistables(
     extra: Mapping[str, Any] | None = None,
     background: bool = False,
     via: str = FOLDER,
+    base_every: int = 1,
     program: Program | None = None,
 ) -> None:
     """Save model, optimizer, positions of the loaders and random numbers; every worker calls it.
@@ -56,7 +57,8 @@ def save_persistables(
     load, `stop_worker` and the end of the script wait for the write, and raise its failure.
 
     Parameter servers write their tables themselves, so they need the path, too; with
-    `via="worker0"` they send them to worker 0 instead.
+    `via="worker0"` they send them to worker 0 instead. With `base_every=n`, every nth save has all
+    rows of tables, and the others have those that changed since.
 
     Workers that train alone (LocalSGD, DiLoCo) first average their parameters and the states of
     their optimizers, so that this job continues exactly as one that loads the checkpoint.
@@ -64,11 +66,12 @@ def save_persistables(
     `program` may name the static program that trains; the files are the same without it.
     """
     _refuse_old_form("save_persistables", dirname, others)
-    check_via(via)
+    how = SaveOptions(background=background, via=via, base_every=base_every)
+    how.check()
     job = current()
     job.refuse_in_server("save_persistables")
     _check_program("save_persistables", program, job)
-    _save(job, dirname, extra or {}, background=background, via=via)
+    _save(job, dirname, extra or {}, how)
 
 
 @names_arguments
@@ -89,14 +92,7 @@ def load_persistables(
     return load_job(job, dirname, via)
 
 
-def _save(
-    job: Job,
-    dirname: Directory,
-    extra: Mapping[str, Any],
-    *,
-    background: bool = False,
-    via: str = FOLDER,
-) -> None:
+def _save(job: Job, dirname: Directory, extra: Mapping[str, Any], how: SaveOptions) -> None:
     model = registered_model(job)
     if not job.optimizers and job.group.index == 0:
         logger.warning(
@@ -112,21 +108,17 @@ def _save(
         def save() -> None:
             job.finish_background_save()
             snapshot = _snapshot(job, model, workers, extra)
-            _write_now_or_later(job, model, dirname, snapshot, background=background, via=via)
+            _write_now_or_later(job, model, dirname, snapshot, how)
 
         job.group.together(save if job.group.index == 0 else None, "save_persistables")
 
 
-def save_together(
-    job: Job, dirname: Directory, *, background: bool = False, via: str = FOLDER
-) -> None:
+def save_together(job: Job, dirname: Directory, how: SaveOptions) -> None:
     """Save without `extra`; every worker calls it after the same step."""
-    _save(job, dirname, {}, background=background, via=via)
+    _save(job, dirname, {}, how)
 
 
-def save_alone(
-    job: Job, dirname: Directory, *, background: bool = False, via: str = FOLDER
-) -> None:
+def save_alone(job: Job, dirname: Directory, how: SaveOptions) -> None:
     """Save where no worker waits for another: worker 0 saves the present values of the servers.
 
     The random numbers of the other workers are not in it.
@@ -139,24 +131,19 @@ def save_alone(
         job.finish_background_save()
         model = registered_model(job)
         snapshot = _snapshot(job, model, [worker_record(job)], {})
-        _write_now_or_later(job, model, dirname, snapshot, background=background, via=via)
+        _write_now_or_later(job, model, dirname, snapshot, how)
 
 
 def _write_now_or_later(
-    job: Job,
-    model: nn.Module,
-    dirname: Directory,
-    snapshot: JobSnapshot,
-    *,
-    background: bool,
-    via: str,
+    job: Job, model: nn.Module, dirname: Directory, snapshot: JobSnapshot, how: SaveOptions
 ) -> None:
     write = functools.partial(_write, keep=job.strategy.checkpoint_configs.keep)
-    if not background:
-        while not _try_write(write, dirname, snapshot, job.server_snapshot(model, via)):
+    bases = how.bases(dirname)
+    if not how.background:
+        while not _try_write(write, dirname, snapshot, job.server_snapshot(model, how.via, bases)):
             pass
         return
-    cut = job.server_snapshot(model, via)
+    cut = job.server_snapshot(model, how.via, bases)
     try:
         if cut is not None:
             snapshot = cut.complete(snapshot)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import Checkpoint
+from fleetlight.checkpoint import Bases, Checkpoint
 from fleetlight.collective.group import Group
 from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import PeerError, PeerLostError, PlanError
@@ -132,10 +132,12 @@ class ServedJob(Job):
     def run_once(self, call: str, action: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
         return self.session.client.replies.once(call, action)
 
-    def server_snapshot(self, model: nn.Module, via: str) -> ServerCheckpoint:
+    def server_snapshot(
+        self, model: nn.Module, via: str, bases: Bases | None = None
+    ) -> ServerCheckpoint:
         # the servers write one checkpoint at a time
         self.background_save.finish()
-        return ServerCheckpoint(self, self.session, model, via)
+        return ServerCheckpoint(self, self.session, model, via, bases)
 
     def values_of(self, model: nn.Module) -> ServedValues:
         return ServedValues(self, self.session, model)

@@ -33,6 +33,15 @@ def _keep(strategy: CheckpointFeature, job: JobFacts) -> Effect:
     return True, f"the last {strategy.checkpoint_configs.keep} saves stay under the URL"
 
 
+def _base_every(strategy: CheckpointFeature, job: JobFacts) -> Effect:
+    every = strategy.checkpoint_configs.base_every
+    if job.is_collective:
+        return False, "a collective job has no tables"
+    if every == 1:
+        return True, "each save has all rows of tables"
+    return True, f"{every - 1} of {every} saves have only the rows that changed"
+
+
 @settings_class
 class CheckpointConfigs(Settings):
     """When a job saves automatically, and whether it resumes an earlier job."""
@@ -47,6 +56,12 @@ class CheckpointConfigs(Settings):
     )
     keep: int = setting(
         2, "generations that stay under a URL, the current one included", minimum=1, effect=_keep
+    )
+    base_every: int = setting(
+        1,
+        "every Nth save has all rows of tables, the others what changed since; 1: all rows always",
+        minimum=1,
+        effect=_base_every,
     )
     resume: bool = setting(False, "resume from an earlier job's checkpoint")
 

@@ -21,7 +21,7 @@ from fleetlight import checkpoint
 from fleetlight.checkpoint.storage.manifest import OptimizerEntry
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PlanError
 from fleetlight.fleet.checkpoints import loading, persistables
-from fleetlight.fleet.checkpoints.checkpoint_copy import check_via
+from fleetlight.fleet.checkpoints.save_options import SaveOptions, check_via
 from fleetlight.fleet.plan.bound_plan import build_plan
 from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.ps import messages as m
@@ -86,7 +86,7 @@ def equal(one: list[Any], other: list[Any], atol: float = 1e-6) -> None:
 
 
 def save(member: Member, path: Path, **how: Any) -> None:
-    persistables._save(member.context, path, {"note": 1}, **how)
+    persistables._save(member.context, path, {"note": 1}, SaveOptions(**how))
 
 
 def load(member: Member, path: Path, **how: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fleetlight.checkpoint import FolderTarget, TakenRows
 from fleetlight.errors import ConfigError, PlanError, did_you_mean
-from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
+from fleetlight.fleet.checkpoints.save_options import WORKER0
 from fleetlight.fleet.job import Job, PlainLayer, Rows
 from fleetlight.fleet.plan.remote_embedding import plain_layer
 from fleetlight.fleet.served.session import ServerSession

@@ -12,7 +12,7 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import Checkpoint, ModelState, OptimizerState
 from fleetlight.errors import ConfigError
-from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
+from fleetlight.fleet.checkpoints.save_options import WORKER0
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.bound_plan import BoundPlan
 from fleetlight.fleet.served.session import ServerSession

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import (
+    Bases,
     FileTarget,
     HighWaterEntry,
     JobSnapshot,
     ModelState,
     OptimizerState,
+    SavedBase,
     SavedTables,
     TableEntry,
     TableFileEntry,
@@ -32,11 +35,34 @@ from fleetlight.ps import messages as m
 from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
 
+#: a save with more of the bytes of all rows than this has all rows
+_MOST_OF_BASE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """What the servers have cut: all rows, or what changed since a base."""
+
+    #: by this name the servers know what changes from now on
+    name: str = ""
+    base: SavedBase | None = None
+    #: by table, if there is a base: all rows
+    rows: Sequence[int] = ()
+
 
 class ServerCheckpoint:
     """The values of all servers at one moment; worker 0 makes it while the others wait."""
 
-    def __init__(self, job: Job, session: ServerSession, model: nn.Module, via: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        session: ServerSession,
+        model: nn.Module,
+        via: str,
+        bases: Bases | None = None,
+    ) -> None:
+        """`bases`: None if this save has all rows, and no later one needs it."""
+        self._bases = bases
         self._bound = session.bound
         self._client = session.client
         self._names = names_of(model)
@@ -45,10 +71,11 @@ class ServerCheckpoint:
         self._files = TableFiles(session.client, job.group.deadline_s)
         self._incarnations: list[int] = []
         self._dense = WholeState({}, {})
+        self._cut = _Cut()
 
     def complete(self, snapshot: JobSnapshot) -> JobSnapshot:
         """Freeze the values of the servers, and add them to a worker's snapshot."""
-        self._files.ask_all(m.SnapshotRequest(), self._files.table_bytes())
+        self._cut = self._take_cut()
         self._incarnations = self._client.incarnations(LANE)
         self._dense = self._fetch()
         return dataclasses.replace(
@@ -59,6 +86,26 @@ class ServerCheckpoint:
             epoch=self._client.epoch,
             save_tables=self._save_tables,
         )
+
+    def _take_cut(self) -> _Cut:
+        """Let all servers cut all rows, or what changed since the base if that is little."""
+        if self._bases is None:
+            self._ask_for_cut(m.SnapshotRequest())
+            return _Cut()
+        base, name = self._bases.next(), secrets.token_hex(8)
+        known = "" if base is None else base.entry.name
+        if base is not None and not base.is_due:
+            taken = self._ask_for_cut(m.SnapshotRequest(name, known, delta=True))
+            written = sum(one.written for one in taken)
+            is_small = written <= _MOST_OF_BASE * sum(one.bytes for one in taken)
+            if is_small and all(one.is_delta for one in taken):
+                rows = [sum(each) for each in zip(*(one.rows for one in taken), strict=True)]
+                return _Cut("", base, rows)
+        self._ask_for_cut(m.SnapshotRequest(name, known))
+        return _Cut(name)
+
+    def _ask_for_cut(self, message: m.SnapshotRequest) -> list[m.SnapshotTaken]:
+        return list(self._files.ask_all(message, self._files.table_bytes()).values())
 
     @property
     def can_retry(self) -> bool:
@@ -107,13 +154,24 @@ class ServerCheckpoint:
         """Let the servers write their tables."""
         with self._lost_with_its_server():
             saved, files = self._files.save(target, self._via, self._step)
+            self._check_parts(saved)
         marks = [
             HighWaterEntry(worker, started_at, server, sequence)
             for server, one in saved.items()
             for worker, started_at, sequence in one.marks
         ]
         tables = [self._entry(n, table, saved) for n, table in enumerate(self._bound.plan.tables)]
-        return SavedTables(tables, files, marks)
+        base = None if self._cut.base is None else self._cut.base.entry
+        return SavedTables(tables, files, marks, base, self._cut.name)
+
+    def _check_parts(self, saved: Saved) -> None:
+        """CheckpointError if a server that was restarted since the cut has saved all its rows."""
+        for server, file in files_of(saved):
+            if bool(file.part) != (self._cut.base is not None):
+                raise CheckpointError(
+                    f"server {server} was restarted after it had cut its tables for this save; "
+                    "save again"
+                )
 
     def _fetch(self) -> WholeState:
         placement = self._client.placement
@@ -130,15 +188,19 @@ class ServerCheckpoint:
 
     def _entry(self, number: int, table: TablePlan, saved: Saved) -> TableEntry:
         files = [
-            TableFileEntry(file.name, server, file.rows, file.buckets)
+            TableFileEntry(file.name, server, file.rows, file.buckets, file.part)
             for server, file in files_of(saved)
             if file.table == number
         ]
+        rows = sum(file.rows for file in files)
+        if self._cut.base is not None:
+            files = [*self._cut.base.tables[table.name], *files]
+            rows = self._cut.rows[number]
         entry = table.entry
         return TableEntry(
             name=table.name,
             dim=table.dim,
-            rows=sum(file.rows for file in files),
+            rows=rows,
             rule="add" if self._bound.plan.exchanges_differences else table.rule.name,
             options=dict(table.rule.options),
             initializer=(table.initializer.kind, table.initializer.a, table.initializer.b),

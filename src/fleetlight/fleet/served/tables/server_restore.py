@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -99,7 +100,12 @@ class RestorePlan:
         here = self._files_for(server)
         files = [(n, name) for n, name in here if names is None or name in names]
         folder = "" if names is not None else self._saved.location
-        return m.Load(folder, files, self._epoch, self._checksums(files), dry)
+        load = m.Load(folder, files, self._epoch, self._checksums(files), dry)
+        if names is not None or not self._saved.base_location:
+            return load
+        return msgspec.structs.replace(
+            load, base=self._saved.base_location, base_files=self._saved.base_files
+        )
 
     def _files_for(self, server: int) -> list[tuple[int, str]]:
         """The files that may have rows of a server."""
@@ -112,9 +118,7 @@ class RestorePlan:
         ]
 
     def _checksums(self, files: Sequence[tuple[int, str]]) -> dict[str, tuple[int, str]]:
-        names = {name for _, name in files}
-        entries = self._saved.manifest.files
-        return {file.name: (file.bytes, file.sha256) for file in entries if file.name in names}
+        return self._saved.checksums({name for _, name in files})
 
     def _whole(self) -> WholeState:
         found, states = WholeState({}, {}), self._saved.optimizers()

@@ -17,7 +17,7 @@ import numpy as np
 
 from fleetlight.checkpoint import Checkpoint, FileEntry, FileTarget
 from fleetlight.errors import CorruptCheckpointError, PeerError
-from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
+from fleetlight.fleet.checkpoints.save_options import WORKER0
 from fleetlight.ps import messages as m
 from fleetlight.ps.placement import buckets_of
 from fleetlight.ps.tables.table_file import TableReader, of_table

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.checkpoint import FolderTarget, JobSnapshot
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet.checkpoints.checkpoint_copy import WORKER0
 from fleetlight.fleet.checkpoints.model_values import (
     ModelNames,
     State,
@@ -24,6 +23,7 @@ from fleetlight.fleet.checkpoints.model_values import (
     prepare_values,
     tensors_of,
 )
+from fleetlight.fleet.checkpoints.save_options import WORKER0
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.served.tables.server_checkpoint import ServerCheckpoint, table_weights
