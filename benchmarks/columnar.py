@@ -128,8 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             write(folder, options.records, codec)
-            sections += [_read(folder, codec, batch, options.rounds) for batch in BATCHES]
+            for batch in BATCHES:
+                sections.append(_read(folder, codec, batch, options.rounds))
+                print(sections[-1], file=sys.stderr, flush=True)
             sections.append(_shares(folder, codec, options))
+            print(sections[-1], file=sys.stderr, flush=True)
     report.page("columnar", CLAIM, sections, keep=options.write)
     return 0
 
@@ -281,10 +284,10 @@ def _loading_s() -> float:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=CLAIM)
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--jobs", type=int, default=3, help="that train, for each codec")
-    parser.add_argument("--steps", type=int, default=400, help="of each job")
+    parser.add_argument("--records", type=int, default=1_400_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2, help="that train, for each codec")
+    parser.add_argument("--steps", type=int, default=200, help="of each job")
     parser.add_argument("--codecs", nargs="+", default=CODECS)
     parser.add_argument("--no-write", dest="write", action="store_false")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
