@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _on_one_core() -> Iterator[None]:
-    """Two threads on cores that share units would each take longer than Arrow's one."""
+    """Keep threads that load ahead on the core of the others, so that CPU seconds compare."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
