@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,35 @@ def test_a_manifest_that_arrived_half_is_sent_again(bucket: str, s3: FaultProxy)
         s3.fail(HalfObject(), method="PUT", path=r"run/manifest\.json")
         checkpoint.write(bucket, snapshot(step))
         assert whole_step(bucket) == step
+
+
+def test_a_half_manifest_of_a_save_that_lost_its_rights(
+    bucket: str, s3: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint.write(bucket, snapshot(1))
+    sent = []
+
+    def half_and_then_denied(method: str, path: str) -> object:
+        if not path.endswith("run/manifest.json"):
+            return None
+        if method == "PUT":
+            sent.append(path)
+            return HalfObject()
+        return Status(403, "AccessDenied") if sent else None
+
+    s3.rule = half_and_then_denied  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match="access is denied"):
+        checkpoint.write(bucket, snapshot(2))
+    s3.rule = lambda method, path: None
+    # the files of the second one had all arrived
+    assert whole_step(bucket) == 2
+    assert re.search(
+        r"manifest.json is damaged; generation-000002-\w+/manifest.json is read", caplog.text
+    )
+    checkpoint.write(bucket, snapshot(3))
+    caplog.clear()
+    assert whole_step(bucket) == 3
+    assert not caplog.text
 
 
 @pytest.mark.slow

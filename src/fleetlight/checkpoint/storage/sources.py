@@ -30,6 +30,7 @@ from fleetlight.checkpoint.storage.manifest import (
     decode,
     folder_with,
 )
+from fleetlight.checkpoint.storage.stored_manifest import current_manifest
 from fleetlight.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -119,15 +120,18 @@ class StoredSource:
     def manifest_bytes(self, folder: str = "") -> bytes:
         """See `Source`; `folder` is as above."""
         name = joined(folder, MANIFEST) if folder else MANIFEST
-        where = joined(self._store.url, name)
         try:
-            return bytes(self._store.get(name).data)
+            found = self._store.get(name) if folder else current_manifest(self._store)
         except MissingObjectError:
-            raise CheckpointError(
-                f"{where} does not exist; expected the URL of a finished save"
-            ) from None
+            found = None
         except StoreError as error:
             raise CheckpointError(str(error)) from error
+        if found is None:
+            raise CheckpointError(
+                f"{joined(self._store.url, name)} does not exist; expected the URL of a finished "
+                "save"
+            )
+        return bytes(found.data)
 
     def path(self, manifest: BaseManifest, name: str) -> Path:
         """See `Source`."""

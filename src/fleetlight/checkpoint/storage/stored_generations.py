@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import re
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -37,16 +36,15 @@ from fleetlight.checkpoint.storage.manifest import (
     base_folder,
     encode,
 )
+from fleetlight.checkpoint.storage.stored_manifest import FOLDER, current_manifest
 from fleetlight.errors import (
     CheckpointError,
     CorruptCheckpointError,
-    MissingObjectError,
     PeerError,
     StoreError,
 )
 from fleetlight.store import Object, ObjectStore, joined, store_at
 
-_FOLDER = re.compile(r"generation-(\d{6,})-[0-9a-f]+/")
 #: how often a damaged manifest is sent again
 _TRIES = 3
 _log = logging.getLogger(__name__)
@@ -78,7 +76,7 @@ class StoredGeneration:
 
     def __init__(self, store: ObjectStore, format_name: str, keep: int) -> None:
         self._store, self.format, self._keep = store, format_name, keep
-        self._before = _manifest_object(store)
+        self._before = current_manifest(store)
         self._head = None if self._before is None else _head(self._before, store.url, format_name)
         self.number = 1 if self._head is None else self._head.generation + 1
         self.folder = f"generation-{self.number:06d}-{secrets.token_hex(4)}"
@@ -227,7 +225,7 @@ def remove_folders(store: ObjectStore, newest: int, kept: set[str]) -> int:
     try:
         names = [entry.name for entry in store.list("generation-")]
         for name in names:
-            found = _FOLDER.match(name)
+            found = FOLDER.match(name)
             folder = name.partition("/")[0]
             if found and int(found[1]) <= newest and folder not in kept:
                 gone.add(folder)
@@ -266,13 +264,6 @@ def stored_head(data: bytes, where: str) -> StoredHead:
         raise CorruptCheckpointError(
             f"{where} is damaged ({len(data)} bytes): {error}; nothing was saved. Name another URL"
         ) from error
-
-
-def _manifest_object(store: ObjectStore) -> Object | None:
-    try:
-        return store.get(MANIFEST)
-    except MissingObjectError:
-        return None
 
 
 def _head(found: Object, url: str, format_name: str) -> StoredHead:
