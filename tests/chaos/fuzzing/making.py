@@ -126,6 +126,7 @@ def sensible(chance: random.Random, plan: Plan, sequence: int, folder: str) -> W
         (m.LeaseProgress(0, 1, (chance.randrange(3), 4), chance.random() < 0.2), []),
         (m.RemainingRequest(0, chance.randrange(3)), []),
         (m.SnapshotRequest(), []),
+        (m.SnapshotRequest("new", "base", delta=chance.random() < 0.5), []),
         (m.Save(chance.choice(("", folder)), token, 0), []),
         (m.ReadFile("table000.server000.safetensors", 0, 100), []),
         (

@@ -344,7 +344,7 @@ class CheckpointDuringSnapshot:
 
     def write(self, rows: Any, folder: Path, between: Any) -> list[Any]:
         """Replace `_ServerSnapshotJob.write`."""
-        saving = threading.Thread(target=self._handler.cut)
+        saving = threading.Thread(target=self._handler.cut, args=(m.SnapshotRequest(),))
         self._waits.clear()
         saving.start()
         assert self._waits.wait(60)
