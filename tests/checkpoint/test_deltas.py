@@ -256,3 +256,15 @@ assert call > 20, call
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_table_stats_of_a_delta_are_those_of_its_base(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(location, 1)
+    save(location, 2)
+    assert main(["table", "stats", location]) == 0
+    text = capsys.readouterr().out
+    assert "table ads: 10 rows of dim 2, sgd" in text
+    assert "  changed since this base: 2 rows, 0.0 MiB; 1 removed" in text
+    assert "  server 0: 10 rows" in text

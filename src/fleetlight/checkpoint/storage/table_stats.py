@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from fleetlight.checkpoint.storage.generations import Directory
 from fleetlight.checkpoint.storage.manifest import (
+    REMOVED,
     Manifest,
     TableEntry,
     TableFileEntry,
-    folder_of,
+    all_files,
+    folder_with,
 )
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, StoreError
 from fleetlight.store import ObjectStore, joined, store_at
@@ -58,6 +60,13 @@ class TableStats:
     quantiles: dict[str, list[float]]
     #: the part of the rows whose ids are admitted; None where all are
     admitted: float | None
+    #: of a delta, whose other figures are those of its base: changed rows, removed ids and bytes
+    changed: tuple[int, int, int] | None
+
+    @property
+    def rows(self) -> int:
+        """The rows that the servers wrote, those of the base of a delta."""
+        return sum(part.rows for part in self.servers)
 
     @property
     def bytes(self) -> int:
@@ -67,28 +76,41 @@ class TableStats:
 
 def table_stats(location: Directory, manifest: Manifest, table: TableEntry) -> TableStats:
     """Read the figures of a table of one generation."""
-    sizes = {file.name: file.bytes for file in manifest.files}
+    sizes = {name: file.bytes for name, file in all_files(manifest).items()}
+    whole = [part for part in table.files if not part.part]
+    total = sum(part.rows for part in whole)
     found, buckets = [], None
     try:
         store = store_at(os.fspath(location))
-        for part in table.files:
-            file = _TableFile(store, joined(folder_of(manifest), part.name), sizes[part.name])
+        for part in whole:
+            name = joined(folder_with(manifest, part.name), part.name)
+            file = _TableFile(store, name, sizes[part.name])
             index = file.buckets()
             if index is not None:
                 buckets = index if buckets is None else buckets + index
-            found.append(file.sample(max(1, MOST_ROWS * part.rows // max(1, table.rows))))
+            found.append(file.sample(max(1, MOST_ROWS * part.rows // max(1, total))))
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     counts = _joint(found)
     admitted = counts.pop("admitted", None)
     return TableStats(
         table,
-        list(_by_server(table.files, sizes)),
+        list(_by_server(whole, sizes)),
         buckets,
         0 if admitted is None else len(admitted),
         {name: np.percentile(values, PERCENTS).tolist() for name, values in counts.items()},
         None if admitted is None or not _filters(table) else float(np.mean(admitted > 0)),
+        _changed(table.files, sizes),
     )
+
+
+def _changed(files: list[TableFileEntry], sizes: Mapping[str, int]) -> tuple[int, int, int] | None:
+    later = [file for file in files if file.part]
+    if not later:
+        return None
+    removed = sum(file.rows for file in later if file.part == REMOVED)
+    rows = sum(file.rows for file in later) - removed
+    return rows, removed, sum(sizes[file.name] for file in later)
 
 
 def _by_server(files: list[TableFileEntry], sizes: Mapping[str, int]) -> Iterator[ServerPart]:

@@ -53,24 +53,30 @@ def _print(stats: TableStats) -> None:
     options = ", ".join(f"{name} {value:g}" for name, value in entry.options.items())
     rule = f"{entry.rule} ({options})" if options else entry.rule
     print(
-        f"table {entry.name}: {counted(entry.rows, 'row', ',')} of dim {entry.dim}, {rule}, "
+        f"table {entry.name}: {counted(stats.rows, 'row', ',')} of dim {entry.dim}, {rule}, "
         f"{stats.bytes / 2**20:,.1f} MiB"
     )
-    average = entry.rows / max(1, len(stats.servers))
+    if stats.changed is not None:
+        rows, removed, size = stats.changed
+        print(
+            f"  changed since this base: {counted(rows, 'row', ',')}, {size / 2**20:,.1f} MiB; "
+            f"{removed:,} removed"
+        )
+    average = stats.rows / max(1, len(stats.servers))
     for part in stats.servers:
         share = f", {part.rows / average:.3f} of the average" if average else ""
         print(
             f"  server {part.server}: {counted(part.rows, 'row', ',')}, "
             f"{part.bytes / 2**20:,.1f} MiB{share}"
         )
-    if stats.buckets is not None and entry.rows:
+    if stats.buckets is not None and stats.rows:
         print(
             f"  {len(stats.buckets):,} buckets: {stats.buckets.min():,} to "
             f"{stats.buckets.max():,} rows, {stats.buckets.mean():,.2f} on average"
         )
     if not stats.quantiles:
         return
-    of = "all rows" if stats.sampled == entry.rows else f"{stats.sampled:,} rows, by chance"
+    of = "all rows" if stats.sampled == stats.rows else f"{stats.sampled:,} rows, by chance"
     print(f"  {'counts of ' + of:<34}" + "".join(f"{percent:>9} %" for percent in PERCENTS))
     for name, values in stats.quantiles.items():
         print(f"    {name:<32}" + "".join(f"{value:>11,.4g}" for value in values))
