@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight import checkpoint
+from fleetlight.checkpoint.storage.manifest import VERSION
 from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from fleetlight.fleet.checkpoints import persistables
 from fleetlight.fleet.job import current
@@ -342,9 +343,9 @@ def test_checkpoint_of_a_newer_version_changes_nothing(tmp_path: Path) -> None:
     run_workers(save_after, 1, 1, str(tmp_path), 1)
     manifest = tmp_path / "manifest.json"
     document = msgspec.json.decode(manifest.read_bytes())
-    manifest.write_bytes(msgspec.json.encode({**document, "version": document["version"] + 1}))
+    manifest.write_bytes(msgspec.json.encode({**document, "version": VERSION + 1}))
     [(text, changed)] = run_workers(refused_load, 1, str(tmp_path))
-    assert "was written by a newer Fleetlight: format version 2, this one reads" in text
+    assert f"a newer Fleetlight: format version {VERSION + 1}, this one reads" in text
     assert not changed
 
 
