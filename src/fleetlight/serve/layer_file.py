@@ -22,6 +22,7 @@ from fleetlight.publication.row_file import Piece
 
 _FORMAT = 1
 _PAGE = mmap.PAGESIZE
+_LARGE_PAGE = 2 << 20
 
 
 class _Sizes(msgspec.Struct, frozen=True):
@@ -50,7 +51,10 @@ class Layer:
 
 
 class LayerWriter:
-    """A layer while it is built; it begins empty, or as a copy of another layer."""
+    """A layer while it is built; it begins empty, or as a copy of another layer.
+
+    The index stays in memory until `finish`.
+    """
 
     def __init__(
         self, path: Path, dim: int, more: int, load: float, copied: Layer | None = None
@@ -61,8 +65,10 @@ class LayerWriter:
         self._counters = np.array([used, known])
         words, room = layered_rows.words_for(known + more, load), used + more
         _allocate(path, _PAGE + 8 * words + 4 * dim * room)
-        self._mapped = np.memmap(path, np.uint8, "r+")
-        self._slots, self._rows = _parts(self._mapped, words, room * dim)
+        self._path = path
+        mapped = np.memmap(path, np.uint8, "r+")
+        self._rows = _parts(mapped, words, room * dim)[1]
+        self._slots = np.zeros(words, np.int64)
         if copied is not None:
             if len(copied.slots) == words:
                 self._slots[:] = copied.slots
@@ -81,11 +87,19 @@ class LayerWriter:
         return int(self._counters[USED])
 
     def finish(self) -> None:
-        """Write the sizes."""
+        """Write the sizes and the index.
+
+        Large writes get large pages in the page cache, which lookups at random places need.
+        """
         room = len(self._rows) // self._dim
         sizes = _Sizes(self._dim, len(self._slots), room, self.used, int(self._counters[KNOWN]))
-        data = msgspec.json.encode(sizes)
-        self._mapped[: len(data)] = np.frombuffer(data, np.uint8)
+        head = msgspec.json.encode(sizes).ljust(_PAGE, b"\0")
+        index = memoryview(self._slots).cast("B")
+        with self._path.open("r+b") as file:
+            first = _LARGE_PAGE - _PAGE
+            file.write(head + bytes(index[:first]))
+            for start in range(first, len(index), _LARGE_PAGE):
+                file.write(index[start : start + _LARGE_PAGE])
 
 
 def open_layer(path: Path, dim: int) -> Layer | None:
