@@ -22,9 +22,11 @@ from torch import nn
 
 import fleetlight as fleet
 from benchmarks import report
+from benchmarks.storage import state_of
 from fleetlight.errors import PublicationError
 from fleetlight.fleet.protocols import RowPublisher
 from fleetlight.serve import Reader
+from fleetlight.serve.view import TableView
 
 CLAIM = (
     "A delta of 1% of the rows has at most 3% of the bytes of a base. One publication in 10 s "
@@ -72,6 +74,11 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def train(self, ids: Ids) -> None:
+        """Train on all of some ids."""
+        for start in range(0, len(ids), BATCH):
+            self.step(ids[start : start + BATCH])
+
     def turn(self, ids: Ids, seconds: float, first: Callable[[], object]) -> float:
         """Steps per second of a turn, which begins with `first`."""
         began, steps = time.perf_counter(), 0
@@ -90,27 +97,70 @@ def publishing(training: Training, target: Path, options: argparse.Namespace) ->
     publisher = fleet.publish(target, every_s=1e9, compact_at=1e9)
     assert publisher is not None
     base = publisher.publish_now()
+    yield f"Base: {base.bytes / 1e6:,.0f} MB of {training.rows:,} rows"
     rates: dict[bool, list[float]] = {True: [], False: []}
     with ThreadPoolExecutor(1) as beside:
         for number in range(2 * options.turns):
             publishes = number % 2 == (number // 2) % 2
             ids = training.some(0.01)
+            # each publication has 1% of the rows
+            training.train(ids)
 
             def begin(publishes: bool = publishes) -> None:
                 if publishes:
                     beside.submit(_publish, publisher)
 
             rates[publishes].append(training.turn(ids, options.turn_s, begin))
+            if not publishes:
+                publisher.publish_now()
+    # what one publication costs, as a share of the steps of a period
+    share = options.turn_s / options.period_s
+    costs = [(1 - a / b) * share for a, b in zip(rates[True], rates[False], strict=True)]
     delta = _delta(training, publisher)
-    ratios = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
-    yield f"Base: {base.bytes / 1e6:,.0f} MB of {training.rows:,} rows"
     share = delta[1] / base.bytes
     yield f"Delta of {delta[0]:,} rows: {delta[1] / 1e6:,.1f} MB, {share:.2%} of the base"
     yield (
-        f"Steps per second with one publication in {options.turn_s:g} s over those without: "
-        f"median {np.median(ratios):.3f} of {len(ratios)} pairs, {min(ratios):.3f} to "
-        f"{max(ratios):.3f}"
+        f"One publication in {options.period_s:g} s costs {_spread(costs, '.2%')} of the steps: "
+        f"{len(costs)} pairs of turns of {options.turn_s:g} s, with a publication and without"
     )
+
+
+def marks(rows: int, pushes: int) -> Iterator[str]:
+    """What marks of changed rows cost a push."""
+    state = state_of(0, 1)
+    table, random = state.tables[0], np.random.default_rng(0)
+    every = np.arange(rows, dtype=np.int64)
+    for start in range(0, rows, 1 << 20):
+        some = every[start : start + (1 << 20)]
+        table.fill(some, np.zeros((len(some), DIM), np.float32))
+    gradients = np.ones((BATCH, DIM), np.float32)
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * pushes):
+        for marked in (True, False) if number % 2 else (False, True):
+            if marked:
+                table.changes()
+            else:
+                table.stop_marking()
+            ids = random.integers(0, rows, BATCH)
+            # the first push after a change of the marks compiles, or allocates
+            for _ in range(2):
+                began = time.perf_counter()
+                table.push(ids, gradients, {"lr": 0.1}, 0)
+                seconds = time.perf_counter() - began
+                ids = random.integers(0, rows, BATCH)
+            taken[marked].append(seconds)
+    marked_s, plain_s = (float(np.median(taken[marked])) for marked in (True, False))
+    yield (
+        f"A push of {BATCH:,} rows into the table takes {1e6 * plain_s:.0f} us, and "
+        f"{1e6 * (marked_s - plain_s):.0f} us more with marks of changed rows (medians of "
+        f"{2 * pushes} pushes)"
+    )
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The median, and the range."""
+    low, high = format(min(values), form), format(max(values), form)
+    return f"{format(float(np.median(values)), form)} ({low} to {high})"
 
 
 def _publish(publisher: RowPublisher) -> None:
@@ -123,31 +173,32 @@ def _publish(publisher: RowPublisher) -> None:
 def _delta(training: Training, publisher: RowPublisher) -> tuple[int, int]:
     """Rows and bytes of a delta of 1%."""
     publisher.publish_now()
-    ids = training.some(0.01)
-    for start in range(0, len(ids), BATCH):
-        training.step(ids[start : start + BATCH])
+    training.train(training.some(0.01))
     made = publisher.publish_now()
     return sum(file.rows for file in made.files), made.bytes
 
 
-#: prints the largest age of rows until its input ends
+#: prints the largest age of rows of the first publication, and of the later ones
 AGES = """
 import sys, threading
 from fleetlight.serve import Reader
 
-over, oldest = threading.Event(), 0.0
+over, oldest = threading.Event(), [0.0, 0.0]
 threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
 with Reader(sys.argv[1], cache=sys.argv[2]) as reader:
     print("ready", flush=True)
-    while not over.wait(0.05):
-        oldest = max(oldest, reader.age_s)
-print(oldest)
+    while not over.wait(0.02):
+        view = reader.view
+        age = reader.age_s
+        if reader.view is view:
+            oldest[view.number > 1] = max(oldest[view.number > 1], age)
+print(*oldest)
 """
 
 
 def ages(training: Training, target: Path, options: argparse.Namespace) -> Iterator[str]:
     """The lines about the age of rows in a reader of another process, during training."""
-    period = options.turn_s
+    period = options.period_s
     publisher = fleet.publish(target, every_s=period)
     assert publisher is not None
     publisher.publish_now()
@@ -158,15 +209,16 @@ def ages(training: Training, target: Path, options: argparse.Namespace) -> Itera
         ) as reader:
             assert reader.stdin is not None
             assert reader.stdout is not None
-            # the reader has built its base; the publication after it is the first that counts
+            # the reader has built its base
             reader.stdout.readline()
             for _ in range(options.periods):
                 training.turn(training.some(0.01), period, lambda: None)
             reader.stdin.close()
-            oldest = float(reader.stdout.read())
+            base, later = map(float, reader.stdout.read().split())
     yield (
         f"The oldest rows that a reader had, with a publication in {period:g} s, over "
-        f"{options.periods} of them: {oldest:.2f} s"
+        f"{options.periods} of them: {later:.2f} s ({base:.2f} s of the base before the first "
+        "delta)"
     )
 
 
@@ -178,6 +230,17 @@ def zipf(rows: int, count: int) -> Ids:
     return random.permutation(rows)[found]
 
 
+def _base_and_delta(training: Training, target: Path) -> None:
+    publisher = fleet.publish(target, every_s=1e9)
+    assert publisher is not None
+    publisher.publish_now()
+    _delta(training, publisher)
+
+
+def _looking_up(view: TableView, out: NDArray[np.float32]) -> Callable[[Ids, Ids], object]:
+    return lambda ids, _: view.lookup(ids, out)
+
+
 def lookups(target: Path, rows: int, repeats: int) -> Iterator[str]:
     """The lines of the second part."""
     with tempfile.TemporaryDirectory() as cache:
@@ -185,36 +248,53 @@ def lookups(target: Path, rows: int, repeats: int) -> Iterator[str]:
         reader = Reader(target, cache=cache, follow=False)
         yield f"A reader starts in {time.perf_counter() - began:.1f} s"
         ids = zipf(rows, 1 << 21)
+        reader.close()
+        layered = reader.view._tables["emb"]
+        alone = TableView(layered.entry, layered._lower, None)
+        place = np.random.default_rng(2).permutation(rows)[ids]
+        values = layered._lower.rows[: rows * DIM].reshape(rows, DIM)
         for size in (1 << 10, 1 << 14, 1 << 18, 1 << 21):
-            batches = [ids[at : at + size] for at in range(0, len(ids), size)]
-            out, rates = np.empty((size, DIM), np.float32), []
+            out = np.empty((size, DIM), np.float32)
+
+            def take(_: Ids, at: Ids, out: NDArray[np.float32] = out) -> None:
+                np.take(values, at, axis=0, out=out, mode="clip")
+
+            ways: dict[str, Callable[[Ids, Ids], object]] = {
+                "base and delta": _looking_up(layered, out),
+                "a base alone": _looking_up(alone, out),
+                "`numpy.take` of as many places": take,
+            }
+            rates: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(repeats):
-                cpu = time.process_time()
-                for batch in batches:
-                    reader.lookup("emb", batch, out)
-                rates.append(len(ids) / (time.process_time() - cpu) / 1e6)
-            yield (
-                f"Batches of {size:,} Zipf ids, base and delta: median {np.median(rates):.1f} "
-                f"million ids per CPU second, {min(rates):.1f} to {max(rates):.1f}"
-            )
+                for name, look in ways.items():
+                    cpu = time.process_time()
+                    for at in range(0, len(ids), size):
+                        look(ids[at : at + size], place[at : at + size])
+                    rates[name].append(len(ids) / (time.process_time() - cpu) / 1e6)
+            found = "; ".join(f"{name} {_spread(each, '.1f')}" for name, each in rates.items())
+            yield f"Million Zipf ids per CPU second in batches of {size:,}: {found}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--turn_s", type=float, default=10.0)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turn_s", type=float, default=2.0)
+    parser.add_argument("--period_s", type=float, default=10.0)
     parser.add_argument("--periods", type=int, default=6)
+    parser.add_argument("--pushes", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--write", action="store_true", help="keep the page in benchmarks/results")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder, "target")
+        target = Path(folder, "lookups")
         training = Training(options.rows)
-        lines = [*publishing(training, target, options)]
-        lines += ages(training, Path(folder, "aged"), options)
+        lines = [*publishing(training, Path(folder, "deltas"), options)]
+        lines += ages(training, Path(folder, "ages"), options)
+        _base_and_delta(training, target)
         fleet.stop_worker()
+        lines += marks(options.rows, options.pushes)
         lines += lookups(target, options.rows, options.repeats)
     report.page("serving", CLAIM, ["\n".join(f"- {line}" for line in lines)], keep=options.write)
     return 0

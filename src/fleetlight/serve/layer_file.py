@@ -94,7 +94,7 @@ class LayerWriter:
         room = len(self._rows) // self._dim
         sizes = _Sizes(self._dim, len(self._slots), room, self.used, int(self._counters[KNOWN]))
         head = msgspec.json.encode(sizes).ljust(_PAGE, b"\0")
-        index = memoryview(self._slots).cast("B")
+        index = self._slots.view(np.uint8).data
         with self._path.open("r+b") as file:
             first = _LARGE_PAGE - _PAGE
             file.write(head + bytes(index[:first]))

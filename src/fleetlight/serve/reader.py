@@ -37,7 +37,7 @@ class Reader:
         self,
         url: Location,
         *,
-        period_s: float = 1.0,
+        period_s: float = 0.5,
         wait_s: float = 60.0,
         cache: str | os.PathLike[str] | None = None,
         follow: bool = True,
