@@ -90,12 +90,13 @@ class _Writer:
         slots = [slot]
         for number in (wanted.number for wanted in pull.wanted):
             ids = looked[number].args[IDS].meta["val"]
+            # beside the rows, which may be on another device than the ids
             if self._lookups[number].mode == ROWS:
                 with ids.fake_mode:
-                    values = {"places": torch.empty(ids.shape, dtype=_PLACES, device=ids.device)}
+                    values = {"places": torch.empty(ids.shape, dtype=_PLACES, device=first.device)}
             else:
-                values = {"places": _open(ids, (None,), _PLACES)}
-                values["bounds"] = _open(ids, (None,), torch.int64)
+                values = {"places": _open(first, (None,), _PLACES)}
+                values["bounds"] = _open(first, (None,), torch.int64)
             inputs = [self._input(f"{name} {number}", value) for name, value in values.items()]
             self._inputs[number] = rows, *(node for node, _ in inputs)
             slots += [slot for _, slot in inputs]
