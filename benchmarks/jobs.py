@@ -79,7 +79,12 @@ def result(**facts: Any) -> None:
 
 def workers(argv: Sequence[str], count: int = 2) -> list[Command]:
     """`count` workers of one job on this machine, with torchrun's variables."""
-    common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common = {
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
     return [
         Command(argv, {key: str(v) for key, v in {**common, "RANK": i, "LOCAL_RANK": i}.items()})
         for i in range(count)

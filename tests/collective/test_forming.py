@@ -253,3 +253,19 @@ def test_a_given_gpu_becomes_current(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda present=present: present)
         assert given_device(Role(device=device)) == torch.device(expected)
     assert chosen == [1]
+
+
+def with_nccl(kind: str) -> str:
+    """Join a job on a host with one GPU, of which each worker thinks that it is alone."""
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    with pytest.raises(MembershipError) as raised:
+        fleet.init(is_collective=True)
+    return str(raised.value)
+
+
+@pytest.mark.multiprocess
+def test_workers_that_share_a_gpu_unknowingly_are_refused() -> None:
+    for error in run_processes(with_nccl, [("",), ("",)]):
+        assert error.startswith("2 workers share the 1 GPU(s) of this host")
+        assert "LOCAL_WORLD_SIZE" in error

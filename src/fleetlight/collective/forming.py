@@ -62,6 +62,7 @@ def form(
         liveness = Liveness(store, _index(role))
         hellos = _introduce(store, role, hello, deadline)
         role = located(role, hellos)
+        _check_own_gpu(role, hello)
         device = _device(role)
         links = None
         if role.worker_num > 1:
@@ -166,6 +167,17 @@ def _introduce(
     hellos = gather(store, role.worker_num, endpoints, deadline)
     members.check_same_versions(hellos)
     return hellos
+
+
+def _check_own_gpu(role: Role, hello: MemberHello) -> None:
+    """Refuse NCCL for workers that share a GPU: only now is it known how many this host has."""
+    if hello.backend == "nccl" and _backend(role) != "nccl":
+        raise MembershipError(
+            f"{role.local_size} workers share the {torch.cuda.device_count()} GPU(s) of this host, "
+            f"but each said that it is alone there ({role.dialect}), and NCCL needs a GPU each; "
+            "start them with fleetrun, or set LOCAL_WORLD_SIZE and LOCAL_RANK, and they reduce "
+            "gradients by Gloo; or start one worker a GPU"
+        )
 
 
 def _refuse_unencrypted_nccl(
