@@ -185,7 +185,7 @@ def _counts() -> tuple[int, int]:
     job = current()
     assert isinstance(job, ServedJob)
     figures = job.session.communicator.figures()
-    return int(figures["rows found on the device"]), int(figures["rows copied to it"])
+    return int(figures["cached_rows_found"]), int(figures["cached_rows_copied"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

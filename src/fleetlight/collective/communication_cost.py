@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from fleetlight.observe.figures.step_times import WAIT, step_times
 from fleetlight.roles.address import choose_interface, is_loopback
 from fleetlight.roles.members import MemberHello
 
@@ -85,9 +86,11 @@ class CommunicationMeter:
             if self._waiting == 0:
                 self._since = self._clock()
             self._waiting += 1
+        before = step_times.enter(WAIT)
         try:
             yield
         finally:
+            step_times.leave(before)
             with self._lock:
                 self._waiting -= 1
                 if self._waiting == 0:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from fleetlight.data.sources.split_stream import Agree, SplitSource
 from fleetlight.data.sources.stream import StreamSource
 from fleetlight.data.sources.windows import WindowSampler
 from fleetlight.errors import ConfigError
+from fleetlight.observe.figures.step_times import DATA, step_times
 
 #: a batch
 B = TypeVar("B")
@@ -136,7 +138,7 @@ class ShardLoader(DataLoader[Any], Generic[B]):
         return self.source.steps()
 
     def __iter__(self) -> Iterator[B]:  # type: ignore[override]
-        return self._loop.run(super().__iter__)
+        return _timed(self._loop.run(super().__iter__))
 
     def state_dict(self) -> dict[str, Any]:
         """The position: which epoch, and how far into it all workers together are."""
@@ -145,6 +147,20 @@ class ShardLoader(DataLoader[Any], Generic[B]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a position; the next iteration continues its epoch."""
         self.cursor.load(state)
+
+
+def _timed(batches: Iterator[B]) -> Iterator[B]:
+    """The same batches; the time until each of them counts as data."""
+    with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
+        while True:
+            before = step_times.enter(DATA)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                step_times.leave(before)
+            yield batch
 
 
 def _source_of(

@@ -39,6 +39,8 @@ from fleetlight.fleet.protocols import (
     RowPublisher,
     ServerSnapshot,
 )
+from fleetlight.observe.figures.registry import Value
+from fleetlight.observe.figures.step_times import step_times
 from fleetlight.roles import Role
 from fleetlight.security.context import Contexts
 from fleetlight.strategy import DistributedStrategy
@@ -100,6 +102,10 @@ class Job(abc.ABC):
     no_sync_depth: int = 0
     #: optimizer steps made so far
     step: int = 0
+    #: samples of this worker in these steps, where a loader of `fleet.shard` counts them
+    samples: int = 0
+    #: steps that all workers dropped for an infinity
+    skipped: int = 0
     #: where servers and workers keep their state; absolute, since the script may change directory
     durability_dir: Path = dataclasses.field(init=False)
     #: what leaving the job does; the last callback runs first
@@ -163,6 +169,22 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Scale gradients by their norm, over all workers where they step together."""
+
+    def count_step(self, applied: bool = True) -> None:
+        """Count a step that was made, or dropped by all workers."""
+        share = None if self.batch_weights is None else self.batch_weights.now
+        self.samples += 0 if share is None else share.mine
+        self.step += applied
+        self.skipped += not applied
+
+    def figures(self) -> dict[str, Value]:
+        """The figures of this process, by the names of the catalogue."""
+        return {
+            "steps": self.step,
+            "samples": self.samples,
+            "skipped_steps": self.skipped,
+            **step_times.figures(),
+        }
 
     # -- the course of the job
 

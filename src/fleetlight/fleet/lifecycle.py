@@ -26,6 +26,7 @@ from fleetlight.fleet.exit.exit_status import (
     report_exiting,
 )
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
+from fleetlight.fleet.recording import start_figures
 from fleetlight.fleet.reinit import InitCall, accept_repeated_call, forget_last_job
 from fleetlight.fleet.rendezvous import size_of
 from fleetlight.fleet.training import compression, local_training
@@ -153,6 +154,7 @@ def _begin(job: Job, is_collective: bool, deadline: Deadline) -> None:
         )
     )
     strategy.check()
+    start_figures(job)
     # closers run in reverse order: what the script has registered is released before
     job.closers.callback(_close_models, job)
     job.watch_terminations()

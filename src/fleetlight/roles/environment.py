@@ -93,6 +93,7 @@ def with_fleet_variables(role: Role, env: Environment | None = None) -> Role:
     return role.replace(
         address=v.get("FLEET_HOST") or role.address,
         error_file=v.get("FLEET_ERROR_FILE"),
+        log_dir=v.get("FLEET_LOG_DIR"),
         job=v.get("FLEET_JOB") or role.job,
         restart=v.number_or("FLEET_RESTART", role.restart) or 0,
         **_resume(v),

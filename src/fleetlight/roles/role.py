@@ -65,6 +65,8 @@ class Role:
     deadline_variable: str | None = None
     #: the file in which this process reports its status to the launcher
     error_file: str | None = None
+    #: the log folder of the job
+    log_dir: str | None = None
     #: the job's id, which restarted processes keep; "" without one
     job: str = ""
     #: True if the job resumes an earlier one

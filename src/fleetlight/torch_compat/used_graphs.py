@@ -27,13 +27,23 @@ _plain = torch.autograd.backward
 _count = 0
 #: called before each backward
 _listeners: list[Callable[[Any], None]] = []
+#: called before and after each backward
+_clock: tuple[Callable[[], int], Callable[[int], None]] | None = None
 
 
 @functools.wraps(_plain)
 def _watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
     for listener in list(_listeners):
         listener(tensors)
-    _plain(tensors, *args, **kwargs)
+    if _clock is None:
+        _plain(tensors, *args, **kwargs)
+    else:
+        enter, leave = _clock
+        before = enter()
+        try:
+            _plain(tensors, *args, **kwargs)
+        finally:
+            leave(before)
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     inputs = given.get("inputs")
     if inputs is not None and not any(isinstance(one, nn.Parameter) for one in _listed(inputs)):
@@ -77,6 +87,12 @@ def listen_to_backwards(listener: Callable[[Any], None]) -> Callable[[], None]:
             _listeners.remove(listener)
 
     return end
+
+
+def time_backwards(enter: Callable[[], int] | None, leave: Callable[[int], None]) -> None:
+    """Call `enter` before each backward, and `leave` with its result after it; None ends this."""
+    global _clock
+    _clock = None if enter is None else (enter, leave)
 
 
 def watch_backwards() -> None:

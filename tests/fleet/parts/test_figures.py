@@ -18,7 +18,7 @@ DENSE = DensePlan("deep", (2,), "float32", 0, 0)
 
 
 def test_worker_line_has_counts_and_times() -> None:
-    figures = {"steps": 1200.0, "prefetched rows": 7.0, "waited s": 0.04}
+    figures = {"steps": 1200.0, "rows_read_ahead": 7.0, "push_wait_seconds": 0.04}
     assert of_worker(figures) == "done: steps 1,200, prefetched rows 7, waited 0.0 s"
 
 

@@ -67,7 +67,7 @@ def by_calls(worker: Member, steps: int | None) -> Any:
         if steps is None:
             break
     figures = worker.communicator.figures()
-    return (loss, made, worker.rows(range(48))), figures.get("prefetched rows", 0)
+    return (loss, made, worker.rows(range(48))), figures.get("rows_read_ahead", 0)
 
 
 @pytest.mark.parametrize(("steps", "prefetched"), [(None, 36), (3, 24), (1, 0)])

@@ -74,7 +74,7 @@ def builder(model: Callable[..., nn.Module], layer: Mapping[str, Any]) -> Any:
 def counts(worker: Member) -> Counted:
     """Rows that lookups found on the device, and rows that they pulled."""
     found = worker.communicator.figures()
-    return int(found["rows found on the device"]), int(found["rows copied to it"])
+    return int(found["cached_rows_found"]), int(found["cached_rows_copied"])
 
 
 def evaluated(worker: Member) -> list[float]:
@@ -278,7 +278,7 @@ def test_a_table_with_a_cache_is_not_read_ahead(is_local: bool) -> None:
         for t in range(3):
             worker.communicator.announce([{0: IDS[t, 0].numpy().reshape(-1)}])
             step(worker, t, micro=1)
-        return worker.communicator.figures().get("prefetched rows")
+        return worker.communicator.figures().get("rows_read_ahead")
 
     [plain] = run(builder(Net, {}), work, SYNC, workers=1, is_local=is_local)
     assert plain is not None

@@ -161,8 +161,8 @@ def test_prefetched_rows_are_used_for_all_features() -> None:
     [figures] = run(made(), train, SYNC, workers=1)
     first = sum(len(ids.unique()) for ids in ids_without_padding(IDS[0, 0]).values())
     # all rows but those of the first batch
-    assert figures["rows fetched on demand"] == first
-    assert figures["prefetched rows"] > 100
+    assert figures["rows_on_demand"] == first
+    assert figures["rows_read_ahead"] > 100
 
 
 def test_nested_tensors_of_a_batch_are_learned() -> None:
@@ -184,7 +184,7 @@ def test_nested_tensors_of_a_batch_are_learned() -> None:
             sum(one.sum() for one in worker.model(batch).values()).backward()
             worker.optimizer.step()
             worker.optimizer.zero_grad()
-        return worker.communicator.figures()["rows fetched on demand"]
+        return worker.communicator.figures()["rows_on_demand"]
 
     first, second = (torch.cat([one.reshape(-1), IDS[0, 1].reshape(-1)]) for one in IDS[:2, 0])
     # learned from the first batch, after the second was announced
@@ -283,7 +283,7 @@ def work(folder: str = "") -> Any:
     session = current().session
     assert session is not None
     figures = session.communicator.figures()
-    assert figures["prefetched rows"] > 5 * figures["rows fetched on demand"]
+    assert figures["rows_read_ahead"] > 5 * figures["rows_on_demand"]
     trained = values(model)
     if folder:
         fleet.save_persistables(folder)

@@ -361,7 +361,7 @@ def test_rows_are_prefetched() -> None:
         for number, batch in enumerate(data):
             announce.announce(data[number : number + 2])
             executor.run(program, batch)
-        return worker.communicator.figures()["prefetched rows"] > 0
+        return worker.communicator.figures()["rows_read_ahead"] > 0
 
     assert run(made(Net), train, workers=1) == [True]
 

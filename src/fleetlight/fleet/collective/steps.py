@@ -212,7 +212,7 @@ class ReducedSteps:
 
     def after(self) -> None:
         job = self.job
-        job.step += 1
+        job.count_step()
         for model in self.models:
             if model.replica is not None:
                 self._used[model] = model.reductions_at_step = model.replica.reductions

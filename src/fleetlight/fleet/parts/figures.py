@@ -8,20 +8,31 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from fleetlight.observe.figures.catalogue import FIGURES
+from fleetlight.observe.figures.registry import Value
+from fleetlight.observe.figures.snapshot import labelled
 from fleetlight.ps.messages import ServerFigures
 from fleetlight.ps.plan import Plan
 from fleetlight.strategy import ASyncConfigs
 
 
 def of_worker(figures: Mapping[str, float]) -> str:
-    """The counts of one worker; a name that ends in " s" is a time."""
-    return "done: " + ", ".join(_figure(name, value) for name, value in figures.items())
+    """The counts of one worker."""
+    return "done: " + ", ".join(FIGURES[name].sentence(value) for name, value in figures.items())
 
 
 def of_server(counted: ServerFigures) -> str:
     """The counts of one server."""
     pushes = f"all workers have left after {counted.pushes:,} pushes"
     return f"{pushes}; {_tables([counted])}"
+
+
+def values_of_server(counted: ServerFigures) -> dict[str, Value]:
+    """The figures of one server, by the names of the catalogue."""
+    rows = {labelled("table_rows", name): count for name, count in counted.rows.items()}
+    nbytes = {labelled("table_bytes", name): size for name, size in counted.nbytes.items()}
+    staleness = {"staleness": counted.staleness}
+    return {"applied_pushes": counted.pushes, **rows, **nbytes, **staleness, **counted.durable}
 
 
 def of_servers(counted: Sequence[ServerFigures]) -> str:
@@ -70,12 +81,6 @@ def _cause(configs: ASyncConfigs) -> str:
 def _mean(staleness: Mapping[int, int]) -> float:
     total = sum(staleness.values())
     return sum(late * count for late, count in staleness.items()) / total if total else 0.0
-
-
-def _figure(name: str, value: float) -> str:
-    if name.endswith(" s"):
-        return f"{name[:-2]} {value:.1f} s"
-    return f"{name} {value:,.0f}"
 
 
 def _staleness(counted: Sequence[ServerFigures]) -> str:

@@ -17,6 +17,7 @@ from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
 from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
+from fleetlight.fleet.parts.figures import values_of_server
 from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import RowPublisher
@@ -32,6 +33,7 @@ from fleetlight.fleet.served.tables.shrinking import shrink_tables
 from fleetlight.fleet.served.tables.values import ServedValues
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
+from fleetlight.observe.figures.registry import Value
 from fleetlight.ps.update import Update
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.served_group import ServedGroup
@@ -51,6 +53,18 @@ class ServedJob(Job):
         self.closers.callback(self._delete_durable_state)
         self.closers.callback(self._say_goodbye)
         self.closers.callback(self.session.leave)
+
+    def figures(self) -> dict[str, Value]:
+        """The counters of a worker, and of a server in this process."""
+        found, session = super().figures(), self.session
+        if session.is_open:
+            # the job counts steps, also those before this process was started
+            counted = {k: v for k, v in session.communicator.figures().items() if k != "steps"}
+            queued = {"queued_pushes": session.communicator.queued_pushes}
+            found = {**found, **counted, **queued, **session.client.traffic()}
+            if session.embedded is not None:
+                found |= values_of_server(session.embedded.figures())
+        return found
 
     @property
     def _peers(self) -> ServedGroup:

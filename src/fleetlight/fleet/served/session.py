@@ -23,6 +23,7 @@ from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, 
 from fleetlight.fleet.served.dense_group import form_dense_group
 from fleetlight.fleet.served.partial_state import warn_of_pickle, watch_state_dicts
 from fleetlight.kernels import all_finite
+from fleetlight.observe.figures.step_times import PUSH, step_times
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.layers.caching.device_cache import DeviceCache
@@ -280,7 +281,8 @@ class ServerSession:
             clipped.skip = update.skip or update.is_empty
             clipped.resume_point = update.resume_point
             update = clipped
-        return self.communicator.step(update)
+        with step_times.part(PUSH):
+            return self.communicator.step(update)
 
     def _warn_of_lost_values(self) -> None:
         """Warn once of values that the script wrote into parameters stored on servers."""

@@ -268,7 +268,7 @@ class ServedSteps:
         session.communicator.refresh()
         # the bias correction of Adam counts applied steps
         self._steps += self._applied
-        self.job.step += self._applied
+        self.job.count_step(self._applied)
         self.job.group.report_step(self.job.step)
 
     def _tell_scaler(self) -> None:

@@ -33,6 +33,7 @@ from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
+from fleetlight.observe.figures.registry import Value
 from fleetlight.observe.log import logger
 from fleetlight.ps.rendezvous.client import Announcer
 from fleetlight.ps.server.server import Server
@@ -107,6 +108,9 @@ class ServerJob(Job):
         if process.server.stopped:
             report_stopped(self.role, self.step, self.strategy.checkpoint)
             raise Stopped
+
+    def figures(self) -> dict[str, Value]:
+        return figures.values_of_server(self.process.server.figures())
 
     def manage_model(self, module: nn.Module) -> ManagedModel:
         return ManagedModel(module, self, IdlePolicy())

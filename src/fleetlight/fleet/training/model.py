@@ -27,6 +27,7 @@ from fleetlight.fleet.training.compression import compression_of
 from fleetlight.fleet.training.consistency import settings_of, terms_of
 from fleetlight.fleet.training.start_notes import report_batch_norm, warn_at_start
 from fleetlight.fleet.training.worker_seeds import ForwardWatcher, derive_worker_seeds
+from fleetlight.observe.figures.step_times import FORWARD, step_times
 from fleetlight.observe.log import logger
 from fleetlight.static.graph.variable import is_written
 from fleetlight.strategy import DistributedStrategy
@@ -315,10 +316,14 @@ class ForwardEntry:
             # a program captures what the module itself computes
             return self.inner(*args, **kwargs)
         model = self._model
-        model.check_caller()
-        model.freeze()
-        model.begin_forward()
-        return model.policy.run(model, self.inner, args, kwargs)
+        before = step_times.enter(FORWARD)
+        try:
+            model.check_caller()
+            model.freeze()
+            model.begin_forward()
+            return model.policy.run(model, self.inner, args, kwargs)
+        finally:
+            step_times.leave(before)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _plain_forward(memo[id(self._model.module)])

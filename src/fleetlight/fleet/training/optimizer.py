@@ -16,6 +16,7 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.training.gradient_merge import MergedGradients
+from fleetlight.observe.figures.step_times import OPTIMIZER, step_times
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.lazy_dynamo import late_step
 from fleetlight.torch_compat.optimizers import is_watched
@@ -170,13 +171,15 @@ class ManagedOptimizer:
                 return step(*args, **kwargs)
             if closure_in((self.optimizer, *args), kwargs) is None:
                 self._refuse_second_step()
-            self.freeze()
+            before = step_times.enter(OPTIMIZER)
             try:
+                self.freeze()
                 if self.merge is None:
                     return step(*args, **kwargs)
                 return self.merge.step(step, args, kwargs)
             finally:
                 self.note_step()
+                step_times.leave(before)
 
         # torch's schedulers expect a bound method to wrap
         self._wrapped_step = types.MethodType(wrapped, self.optimizer)

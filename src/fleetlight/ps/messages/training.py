@@ -212,3 +212,5 @@ class ServerFigures(MessageBase, frozen=True, tag="Counted"):
     nbytes: dict[str, int]
     #: histogram of staleness: pushes applied between the pull and the push of a gradient -> times
     staleness: dict[int, int]
+    #: of the journal and the snapshots, by the names of the catalogue
+    durable: dict[str, float] = msgspec.field(default_factory=dict)

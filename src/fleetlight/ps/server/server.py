@@ -297,16 +297,14 @@ class Server:
         service = self._service
         if service is None:
             return m.ServerFigures(0, {}, {}, {})
-        tables = service.state.tables
+        tables, durability = service.state.tables, self._durability
+        versions = service.pushes.progress.versions
         with self._changed:
-            versions = service.pushes.progress.versions
             pushes, staleness = versions.version, dict(versions.staleness)
-        return m.ServerFigures(
-            pushes,
-            {table.plan.name: len(table) for table in tables},
-            {table.plan.name: table.nbytes for table in tables},
-            staleness,
-        )
+        rows = {table.plan.name: len(table) for table in tables}
+        nbytes = {table.plan.name: table.nbytes for table in tables}
+        durable = {} if durability is None else durability.figures()
+        return m.ServerFigures(pushes, rows, nbytes, staleness, durable)
 
     def _handle(self, peer: Peer, message: m.Message, arrays: Arrays, output: Output) -> Reply:
         match message:

@@ -86,6 +86,8 @@ class SocketChannel:
         self._frames: Frames | None = None
         self._request: _Request | None = None
         self._closed = False
+        #: how often a request was repeated on a new connection
+        self.reconnects = 0
 
     @classmethod
     def connect(
@@ -348,6 +350,7 @@ class SocketChannel:
                 connect_all([self], self.retry.away_s)
             except DeadlineError as error:
                 raise PeerLostError(f"{lost}; {error}") from None
+            self.reconnects += 1
             try:
                 self._transmit(request)
             except PeerLostError as again:

@@ -59,6 +59,8 @@ class Channel(Protocol):
     retry: RetryPolicy
     #: True if the server is in this process: the reply is there once `send` returns
     is_embedded: bool
+    #: how often a request was repeated on a new connection
+    reconnects: int
 
     @property
     def is_local(self) -> bool:
@@ -151,6 +153,7 @@ class MemoryChannel:
         self._handler = handler
         self._connection = Connection("worker 0 (in this process)")
         self.is_local = self.is_embedded = True
+        self.reconnects = 0
         self._reply: Reply | None = None
         self._open = True
 

@@ -158,6 +158,6 @@ class CachedRows:
         """Counters of this worker."""
         caches = self._caches.values()
         return {
-            "rows found on the device": float(sum(cache.found for cache in caches)),
-            "rows copied to it": float(sum(cache.pulled for cache in caches)),
+            "cached_rows_found": float(sum(cache.found for cache in caches)),
+            "cached_rows_copied": float(sum(cache.pulled for cache in caches)),
         }

@@ -90,6 +90,16 @@ class Connections:
             found[lane] = sum(sent), sum(received)
         return found
 
+    def traffic(self) -> dict[str, float]:
+        """Figures: reconnects, and bytes, which a new connection counts from zero."""
+        moved = self.bytes_moved().values()
+        lanes = list(self._lanes.values())
+        return {
+            "sent_bytes": float(sum(sent for sent, _ in moved)),
+            "received_bytes": float(sum(received for _, received in moved)),
+            "reconnects": float(sum(channel.reconnects for lane in lanes for channel in lane)),
+        }
+
     def expect_restarts(self, away_s: float) -> None:
         """Expect servers to restart after failures with all acknowledged pushes."""
         self._away_s = away_s

@@ -22,6 +22,7 @@ from fleetlight.errors import (
     PeerError,
     PeerLostError,
 )
+from fleetlight.observe.figures.step_times import WAIT, step_times
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.messages.base import error_of, failure_of
@@ -112,7 +113,8 @@ class ServedGroup:
             return [array.tobytes() for array in reply.arrays]
 
         try:
-            return list(replies.once(operation, exchange))
+            with step_times.part(WAIT):
+                return list(replies.once(operation, exchange))
         except MembershipError as error:
             if self.when_left_alone is not None:
                 self.when_left_alone(error)

@@ -80,8 +80,8 @@ def test_the_queue_is_bounded() -> None:
         return worker.communicator.figures()
 
     [figures] = run(build, train, settings(send_queue_size=2), workers=1)
-    assert (figures["steps"], figures["pushes"], figures["longest queue"]) == (7, 7, 2)
-    assert figures["waited s"] > 0
+    assert (figures["steps"], figures["pushes"], figures["longest_push_queue"]) == (7, 7, 2)
+    assert figures["push_wait_seconds"] > 0
 
 
 def test_a_push_is_sent_after_the_reply_to_the_previous_one() -> None:
@@ -104,7 +104,7 @@ def test_a_push_is_sent_after_the_reply_to_the_previous_one() -> None:
         return worker.communicator.figures(), worker.session.client.figures()
 
     [(figures, counted)] = run(build, train, settings(), workers=1, is_local=False)
-    assert (figures["pushes"], figures["longest queue"]) == (2, 1)
+    assert (figures["pushes"], figures["longest_push_queue"]) == (2, 1)
     assert counted[0].staleness == {0: 1, 1: 1}
 
 
@@ -153,10 +153,10 @@ def merging(max_merge: int) -> tuple[Any, dict[str, float], int]:
 
 def test_queued_pushes_are_merged_and_count_as_one() -> None:
     rows, figures, pushes = merging(3)
-    assert (figures["pushes"], figures["merged"], pushes) == (3, 2, 3)
+    assert (figures["pushes"], figures["merged_pushes"], pushes) == (3, 2, 3)
     # SGD does not tell a sum from its parts
     single, figures, pushes = merging(1)
-    assert (figures["pushes"], figures["merged"], pushes) == (5, 0, 5)
+    assert (figures["pushes"], figures["merged_pushes"], pushes) == (5, 0, 5)
     np.testing.assert_allclose(rows, single, rtol=1e-6)
 
 

@@ -84,7 +84,7 @@ def test_sync_training_is_bitwise_the_same_with_prefetch(servers: int) -> None:
     for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
         assert np.array_equal(rows, rows_)
         assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
-        assert figures["prefetched rows"] > 3 * figures["rows fetched on demand"] > 0
+        assert figures["rows_read_ahead"] > 3 * figures["rows_on_demand"] > 0
 
 
 @pytest.mark.parametrize("holds", ["nothing", "send", "receive"])
@@ -104,7 +104,7 @@ def test_replies_of_push_and_prefetch_may_arrive_in_either_order(holds: str) -> 
         announce(worker)
         assert not np.array_equal(worker.rows([2, 3]), before[:2])
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["prefetched rows"] == 3
+        assert worker.communicator.figures()["rows_read_ahead"] == 3
 
     run(build, train, workers=1)
 
@@ -119,7 +119,7 @@ def test_rows_are_fetched_again_after_a_second_step() -> None:
             step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
         announce(worker)
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["prefetched rows"] == 0
+        assert worker.communicator.figures()["rows_read_ahead"] == 0
 
     run(build, train, workers=1)
 
@@ -131,7 +131,7 @@ def test_rows_of_the_current_batch_are_stale_after_its_step() -> None:
         for _ in range(2):
             step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
             assert np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
-        assert worker.communicator.figures()["prefetched rows"] == 3
+        assert worker.communicator.figures()["rows_read_ahead"] == 3
 
     run(build, train, workers=1)
 
@@ -145,7 +145,7 @@ def test_prefetch_works_with_gradient_accumulation() -> None:
         worker.optimizer.step()
         announce(worker)
         assert np.array_equal(read(worker, 7, 8, 9), worker.rows([7, 8, 9]))
-        assert worker.communicator.figures()["prefetched rows"] == 6
+        assert worker.communicator.figures()["rows_read_ahead"] == 6
 
     run(build, train, workers=1)
 
@@ -170,7 +170,7 @@ def test_tables_with_an_admission_rule_are_not_prefetched() -> None:
     def counted() -> Any:
         return build(entry=CountFilterEntry(2))
 
-    assert "prefetched rows" not in run(counted, train, workers=1)[0]
+    assert "rows_read_ahead" not in run(counted, train, workers=1)[0]
 
 
 def test_rows_changed_during_a_barrier_are_fetched_again() -> None:
@@ -229,7 +229,7 @@ def test_rows_from_an_earlier_incarnation_are_not_read(
         announce(worker, [1, 2, 3])
         wait_for_prefetch(worker)
         announce(worker)
-        before = worker.communicator.figures()["prefetched rows"]
+        before = worker.communicator.figures()["rows_read_ahead"]
         read(worker, 1, 2, 3)
         # a lane has connected to the second incarnation
         incarnations = worker.communicator.client.incarnations
@@ -240,7 +240,7 @@ def test_rows_from_an_earlier_incarnation_are_not_read(
         )
         read(worker, 1, 2, 3)
         figures = worker.communicator.figures()
-        return figures["prefetched rows"] - before, figures["rows fetched on demand"]
+        return figures["rows_read_ahead"] - before, figures["rows_on_demand"]
 
     assert run(build, train, workers=1, servers=2) == [(3, 3)]
 
@@ -297,7 +297,7 @@ def test_layers_that_share_a_table_are_prefetched() -> None:
                 worker.optimizer.zero_grad()
                 worker.model(ids[t, :1], ids[t, 1:]).sum().backward()
                 worker.optimizer.step()
-            return worker.rows(range(10)), worker.communicator.figures().get("prefetched rows")
+            return worker.rows(range(10)), worker.communicator.figures().get("rows_read_ahead")
 
         return work
 

@@ -93,7 +93,7 @@ def test_sync_training_is_bitwise_the_same(servers: int) -> None:
     for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
         assert np.array_equal(rows, rows_)
         assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
-        assert figures["prefetched rows"] > 3 * figures["rows fetched on demand"] > 0
+        assert figures["rows_read_ahead"] > 3 * figures["rows_on_demand"] > 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_second_step_on_a_batch_renews_the_rows() -> None:
             step(worker, [1, 2, 3])
         announcing.next()
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["prefetched rows"] == 3
+        assert worker.communicator.figures()["rows_read_ahead"] == 3
 
     run(build, train, workers=1)
 
@@ -209,7 +209,7 @@ def test_tables_with_an_admission_rule_are_not_announced() -> None:
     def counted() -> Any:
         return build(entry=CountFilterEntry(2))
 
-    assert "prefetched rows" not in run(counted, train, workers=1)[0]
+    assert "rows_read_ahead" not in run(counted, train, workers=1)[0]
 
 
 def test_rows_changed_during_a_barrier_are_read_again() -> None:

@@ -141,6 +141,8 @@ class Durability:
         self._journal: Journal[Change] | None = None
         #: bytes of the log that this incarnation replayed, and the next would replay again
         self._replayed_bytes = 0
+        #: when the newest snapshot of this incarnation was complete, by the monotonic clock
+        self._snapshot_at: float | None = None
         self._over = threading.Event()
         self._snapshots = threading.Thread(target=self._watch, name="fleet-snapshots", daemon=True)
 
@@ -250,6 +252,7 @@ class Durability:
             self._folder.drop_incomplete()
             raise
         self._replayed_bytes = 0
+        self._snapshot_at = time.monotonic()
         self._has_yielded = False
         self._folder.drop_before(first)
 
@@ -262,6 +265,15 @@ class Durability:
         # the new log file has all state except rows, and replaces the old file
         journal.sync()
         self._folder.complete(first, files)
+
+    def figures(self) -> dict[str, float]:
+        """The size of the journal, and the age of the newest snapshot."""
+        journal = self._journal
+        size = 0 if journal is None else self._replayed_bytes + journal.size
+        found = {"journal_bytes": float(size)}
+        if self._snapshot_at is not None:
+            found["snapshot_age_seconds"] = time.monotonic() - self._snapshot_at
+        return found
 
     def close(self, *, is_needed: bool = True, ended: bool = False) -> None:
         """Stop writing; delete the folder if it is not needed (`ended`: all workers have left)."""

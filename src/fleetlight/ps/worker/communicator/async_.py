@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 
+from fleetlight.observe.figures.step_times import WAIT, step_times
 from fleetlight.ps.update import Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.base import Communicator
@@ -101,9 +102,10 @@ class Async(Communicator):
 
     def _wait_for_others(self) -> None:
         start = time.monotonic()
-        values = self.client.pull(
-            [], dense=True, at_least=self.at_least(), phase=self.phase, step=self.steps
-        )
+        with step_times.part(WAIT):
+            values = self.client.pull(
+                [], dense=True, at_least=self.at_least(), phase=self.phase, step=self.steps
+            )
         self._waited_s += time.monotonic() - start
         self._collect()
         self._slowest = max(self._slowest, values.slowest)
@@ -112,7 +114,8 @@ class Async(Communicator):
 
     def step(self, update: Update) -> bool:
         """Push the gradients; the reply may arrive during the next step."""
-        self._pusher.wait_for_room()
+        with step_times.part(WAIT):
+            self._pusher.wait_for_room()
         update.seen = tuple(self.versions)
         push = self._build_push(update, just_taken=self._put_in_place())
         self.steps += 1
@@ -169,10 +172,14 @@ class Async(Communicator):
         finally:
             self._pusher.stop()
 
+    @property
+    def queued_pushes(self) -> int:
+        return self._pusher.queued
+
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""
         pushes = self._pusher.figures()
-        pushes["waited s"] += self._waited_s
+        pushes["push_wait_seconds"] += self._waited_s
         return {**super().figures(), **pushes}
 
 

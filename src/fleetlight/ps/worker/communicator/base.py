@@ -10,6 +10,7 @@ import numpy as np
 
 from fleetlight.errors import ConfigError
 from fleetlight.kernels import Deduped, dedup
+from fleetlight.observe.figures.step_times import PULL, step_times
 from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.update import Floats, Ids, Update
 from fleetlight.ps.worker.cached_rows import CachedRows
@@ -74,6 +75,10 @@ class Communicator:
 
     def look_up(self, asked: Sequence[Asked]) -> list[tuple[Deduped, Floats]]:
         """Return the distinct ids and their rows, by table, with one request to each server."""
+        with step_times.part(PULL):
+            return self._look_up(asked)
+
+    def _look_up(self, asked: Sequence[Asked]) -> list[tuple[Deduped, Floats]]:
         found = [self.read_ahead(one) for one in asked]
         wanted = [
             Wanted(one.table, dedup(one.ids, self.client.server_num), one.insert)
@@ -108,7 +113,10 @@ class Communicator:
         """The reply to a pull of rows."""
         # read the phase first: the training thread may reset the steps meanwhile
         phase = self.phase
-        values = self.client.pull(wanted, at_least=self.at_least(), phase=phase, step=self.steps)
+        with step_times.part(PULL):
+            values = self.client.pull(
+                wanted, at_least=self.at_least(), phase=phase, step=self.steps
+            )
         if any(one.insert for one in wanted):
             # only these rows receive gradients
             self.note(values)
@@ -185,6 +193,11 @@ class Communicator:
         """Record the versions of values in use."""
         for server, version in values.versions.items():
             self.versions[server] = version
+
+    @property
+    def queued_pushes(self) -> int:
+        """Pushes in flight, or in a queue."""
+        return 0
 
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetlight.observe.figures.step_times import WAIT, step_times
 from fleetlight.observe.log import logger
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
@@ -117,7 +118,8 @@ class Geo(Communicator):
         """Wait for the exchange in progress."""
         if self._exchange is not None:
             start = time.monotonic()
-            self._exchange.exception()
+            with step_times.part(WAIT):
+                self._exchange.exception()
             self._waited_s += time.monotonic() - start
             self._finish_exchange()
 
@@ -155,8 +157,8 @@ class Geo(Communicator):
         return {
             **super().figures(),
             "exchanges": float(self._exchanges),
-            "waited s": self._waited_s,
-            "rows here": float(sum(map(len, self._tables))),
+            "push_wait_seconds": self._waited_s,
+            "local_rows": float(sum(map(len, self._tables))),
         }
 
     def _start_exchange(self) -> None:

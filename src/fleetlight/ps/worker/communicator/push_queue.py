@@ -96,13 +96,18 @@ class PushQueue:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def queued(self) -> int:
+        """Pushes in the queue, and those that the thread sends."""
+        return len(self._queue) + self._sending
+
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""
         return {
             "pushes": float(self._pushes),
-            "merged": float(self._merged),
-            "longest queue": float(self._longest),
-            "waited s": self._waited_s,
+            "merged_pushes": float(self._merged),
+            "longest_push_queue": float(self._longest),
+            "push_wait_seconds": self._waited_s,
         }
 
     def _check(self) -> None:

@@ -55,6 +55,10 @@ class Pusher(Protocol):
     def stop(self) -> None:
         """Stop threads, after the last push."""
 
+    @property
+    def queued(self) -> int:
+        """Pushes in flight, or in the queue."""
+
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""
 
@@ -113,9 +117,14 @@ class OnePush:
     def stop(self) -> None:
         """Do nothing: `flush` has received the last reply."""
 
+    @property
+    def queued(self) -> int:
+        """1 while a push is in flight."""
+        return int(self._in_flight is not None)
+
     def figures(self) -> dict[str, float]:
         """Counters of this worker."""
-        return {"pushes": float(self._pushes), "waited s": self._waited_s}
+        return {"pushes": float(self._pushes), "push_wait_seconds": self._waited_s}
 
     def _check(self) -> None:
         """Raise the error of an earlier push again: its gradients are lost."""

@@ -199,9 +199,9 @@ class Prefetcher:
         if not self._numbers:
             return {}
         return {
-            "prefetched rows": float(self._read),
-            "rows fetched on demand": float(self._missed),
-            "waited for prefetched rows s": self._waited_s,
+            "rows_read_ahead": float(self._read),
+            "rows_on_demand": float(self._missed),
+            "read_ahead_wait_seconds": self._waited_s,
         }
 
 

@@ -197,6 +197,6 @@ class PullInPush:
         if not self._has_announced:
             return {}
         return {
-            "prefetched rows": float(self._read),
-            "rows fetched on demand": float(self._missed),
+            "rows_read_ahead": float(self._read),
+            "rows_on_demand": float(self._missed),
         }

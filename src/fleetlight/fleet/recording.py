@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of this process in its job: `fleet.figures`, `fleet.log`, and where they are recorded."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from pathlib import Path
+from typing import Any
+
+from fleetlight.fleet.job import Job, current
+from fleetlight.observe.figures.recorder import FigureRecorder
+from fleetlight.observe.figures.registry import registry
+from fleetlight.observe.figures.step_times import BACKWARD, step_times
+from fleetlight.torch_compat.used_graphs import time_backwards
+
+
+def start_figures(job: Job) -> None:
+    """Count the time of steps in this thread; record figures where there is a log folder."""
+    role = job.role
+    step_times.begin()
+    time_backwards(functools.partial(step_times.enter, BACKWARD), step_times.leave)
+    job.closers.callback(time_backwards, None, step_times.leave)
+    job.closers.callback(registry.add(job.figures))
+    if role.log_dir is not None and role.index is not None:
+        recorder = FigureRecorder(Path(role.log_dir), role.kind.value, role.index, registry)
+        # leaving the job records its last figures; a server only ends
+        job.closers.callback(recorder.close)
+        atexit.register(recorder.close)
+
+
+def log(**values: Any) -> None:
+    """Log numbers by name, such as `fleet.log(loss=loss, auc=auc)`, on any worker.
+
+    Cheap: a tensor is read about once a second, when figures are recorded. The page, Prometheus and
+    sinks show the mean of the values since then, and over the workers that log the name.
+    """
+    current().refuse_in_server("log")
+    registry.logged.add(values)
+
+
+def figures() -> dict[str, float]:
+    """What this process counts now, by name: steps, times, rows, bytes.
+
+    A table's figure has the table in its name, as in `table_rows{users}`. `staleness` is a mean.
+    """
+    current()
+    snapshot = registry.snapshot(takes=False)
+    means = {
+        name: sum(number * times for number, times in counts.items()) / sum(counts.values())
+        for name, counts in snapshot.counts.items()
+        if counts
+    }
+    return {**snapshot.values, **means}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FigureRecorder`: appends the snapshots and events of a process to files, in a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+
+from fleetlight.files.atomic import replace_file
+from fleetlight.observe.figures.registry import Registry
+from fleetlight.observe.figures.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX, Event, snapshot_file
+from fleetlight.observe.log import logger
+
+EVERY_S = 1.0
+#: the size at which older lines of a file are thinned out
+MOST_BYTES = 4 << 20
+
+
+class FigureRecorder:
+    """Records one process; a disk that is full costs figures only."""
+
+    def __init__(
+        self, log_dir: Path, kind: str, index: int, registry: Registry, every_s: float = EVERY_S
+    ) -> None:
+        self._registry, self._every_s = registry, every_s
+        folder = log_dir / FOLDER
+        self._snapshots = ThinnedFile(folder / snapshot_file(kind, index))
+        self._events = ThinnedFile(folder / f"{EVENTS_PREFIX}{kind}.{index}{SUFFIX}")
+        self._over = threading.Event()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="fleet-figures", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Record the last figures, and end."""
+        if not self._over.is_set() and os.getpid() == self._pid:
+            self._over.set()
+            self.record()
+
+    def record(self) -> None:
+        """Append a snapshot, and the events since the last one."""
+        with self._lock:
+            events = self._registry.take_events()
+            self._snapshots.append(msgspec.json.encode(self._registry.snapshot()))
+            for event in events:
+                self._events.append(msgspec.json.encode(event))
+
+    def _run(self) -> None:
+        while True:
+            self.record()
+            if self._over.wait(self._every_s):
+                return
+
+
+class ThinnedFile:
+    """Lines that are appended; when the file is large, every second one of the older is removed.
+
+    So the newest lines are dense, and a file has a maximum of bytes.
+    """
+
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._path, self._most_bytes = path, most_bytes
+        self._has_warned = False
+
+    def append(self, line: bytes) -> None:
+        """Append a line."""
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            descriptor = os.open(
+                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+            try:
+                os.write(descriptor, line + b"\n")
+                size = os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+            if size > self._most_bytes:
+                self._thin()
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("figures are not recorded in %s: %s", self._path, error)
+
+    def _thin(self) -> None:
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        recent = len(lines) * 3 // 4
+        kept = [*lines[:recent:2], *lines[recent:]]
+        replace_file(self._path, b"".join(kept), unique=True, durable=False)
+
+
+def write_event(log_dir: Path, name: str, event: Event) -> None:
+    """Append an event of a launcher; `name` distinguishes the files of several."""
+    file = ThinnedFile(log_dir / FOLDER / f"{EVENTS_PREFIX}{name}{SUFFIX}")
+    file.append(msgspec.json.encode(event))

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of figures: recorded, thinned out, followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleetlight.observe.figures import recorder
+from fleetlight.observe.figures.history import History, Series
+from fleetlight.observe.figures.recorder import FigureRecorder, ThinnedFile, write_event
+from fleetlight.observe.figures.registry import Registry
+from fleetlight.observe.figures.snapshot import Event, Snapshot, events_in, snapshots_in
+
+
+def moment(at: float, **values: float) -> Snapshot:
+    return Snapshot(at, 1, values)
+
+
+def line(snapshot: Snapshot) -> bytes:
+    return msgspec.json.encode(snapshot) + b"\n"
+
+
+def test_a_recorder_writes_a_first_and_a_last_snapshot(tmp_path: Path) -> None:
+    registry = Registry()
+    registry.add(lambda: {"steps": 4})
+    recorded = FigureRecorder(tmp_path, "worker", 2, registry, every_s=3600)
+    registry.event("worker 2", "checkpoint", "saved step 4")
+    recorded.close()
+    recorded.close()
+    history = History(tmp_path)
+    assert history.poll()
+    assert history.series["worker.2"].last("steps") == 4.0
+    assert 1 <= len(history.series["worker.2"].times) <= 2
+    assert [event.text for event in history.events] == ["saved step 4"]
+    assert not history.poll()
+
+
+def test_old_lines_are_thinned_out_and_new_ones_stay(tmp_path: Path) -> None:
+    path = tmp_path / "figures" / "worker.0.jsonl"
+    file = ThinnedFile(path, most_bytes=2000)
+    for at in range(200):
+        file.append(msgspec.json.encode(moment(float(at), steps=at)))
+    assert path.stat().st_size <= 2000
+    times = [one.at for one in snapshots_in(path.read_bytes())]
+    assert times == sorted(times)
+    assert times[-5:] == [195.0, 196.0, 197.0, 198.0, 199.0]
+    assert times[0] < 100.0
+
+
+def test_a_full_disk_costs_figures_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    file = ThinnedFile(tmp_path / "figures" / "worker.0.jsonl")
+    monkeypatch.setattr(recorder.os, "write", full)
+    file.append(b"{}")
+    file.append(b"{}")
+    assert caplog.text.count("No space left on device") == 1
+
+
+def test_a_history_follows_a_file_that_grows_and_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    path, history = folder / "worker.0.jsonl", History(tmp_path)
+    assert not history.poll()
+    whole = line(moment(1.0, steps=1)) + line(moment(2.0, steps=2))
+    # the last line has arrived in part
+    path.write_bytes(whole[:-5])
+    assert history.poll()
+    assert list(history.series["worker.0"].times) == [1.0]
+    path.write_bytes(whole)
+    history.poll()
+    assert list(history.series["worker.0"].times) == [1.0, 2.0]
+    other = folder / "new"
+    other.write_bytes(line(moment(2.0, steps=2)) + line(moment(3.0, steps=3)))
+    other.rename(path)
+    history.poll()
+    assert list(history.series["worker.0"].columns["steps"]) == [1.0, 2.0, 3.0]
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+    data = b'{"at": 1\n' + line(moment(2.0, steps=2)) + b"\0\0\n"
+    assert [one.at for one in snapshots_in(data)] == [2.0]
+    assert list(events_in(data)) == []
+
+
+def test_events_of_several_files_are_in_the_order_of_time(tmp_path: Path) -> None:
+    for at, name in ((2.0, "a"), (1.0, "b")):
+        write_event(tmp_path, name, Event(at, "fleetrun", "start", name))
+    history = History(tmp_path)
+    history.poll()
+    assert [event.text for event in history.events] == ["b", "a"]
+
+
+def test_a_series_has_columns_for_figures_that_come_and_go() -> None:
+    series = Series(most=8)
+    series.add(moment(1.0, steps=1))
+    series.add(moment(2.0, steps=2, samples=20))
+    series.add(moment(3.0, samples=30))
+    assert [str(v) for v in series.columns["samples"]] == ["nan", "20.0", "30.0"]
+    assert (series.last("steps"), series.last("samples")) == (None, 30.0)
+    for at in range(4, 40):
+        series.add(moment(float(at), steps=at))
+    assert len(series.times) <= 8
+    assert {len(column) for column in series.columns.values()} == {len(series.times)}
+    assert series.times[-1] == 39.0

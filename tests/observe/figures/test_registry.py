@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a snapshot has: all sources, logged values, few labels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fleetlight.errors import ConfigError
+from fleetlight.observe.figures.catalogue import FIGURES, FigureKind
+from fleetlight.observe.figures.registry import MOST_LABELS, Registry
+from fleetlight.observe.figures.snapshot import labelled, split_key
+
+
+def test_sources_are_asked_until_they_are_removed() -> None:
+    registry = Registry()
+    remove = registry.add(lambda: {"steps": 3})
+    registry.add(lambda: {"staleness": {0: 2, 1: 1}})
+    snapshot = registry.snapshot()
+    assert snapshot.values["steps"] == 3.0
+    assert snapshot.values["cpu_seconds"] > 0
+    assert snapshot.values["resident_bytes"] > 1 << 20
+    assert snapshot.counts == {"staleness": {0: 2, 1: 1}}
+    remove()
+    assert "steps" not in registry.snapshot().values
+
+
+def test_a_source_that_fails_leaves_the_others() -> None:
+    registry = Registry()
+    registry.add(lambda: {"steps": 1 / 0})
+    registry.add(lambda: {"samples": 2})
+    assert registry.snapshot().values["samples"] == 2.0
+    assert "steps" not in registry.snapshot().values
+
+
+def test_a_name_outside_the_catalogue_is_an_error() -> None:
+    registry = Registry()
+    registry.add(lambda: {"stpes": 1})
+    with pytest.raises(KeyError, match="stpes"):
+        registry.snapshot()
+
+
+def test_labels_beyond_the_limit_are_dropped_and_counted() -> None:
+    registry = Registry()
+    registry.add(lambda: {labelled("table_rows", str(n)): n for n in range(MOST_LABELS + 7)})
+    values = registry.snapshot().values
+    assert sum(key.startswith("table_rows") for key in values) == MOST_LABELS
+    assert values["dropped_labels"] == 7.0
+
+
+def test_logged_values_are_means_since_the_last_snapshot() -> None:
+    registry = Registry()
+    for value in (1.0, torch.tensor(3.0, requires_grad=True)):
+        registry.logged.add({"loss": value})
+    assert registry.snapshot(takes=False).values["logged{loss}"] == 2.0
+    assert registry.snapshot().values["logged{loss}"] == 2.0
+    # without new values, the last one
+    assert registry.snapshot().values["logged{loss}"] == 2.0
+    registry.logged.add({"loss": 8, "auc": 0.5})
+    values = registry.snapshot().values
+    assert (values["logged{loss}"], values["logged{auc}"]) == (8.0, 0.5)
+
+
+def test_a_tensor_that_changes_later_was_logged_as_it_was() -> None:
+    registry, value = Registry(), torch.tensor([2.0])
+    registry.logged.add({"loss": value})
+    value.zero_()
+    assert registry.snapshot().values["logged{loss}"] == 2.0
+
+
+def test_a_nan_shows() -> None:
+    registry = Registry()
+    registry.logged.add({"loss": 1.0})
+    registry.logged.add({"loss": float("nan")})
+    assert math.isnan(registry.snapshot().values["logged{loss}"])
+
+
+def test_many_values_between_snapshots_take_little_memory() -> None:
+    registry = Registry()
+    for value in range(10_000):
+        registry.logged.add({"step": float(value % 2)})
+    assert 0.0 <= registry.snapshot().values["logged{step}"] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("loss", torch.zeros(3), r"got a tensor of shape \(3,\), expected one number"),
+        ("loss", "high", "got 'high' \\(str\\), expected one number"),
+        ("a{b}", 1.0, "expected 1 to 64 characters without braces"),
+        ("x" * 65, 1.0, "expected 1 to 64 characters"),
+    ],
+)
+def test_nonsense_is_refused(name: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Registry().logged.add({name: value})
+
+
+def test_events_are_taken_once() -> None:
+    registry = Registry(clock=lambda: 5.0)
+    registry.event("worker 0", "checkpoint", "saved step 3")
+    assert [(one.at, one.kind) for one in registry.take_events()] == [(5.0, "checkpoint")]
+    assert registry.take_events() == []
+
+
+def test_keys_have_names_and_labels() -> None:
+    assert split_key(labelled("table_rows", "users")) == ("table_rows", "users")
+    assert split_key("steps") == ("steps", "")
+
+
+def test_the_catalogue_is_complete() -> None:
+    for name, figure in FIGURES.items():
+        assert name == figure.name
+        assert figure.help
+        ending = {"s": "_seconds", "bytes": "_bytes"}.get(figure.unit)
+        assert ending is None or name.endswith(ending), name
+        assert figure.kind is not FigureKind.COUNTS or not figure.label
