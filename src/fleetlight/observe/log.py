@@ -6,27 +6,33 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
+
+from fleetlight.observe.console import Tone, painted, wants_colour
 
 logger = logging.getLogger("fleetlight")
 
 
-def configure(prefix: str, level: int | str = logging.INFO) -> None:
+def configure(
+    prefix: str, level: int | str = logging.INFO, environment: Mapping[str, str] | None = None
+) -> None:
     """Show messages as `[fleet <prefix>] message`, unless the program handles logging itself.
 
-    Call it again to change prefix or level.
+    Call it again to change prefix or level. The environment says whether a terminal gets colours.
     """
     if _handled_by_others():
         return
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-    logger.addHandler(_StderrHandler(prefix))
+    logger.addHandler(_StderrHandler(prefix, environment or {}))
     logger.setLevel(level)
 
 
 class _StderrHandler(logging.Handler):
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, environment: Mapping[str, str]) -> None:
         super().__init__()
         self._prefix = prefix
+        self._environment = environment
         self._pid = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -35,10 +41,20 @@ class _StderrHandler(logging.Handler):
             return
         try:
             # One write for the whole line: lines of several processes must not mix.
-            sys.stderr.write(f"[fleet {self._prefix}{self._child()}] {self.format(record)}\n")
+            sys.stderr.write(self._line(record))
             sys.stderr.flush()
         except Exception:
             self.handleError(record)
+
+    def _line(self, record: logging.LogRecord) -> str:
+        """The line; in a terminal the prefix is dim, and warnings have a colour."""
+        prefix = f"[fleet {self._prefix}{self._child()}]"
+        # scripts replace sys.stderr
+        is_terminal = bool(getattr(sys.stderr, "isatty", lambda: False)())
+        colour = wants_colour(self._environment, is_terminal=is_terminal) and is_terminal
+        tone = Tone.WARNING if record.levelno >= logging.WARNING else Tone.PLAIN
+        text = painted(self.format(record), tone, colour)
+        return f"{painted(prefix, Tone.DIM, colour)} {text}\n"
 
     def _child(self) -> str:
         """Forked processes, such as those of a DataLoader, inherit the prefix: tell them apart."""

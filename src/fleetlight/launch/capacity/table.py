@@ -13,7 +13,7 @@ import msgspec
 from fleetlight.launch.capacity.goodput import Goodput
 from fleetlight.launch.capacity.prediction import Prediction
 from fleetlight.launch.capacity.profile import Profile, Workload
-from fleetlight.launch.doctor.table import aligned
+from fleetlight.observe.console import aligned
 
 _GIB, _MIB = 2**30, 2**20
 
@@ -30,12 +30,12 @@ def of_workload(work: Workload) -> str:
     )
 
 
-def of_predictions(predictions: Sequence[Prediction]) -> str:
+def of_predictions(predictions: Sequence[Prediction], columns: int | None = None) -> str:
     """A row for each layout."""
     knows = all(one.examples_per_s is not None for one in predictions)
     head = ["workers", "servers", "examples/s" if knows else "steps/s", "limit"]
     head += ["worker CPU", "server CPU", "server link", "server memory"]
-    return aligned([head, *(_row(one, knows) for one in predictions)])
+    return aligned([head, *(_row(one, knows) for one in predictions)], columns)
 
 
 def _row(one: Prediction, knows: bool) -> list[str]:
@@ -59,10 +59,10 @@ class JobGoodput:
     goodput: Goodput
 
 
-def of_goodput(found: Sequence[JobGoodput]) -> str:
+def of_goodput(found: Sequence[JobGoodput], columns: int | None = None) -> str:
     """A row for each layout and rate of failures."""
     head = ["workers", "servers", "a failure in", "failures/h", "with checkpoints", "every"]
-    return aligned([[*head, "with a log"], *map(_goodput_row, found)])
+    return aligned([[*head, "with a log"], *map(_goodput_row, found)], columns)
 
 
 def _goodput_row(one: JobGoodput) -> list[str]:

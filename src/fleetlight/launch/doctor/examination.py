@@ -49,13 +49,20 @@ class Result:
 
 
 def examine(
-    options: DoctorOptions, machine: Machine, environment: Mapping[str, str], say: Say
+    options: DoctorOptions,
+    machine: Machine,
+    environment: Mapping[str, str],
+    say: Say,
+    columns: int | None = None,
 ) -> Result:
-    """Examine this machine and, with a list of machines, the links between them."""
+    """Examine this machine and, with a list of machines, the links between them.
+
+    `columns`: the width of the terminal that shows the text.
+    """
     _check(options)
     workers = options.workers or max(1, machine.gpus)
     if not options.ips:
-        return _alone(machine, environment, workers)
+        return _alone(machine, environment, workers, columns)
     _check_names(options.ips, machine)
     notes: list[str] = []
     flags = LaunchOptions(script="", ips=options.ips, host=options.host, start_port=options.port)
@@ -71,13 +78,15 @@ def examine(
     exam = examine_together(
         exam_options, hosts.index(selection.host), facts, options.deadline_s, say, token
     )
-    return Result(table.of_exam(exam), findings.of_exam(exam))
+    return Result(table.of_exam(exam, columns), findings.of_exam(exam))
 
 
-def _alone(machine: Machine, environment: Mapping[str, str], workers: int) -> Result:
+def _alone(
+    machine: Machine, environment: Mapping[str, str], workers: int, columns: int | None
+) -> Result:
     facts = facts_of(machine, environment, ExamOptions(workers=workers))
     mtus = [mtu_of(interface) for interface, _ in machine.addresses]
-    text = table.of_machine(facts, machine.addresses, mtus)
+    text = table.of_machine(facts, machine.addresses, mtus, columns)
     return Result(text, list(findings.of_machine(facts)))
 
 

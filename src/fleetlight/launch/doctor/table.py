@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from fleetlight.launch.doctor.findings import Finding, bits
 from fleetlight.launch.doctor.messages import Exam, Facts
+from fleetlight.observe.console import Tone, aligned, fitted, painted
 from fleetlight.roles.address import Addresses
 
 
-def of_exam(exam: Exam) -> str:
-    """A table of the machines, and one of the links between them."""
+def of_exam(exam: Exam, columns: int | None = None) -> str:
+    """A table of the machines, and one of the links between them, for a terminal's width."""
     heads = ["machine", "name", "fleetlight", "torch", "python", "cores", "memory", "GPUs"]
     machines = [[*heads, "interface", "MTU", "clock"]]
     for number, facts in sorted(exam.facts.items()):
@@ -20,7 +21,7 @@ def of_exam(exam: Exam) -> str:
         interface = [facts.interface or "?", str(facts.mtu or "?")]
         machines.append([exam.asked.hosts[number], *_machine(facts), *interface, clock])
     if not exam.links:
-        return aligned(machines)
+        return aligned(machines, columns)
     links = [["from", "to", "round trip", "bandwidth", "ports"]]
     for link in exam.links:
         ends = [exam.asked.hosts[link.sender], exam.asked.hosts[link.receiver]]
@@ -28,10 +29,15 @@ def of_exam(exam: Exam) -> str:
         rate = "-" if link.bytes_per_s is None else bits(link.bytes_per_s)
         ports = "-" if link.error else "closed" if link.closed else "open"
         links.append([*ends, trip, rate, ports])
-    return f"{aligned(machines)}\n\n{aligned(links)}"
+    return f"{aligned(machines, columns)}\n\n{aligned(links, columns)}"
 
 
-def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -> str:
+def of_machine(
+    facts: Facts,
+    addresses: Addresses,
+    mtus: Sequence[int | None],
+    columns: int | None = None,
+) -> str:
     """The facts about one machine, one line each."""
     rows = [
         ("name", f"{facts.name} ({facts.name_address or 'resolves to no address'})"),
@@ -49,15 +55,19 @@ def of_machine(facts: Facts, addresses: Addresses, mtus: Sequence[int | None]) -
     for (interface, address), mtu in zip(addresses, mtus, strict=True):
         size = f", MTU {mtu}" if mtu else ""
         rows.append(("address", f"{address} ({interface or 'interface unknown'}{size})"))
-    return aligned([[name, value] for name, value in rows])
+    return fitted(aligned(rows), columns)
 
 
-def of_findings(found: Iterable[Finding]) -> str:
+def of_findings(
+    found: Iterable[Finding], columns: int | None = None, *, colour: bool = False
+) -> str:
     """Two lines for each finding: the state, and what to do."""
     lines = []
     for finding in found:
-        kind = "problem" if finding.is_problem else "advice"
-        lines += [f"{kind}: {finding.what}", f"    {finding.remedy}"]
+        kind, tone = ("problem", Tone.BAD) if finding.is_problem else ("advice", Tone.WARNING)
+        what = fitted(f"{kind}: {finding.what}", columns)
+        lines.append(painted(kind, tone, colour) + what.removeprefix(kind))
+        lines.append(fitted(f"    {finding.remedy}", columns))
     return "\n".join(lines)
 
 
@@ -68,13 +78,3 @@ def _machine(facts: Facts) -> list[str]:
 
 def _gib(size: int | None) -> str:
     return "none" if size is None else f"{size / 2**30:.3g} GiB"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines, each column as wide as its widest word."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    padded = (
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in padded)
