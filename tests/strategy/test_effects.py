@@ -232,11 +232,34 @@ def test_every_field_of_a_nested_config_has_an_explanation(job: JobFacts) -> Non
         assert effect_of(strategy, name, job)[1], name
 
 
+def test_explain_shows_what_was_changed() -> None:
+    strategy = DistributedStrategy(
+        sync_batch_norm=True,
+        fetch_frequency=5,
+        localsgd=False,
+        shared_memory=True,
+        amp_configs={"dtype": "bfloat16"},
+    )
+    head, *lines, others, _ = strategy.explain(FOUR).splitlines()
+    assert head == "job: collective, 4 workers on 2 hosts, nccl"
+    assert [line.split(": ")[0] for line in lines] == [
+        # set to its default, and without effect
+        "   localsgd = False",
+        " * shared_memory = True",
+        "   amp_configs.dtype = 'bfloat16'",
+        " * sync_batch_norm = True",
+        " ! fetch_frequency = 5",
+    ]
+    leaves = [name for name, value in strategy.items() if not isinstance(value, Settings)]
+    count = len(leaves) + len(FIELDS) - len(lines)
+    assert others == f"{count} settings with defaults: explain(all=True) shows them"
+
+
 def test_explain_lists_settings_and_relevant_fields() -> None:
     strategy = DistributedStrategy(
         sync_batch_norm=True, fetch_frequency=5, amp=True, checkpoint_configs={"every_s": 9.0}
     )
-    head, *lines, legend = strategy.explain(FOUR).splitlines()
+    head, *lines, legend = strategy.explain(FOUR, all=True).splitlines()
     assert head == "job: collective, 4 workers on 2 hosts, nccl"
     named = [line[3:].split()[0] for line in lines]
     plain = [name for name, value in strategy.items() if not isinstance(value, Settings)]
@@ -257,7 +280,8 @@ def test_explain_lists_settings_and_relevant_fields() -> None:
         in (lines)
     )
     assert "   durability = 'none': a collective job has no parameter servers" in lines
-    assert " * localsgd = False: off: workers synchronize at each step" in lines
+    # a switch that is off changes nothing
+    assert "   localsgd = False: off: workers synchronize at each step" in lines
     assert "   a_sync = False: a collective job has no parameter servers" in lines
     assert legend.startswith("* takes effect")
 
@@ -345,7 +369,7 @@ def test_fields_of_the_exchange_are_explained(configs: Any, field: str, sentence
 
 
 def test_the_push_queue_is_explained_only_if_there_is_one() -> None:
-    lines = DistributedStrategy(a_sync=True).explain(SERVERS).splitlines()
+    lines = DistributedStrategy(a_sync=True).explain(SERVERS, all=True).splitlines()
     (queue,) = [line for line in lines if "send_queue_size" in line]
     (merged,) = [line for line in lines if "max_merge" in line]
     assert queue.startswith("   a_sync_configs.send_queue_size = 4: not set: with dense parameters")
@@ -446,7 +470,7 @@ def test_hierarchical_allreduce_takes_effect_for_dense_allreduce() -> None:
 
 def test_explain_names_the_deadline_in_force_and_its_source() -> None:
     job = JobFacts(worker_num=2, deadline_s=20.0, deadline_from="FLEET_DEADLINE_S")
-    lines = DistributedStrategy().explain(job).splitlines()
+    lines = DistributedStrategy().explain(job, all=True).splitlines()
     [line] = [line for line in lines if "deadline_s" in line]
     assert "20 s are in force, from FLEET_DEADLINE_S" in line
     # set too late: the value given to fleet.init counts

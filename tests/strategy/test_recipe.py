@@ -62,8 +62,10 @@ def test_toy_fields_follow_those_of_other_features() -> None:
 def test_explain_shows_the_effect_of_a_new_feature() -> None:
     lines = ToyStrategy(toy=True).explain(TWO).splitlines()
     assert " * toy = True: the workers play 3 rounds" in lines
-    assert " * toy_configs.rounds = 3: how many rounds" in lines
-    assert "   toy_configs (rounds): toy is off" in ToyStrategy().explain(TWO).splitlines()
+    everything = ToyStrategy(toy=True).explain(TWO, all=True).splitlines()
+    assert " * toy_configs.rounds = 3: how many rounds" in everything
+    off = ToyStrategy().explain(TWO, all=True).splitlines()
+    assert "   toy_configs (rounds): toy is off" in off
     assert ToyStrategy(toy=True).inert(JobFacts()) == [
         "strategy.toy = True has no effect: one worker has no peer to play with"
     ]

@@ -15,23 +15,54 @@ from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, EffectRule, Settings, rules_of
 
 
-def explain(strategy: Settings, job: JobFacts, flags: Mapping[str, str]) -> str:
-    """A table of all settings with their values, effects in this job, and sources.
+def explain(
+    strategy: Settings, job: JobFacts, flags: Mapping[str, str], *, everything: bool
+) -> str:
+    """A table of the settings that were changed, with their values, effects and sources.
 
-    A nested config has one line if no field was set and none has an effect, else one per field.
+    `everything`: also those with their defaults. A nested config then has one line if no field was
+    set and none has an effect, else one per field.
     """
     rows = [_headline(job)]
-    for name, value in strategy.items():
-        if not isinstance(value, Settings):
-            rows.append(_row(strategy, name, job, flags))
-        elif any(value.changed()) or effect_of(strategy, name, job)[0]:
-            rows += [_row(strategy, f"{name}.{field}", job, flags) for field in value]
-        else:
-            rows.append(
-                f"   {name} ({', '.join(value.keys())}): {effect_of(strategy, name, job)[1]}"
-            )
+    if everything:
+        rows += _all_rows(strategy, job, flags)
+    else:
+        shown = [*_mentioned(strategy, flags)]
+        rows += [_row(strategy, name, job, flags) for name in shown]
+        others = sum(1 for _ in _leaves(strategy)) - len(shown)
+        rows.append(f"{counted(others, 'setting')} with defaults: explain(all=True) shows them")
     rows.append("* takes effect   ! was set but has no effect in this job")
     return "\n".join(rows)
+
+
+def _all_rows(strategy: Settings, job: JobFacts, flags: Mapping[str, str]) -> Iterator[str]:
+    for name, value in strategy.items():
+        if not isinstance(value, Settings):
+            yield _row(strategy, name, job, flags)
+        elif any(value.changed()) or effect_of(strategy, name, job)[0]:
+            for field in value:
+                yield _row(strategy, f"{name}.{field}", job, flags)
+        else:
+            yield f"   {name} ({', '.join(value.keys())}): {effect_of(strategy, name, job)[1]}"
+
+
+def _leaves(strategy: Settings) -> Iterator[str]:
+    """The names of all settings, dotted for nested ones."""
+    for name, value in strategy.items():
+        if isinstance(value, Settings):
+            yield from (f"{name}.{field}" for field in value)
+        else:
+            yield name
+
+
+def _mentioned(strategy: Settings, flags: Mapping[str, str]) -> Iterator[str]:
+    """The settings that the script or a variable has set, or that differ from their defaults."""
+    changed = set(_changed(strategy))
+    for name in _leaves(strategy):
+        config, _, field = name.rpartition(".")
+        owner: Settings = strategy[config] if config else strategy
+        if name in changed or name in flags or owner.is_set(field):
+            yield name
 
 
 def inert(strategy: Settings, job: JobFacts) -> list[str]:
@@ -99,9 +130,11 @@ def _changed(strategy: Settings) -> Iterator[str]:
 
 def _row(strategy: Settings, name: str, job: JobFacts, flags: Mapping[str, str]) -> str:
     active, why = effect_of(strategy, name, job)
-    mark = "*" if active else ("!" if name in _changed(strategy) else " ")
     config, _, field = name.rpartition(".")
     owner: Settings = strategy[config] if config else strategy
+    # a switch that is off, as it is by default, changes nothing
+    is_off = owner[field] is False and name not in _changed(strategy)
+    mark = "*" if active and not is_off else ("!" if name in _changed(strategy) else " ")
     source = f" (from {flags[name]})" if name in flags and not owner.is_set(field) else ""
     return f" {mark} {name} = {strategy[name]!r}{source}: {why}"
 

@@ -203,7 +203,7 @@ class Settings:
         advice = advice_on(f"{self.DOTTED_NAME}.{name}") or did_you_mean(
             name,
             [*self.keys(), *self.ALIASES],
-            elsewhere=f"print({self.DOTTED_NAME}.explain()) shows all",
+            elsewhere=f"print({self.DOTTED_NAME}.explain(all=True)) shows all",
         )
         return f"{self.DOTTED_NAME} has no setting {name!r}; {advice}"
 

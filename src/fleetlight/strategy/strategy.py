@@ -68,9 +68,10 @@ class DistributedStrategy(
             for name, value in settings.items():
                 setattr(self, name, value)
 
-    def explain(self, job: JobFacts | None = None) -> str:
-        """A table of the settings that take effect in this job, and why others do not."""
-        return effects.explain(self, job or current_job(), self.__dict__["_flags"])
+    def explain(self, job: JobFacts | None = None, *, all: bool = False) -> str:
+        """What was changed and its effect in this job; `all`: also the settings with defaults."""
+        flags: dict[str, str] = self.__dict__["_flags"]
+        return effects.explain(self, job or current_job(), flags, everything=all)
 
     def inert(self, job: JobFacts | None = None) -> list[str]:
         """One sentence for each setting that was changed and has no effect in this job."""
