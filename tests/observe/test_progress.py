@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,8 @@ from rich.console import Console
 from rich.errors import LiveError
 
 from fleetlight.errors import ConfigError
-from fleetlight.observe.progress import Progress
+from fleetlight.observe.console import without_control
+from fleetlight.observe.progress import Progress, fitting
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -317,3 +319,60 @@ def test_long_lines_are_not_folded(clock: FakeClock) -> None:
     values: Iterable[str] = "abcdefgh"
     run(Progress([1], console=narrow, clock=clock), clock, 1.0, **dict.fromkeys(values, 1.0))
     assert len(written(narrow).splitlines()) == 1
+
+
+def test_staleness_is_asked_for_every_few_seconds_and_shown(
+    clock: FakeClock, lines: Console
+) -> None:
+    asked: list[float] = []
+
+    def staleness() -> float | None:
+        asked.append(clock.now)
+        return None if len(asked) == 1 else 2.94
+
+    progress = Progress(batches(8), console=lines, clock=clock, staleness=staleness)
+    run(progress, clock, 3.0, loss=0.5)
+    assert asked == [106, 112, 118, 124]
+    assert written(lines).splitlines()[:2] == [
+        "step 2/8  loss 0.5  21 samples/s  ETA 0:18",
+        "step 4/8  loss 0.5  21 samples/s  ETA 0:12  staleness 2.9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (80, "step 2/8  loss 0.5  21 samples/s  ETA 0:18  staleness 2.9"),
+        (56, "step 2/8  loss 0.5  21 samples/s  ETA 0:18"),
+        (40, "step 2/8  loss 0.5  21 samples/s"),
+        (1, "step 2/8"),
+    ],
+)
+def test_line_loses_its_last_parts_where_they_do_not_fit(columns: int, shown: str) -> None:
+    parts = ["step 2/8", "loss 0.5", "21 samples/s", "ETA 0:18", "staleness 2.9"]
+    assert fitting(parts, columns) == shown
+
+
+def test_narrow_terminal_has_one_line_without_a_bar(clock: FakeClock) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, _environ={"TERM": "xterm"})
+    run(Progress(batches(8), console=console, clock=clock), clock, 3.0, loss=0.5)
+    text = without_control(written(console).encode()).decode()
+    assert "step 2/8  loss 0.5  21 samples/s" in text
+    assert "━" not in text
+    assert max(map(len, text.replace("\r", "\n").split("\n"))) <= 40
+
+
+def test_forced_colours_draw_no_bar_into_a_pipe() -> None:
+    code = (
+        "from fleetlight.observe.progress import Progress\nfor x in Progress(range(3)):\n    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "FORCE_COLOR": "1"},
+        timeout=60,
+    )
+    assert done.stderr.splitlines()[-1].startswith("step 3/3")
+    assert "\x1b" not in done.stderr

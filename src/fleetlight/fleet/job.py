@@ -166,6 +166,10 @@ class Job(abc.ABC):
         """All workers, where they reduce all gradients among themselves; None with servers."""
         return None
 
+    def staleness(self) -> float | None:
+        """The mean staleness of gradients so far, where servers count it."""
+        return None
+
     @abc.abstractmethod
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Scale gradients by their norm, over all workers where they step together."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from fleetlight.errors import ConfigError
@@ -22,6 +23,10 @@ _BAR_INTERVAL_S = 0.1
 _LINE_INTERVAL_S = 5.0
 #: how many updates back the speed is measured
 _SPEED_WINDOW = 30
+#: columns of the bar with its blank, and of terminals that have room for it
+_BAR, _WIDE = 25, 72
+#: how often the staleness is asked for
+_STALENESS_EVERY_S = 5.0
 
 
 class Progress(Generic[T]):
@@ -29,6 +34,7 @@ class Progress(Generic[T]):
 
     The speed counts the samples of this loader, found in each batch: the first dimension of its
     first tensor. `samples_per_step` replaces that count, for example with the whole job's.
+    `staleness` returns the mean staleness of gradients, None where there is none yet.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class Progress(Generic[T]):
         total: int | None = None,
         rank0: bool = True,
         samples_per_step: int | None = None,
+        staleness: Callable[[], float | None] = lambda: None,
         console: Console | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -45,6 +52,7 @@ class Progress(Generic[T]):
         self._total = _length(iterable) if total is None else total
         self._rank0 = rank0
         self._samples_per_step = samples_per_step
+        self._staleness = staleness
         self._console = console
         self._clock = clock
         self._values: dict[str, object] = {}
@@ -66,6 +74,7 @@ class Progress(Generic[T]):
         self._values.clear()
         shown_at = self._clock()
         meter = _Meter(self._total, shown_at)
+        staleness = _Remembered(self._staleness, self._clock)
         with contextlib.closing(_display(self._console or _stderr())) as display:
             try:
                 for batch in self._iterable:
@@ -73,9 +82,25 @@ class Progress(Generic[T]):
                     yield batch
                     if (now := self._clock()) - shown_at >= display.interval_s:
                         shown_at = now
-                        display.update(meter, meter.text(now, self._values))
+                        display.update(meter, [*meter.parts(now, self._values), *staleness()])
             finally:  # also when the loop was left early or failed
                 display.update(meter, meter.summary(self._clock(), self._values))
+
+
+class _Remembered:
+    """The staleness as a part of the line; asked for only every few seconds."""
+
+    def __init__(self, ask: Callable[[], float | None], clock: Clock) -> None:
+        self._ask, self._clock = ask, clock
+        self._asked_at: float | None = None
+        self._parts: list[str] = []
+
+    def __call__(self) -> list[str]:
+        now = self._clock()
+        if self._asked_at is None or now - self._asked_at >= _STALENESS_EVERY_S:
+            self._asked_at, found = now, self._ask()
+            self._parts = [] if found is None else [f"staleness {found:.1f}"]
+        return self._parts
 
 
 class _Meter:
@@ -93,7 +118,7 @@ class _Meter:
         if self._samples is not None:  # once a batch of unknown size was seen, only steps count
             self._samples = None if samples is None else self._samples + samples
 
-    def text(self, now: float, values: Mapping[str, object]) -> str:
+    def parts(self, now: float, values: Mapping[str, object]) -> list[str]:
         """The line while running: speed over the last updates, time left."""
         since, steps, samples = self._marks[0]
         self._marks.append((now, self.steps, self._samples or 0))
@@ -102,13 +127,13 @@ class _Meter:
         if self.total is not None and self.steps > steps and self.steps <= self.total:
             left = (self.total - self.steps) * seconds / (self.steps - steps)
             parts.append(f"ETA {_duration(left)}")
-        return "  ".join(part for part in parts if part)
+        return [part for part in parts if part]
 
-    def summary(self, now: float, values: Mapping[str, object]) -> str:
+    def summary(self, now: float, values: Mapping[str, object]) -> list[str]:
         """The line at the end: speed over all, time taken."""
         seconds = now - self._start
         parts = [self._position(), *_formatted(values), self._speed(seconds, 0, 0)]
-        return "  ".join([*(part for part in parts if part), f"took {_duration(seconds)}"])
+        return [*(part for part in parts if part), f"took {_duration(seconds)}"]
 
     def _position(self) -> str:
         return f"step {self.steps}" if self.total is None else f"step {self.steps}/{self.total}"
@@ -124,7 +149,7 @@ class _Meter:
 class _Display(Protocol):
     interval_s: float
 
-    def update(self, meter: _Meter, text: str) -> None: ...
+    def update(self, meter: _Meter, parts: Sequence[str]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -137,8 +162,8 @@ class _Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def update(self, meter: _Meter, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def update(self, meter: _Meter, parts: Sequence[str]) -> None:
+        self._console.print("  ".join(parts), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Nothing to undo."""
@@ -153,21 +178,34 @@ class _Bar:
     interval_s = _BAR_INTERVAL_S
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, TextColumn
+        from rich.progress import BarColumn, ProgressColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        self._console, self._has_bar = console, console.width >= _WIDE
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+        if self._has_bar:
+            columns.insert(0, BarColumn(bar_width=_BAR - 1))
         self._bar = RichProgress(*columns, console=console, auto_refresh=False)
         self._bar.start()
         self._task = self._bar.add_task("step 0")
 
-    def update(self, meter: _Meter, text: str) -> None:
+    def update(self, meter: _Meter, parts: Sequence[str]) -> None:
+        # the window may have another size now
+        text = fitting(parts, self._console.width - (_BAR if self._has_bar else 0))
         self._bar.update(
             self._task, total=meter.total, completed=meter.steps, description=text, refresh=True
         )
 
     def close(self) -> None:
         self._bar.stop()
+
+
+def fitting(parts: Sequence[str], columns: int) -> str:
+    """The first parts that fit into one line; the last ones are the least important."""
+    shown = list(parts)
+    while len(shown) > 1 and len("  ".join(shown)) > columns:
+        shown.pop()
+    return "  ".join(shown)
 
 
 def _display(console: Console) -> _Display:
@@ -186,7 +224,8 @@ def _stderr() -> Console:
     """One console for all: nested bars can then share the terminal."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    # rich takes FORCE_COLOR for a terminal, and would draw a bar into a pipe
+    return Console(stderr=True, force_terminal=sys.stderr.isatty())
 
 
 def _length(iterable: Iterable[object]) -> int | None:

@@ -64,6 +64,12 @@ def staleness_warning(
     )
 
 
+def mean_staleness(counted: Sequence[ServerFigures]) -> float | None:
+    """The mean staleness of all gradients so far; None where none was counted."""
+    times = _times(counted)
+    return _mean(times) if times.total() else None
+
+
 def _cause(configs: ASyncConfigs) -> str:
     """The cause, and what to do."""
     if not configs.has_queue:
@@ -84,12 +90,18 @@ def _mean(staleness: Mapping[int, int]) -> float:
 
 
 def _staleness(counted: Sequence[ServerFigures]) -> str:
-    times: Counter[int] = Counter()
-    for one in counted:
-        times.update(one.staleness)
+    times = _times(counted)
     if not times.total():
         return "staleness not counted"
     return f"staleness {_mean(times):.2f} on average, {max(times)} at most"
+
+
+def _times(counted: Sequence[ServerFigures]) -> Counter[int]:
+    """How often each staleness occurred, on all servers."""
+    times: Counter[int] = Counter()
+    for one in counted:
+        times.update(one.staleness)
+    return times
 
 
 def _tables(counted: Sequence[ServerFigures]) -> str:

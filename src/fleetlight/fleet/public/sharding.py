@@ -211,6 +211,15 @@ def _weights(job: Job) -> BatchWeights:
 
 
 def progress(loader: Iterable[T], total: int | None = None) -> Progress[T]:
-    """Wrap a loader; worker 0 shows its progress. `.show(loss=loss)` adds values."""
-    samples = loader.samples_per_step if isinstance(loader, ShardLoader) else None
-    return Progress(loader, total=total, rank0=current().group.index == 0, samples_per_step=samples)
+    """Wrap a loader; worker 0 shows its progress. `.show(loss=loss)` adds values.
+
+    With parameter servers it shows the staleness of gradients, too.
+    """
+    job = current()
+    return Progress(
+        loader,
+        total=total,
+        rank0=job.group.index == 0,
+        samples_per_step=loader.samples_per_step if isinstance(loader, ShardLoader) else None,
+        staleness=job.staleness,
+    )

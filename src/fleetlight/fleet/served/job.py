@@ -17,7 +17,7 @@ from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
 from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
-from fleetlight.fleet.parts.figures import values_of_server
+from fleetlight.fleet.parts import figures
 from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import RowPublisher
@@ -63,7 +63,7 @@ class ServedJob(Job):
             queued = {"queued_pushes": session.communicator.queued_pushes}
             found = {**found, **counted, **queued, **session.client.traffic()}
             if session.embedded is not None:
-                found |= values_of_server(session.embedded.figures())
+                found |= figures.values_of_server(session.embedded.figures())
         return found
 
     @property
@@ -108,6 +108,11 @@ class ServedJob(Job):
     def dense_group(self) -> Group | None:
         """With `dense="allreduce"` and once the job is open: all workers."""
         return self.session.dense_group
+
+    def staleness(self) -> float | None:
+        return (
+            figures.mean_staleness(self.session.client.figures()) if self.session.is_open else None
+        )
 
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """In sync mode only the servers have the gradients of all workers."""
