@@ -13,6 +13,7 @@ import pytest
 
 from fleetlight.cli import fleetlight as tool
 from fleetlight.cli.fleetrun import main
+from fleetlight.launch.backends.kubernetes.kubectl import refusal
 
 WORDS = ("--on", "kubernetes", "--option", "image=me/job", "--server_num", "1", "--worker_num", "2")
 SAVES = ("--checkpoint", "ckpt", "--option", "checkpoint_claim=shared")
@@ -270,3 +271,13 @@ def test_unknown_jobs_are_refused(
         cluster.refuse("delete", 'Error from server (NotFound): jobsets "x" not found')
     assert tool.main([command, "kubernetes:x"]) == 1
     assert "fleetlight ps lists a job by the name" in capfd.readouterr().err
+
+
+def test_refusal_is_one_sentence_without_the_lines_of_a_library() -> None:
+    line = 'E1127 05:45:21.641549 31876 memcache.go:265] "Unhandled Error" err="refused"\n'
+    last = "The connection to the server localhost:8080 was refused - did you specify it?"
+    assert refusal(("get", "jobset"), f"{line}{line}{last}\n") == (
+        f"kubectl get jobset: {last}; choose a cluster: kubectl config use-context NAME"
+    )
+    unknown = 'Error from server (NotFound): jobsets.jobset.x-k8s.io "x" not found'
+    assert refusal(("get", "jobset"), unknown).startswith("the cluster has no job x in this")

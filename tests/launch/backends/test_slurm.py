@@ -13,7 +13,7 @@ from fleetlight.cli import fleetlight as tool
 from fleetlight.cli.fleetrun import main
 from fleetlight.errors import ConfigError
 from fleetlight.launch.backends.slurm import commands
-from fleetlight.launch.backends.slurm.commands import one_line
+from fleetlight.launch.backends.slurm.commands import one_line, refusal
 from fleetlight.launch.backends.slurm.layout import last_start
 from fleetlight.launch.backends.slurm.script import counts_of, rescaled
 
@@ -104,7 +104,13 @@ def test_one_task_has_the_name_of_the_job(capfd: pytest.CaptureFixture[str]) -> 
     [
         (("--option", "partitoin=x"), "no such option of sbatch here; did you mean 'partition'"),
         (("--option", "ntasks=9"), "fleetrun sets it; use --server_num and --worker_num"),
+        (("--option", "foo=x"), "no such option of sbatch here; none of the"),
         (("--option", "comment=a\nb"), "expected one line of text"),
+        (("--option", "time=abc"), "'abc': expected minutes, HH:MM:SS or DAYS-HH:MM:SS"),
+        (("--option", "partition="), "expected a value"),
+        (("--option", "contiguous=1"), "expected no value"),
+        (("--option", "ntasks-per-node=0"), "expected a number of at least 1"),
+        (("--option", "nodes=two"), "expected a number, or MIN-MAX"),
         (("--env", "A-B=1"), "--env A-B: expected a name of letters, digits and _"),
         (("--env", f"FLEET_TOKEN={TOKEN}"), "--env FLEET_TOKEN: the engine sets this variable"),
     ],
@@ -234,6 +240,24 @@ def test_last_start_tells_where_processes_are_and_how_they_ended() -> None:
     ]
     assert start.ends == dict.fromkeys((0, 1, 3), "Exited with exit code 69")
     assert last_start("") is None
+
+
+@pytest.mark.parametrize(
+    "option", ["time=90", "time=1-12", "time=2:30:00", "time=unlimited", "nodes=2-4", "nice="]
+)
+def test_values_that_slurm_knows_are_accepted(
+    option: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--on", "slurm", "--print", *COUNTS, "--option", option, "train.py"]) == 0
+    name, _, value = option.partition("=")
+    line = f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}"
+    assert f"\n{line}\n" in capfd.readouterr().out
+
+
+def test_machine_without_a_cluster_is_named() -> None:
+    why = "fetch_config: DNS SRV lookup failed; Could not establish a configuration source"
+    assert refusal(("scontrol", "--oneliner"), why).startswith("scontrol finds no Slurm cluster")
+    assert refusal(("sbatch", "--x"), "no").endswith("refuses sbatch --x: no")
 
 
 def test_messages_of_slurm_become_one_line() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ _MANIFESTS = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/"
     "v0.12.0/manifests.yaml"
 )
+#: how the library of kubectl repeats each error, before kubectl itself names it
+_OF_LIBRARY = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
+_NO_JOB = re.compile(r'\(NotFound\): jobsets\S* "([^"]+)" not found')
 #: what a part of a refusal means, and what to do
 _REMEDIES = {
     'no matches for kind "JobSet"': f"the cluster has no JobSet; install it: {_MANIFESTS}",
@@ -91,6 +95,12 @@ class Kubectl:
 
 def refusal(words: Sequence[str], errors: str) -> str:
     """Why kubectl refused, in one line, and what to do."""
-    text = " ".join(errors.split()) or "it gave no reason"
+    lines = [line for line in errors.splitlines() if not _OF_LIBRARY.match(line)]
+    text = " ".join(" ".join(lines).split()) or "it gave no reason"
+    if (found := _NO_JOB.search(text)) is not None:
+        return (
+            f"the cluster has no job {found[1]} in this namespace; fleetlight ps lists a job by "
+            "the name that fleetrun printed"
+        )
     remedies = [remedy for part, remedy in _REMEDIES.items() if part in text]
     return f"kubectl {' '.join(words[:2])}: {text}" + "".join(f"; {r}" for r in remedies[:1])

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fleetlight.errors import ConfigError, LaunchError
 
 _LIMIT_S = 120.0
+#: what commands say on a machine without a configuration of Slurm
+_NO_CLUSTER = "Could not establish a configuration source"
 #: what commands put before their messages, such as `sbatch: error: `
 _PREFIX = re.compile(r"^(\w+: )?((error|fatal): )?(Batch job submission failed: )?")
 #: `Key=value` of scontrol, where values may have spaces
@@ -40,8 +42,18 @@ def ask(*words: str, given: str | None = None, environment: Mapping[str, str] | 
         )
         raise LaunchError(f"{words[0]} did not reply within {_LIMIT_S:g} s: {said}") from None
     if done.returncode:
-        raise ConfigError(f"Slurm refuses {' '.join(words[:2])}: {one_line(done.stderr)}")
+        raise ConfigError(refusal(words, one_line(done.stderr)))
     return done.stdout
+
+
+def refusal(words: Sequence[str], why: str) -> str:
+    """Why a command of Slurm refuses."""
+    if _NO_CLUSTER in why:
+        return (
+            f"{words[0]} finds no Slurm cluster: this machine belongs to none; run this on a login "
+            "node of the cluster"
+        )
+    return f"Slurm refuses {' '.join(words[:2])}: {why}"
 
 
 def one_line(text: str, otherwise: str = "it gave no reason") -> str:

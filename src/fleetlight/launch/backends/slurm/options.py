@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from fleetlight.errors import ConfigError, did_you_mean
@@ -44,14 +45,47 @@ _OURS = {
 }
 
 
+#: options without a value
+_SWITCHES = frozenset(("contiguous", "oversubscribe", "spread-job", "use-min-nodes"))
+#: options whose value may be left out
+_OPTIONAL = frozenset(("exclusive", "nice", "propagate"))
+_COUNT = re.compile(r"[1-9]\d*")
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|unlimited|infinite", re.IGNORECASE)
+#: the form of a value, and what to expect
+_FORMS = {
+    **dict.fromkeys(("time", "time-min"), (_TIME, "minutes, HH:MM:SS or DAYS-HH:MM:SS")),
+    **dict.fromkeys(
+        (
+            *("cores-per-socket", "mincpus", "ntasks-per-node", "ntasks-per-socket"),
+            *("sockets-per-node", "threads-per-core"),
+        ),
+        (_COUNT, "a number of at least 1"),
+    ),
+    "nodes": (re.compile(r"[\d,:km-]+"), "a number, or MIN-MAX"),
+    "nice": (re.compile(r"[+-]?\d*"), "a number"),
+    "priority": (re.compile(r"\d+|top", re.IGNORECASE), "a number, or TOP"),
+}
+
+
 def check_options(options: Mapping[str, str]) -> None:
-    """Refuse options that are unknown, that fleetrun sets, or that would leave their line."""
+    """Refuse options that are unknown, that fleetrun sets, or whose values Slurm would refuse."""
     for name, value in options.items():
         if name in _OURS:
             raise ConfigError(f"--option {name}: fleetrun sets it; {_OURS[name]}")
         if name not in _KNOWN:
-            raise ConfigError(
-                f"--option {name}: no such option of sbatch here; {did_you_mean(name, _KNOWN)}"
-            )
-        if not value.isprintable():
-            raise ConfigError(f"--option {name}={value!r}: expected one line of text")
+            near = did_you_mean(name, _KNOWN, elsewhere="see man sbatch")
+            raise ConfigError(f"--option {name}: no such option of sbatch here; {near}")
+        _check_value(name, value)
+
+
+def _check_value(name: str, value: str) -> None:
+    got = f"--option {name}={value!r}"
+    if not value.isprintable():
+        raise ConfigError(f"{got}: expected one line of text")
+    if name in _SWITCHES and value:
+        raise ConfigError(f"{got}: expected no value: --option {name}=")
+    if not value and name not in _SWITCHES | _OPTIONAL:
+        raise ConfigError(f"{got}: expected a value")
+    form, expected = _FORMS.get(name, (None, ""))
+    if form is not None and not form.fullmatch(value):
+        raise ConfigError(f"{got}: expected {expected}")
