@@ -17,7 +17,8 @@ FleetError
 │   ├── PeerLostError (ConnectionError)    disconnected
 │   ├── ProtocolError                      uses another protocol, or another version of ours
 │   └── MembershipError                    is missing, or does not belong to the job
-│       └── StoppedError                   has stopped, since the job was asked to stop
+│       ├── StoppedError                   has stopped, since the job was asked to stop
+│       └── TokenError                     has another token, or none
 ├── CheckpointError (RuntimeError)   a checkpoint could not be written or read
 │   ├── CorruptCheckpointError       its bytes have changed since the save
 │   └── LostCheckpointError          a process that wrote a part of it was lost
@@ -71,6 +72,7 @@ __all__ = [
     "StoreError",
     "StoreRefusedError",
     "StrategyError",
+    "TokenError",
     "TorchVersionError",
 ]
 
@@ -146,6 +148,10 @@ class StoppedError(MembershipError):
     """A peer has stopped, since the job was asked to stop."""
 
 
+class TokenError(MembershipError):
+    """Two processes do not have the same token: one has another one, or none."""
+
+
 class CheckpointError(FleetError, RuntimeError):
     """A checkpoint could not be written or read."""
 
@@ -203,6 +209,7 @@ _LASTING = (
     JournalError,
     RowFileError,
     DataError,
+    TokenError,
 )
 _PASSING = (AddressError, ComebackError, DivergedError, LostCheckpointError)
 

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import msgspec
 
-from fleetlight.errors import MembershipError, ProtocolError
+from fleetlight.errors import ProtocolError, TokenError
 from fleetlight.roles.secret import Secret
 
 #: the size of the digest
@@ -119,12 +119,12 @@ class ProofExchange:
         self.send(AuthRequest(own, sent))
         challenge = self.receive()
         if not isinstance(challenge, Challenge):
-            raise MembershipError(f"{self.peer} {NOT_ASKED}")
+            raise TokenError(f"{self.peer} {NOT_ASKED}")
         transcript = ProofTranscript(own, challenge.nonce, greeting)
         self.send(Proof(transcript.proof(token, CLIENT)))
         proof = self.receive()
         if not isinstance(proof, Proof) or not transcript.verifies(token, SERVER, proof.mac):
-            raise MembershipError(f"{self.peer} {WRONG}")
+            raise TokenError(f"{self.peer} {WRONG}")
 
     def admit(
         self, first: object, token: Secret | None, own: str, greeting: bytes | None = None
@@ -135,10 +135,10 @@ class ProofExchange:
         """
         if not isinstance(first, AuthRequest):
             if token is not None:
-                raise MembershipError(f"{self.peer} {HAS_NONE}")
+                raise TokenError(f"{self.peer} {HAS_NONE}")
             return
         if token is None:
-            raise MembershipError(f"{self.peer} asks for a proof, but {own} {HAS_NONE_ITSELF}")
+            raise TokenError(f"{self.peer} asks for a proof, but {own} {HAS_NONE_ITSELF}")
         greeting = first.greeting if greeting is None else greeting
         transcript = ProofTranscript(first.nonce, nonce(), greeting)
         self.send(Challenge(transcript.server))
@@ -146,5 +146,5 @@ class ProofExchange:
         if not isinstance(proof, Proof):
             raise ProtocolError(f"{self.peer} sent {type(proof).__name__}, expected Proof")
         if not transcript.verifies(token, CLIENT, proof.mac):
-            raise MembershipError(f"{self.peer} {WRONG}")
+            raise TokenError(f"{self.peer} {WRONG}")
         self.send(Proof(transcript.proof(token, SERVER)))
