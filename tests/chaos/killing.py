@@ -90,7 +90,12 @@ def chaos(
         job = subprocess.Popen(
             [sys.executable, "-m", "fleetlight.launch", *flags, "--tee", *script],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths()},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": paths(),
+                "FLEET_LOG_LEVEL": "debug",
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
         )

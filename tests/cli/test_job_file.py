@@ -10,7 +10,7 @@ import re
 import pytest
 
 from fleetlight.cli import job_file
-from fleetlight.cli.arguments import _by_name, _parser, parse
+from fleetlight.cli.arguments import _by_name, parse, parser
 from fleetlight.cli.fleetrun import main
 from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import LaunchOptions
@@ -220,7 +220,7 @@ def test_a_missing_file_is_an_error() -> None:
 
 
 def test_each_flag_has_a_place_in_the_file() -> None:
-    for name, flag in _by_name(_parser()).items():
+    for name, flag in _by_name(parser()).items():
         is_free = flag.nargs == 0 or name in (*job_file._NO_KEYS, "arguments", "option", "env")
         assert is_free or flag.type in job_file._FORMS, name
 

@@ -103,7 +103,7 @@ def test_a_job_without_servers(login: Login, tmp_path: Path) -> None:
     job = login.submit(TRAIN, counts=("--nproc_per_node", "2"), flags=("--option", "nodes=2"))
     logs = login.wait_for_end(job)
     assert results(logs) == pytest.approx(results(text) * 2, abs=1e-8)
-    assert "worker 0 of 2 on 2 host(s)" in logs
+    assert "collective: worker 0 of 2 on 2 hosts" in logs
     assert re.search(r"worker 1 +COMPLETED +n2", login.tool("ps", job))
 
 

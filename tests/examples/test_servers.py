@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from tests.examples.running import EXAMPLES, ended, numbers, run, start, twins
+from tests.launch.workplace import outcome
 
 import fleetlight as fleet
 
@@ -52,7 +53,7 @@ def test_wide_deep_with_two_servers_prints_what_the_demo_promises() -> None:
     rows = re.findall(r"(?:wide|deep) ([\d,]+) rows, \d+\.\d MiB", output)
     assert len(rows) == 2
     assert rows[0] == rows[1]
-    assert output.splitlines()[-1].startswith("fleetrun: done: ")
+    assert outcome(output).startswith("fleetrun: done: ")
 
 
 def test_mnist_mlp_with_two_servers_learns_and_saves_a_model() -> None:

@@ -17,6 +17,7 @@ from fleetlight.launch.processes.failure import JobFailure, first_of_all
 from fleetlight.launch.processes.logs import LogFolder
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.status import Stop
+from fleetlight.observe.console import Tone
 
 ONE = Node(host="a", workers=(("a", 1), ("a", 2)), servers=(("a", 3),))
 TWO = Node(host="b", workers=(("b", 1),))
@@ -37,27 +38,12 @@ def started(layout: JobLayout) -> str:
 
 def test_start_line_names_processes_and_logs() -> None:
     assert started(JobLayout(nodes=(ONE,))) == (
-        "starting server 0 of 1 and workers 0 to 1 of 2; "
-        "logs: log/serverlog.N, log/workerlog.N, log/endpoints.log"
+        "starting t.py: server 0 of 1 and workers 0 to 1 of 2 on this machine; "
+        "logs: log/serverlog.N, log/workerlog.N"
     )
     assert started(JobLayout(nodes=(ONE, TWO), own=1)) == (
-        "starting worker 2 of 3 on node 1 (b); logs: log/workerlog.N, log/endpoints.log"
+        "starting t.py: worker 2 of 3 on node 1 (b); logs: log/workerlog.N"
     )
-
-
-def test_start_takes_at_most_five_lines_unless_verbose() -> None:
-    lines = ["a", "b", "c", "d", "e"]
-    assert report.remarks(lines[:4], 0, verbose=False) == lines[:4]
-    assert report.remarks(lines, 0, verbose=False) == [
-        "a",
-        "b",
-        "c",
-        "2 more settings: fleetrun -v",
-    ]
-    assert report.remarks(lines, 3, verbose=False) == ["5 more settings: fleetrun -v"]
-    assert report.remarks(lines, 4, verbose=False) == []
-    assert report.remarks([], 0, verbose=False) == []
-    assert report.remarks(lines, 4, verbose=True) == lines
 
 
 def test_first_server_and_first_worker_are_shown() -> None:
@@ -90,10 +76,15 @@ def test_end_line() -> None:
     )
 
 
-def test_interrupt_never_restarts() -> None:
+def test_interrupt_never_restarts_and_is_no_failure() -> None:
     interrupted = report.interrupted(signal.SIGINT, 1.5, "node 0 (a)")
-    assert str(interrupted) == "node 0 (a): fleetrun was interrupted by SIGINT after 1.5 s"
+    assert str(interrupted) == "node 0 (a): stopped by you after 1.5 s"
     assert (interrupted.code, interrupted.may_restart) == (130, False)
+    done = Watch([], grace_s=1)
+    assert report.end(JobLayout(nodes=(ONE,)), done, interrupted, 9.0) == str(interrupted)
+    assert report.tone_of_end(interrupted) is Tone.PLAIN
+    assert report.tone_of_end(FAILURE) is Tone.BAD
+    assert str(report.interrupted(signal.SIGTERM, 1.5)) == "stopped by SIGTERM after 1.5 s"
 
 
 def test_reason_of_a_restart() -> None:
@@ -110,10 +101,12 @@ def test_reason_of_a_restart() -> None:
 
 def test_lines_about_the_log_folder() -> None:
     here = pathlib.Path.cwd()
-    assert report.folder(LogFolder(here / "log"), "log") == []
+    assert report.folder(LogFolder(here / "log"), "log", verbose=True) == []
     moved = LogFolder(here / "log", moved_to=here / "log/old/1")
-    assert report.folder(moved, "log") == ["moved the logs of an earlier run to log/old/1"]
-    (line,) = report.folder(LogFolder(here / "log-2"), "log")
+    assert report.folder(moved, "log", verbose=False) == []
+    (line,) = report.folder(moved, "log", verbose=True)
+    assert line == "moved the logs of an earlier run to log/old/1"
+    (line,) = report.folder(LogFolder(here / "log-2"), "log", verbose=False)
     assert line == "log is in use by another fleetrun: logs of this run go to log-2"
 
 
@@ -134,10 +127,22 @@ def test_failed_stop_names_what_remains() -> None:
         "by SIGTERM after 30.0 s: the job did not save in time; earlier saves remain"
     )
     assert "the job did not save (worker 1 of 2 exited with code 3" in report.not_saved(FAILURE)
-    stopped_early = report.interrupted(signal.SIGTERM, 3.0, error=report.stopped_early("/there"))
-    assert str(stopped_early).endswith(
-        "by SIGTERM after 3.0 s: the job saved nothing; /there is unchanged"
+    early = report.interrupted(signal.SIGTERM, 3.0, error=report.stopped_early("/there", "log"))
+    assert str(early) == (
+        "stopped by SIGTERM after 3.0 s: the job saved nothing; /there is unchanged "
+        "(fleetlight stop log saves first)"
     )
-    assert str(report.interrupted(signal.SIGTERM, 3.0, error=report.stopped_early(None))).endswith(
-        "3.0 s"
-    )
+    assert report.stopped_early(None, "log") == ""
+
+
+def test_script_that_never_joins_is_named() -> None:
+    servers = report.not_joined(JobLayout(nodes=(ONE,)), "t.py")
+    assert servers is not None
+    assert servers[1] is Tone.WARNING
+    assert servers[0].startswith("t.py never called fleet.init: the servers stored nothing")
+    pair = Node(host="a", workers=(("a", 1), ("a", 2)))
+    workers = report.not_joined(JobLayout(nodes=(pair,)), "t.py")
+    assert workers is not None
+    assert workers[1] is Tone.PLAIN
+    assert "each of the 2 workers trained alone" in workers[0]
+    assert report.not_joined(JobLayout(nodes=(TWO,)), "t.py") is None

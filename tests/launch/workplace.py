@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import pathlib
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +21,7 @@ from collections.abc import Callable, Sequence
 from fleetlight.errors import LaunchError
 from fleetlight.launch.processes.ports import reserve
 
+_OUTCOME = re.compile(r"fleetrun: (done: |failed: |(node \d+ \([^)]+\): )?stopped (by|at) )")
 #: every wait in these tests ends here; only a broken launcher gets near it
 DEADLINE_S = 60.0
 
@@ -48,6 +54,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
         time.sleep(0.01)
+
+
+def outcome(output: str) -> str:
+    """The line of fleetrun about the end of its job; what to do may follow it."""
+    lines = output.strip().splitlines()
+    found = (line for line in reversed(lines) if _OUTCOME.match(line))
+    return next(found, lines[-1])
 
 
 def is_running(pid: int) -> bool:
@@ -128,6 +141,29 @@ class Workplace:
     def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
         """Run fleetrun in this folder to its end."""
         return self.start(*arguments, **environment).end()
+
+    def run_on_terminal(
+        self, *arguments: str, columns: int = 100, **environment: str
+    ) -> tuple[int, str]:
+        """Run fleetrun in a terminal to its end; the exit code, and what the terminal got."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleetlight.launch", *arguments],
+            cwd=self.path,
+            env={**os.environ, "TERM": "xterm", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        shown = b""
+        # the other end is closed: all output has been read
+        with contextlib.suppress(OSError):
+            while data := os.read(ours, 1 << 16):
+                shown += data
+        os.close(ours)
+        return process.wait(timeout=DEADLINE_S), shown.decode().replace("\r\n", "\n")
 
     def log(self, name: str, folder: str = "log") -> str:
         """A log of the last run."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.launch.workplace import outcome
 from tests.multiprocess.test_dialects import BIN, SCRIPT, finish, start
 
 from fleetlight.launch.exit_codes import PEER_FAILED
@@ -27,7 +28,7 @@ def test_the_first_failure_is_reported(
     command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, accident]
     codes, text = finish([start(command, cwd=tmp_path)])
     assert codes == [code], text
-    last = text.strip().splitlines()[-1]
+    last = outcome(text)
     assert all(part in last for part in parts), last
 
 
@@ -35,6 +36,6 @@ def test_suspended_worker_is_named_at_the_deadline(tmp_path: Path) -> None:
     command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, "stop"]
     codes, text = finish([start(command, {"FLEET_DEADLINE_S": "4"}, cwd=tmp_path)])
     assert codes == [PEER_FAILED], text
-    last = text.strip().splitlines()[-1]
+    last = outcome(text)
     assert "worker 1" in last, text
     assert "has been silent for" in last, text

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.launch.workplace import outcome
 from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight import checkpoint
@@ -121,7 +122,7 @@ def test_restarted_server_names_a_port_in_use(tmp_path: Path) -> None:
     flags = "--server_num 2 --worker_num 2 --max_restarts 1"
     code, text = run(tmp_path, flags, "--mode", "sync", "--take_port", "4")
     assert code == 1, text
-    last = text.strip().splitlines()[-1]
+    last = outcome(text)
     assert "server 0 of 2 exited with code 1" in last, text
     assert re.search(r"cannot listen at 127\.0\.0\.1:\d+: Address already in use", last), text
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.launch.workplace import outcome
 from tests.multiprocess.test_dialects import BIN, start
 from tests.workers import reserved_port
 
@@ -296,7 +297,7 @@ def test_a_call_whose_newcomers_were_all_killed_fails(tmp_path: Path) -> None:
         os.kill(process["pid"], signal.SIGKILL)
         output, _ = more.communicate(timeout=WITHIN_S)
         assert more.returncode == 128 + signal.SIGKILL, output
-        assert "failed: worker 0 of 1 was killed by SIGKILL" in output.splitlines()[-1]
+        assert "failed: worker 0 of 1 was killed by SIGKILL" in outcome(output)
         job.finish()
     finally:
         job.end()

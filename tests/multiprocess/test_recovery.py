@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.launch.workplace import wait_until
+from tests.launch.workplace import outcome, wait_until
 from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight import checkpoint
@@ -136,7 +136,7 @@ def test_two_jobs_cannot_share_a_folder(tmp_path: Path) -> None:
         wait_until(lambda: waiting.exists() or first.poll() is not None, "the first job to train")
         [code], text = finish([start(command, cwd=tmp_path)])
         assert code == PERMANENT, text
-        last = text.strip().splitlines()[-1]
+        last = outcome(text)
         assert last.startswith("fleetrun: failed: "), text
         assert re.search(r"in use by another process \(process \d+ on .+\); give each", last), text
         # a restart would be refused again

@@ -363,6 +363,7 @@ def trained_in_memory(shared_memory: bool) -> Any:
     """Train with rows of 2 KiB; returns the values and what the log says of memory."""
     kept = _Kept()
     logging.getLogger("fleetlight").addHandler(kept)
+    logging.getLogger("fleetlight").setLevel(logging.DEBUG)
     model, optimizer = registered(DistributedStrategy(shared_memory=shared_memory), dim=512)
     fleet.init_worker()
     for ids, target in fleet.shard(DataLoader(records(), batch_size=16)):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.launch.workplace import outcome
 from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight.launch.exit_codes import PERMANENT
@@ -39,6 +40,6 @@ def test_script_without_a_main_guard_gets_one_error(tmp_path: Path, how: str) ->
     code, text = run(tmp_path, "--server_num 1 --worker_num 1", "--unguarded", how)
     assert code == PERMANENT, text
     assert "restarting all processes" not in text, text
-    last = text.strip().splitlines()[-1]
+    last = outcome(text)
     assert "ConfigError: fleet.init was called in a process that a worker has started" in last, text
     assert 'under if __name__ == "__main__":' in last, text

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.launch.workplace import outcome
 from tests.multiprocess.test_dialects import BIN, finish, start
 
 from fleetlight import checkpoint
@@ -24,7 +25,7 @@ def run(folder: Path, processes: str, *arguments: str) -> tuple[int, str, str]:
     flags = [word for word in processes.split() if word]
     command = [str(BIN / "fleetrun"), *flags, "--tee", SCRIPT, *arguments]
     codes, text = finish([start(command, cwd=folder)])
-    return codes[0], text, text.strip().splitlines()[-1]
+    return codes[0], text, outcome(text)
 
 
 def trained_values(text: str) -> set[str]:

@@ -31,15 +31,15 @@ def parse(argv: Sequence[str]) -> LaunchOptions:
 
     A flag overrides what the file of `--job` has for it.
     """
-    parser = _parser()
-    found, unknown = parser.parse_known_args(list(argv))
+    flags = parser()
+    found, unknown = flags.parse_known_args(list(argv))
     if unknown:
         raise _unknown_flag(unknown[0])
     values = vars(found)
     if not values["arguments"]:
         del values["arguments"]
     if "job" in values:
-        values = read_job_file(values["job"], _by_name(parser)).overridden_by(values)
+        values = read_job_file(values["job"], _by_name(flags)).overridden_by(values)
     if "script" not in values:
         file = f', or script = "train.py" in {values["job"]}' if "job" in values else ""
         raise ConfigError(f"no script given; expected: {USAGE}{file}")
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> LaunchOptions:
 
 def known_flags() -> list[str]:
     """All flags, aliases included."""
-    return sorted(flag for flag in _parser()._option_string_actions if flag not in REFUSED)
+    return sorted(flag for flag in parser()._option_string_actions if flag not in REFUSED)
 
 
 def _by_name(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Action]:
@@ -100,7 +100,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The parser of the flags."""
     parser = _Parser(
         prog="fleetrun",
         usage=USAGE,
@@ -123,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
             "engines", "where the counts above are those of the whole job, on any machines"
         )
     )
-    _add_running(parser.add_argument_group("running"))
+    running = parser.add_argument_group("running")
+    _add_running(running)
+    _add_output(running)
     for flag in sorted(REFUSED):
         parser.add_argument(flag, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
     # the file of --job may name it
@@ -219,19 +222,12 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="how often to restart after a failure (default: 0)",
     )
-    add("--tee", action="store_true", help="show the output of all processes, each line prefixed")
     add("--no_preload", action="store_true", help="let each process load torch itself")
-    add(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show the arguments, and the variables of the first server and worker",
-    )
     add(
         "--deadline_s",
         type=read.seconds,
         metavar="S",
-        help="how long the machines wait for each other (default: 300)",
+        help="how long machines and processes wait for each other (default: 300)",
     )
     add(
         "--grace_s",
@@ -254,8 +250,25 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         help="how many days before its expiry to warn about a certificate (default: 30)",
     )
     add("--token_file", metavar="FILE", help="a file with the job's token (default: FLEET_TOKEN)")
-    add("--version", action=_Version, nargs=0, help="show the version and exit")
     add("-m", "--module", action="store_true", help="run the script as a module, like python -m")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--tee", action="store_true", help="show the output of all processes, each line prefixed")
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show the arguments, what fleetrun chooses, and variables of the first processes",
+    )
+    add(
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="print only the output of the script, and failures",
+    )
+    add("--version", action=_Version, nargs=0, help="show the version and exit")
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:

@@ -49,7 +49,7 @@ def _run_with_places(options: LaunchOptions) -> int:
 
 def _run(options: LaunchOptions) -> int:
     # imported late, because `fleetrun --help` needs no processes and sockets
-    from fleetlight.cli.screen import StandardOutput
+    from fleetlight.cli.terminal.screen import StandardOutput
     from fleetlight.launch import backends, inventory
     from fleetlight.launch.job.plan import plan
     from fleetlight.launch.job.script import check_script
@@ -66,9 +66,9 @@ def _run(options: LaunchOptions) -> int:
         print(*job.notes, sep="\n", end="\n" if job.notes else "", file=sys.stderr)
         sys.stdout.write(_emitted(backend, options, job))
         return 0
-    screen = StandardOutput(options.verbose)
+    screen = StandardOutput(verbose=options.verbose, quiet=options.quiet)
     if screen.verbose:
-        screen.show(arguments_block(_argument_pairs(options)).encode())
+        screen.block(arguments_block(_argument_pairs(options)))
     for note in job.notes:
         screen.say(note)
     return (backend or backends.default_for(job)).run(job, screen)

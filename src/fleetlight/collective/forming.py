@@ -25,7 +25,7 @@ from fleetlight.collective.membership.rendezvous import (
 )
 from fleetlight.collective.membership.scheduler import register
 from fleetlight.collective.routes.levels import hosts_of
-from fleetlight.errors import MembershipError, RoleError, StrategyError
+from fleetlight.errors import MembershipError, RoleError, StrategyError, counted
 from fleetlight.observe.log import logger
 from fleetlight.roles import members
 from fleetlight.roles.address import choose_interface, is_own, route_to
@@ -74,6 +74,8 @@ def form(
         liveness.set_workers(hellos).start()
     carrier = hello.backend if links is None else "TLS 1.3 between hosts"
     logger.info("%s", _summary(role, hellos, carrier))
+    interface = choose_interface(role.address or "127.0.0.1")
+    logger.debug("own address %s, interface %s", role.address, interface)
     return role, Group(
         index=_index(role),
         hellos=hellos,
@@ -329,8 +331,8 @@ def _index(role: Role) -> int:
 
 
 def _summary(role: Role, hellos: Mapping[int, MemberHello], carrier: str) -> str:
-    interface = choose_interface(role.address or "127.0.0.1")
+    hosts = counted(role.node_num or 1, "host")
     return (
-        f"worker {role.index} of {len(hellos)} on {role.node_num} host(s), {carrier}, "
-        f"own address {role.address}, interface {interface} (dialect {role.dialect})"
+        f"collective: worker {role.index} of {len(hellos)} on {hosts}, {carrier} "
+        f"(dialect {role.dialect})"
     )

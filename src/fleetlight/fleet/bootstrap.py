@@ -376,7 +376,7 @@ class _Connector:
             if why:
                 logger.info("server %d is on this host but shares no memory: %s", server, why)
             else:
-                logger.info("rows and gradients of server %d go through shared memory", server)
+                logger.debug("rows and gradients of server %d go through shared memory", server)
 
         return report if self.shares_memory() else None
 

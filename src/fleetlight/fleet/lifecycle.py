@@ -24,6 +24,7 @@ from fleetlight.fleet.exit.exit_status import (
     refuse_spawned_child,
     remove_exit_hooks,
     report_exiting,
+    report_joined,
 )
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
 from fleetlight.fleet.recording import start_figures
@@ -34,6 +35,7 @@ from fleetlight.observe import log
 from fleetlight.observe.log import logger
 from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
+from fleetlight.roles.environment import output_variables
 from fleetlight.security.context import Contexts, both_contexts
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 from fleetlight.strategy.features.ssl import encryption_of
@@ -88,6 +90,7 @@ def init(
             install_error_hook()
         raise
     _accepted = call
+    report_joined(job.role)
 
 
 def _join(
@@ -319,4 +322,5 @@ def _warn_of_unsupported_variables(role: Role) -> None:
 def _configure_log(role: Role) -> None:
     name = role.kind.value if role.index is None else f"{role.kind.value} {role.index}"
     quiet = role.kind is Kind.WORKER and role.index not in (0, None)
-    log.configure(name, logging.WARNING if quiet else logging.INFO)
+    level = max(role.log_level, logging.WARNING) if quiet else role.log_level
+    log.configure(name, level, output_variables())

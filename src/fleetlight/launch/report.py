@@ -16,12 +16,11 @@ from fleetlight.launch.processes.logs import LogFolder, relative
 from fleetlight.launch.processes.watch import Watch
 from fleetlight.launch.screen import boxed
 from fleetlight.launch.status import Stop
+from fleetlight.observe.console import Tone
 from fleetlight.roles.address import is_loopback
 from fleetlight.roles.role import Kind, endpoint_text
 
 _KINDS = (Kind.SERVER, Kind.WORKER)
-#: most lines that a start prints without `-v`, including the line that says what runs
-_LINES = 5
 
 
 def table(member: JobProcess, variables: Mapping[str, str]) -> str:
@@ -35,22 +34,14 @@ def first_of_each_kind(members: Sequence[JobProcess]) -> list[JobProcess]:
     return [member for member in found if member is not None]
 
 
-def remarks(lines: Sequence[str], printed: int, *, verbose: bool) -> list[str]:
-    """The remarks that fit into the lines of a start, of which `said` are printed already."""
-    room = len(lines) if verbose else max(0, _LINES - 1 - printed)
-    if len(lines) <= room:
-        return list(lines)
-    return [*lines[: room - 1], f"{len(lines) - room + 1} more settings: fleetrun -v"][:room]
-
-
-def folder(logs: LogFolder, asked: str) -> list[str]:
+def folder(logs: LogFolder, asked: str, *, verbose: bool) -> list[str]:
     """Lines about a log folder that is another than asked for, or that had old logs."""
     lines = []
     if logs.path != pathlib.Path(asked).absolute():
         lines.append(
             f"{asked} is in use by another fleetrun: logs of this run go to {relative(logs.path)}"
         )
-    if logs.moved_to is not None:
+    if logs.moved_to is not None and verbose:
         lines.append(f"moved the logs of an earlier run to {relative(logs.moved_to)}")
     return lines
 
@@ -71,10 +62,10 @@ def started(run: Run, members: Sequence[JobProcess]) -> str:
     parts = [_span(kind, members) for kind in _KINDS]
     what = " and ".join(part for part in parts if part) or "nothing"
     layout = run.layout
-    here = f" on {layout.node_name(layout.own)}" if len(layout.nodes) > 1 else ""
+    here = f" on {layout.node_name(layout.own)}" if len(layout.nodes) > 1 else " on this machine"
     logs = relative(pathlib.Path(run.log_dir))
     names = [f"{logs}/{kind}log.N" for kind in sorted({one.kind.value for one in members})]
-    return f"starting {what}{here}; logs: {', '.join([*names, f'{logs}/endpoints.log'])}"
+    return f"starting {run.job.script}: {what}{here}; logs: {', '.join(names) or logs}"
 
 
 def _span(kind: Kind, members: Sequence[JobProcess]) -> str:
@@ -117,28 +108,35 @@ def not_saved(failure: JobFailure | None) -> str:
     return f"the job did not save {why}; earlier saves remain"
 
 
-def stopped_early(checkpoint: str | None) -> str:
+def stopped_early(checkpoint: str | None, log_dir: str) -> str:
     """The outcome of an interrupt before the job could save."""
-    return "" if checkpoint is None else f"the job saved nothing; {checkpoint} is unchanged"
+    if checkpoint is None:
+        return ""
+    return (
+        f"the job saved nothing; {checkpoint} is unchanged (fleetlight stop {log_dir} saves first)"
+    )
 
 
 def interrupted(number: int, after_s: float, node: str = "", error: str = "") -> JobFailure:
     """An interrupt by the user or a job scheduler."""
+    who = "you" if number == signal.SIGINT else signal.Signals(number).name
     return JobFailure(
-        what=f"fleetrun was interrupted by {signal.Signals(number).name}",
+        what=f"stopped by {who}",
         code=of_status(-number),
         after_s=after_s,
         node=node,
         killed=True,
         may_restart=False,
         error=error,
+        interrupted=True,
     )
 
 
 def end(layout: JobLayout, watch: Watch, failure: JobFailure | None, seconds: float) -> str:
     """The last line of a job: its success or its failure."""
     if failure is not None:
-        return str(failure) if failure.stopped else f"failed: {failure}"
+        is_stop = failure.stopped or failure.interrupted
+        return str(failure) if is_stop else f"failed: {failure}"
     workers, machines = len(layout.workers), len(layout.nodes)
     count = f"all {workers} workers" if workers > 1 else "the worker"
     where = f" on {machines} machines" if machines > 1 else ""
@@ -148,3 +146,27 @@ def end(layout: JobLayout, watch: Watch, failure: JobFailure | None, seconds: fl
     if not layout.servers:
         return done
     return f"{done}; servers ended" + ("" if watch.ended_servers else " by themselves")
+
+
+def tone_of_end(failure: JobFailure | None) -> Tone:
+    """The tone of the last line."""
+    if failure is None:
+        return Tone.GOOD
+    return Tone.PLAIN if failure.stopped or failure.interrupted else Tone.BAD
+
+
+def not_joined(layout: JobLayout, script: str) -> tuple[str, Tone] | None:
+    """The line about a script that has ended without `fleet.init`, if that matters."""
+    if layout.servers:
+        text = (
+            f"{script} never called fleet.init: the servers stored nothing, each worker ran alone"
+        )
+        return text, Tone.WARNING
+    if len(layout.workers) == 1:
+        return None
+    # such a script is a job without Fleetlight
+    return (
+        f"{script} never called fleet.init: unless it uses torch.distributed, each of the "
+        f"{len(layout.workers)} workers trained alone",
+        Tone.PLAIN,
+    )

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from fleetlight.observe.console import Tone
+
+#: what torch and Fleetlight put before lines of a process
+_OWN_PREFIX = re.compile(rb"\[(?:rank\d+\]: |fleet )")
 
 
 class Screen(Protocol):
@@ -18,18 +24,25 @@ class Screen(Protocol):
     def verbose(self) -> bool:
         """Whether the user wants every detail of the start (`fleetrun -v`)."""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, tone: Tone = Tone.PLAIN) -> None:
         """Print one line of the launcher itself."""
+
+    def block(self, text: str) -> None:
+        """Print lines, which end with a newline, without the launcher's name."""
 
     def show(self, data: bytes) -> None:
         """Print output of the job unchanged."""
 
 
 class Prefixed:
-    """Prints complete lines, each prefixed with the name of its process."""
+    """Prints complete lines, each prefixed with the name of its process.
+
+    A line that already names the process gets no second prefix.
+    """
 
     def __init__(self, name: str, show: Callable[[bytes], None]) -> None:
         self._prefix = f"[{name}] ".encode()
+        self._named = f"[fleet {name}".encode()
         self._show = show
         self._rest = b""
 
@@ -37,7 +50,15 @@ class Prefixed:
         """Print the lines that `data` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if lines:
-            self._show(b"".join(self._prefix + line + b"\n" for line in lines))
+            self._show(b"".join(self._with_prefix(line) + b"\n" for line in lines))
+
+    def _with_prefix(self, line: bytes) -> bytes:
+        own = _OWN_PREFIX.match(line)
+        if own is None:
+            return self._prefix + line
+        if own[0].startswith(b"[rank"):
+            return self._prefix + line[own.end() :]
+        return line if line.startswith(self._named) else self._prefix + line
 
     def finish(self) -> None:
         """Print a last line that has no newline."""

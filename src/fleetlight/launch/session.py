@@ -8,6 +8,7 @@ import dataclasses
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,12 +27,14 @@ from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.failure import JobFailure, failure_of
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
-from fleetlight.launch.processes.logs import LogFolder, claim
+from fleetlight.launch.processes.logs import LogFolder, claim, relative
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.launch.processes.record import RecordFile
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import Verdict, Watch
+from fleetlight.launch.remedy import remedy
 from fleetlight.launch.screen import Screen
+from fleetlight.observe.console import Tone
 from fleetlight.roles.role import endpoint_text
 
 #: connects to the other machines; raises `Interrupted` when the user interrupts the wait
@@ -46,7 +49,7 @@ def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
             return _Session(job, screen, connect, stack).run()
         except Interrupted as interrupt:
             seconds = time.monotonic() - began
-            screen.say(f"failed: {report.interrupted(interrupt.number, seconds)}")
+            screen.say(str(report.interrupted(interrupt.number, seconds)))
             return of_status(-interrupt.number)
 
 
@@ -57,6 +60,8 @@ class _Attempt:
     watch: Watch
     layout: JobLayout
     failure: JobFailure | None
+    #: True if a process of this machine called `fleet.init`
+    has_joined: bool
 
 
 class _Session:
@@ -77,8 +82,6 @@ class _Session:
         self._folder: LogFolder | None = None
         self._record: RecordFile | None = None
         self._began = time.monotonic()
-        #: lines printed about the log folder
-        self._lines_shown = 0
 
     def run(self) -> int:
         """Start the job, and restart it after failures up to `max_restarts` times."""
@@ -93,7 +96,8 @@ class _Session:
                 return self._finish(ended, conclusion.failure)
             failures += conclusion.next is NextAction.RESTART
             left = self._job.max_restarts - failures
-            self._screen.say(report.restarting(conclusion, restart, left))
+            self._show_traceback(conclusion.failure)
+            self._screen.say(report.restarting(conclusion, restart, left), Tone.WARNING)
 
     def _start(self, restart: int, failures: int) -> _Attempt:
         with contextlib.ExitStack() as held:
@@ -129,7 +133,12 @@ class _Session:
         gang.start(self._interrupts.check)
         left = self._job.max_restarts - layout.failures
         watch = supervise(gang, self._machines.exchange_state, self._interrupts, left)
-        return _Attempt(watch=watch, layout=layout, failure=self._failure(watch, gang, folder))
+        return _Attempt(
+            watch=watch,
+            layout=layout,
+            failure=self._failure(watch, gang, folder),
+            has_joined=any(exit_.reported.has_joined for exit_ in gang.exits()),
+        )
 
     def _prepare_logs(self, layout: JobLayout) -> tuple[LogFolder, str]:
         """Claim the log folder: node 0 first, since it moves old logs out of a shared folder."""
@@ -137,9 +146,9 @@ class _Session:
         if self._folder is None:
             self._folder = claim(self._job.log_dir, job_id)
             self._stack.callback(self._folder.close)
-            for line in report.folder(self._folder, self._job.log_dir):
+            verbose = self._screen.verbose
+            for line in report.folder(self._folder, self._job.log_dir, verbose=verbose):
                 self._screen.say(line)
-                self._lines_shown += 1
         if not self._folder.is_shared:
             self._folder.write_endpoints(job_id, layout)
         if self._job.worker_max is not None:
@@ -159,17 +168,20 @@ class _Session:
 
     def _announce(self, gang: Gang) -> None:
         run = gang.run
-        if run.restart == 0:
-            lines = environment.remarks(self._job, self._outside)
-            said, verbose = len(self._job.notes) + self._lines_shown, self._screen.verbose
-            for line in report.remarks(lines, said, verbose=verbose):
-                self._screen.say(line)
-        for first in report.first_of_each_kind(gang.members) if self._screen.verbose else ():
-            table = report.table(first, environment.identity(run, first))
-            self._screen.show(table.encode())
+        if self._screen.verbose:
+            self._show_details(gang)
         self._screen.say(report.started(run, gang.members))
         if self._job.worker_max is not None and run.restart == 0:
             self._screen.say(report.joinable(run))
+
+    def _show_details(self, gang: Gang) -> None:
+        """The variables that fleetrun chooses, and those of the first processes."""
+        if gang.run.restart == 0:
+            for line in environment.remarks(self._job, self._outside):
+                self._screen.say(line)
+        for first in report.first_of_each_kind(gang.members):
+            table = report.table(first, environment.identity(gang.run, first))
+            self._screen.block(table)
 
     def _failure(self, watch: Watch, gang: Gang, folder: LogFolder) -> JobFailure | None:
         layout = gang.run.layout
@@ -179,7 +191,7 @@ class _Session:
             if watch.stop_failed:
                 why = report.not_saved(self._process_failure(watch, gang, folder))
             else:
-                why = report.stopped_early(self._job.checkpoint)
+                why = report.stopped_early(self._job.checkpoint, relative(folder.path))
             return report.interrupted(watch.signal, after_s, node, why)
         if watch.stop is not None:
             return report.stopped(watch.stop)
@@ -203,8 +215,25 @@ class _Session:
 
     def _finish(self, ended: _Attempt, failure: JobFailure | None) -> int:
         seconds = time.monotonic() - self._began
-        self._screen.say(report.end(ended.layout, ended.watch, failure, seconds))
+        self._show_traceback(failure)
+        if failure is None and not ended.has_joined:
+            line = report.not_joined(ended.layout, self._job.script)
+            if line is not None:
+                self._screen.say(*line)
+        if failure is not None and failure.code == of_status(-signal.SIGINT):
+            # the terminal shows ^C
+            self._screen.block("\n" if self._screen.size else "")
+        text = report.end(ended.layout, ended.watch, failure, seconds)
+        self._screen.say(text, report.tone_of_end(failure))
+        if failure is not None and self._folder is not None:
+            advice = remedy(failure, relative(self._folder.path), self._job.checkpoint)
+            if advice:
+                self._screen.say(advice, Tone.WARNING)
         code = failure.code if failure else 0
         if self._record is not None:
             self._record.conclude(code)
         return code
+
+    def _show_traceback(self, failure: JobFailure | None) -> None:
+        if failure is not None and failure.traceback:
+            self._screen.block(f"{failure.traceback}\n")

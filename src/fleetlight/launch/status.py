@@ -31,6 +31,8 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: str | None = None
     #: the process fails only because a peer did
     caused_by_peer: bool = False
+    #: the script has called `fleet.init`
+    has_joined: bool = False
     #: the process would fail again with the same error
     permanent: bool = False
     #: the launcher may restart only this process if a signal ends it

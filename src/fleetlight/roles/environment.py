@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import pkgutil
 import re
@@ -15,6 +16,8 @@ from fleetlight.roles.dialect import Dialect, Environment, Variables
 from fleetlight.roles.role import Kind, Role, parse_endpoint
 from fleetlight.roles.secret import parse_token
 
+#: values of FLEET_LOG_LEVEL
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 #: the value of FLEET_RESUME that resumes only where something is saved
 _AUTO = "auto"
 
@@ -99,8 +102,22 @@ def with_fleet_variables(role: Role, env: Environment | None = None) -> Role:
         **_resume(v),
         max_restarts=v.number_or("FLEET_MAX_RESTARTS", None),
         worker_max=v.number_or("FLEET_WORKER_MAX", None) if role.join is None else None,
+        log_level=_log_level(v),
         token=None if token is None else parse_token(token, "FLEET_TOKEN"),
     )
+
+
+def output_variables(env: Environment | None = None) -> dict[str, str]:
+    """The variables by which users ask for colours, or for none."""
+    env = os.environ if env is None else env
+    return {name: env[name] for name in ("NO_COLOR", "FORCE_COLOR", "TERM") if name in env}
+
+
+def _log_level(v: Variables) -> int:
+    name = (v.get("FLEET_LOG_LEVEL") or "info").lower()
+    if name not in _LEVELS:
+        raise RoleError(f"FLEET_LOG_LEVEL={name}: expected one of {', '.join(_LEVELS)}")
+    return _LEVELS[name]
 
 
 def _joining(v: Variables) -> Role | None:

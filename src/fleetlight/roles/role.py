@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import ipaddress
+import logging
 from typing import ClassVar
 
 from fleetlight.errors import RoleError
@@ -75,6 +76,8 @@ class Role:
     may_begin: bool = False
     #: how often the launcher may restart processes, None if unknown
     max_restarts: int | None = None
+    #: the least important messages that are logged, by the number of their level
+    log_level: int = logging.INFO
     #: the secret of the job's processes
     token: Secret | None = None
 

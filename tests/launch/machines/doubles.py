@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from fleetlight.observe.console import Tone
+
 
 class Store:
     """A store in this process."""
@@ -47,8 +49,11 @@ class RecordingScreen:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, tone: Tone = Tone.PLAIN) -> None:
         self.lines.append(text)
+
+    def block(self, text: str) -> None:
+        raise AssertionError("nothing to show")
 
     def show(self, data: bytes) -> None:
         raise AssertionError("nothing to show")

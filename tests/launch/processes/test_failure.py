@@ -19,7 +19,6 @@ from fleetlight.launch.processes.failure import (
     first_failure,
     first_of_all,
     how,
-    last_error,
 )
 from fleetlight.launch.status import ProcessStatus, Stop
 from fleetlight.roles.role import Kind
@@ -93,64 +92,6 @@ def test_status_as_text(status: int, code: int, text: str) -> None:
     assert how(status) == text
 
 
-TRACEBACK = """step 1
-Traceback (most recent call last):
-  File "t.py", line 1, in f
-    g()
-my.module.Broken: no more   data
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "t.py", line 2, in <module>
-    f()
-ValueError: second
-goodbye
-"""
-
-STACKS = """\
-Thread 0x00007f01 (most recent call first):
-  File "threading.py", line 324 in wait
-
-Current thread 0x00007f02 (most recent call first):
-  File "train.py", line 9 in <module>
-
-Extension modules: numpy, torch (total: 2)
-"""
-NO_STACK = """\
-Current thread 0x00007f02 (most recent call first):
-  <no Python frame>
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "found"),
-    [
-        (TRACEBACK, "ValueError: second"),
-        (TRACEBACK.partition("During")[0], "Broken: no more data"),
-        ("fleetlight.errors.ConfigError: a.b: c\n", "ConfigError: a.b: c"),
-        ("x\nRuntimeError: a\ny\n", "RuntimeError: a"),
-        ("x\nSystemExit: no data in clicks/\ny\n", "SystemExit: no data"),
-        ("Fatal Python error: no module encodings\n\nThread 1\n", "Fatal Python error: no mod"),
-        (
-            "step 2\nFatal Python error: Segmentation fault\n\n" + STACKS,
-            "at train.py:9 in <module>",
-        ),
-        ("bad\nFatal Python error: Aborted\n\n" + STACKS, "last line: bad; at train.py:9 in <mod"),
-        ("bad\nFatal Python error: Aborted\n\n" + NO_STACK, "last line: bad"),
-        ("terminate called\n  what(): y\nFatal Python error: Aborted\n\n", "terminate called"),
-        ("step 1\nstep 2\n\n", ""),
-        ("ValueError: old\n--- restart 1 ---\nstep\n", ""),
-        ("", ""),
-    ],
-)
-def test_last_error_of_a_log(log: str, found: str, tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "log"
-    file.write_text(log)
-    assert last_error(file).startswith(found)
-    assert bool(last_error(file)) == bool(found)
-
-
 @pytest.mark.parametrize(
     ("status", "log", "error"),
     [
@@ -185,11 +126,6 @@ def test_code_of_a_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> 
     """A script may end with sys.exit(78) itself."""
     found = [failure_of(exit_of(1, code, 0), tmp_path / "log", after_s=1.0) for code in (78, 1)]
     assert [one.may_restart for one in found] == [False, True]
-
-
-def test_long_line_is_truncated(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
-    assert len(last_error(tmp_path / "log")) == 500
 
 
 def test_failure_as_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.logs import LogFolder, claim
 from fleetlight.launch.processes.record import ProcessEntry
 from fleetlight.launch.status import read
+from fleetlight.observe.console import Tone
 from fleetlight.roles import Kind
 
 pytestmark = pytest.mark.slow
@@ -39,8 +40,11 @@ class Screen:
     def __init__(self) -> None:
         self.shown = b""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, tone: Tone = Tone.PLAIN) -> None:
         raise AssertionError("a gang does not speak")
+
+    def block(self, text: str) -> None:
+        raise AssertionError("a gang prints no table")
 
     def show(self, data: bytes) -> None:
         self.shown += data
@@ -182,7 +186,7 @@ class LoggingScreen(Screen):
         self.size = size
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, tone: Tone = Tone.PLAIN) -> None:
         self.lines.append(text)
 
 

@@ -121,6 +121,11 @@ def _replace(owner: Any, name: str, ours: Any) -> None:
     setattr(owner, name, ours)
 
 
+def report_joined(role: Role) -> None:
+    """Report that the script has called `fleet.init`."""
+    _report(role, has_joined=True)
+
+
 def report_exiting(role: Role) -> None:
     """Report that the script has ended and only its exit code is missing.
 
@@ -247,7 +252,8 @@ class _FailureReporter:
         return self._fail(
             _text(error),
             code=code,
-            consequence=isinstance(error, PeerError),
+            # another token is an error of the user
+            consequence=isinstance(error, PeerError) and not is_lasting(error),
             lasting=is_lasting(error),
             stack=stack,
         )

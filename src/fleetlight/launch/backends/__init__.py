@@ -26,6 +26,8 @@ class MemberState:
     where: str = ""
     #: what else the backend says, such as an exit code
     detail: str = ""
+    #: True if the process has ended, and the job does not start it again
+    is_over: bool = False
 
 
 class JobControl(Protocol):
@@ -34,8 +36,11 @@ class JobControl(Protocol):
     def status(self, job_id: str) -> Sequence[MemberState]:
         """The processes of a job."""
 
-    def logs(self, job_id: str, member: str | None) -> Iterator[bytes]:
-        """What the processes have printed so far, or one of them, such as `worker 1`."""
+    def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
+        """What the processes have printed so far, or one of them, such as `worker 1`.
+
+        `start`: how many bytes of this one are left out.
+        """
 
     def stop(self, job_id: str) -> None:
         """End the job; a job with a checkpoint folder saves first."""

@@ -47,19 +47,23 @@ class RayEngine:
         with _refusals():
             info = client.get_job_info(job_id)
             actors = _actors(client, job_id)
-        driver = MemberState("driver", str(info.status), "", info.message or "")
-        return [driver, *actors]
+        is_over = info.status.is_terminal()
+        driver = MemberState("driver", str(info.status), "", info.message or "", is_over)
+        return [driver, *(dataclasses.replace(one, is_over=is_over) for one in actors)]
 
-    def logs(self, job_id: str, member: str | None) -> Iterator[bytes]:
+    def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
         """The output of the driver, to which Ray adds that of the actors, each line prefixed."""
         client = _client()
         with _refusals():
             text = client.get_job_logs(job_id)
         # Ray colours the prefix
         prefix = re.compile(rf"(\x1b\[\d+m)*\({re.escape(member or '')} ")
-        for line in text.splitlines(keepends=True):
-            if member is None or prefix.match(line):
-                yield line.encode()
+        found = (
+            line.encode()
+            for line in text.splitlines(keepends=True)
+            if member is None or prefix.match(line)
+        )
+        yield b"".join(found)[start:]
 
     def stop(self, job_id: str) -> None:
         """Ask the driver to end; it ends the processes, which save first."""

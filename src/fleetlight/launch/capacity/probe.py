@@ -166,7 +166,8 @@ def _read(path: Path, kind: type[S]) -> list[S]:
 
 def _ended_early(observed: Observed, folder: Path) -> str:
     lines = (folder / "fleetrun").read_text(errors="replace").strip().splitlines()
-    said = lines[-1] if lines else "no output"
+    ends = ("fleetrun: done", "fleetrun: failed", "fleetrun: error")
+    said = next((line for line in reversed(lines) if line.startswith(ends)), "no output")
     if not said.startswith("fleetrun: done"):
         return f"the script failed as a job with servers: {said}"
     return (

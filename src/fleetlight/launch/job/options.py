@@ -42,7 +42,9 @@ class LaunchOptions:
     tee: bool = False
     no_preload: bool = False
     verbose: bool = False
-    deadline_s: float = 300.0
+    quiet: bool = False
+    #: None: the defaults of launchers and of processes
+    deadline_s: float | None = None
     #: None: the default of the job
     grace_s: float | None = None
     use_paddlecloud: bool = False

@@ -14,6 +14,7 @@ from fleetlight.launch.job.host_selection import HostSelection, select_hosts
 from fleetlight.launch.job.join_point import JoinPoint, join_point
 from fleetlight.launch.job.options import AUTO, LaunchOptions
 from fleetlight.launch.job.spec import (
+    DEADLINE_S,
     EngineSpec,
     JobSpec,
     MachineSpec,
@@ -84,7 +85,9 @@ def plan(
         max_restarts=options.max_restarts,
         tee=options.tee,
         preload=not options.no_preload,
-        deadline_s=options.deadline_s,
+        deadline_s=DEADLINE_S if options.deadline_s is None else options.deadline_s,
+        process_deadline_s=options.deadline_s,
+        log_level=_log_level(options),
         grace_s=_GRACE_S if options.grace_s is None else options.grace_s,
         stop_s=_STOP_S if options.grace_s is None else options.grace_s,
         ssl=encryption,
@@ -95,6 +98,12 @@ def plan(
         token=token if point is None else point.token,
         notes=tuple(notes),
     )
+
+
+def _log_level(options: LaunchOptions) -> str:
+    if options.verbose and options.quiet:
+        raise ConfigError("--verbose and --quiet: expected one of them; omit the other")
+    return "debug" if options.verbose else "warning" if options.quiet else ""
 
 
 def _join_point(options: LaunchOptions, environment: Mapping[str, str]) -> JoinPoint | None:

@@ -15,6 +15,8 @@ from fleetlight.strategy.features.ssl import Encryption
 #: names of hosts, which engines make from it, have at most 63 letters
 _NAME_LENGTH = 40
 
+#: the default of `--deadline_s`
+DEADLINE_S = 300.0
 #: the default rendezvous port of the launchers of several machines
 DEFAULT_PORT = 6170
 
@@ -111,7 +113,12 @@ class JobSpec:
     tee: bool = False
     #: True when processes may be forked from one that has loaded torch
     preload: bool = True
-    deadline_s: float = 300.0
+    #: how long the machines wait for each other
+    deadline_s: float = DEADLINE_S
+    #: how long processes wait for each other; None: the script and its variables decide
+    process_deadline_s: float | None = None
+    #: the least important messages that processes log; "": their variables decide
+    log_level: str = ""
     #: time between SIGTERM and SIGKILL
     grace_s: float = 3.0
     #: the same for processes that save before they exit
@@ -145,6 +152,16 @@ class JobSpec:
             **({"FLEET_RESUME": "1"} if self.resume else {}),
             **({} if self.worker_max is None else {"FLEET_WORKER_MAX": str(self.worker_max)}),
             **({} if self.join is None else {"FLEET_JOIN": self.join}),
+            **self._limits,
+        }
+
+    @property
+    def _limits(self) -> dict[str, str]:
+        """The variables that bound waits and messages, where flags ask for it."""
+        seconds = self.process_deadline_s
+        return {
+            **({"FLEET_DEADLINE_S": f"{seconds:g}"} if seconds else {}),
+            **({"FLEET_LOG_LEVEL": self.log_level} if self.log_level else {}),
         }
 
     @property

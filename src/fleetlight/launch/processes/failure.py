@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the process that failed first, and describe its failure in one line."""
+"""Find the process that failed first, and describe its failure."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-import re
 import signal
 from collections.abc import Sequence
 
-from fleetlight.launch.exit_codes import PERMANENT, RESUME_CODE, of_status
+from fleetlight.launch.exit_codes import ERROR, PERMANENT, RESUME_CODE, of_status
 from fleetlight.launch.job.layout import JobProcess
-from fleetlight.launch.processes.logs import relative, tail
+from fleetlight.launch.processes.logs import relative
+from fleetlight.launch.processes.output.log_errors import (
+    last_error,
+    last_line,
+    last_traceback,
+    short,
+)
 from fleetlight.launch.status import UNKNOWN, ProcessStatus, Stop
 
 #: the usual cause of a signal
@@ -22,15 +27,6 @@ _CAUSES = {
     signal.SIGABRT: "abort in native code",
     signal.SIGILL: "native code for another processor",
 }
-
-_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b|^Fatal Python error|^terminate ")
-#: the module in an exception's name: `fleetlight.errors.` in `fleetlight.errors.ConfigError: x`
-_MODULE_PATH = re.compile(r"^([\w<>]+\.)+(?=\w+(:|$))")
-#: what `faulthandler` writes first at a signal; the stacks of the threads follow
-_CRASH = re.compile(r"^Fatal Python error: (Aborted|Segmentation|Bus|Illegal|Floating)")
-_FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
-_SEPARATOR = re.compile(r"^--- restart \d+ ---$", re.MULTILINE)
-_LONGEST = 500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +119,8 @@ class JobFailure:
     #: None if unknown
     after_s: float | None = None
     error: str = ""
+    #: the process's own traceback, or the stack where native code ended it
+    traceback: str = ""
     log: str = ""
     #: `node 1 (10.0.0.2)` in a job of several machines
     node: str = ""
@@ -133,6 +131,8 @@ class JobFailure:
     may_restart: bool = True
     #: True when the job stopped on request
     stopped: bool = False
+    #: True when a signal to fleetrun ended the job
+    interrupted: bool = False
 
     def __str__(self) -> str:
         where = f"{self.node}: " if self.node else ""
@@ -151,6 +151,7 @@ def failure_of(
         code=of_status(exit_.status),
         after_s=after_s,
         error=_why(exit_, log),
+        traceback=_traceback(exit_, log),
         log="" if log is None else relative(log),
         node=node,
         consequence=exit_.reported.caused_by_peer,
@@ -162,11 +163,21 @@ def failure_of(
 def _why(exit_: ProcessExit, log: pathlib.Path | None) -> str:
     error = exit_.reported.error
     if error:
-        return _short(error) if error != how(exit_.status) else ""
+        return short(error) if error != how(exit_.status) else ""
     if log is None:
         return ""
     # a killed process did not log the cause: its last line is unrelated
-    return last_error(log) or ("" if is_killed(exit_.status) else _last_line(_lines(log)))
+    return last_error(log) or ("" if is_killed(exit_.status) else last_line(log))
+
+
+def _traceback(exit_: ProcessExit, log: pathlib.Path | None) -> str:
+    """The traceback of the error that ended the process, "" if no error did."""
+    reported = exit_.reported.error
+    # the code of Python after an uncaught error; other codes are those of the script
+    is_uncaught = reported is not None or exit_.status == ERROR or exit_.status < 0
+    if log is None or exit_.status == -signal.SIGKILL or not is_uncaught:
+        return ""
+    return last_traceback(log, reported)
 
 
 def first_of_all(failures: Sequence[JobFailure]) -> JobFailure | None:
@@ -208,49 +219,3 @@ def continuing_without(exit_: ProcessExit) -> str:
         )
     why = f": {exit_.reported.error}" if exit_.reported.error else ""
     return f"{exit_.member.title} {how(exit_.status)}{why}; the others continue without it"
-
-
-def last_error(log: pathlib.Path) -> str:
-    """The last exception that a log's last run has, "" if there is none."""
-    lines = _lines(log)
-    crash = next((n for n, line in enumerate(lines) if _CRASH.search(line)), None)
-    if crash is not None:
-        return _of_crash(lines[:crash], lines[crash:])
-    matching = [line for line in lines if _ERROR.search(line)]
-    found = _end_of_traceback(lines) or (matching[-1] if matching else "")
-    return _short(_MODULE_PATH.sub("", found))
-
-
-def _of_crash(before: Sequence[str], stacks: Sequence[str]) -> str:
-    """What native code wrote as it ended the process, and where the script had called it."""
-    current = next((n for n, line in enumerate(stacks) if line.startswith("Current thread")), 0)
-    frame = _FRAME.search(stacks[current + 1]) if current else None
-    where = f"at {frame['file']}:{frame['line']} in {frame['function']}" if frame else ""
-    wrote = ""
-    if "Aborted" in stacks[0]:
-        named = [line for line in before[-3:] if _ERROR.search(line)]
-        wrote = _short(named[-1]) if named else _last_line(before)
-    return "; ".join(filter(None, (wrote, where)))
-
-
-def _last_line(lines: Sequence[str]) -> str:
-    # a line of Fleetlight, such as "saved ckpt", is not the cause either
-    last = lines[-1] if lines else "[fleet "
-    return "" if last.startswith("[fleet ") else f"last line: {_short(last)}"
-
-
-def _lines(log: pathlib.Path) -> list[str]:
-    text = _SEPARATOR.split(tail(log))[-1]
-    return [line.rstrip() for line in text.splitlines() if line.strip()]
-
-
-def _end_of_traceback(lines: Sequence[str]) -> str:
-    for start in reversed(range(len(lines))):
-        if lines[start].startswith("Traceback (most recent call last)"):
-            return next((line for line in lines[start + 1 :] if not line[0].isspace()), "")
-    return ""
-
-
-def _short(line: str) -> str:
-    line = " ".join(line.split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

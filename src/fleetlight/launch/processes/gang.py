@@ -18,12 +18,14 @@ from fleetlight.launch.process_identity import start_of
 from fleetlight.launch.processes.child import Child, Reaper
 from fleetlight.launch.processes.failure import ProcessExit, continuing_without, restarting_process
 from fleetlight.launch.processes.logs import FileFollower, LogFolder
+from fleetlight.launch.processes.output.held import HeldOutput
+from fleetlight.launch.processes.output.terminal import PtyFollower
 from fleetlight.launch.processes.preloading import template
 from fleetlight.launch.processes.preloading.template import Start
 from fleetlight.launch.processes.record import ProcessEntry
-from fleetlight.launch.processes.terminal import PtyFollower
 from fleetlight.launch.screen import Prefixed, Screen
 from fleetlight.launch.status import ProcessStatus, clear_saves_at_sigterm, read
+from fleetlight.observe.console import Tone
 from fleetlight.roles.role import Kind
 
 
@@ -62,6 +64,8 @@ class Gang:
         #: the terminal of the first worker, if it has one
         self._terminal: PtyFollower | None = None
         self._prefixed: list[Prefixed] = []
+        #: what each shown process has printed, without a traceback whose cause is not known yet
+        self._held: dict[JobProcess, HeldOutput] = {}
 
     def start(self, check: Callable[[], None] = lambda: None) -> None:
         """Start all processes, or none if one cannot start; `check` may raise to end a wait."""
@@ -82,7 +86,8 @@ class Gang:
         """Follow the output of a process; the descriptor that the process starts with."""
         log = self._folder.open(member, self.run.restart + incarnation)
         if self._gets_terminal(member):
-            terminal = PtyFollower(log, self._screen.show, lambda: self._screen.size)
+            held = self._hold(member, self._screen.show)
+            terminal = PtyFollower(log, held, lambda: self._screen.size)
             self._replace_terminal(terminal)
             try:
                 yield terminal.slave
@@ -111,11 +116,19 @@ class Gang:
 
     def _follow(self, member: JobProcess) -> None:
         if self.run.job.tee:
-            show = Prefixed(member.name, self._screen.show)
-            self._prefixed.append(show)
-            self._followers.append(FileFollower(self._folder.file(member), show))
+            prefixed = Prefixed(member.name, self._screen.show)
+            self._prefixed.append(prefixed)
+            held = self._hold(member, prefixed)
         elif _is_first(member):
-            self._followers.append(FileFollower(self._folder.file(member), self._screen.show))
+            held = self._hold(member, self._screen.show)
+        else:
+            return
+        self._followers.append(FileFollower(self._folder.file(member), held))
+
+    def _hold(self, member: JobProcess, show: Callable[[bytes], None]) -> HeldOutput:
+        if member not in self._held:
+            self._held[member] = HeldOutput(show, lambda: self._status(member).error is not None)
+        return self._held[member]
 
     def _fork(
         self, outputs: Mapping[JobProcess, int], check: Callable[[], None]
@@ -139,6 +152,8 @@ class Gang:
         """Show what the processes have written since the last call."""
         for follower in self._followers:
             follower.pump()
+        for held in self._held.values():
+            held.pump()
 
     def exits(self) -> list[ProcessExit]:
         """The exits seen so far."""
@@ -166,7 +181,8 @@ class Gang:
         """Restart a process that has exited, while the others continue."""
         member = exit_.member
         self._incarnations[member] = incarnation = self._incarnations.get(member, 0) + 1
-        self._screen.say(restarting_process(exit_, incarnation, left))
+        self._release(member)
+        self._screen.say(restarting_process(exit_, incarnation, left), Tone.WARNING)
         self._children[member].end()
         # the new incarnation reports it again
         clear_saves_at_sigterm(self.run.error_file(member))
@@ -216,19 +232,32 @@ class Gang:
 
     def continue_without(self, exit_: ProcessExit) -> None:
         """Report that the job continues without a process that has exited."""
-        self._screen.say(continuing_without(exit_))
+        self._release(exit_.member)
+        self._screen.say(continuing_without(exit_), Tone.PLAIN if exit_.is_done else Tone.WARNING)
+
+    def _release(self, member: JobProcess) -> None:
+        if member in self._held:
+            self._held[member].release()
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes and their children."""
         for child in self._children.values():
             child.signal(number)
 
-    def close(self) -> None:
-        """End all processes and show the rest of their output."""
+    def close(self, *, has_failed: bool = False) -> None:
+        """End all processes and show the rest of their output.
+
+        After a failure, tracebacks that are still held are not shown: the cause is reported.
+        """
         for child in self._children.values():
             child.end()
         for follower in self._followers:
             follower.close()
+        for held in self._held.values():
+            if has_failed:
+                held.discard()
+            else:
+                held.release()
         for prefixed in self._prefixed:
             prefixed.finish()
         self._children.clear()

@@ -159,11 +159,11 @@ def relative(path: pathlib.Path) -> str:
     return os.path.relpath(path) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
 
 
-def tail(path: pathlib.Path, limit: int = 1 << 16) -> str:
-    """The last `limit` bytes of a log, "" if it cannot be read."""
+def tail(path: pathlib.Path, limit: int = 1 << 16) -> bytes:
+    """The last `limit` bytes of a log, none if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - limit))
-            return file.read().decode(errors="replace")
+            return file.read()
     except OSError:
-        return ""
+        return b""

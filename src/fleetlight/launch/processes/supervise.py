@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupts
-from fleetlight.launch.processes.watch import Observation, Phase, RemoteState, Watch
+from fleetlight.launch.processes.watch import (
+    Observation,
+    Phase,
+    RemoteState,
+    Verdict,
+    Watch,
+)
 from fleetlight.roles.role import Kind
 
 #: the interval of the loop, which bounds the delay of output and of noticing an exit
@@ -41,7 +47,7 @@ def supervise(
             elif not watch.is_over:
                 time.sleep(TICK_S)
     finally:
-        gang.close()
+        gang.close(has_failed=watch.verdict is not Verdict.SUCCESS)
     return watch
 
 

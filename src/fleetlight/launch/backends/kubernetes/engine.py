@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,9 +58,11 @@ class Kubernetes:
         kubectl, name = _found(job_id)
         jobset = kubectl.get("jobset", name)
         pods = _pods(kubectl, name)
-        return [states.job_state(jobset, pods, _warnings(kubectl, name)), *states.members(pods)]
+        job = states.job_state(jobset, pods, _warnings(kubectl, name))
+        members = states.members(pods)
+        return [job, *(dataclasses.replace(one, is_over=job.is_over) for one in members)]
 
-    def logs(self, job_id: str, member: str | None) -> Iterator[bytes]:
+    def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
         """The output of each pod in turn, also of those that were replaced."""
         kubectl, name = _found(job_id)
         pods = _pods(kubectl, name)
@@ -73,9 +76,15 @@ class Kubernetes:
             try:
                 printed = kubectl.logs(pod["metadata"]["name"])
             except LaunchError as error:
+                if member is not None:
+                    raise
                 # one that waits for its image has printed nothing
                 printed = f"{error}\n".encode()
-            yield _headed(printed, _name_of(pod)) if member is None else printed
+            if member is None:
+                yield _headed(printed, _name_of(pod))
+                continue
+            yield printed[start:]
+            start = max(0, start - len(printed))
 
     def stop(self, job_id: str) -> None:
         """Delete the JobSet; its pods get SIGTERM, and the time that they need to save."""

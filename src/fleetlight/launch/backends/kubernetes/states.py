@@ -99,7 +99,8 @@ def job_state(jobset: _Object, pods: Sequence[_Object], events: Sequence[_Object
         reasons = [
             c.get("message", "") for c in status.get("conditions", []) if c["type"] == terminal
         ]
-        return MemberState("job", terminal, "", _line("; ".join(filter(None, [*reasons, detail]))))
+        text = _line("; ".join(filter(None, [*reasons, detail])))
+        return MemberState("job", terminal, "", text, is_over=True)
     if spec.get("suspend"):
         return MemberState("job", "Suspended", "", detail or "waits in a queue, or was suspended")
     state = "Terminating" if "deletionTimestamp" in jobset["metadata"] else "Active"

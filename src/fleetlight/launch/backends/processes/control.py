@@ -40,14 +40,14 @@ class LogFolderControl:
             members.setdefault(name, _without_record(name, host, starting.get(host)))
         return [*launchers, *(members[name] for name in sorted(members, key=_order))]
 
-    def logs(self, job_id: str, member: str | None) -> Iterator[bytes]:
+    def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
         """The logs of all processes, each line after a prefix, or that of one process."""
         folder = _folder(job_id)
         files = _log_files(folder)
         if member is not None:
             if member not in files:
                 raise ConfigError(_without_log(folder, member, files))
-            yield from _chunks(files[member])
+            yield from _chunks(files[member], start)
             return
         for name, file in files.items():
             shown: list[bytes] = []
@@ -117,7 +117,8 @@ def _launcher(record: LauncherRecord, is_one_of_several: bool) -> MemberState:
     else:
         state = "running"
     name = f"launcher of {record.host}" if is_one_of_several else "launcher"
-    return MemberState(name, state, _where(record), _detail(record.pid, found))
+    is_over = found is Presence.ENDED
+    return MemberState(name, state, _where(record), _detail(record.pid, found), is_over)
 
 
 def _member(record: LauncherRecord, process: ProcessEntry) -> MemberState:
@@ -132,13 +133,16 @@ def _member(record: LauncherRecord, process: ProcessEntry) -> MemberState:
         state = "running"
     detail = _detail(process.pid, found)
     restarts = f", restarts: {process.restarts}" if process.restarts else ""
-    return MemberState(process.name, state, _where(record), detail + restarts)
+    # a running launcher may start the process again
+    is_over = found is Presence.ENDED and state != "running"
+    return MemberState(process.name, state, _where(record), detail + restarts, is_over)
 
 
 def _without_record(name: str, host: str, launcher: LauncherRecord | None) -> MemberState:
     if launcher is not None:
         return MemberState(name, "starting", _where(launcher))
-    return MemberState(name, "unknown", host, "run fleetlight ps there")
+    # its log is elsewhere
+    return MemberState(name, "unknown", host, "run fleetlight ps there", is_over=True)
 
 
 def _where(record: LauncherRecord) -> str:
@@ -188,8 +192,9 @@ def _without_log(folder: Path, member: str, files: Mapping[str, Path]) -> str:
     return f"{folder} has no log of {member!r}; expected one of {', '.join(files) or 'none so far'}"
 
 
-def _chunks(file: Path) -> Iterator[bytes]:
+def _chunks(file: Path, start: int = 0) -> Iterator[bytes]:
     with file.open("rb") as log:
+        log.seek(start)
         while data := log.read(_CHUNK):
             yield data
 

@@ -50,7 +50,9 @@ class SlurmEngine:
             names = [f"server {n}" for n in range(servers)] + [
                 f"worker {n}" for n in range(workers)
             ]
-            return [MemberState(name, state, detail=detail) for name in names]
+            return [
+                MemberState(name, state, detail=detail, is_over=_is_over(state)) for name in names
+            ]
         hosts = ask("scontrol", "show", "hostnames", start.nodes).split()
         rows = [
             MemberState(
@@ -58,12 +60,13 @@ class SlurmEngine:
                 "FAILED" if task in start.ends else state,
                 hosts[place.node_rank],
                 start.ends.get(task, detail),
+                _is_over(state),
             )
             for task, place in enumerate(start.places)
         ]
         return sorted(rows, key=lambda row: row.name.split()[0])
 
-    def logs(self, job_id: str, member: str | None) -> Iterator[bytes]:
+    def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
         """The logs of all processes, each line after a prefix, or that of one process."""
         job = _facts(job_id)
         output = job["StdOut"]
@@ -74,7 +77,7 @@ class SlurmEngine:
                     f"{member!r} is no process of the job that has started; expected one of "
                     f"{', '.join(names) or 'none so far'}"
                 )
-            yield _read(member_log(output, names[member]))
+            yield _read(member_log(output, names[member]))[start:]
             return
         for name, file in {
             **{name: member_log(output, task) for name, task in names.items()},
@@ -100,13 +103,17 @@ class SlurmEngine:
     def scale(self, job_id: str, counts: Mapping[str, int]) -> str:
         """Stop the job, and submit it with other counts; it resumes after the end of the first."""
         state = _facts(job_id)["JobState"]
-        if state not in (*_WAITING, *_RUNNING):
+        if _is_over(state):
             raise ConfigError(f"job {job_id} has ended: {state}; start a new one with --resume")
         script = rescaled(_script(job_id), counts)
         token = {VARIABLE: secrets.token_hex(32)} if counts_of(script)[0] else {}
         new_id = _submitted(script, token, f"--dependency=afterany:{job_id}")
         self.stop(job_id)
         return new_id
+
+
+def _is_over(state: str) -> bool:
+    return state not in (*_WAITING, *_RUNNING)
 
 
 def _submitted(script: str, token: Mapping[str, str], *more: str) -> str:

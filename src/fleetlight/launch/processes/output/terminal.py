@@ -7,19 +7,19 @@ import contextlib
 import fcntl
 import os
 import pty
-import re
 import struct
 import termios
 from collections.abc import Callable
 
-#: escape sequences: CSI (colors, cursor), OSC (titles), and two-byte ones
-_CONTROL = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_=>])")
+from fleetlight.observe.console import without_control
+
 _CHUNK = 1 << 16
+_HIDE_CURSOR, _SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
 
 def plain(line: bytes) -> bytes:
     """The final text of a line, without control sequences and overwritten parts."""
-    return _CONTROL.sub(b"", line).rstrip(b"\r").rpartition(b"\r")[2]
+    return without_control(line).rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class PtyFollower:
@@ -31,6 +31,7 @@ class PtyFollower:
         self._master, self.slave = pty.openpty()
         self._log, self._show, self._size = log, show, size
         self._rest = b""
+        self._hides_cursor = False
         self._shown_size: tuple[int, int] | None = None
         os.set_blocking(self._master, False)
         _no_output_processing(self.slave)
@@ -53,11 +54,16 @@ class PtyFollower:
         self.pump()
         if self._rest:
             self._take(b"\n")
+        if self._hides_cursor:
+            # the process was killed while it drew
+            self._show(_SHOW_CURSOR)
         os.close(self._master)
         os.close(self._log)
 
     def _take(self, data: bytes) -> None:
         self._show(data)
+        if (hidden := data.rfind(_HIDE_CURSOR)) != (shown := data.rfind(_SHOW_CURSOR)):
+            self._hides_cursor = hidden > shown
         *lines, self._rest = (self._rest + data).split(b"\n")
         if lines:
             os.write(self._log, b"".join(plain(line) + b"\n" for line in lines))

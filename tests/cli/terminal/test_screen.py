@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fleetlight.cli.screen import StandardOutput
+from fleetlight.cli.terminal.screen import StandardOutput
 
 
 def test_lines_of_the_launcher_start_on_a_new_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from fleetlight.launch.processes.terminal import PtyFollower, plain
+from fleetlight.launch.processes.output.terminal import PtyFollower, plain
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,18 @@ def test_process_has_a_terminal_and_its_last_output_is_logged(tmp_path: pathlib.
     follower.close()
     assert b"".join(shown).startswith(b"True 77\n\r50%\r\x1b[1m100%\x1b[0m\nno end of line")
     assert (tmp_path / "log").read_text() == "True 77\n100%\nno end of line\n"
+
+
+@pytest.mark.parametrize(("more", "is_shown"), [("", True), ("\\x1b[?25h", False)])
+def test_cursor_that_a_killed_process_has_hidden_is_shown(
+    more: str, is_shown: bool, tmp_path: pathlib.Path
+) -> None:
+    shown: list[bytes] = []
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    follower = PtyFollower(log, shown.append, lambda: (77, 33))
+    code = f'import os; os.write(1, b"\\x1b[?25l50%{more}"); os.abort()'
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=follower.slave)
+    follower.started()
+    assert process.wait(timeout=60) < 0
+    follower.close()
+    assert (shown[-1] == b"\x1b[?25h") is is_shown
