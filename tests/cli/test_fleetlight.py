@@ -71,10 +71,16 @@ def test_cert_creates_and_replaces_certificates(
     assert main(["cert", folder, "--replace"]) == 0
 
 
-def test_a_command_is_needed() -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main([])
-    assert stopped.value.code == 2
+def test_without_a_command_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: fleetlight")
+    assert "list the processes of a job" in shown
+
+
+def test_flag_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fleetlight {fleetlight.__version__}\n"
 
 
 def test_doctor_checks_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

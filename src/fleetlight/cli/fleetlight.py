@@ -14,26 +14,36 @@ from fleetlight.cli.member import add_member
 from fleetlight.cli.plan import add_plan
 from fleetlight.cli.stored.checkpoints import add_checkpoints
 from fleetlight.cli.stored.tables import add_table
+from fleetlight.cli.terminal import output
+from fleetlight.cli.terminal.completion import SHELLS, script
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
+from fleetlight.observe.console import Tone, fitted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    found = _parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = found.command
     try:
+        found = parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = found.command
         return command(found)
     except FleetError as error:
         print(f"fleetlight: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # `fleetlight logs log | head`: Python must not write the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(prog="fleetlight", description="Tools around Fleetlight jobs.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.set_defaults(command=lambda found: _without_command(parser, found))
+    commands = parser.add_subparsers(metavar="command")
     version = commands.add_parser("version", help="print the versions of fleetlight, python, torch")
     version.set_defaults(command=_version)
     export = commands.add_parser("export", help="write a checkpoint as one safetensors file")
@@ -58,7 +68,37 @@ def _parser() -> argparse.ArgumentParser:
     add_plan(commands)
     add_jobs(commands)
     add_member(commands)
+    _add_completion(commands)
     return parser
+
+
+def _without_command(parser: argparse.ArgumentParser, found: argparse.Namespace) -> int:
+    if found.version:
+        from fleetlight.launch.inventory import version_of
+
+        print(f"fleetlight {version_of('fleetlight')}")
+    else:
+        parser.print_help()
+    return 0
+
+
+def _add_completion(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print a script by which a shell completes commands and flags",
+        description='For bash: eval "$(fleetlight completion bash)" in ~/.bashrc. For zsh: the '
+        "same with zsh in ~/.zshrc. For fish: fleetlight completion fish > "
+        "~/.config/fish/completions/fleetlight.fish, and the same to fleetrun.fish.",
+    )
+    completion.add_argument("shell", choices=SHELLS, help="the shell")
+    completion.set_defaults(command=_completion)
+
+
+def _completion(found: argparse.Namespace) -> int:
+    from fleetlight.cli import arguments
+
+    print(script(found.shell, [arguments.parser(), parser()]), end="")
+    return 0
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -142,17 +182,21 @@ def _doctor(found: argparse.Namespace) -> int:
         deadline_s=found.deadline_s,
         token_file=found.token_file,
     )
-    result = examine(wish, inventory.this_machine(os.environ), os.environ, _say)
+    width = output.columns()
+    result = examine(wish, inventory.this_machine(os.environ), os.environ, _say, width)
     print(f"\n{result.text}\n")
     if result.found:
-        print(f"{table.of_findings(result.found)}\n")
+        print(f"{table.of_findings(result.found, width, colour=output.colour())}\n")
     problems = sum(finding.is_problem for finding in result.found)
-    print("fit" if result.is_fit else f"not fit: {counted(problems, 'problem')}")
-    return 0 if result.is_fit else 1
+    if result.is_fit:
+        output.say("fit", Tone.GOOD)
+        return 0
+    output.say(f"not fit: {counted(problems, 'problem')}", Tone.BAD)
+    return 1
 
 
 def _say(text: str) -> None:
-    print(f"fleetlight: {text}", flush=True)
+    print(fitted(f"fleetlight: {text}", output.columns()), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import argparse
 import os
 import sys
 
+from fleetlight.cli.terminal.following import follow
+from fleetlight.cli.terminal.output import print_table, tone_of_state
 from fleetlight.errors import ConfigError
 from fleetlight.launch import backends
 from fleetlight.launch.backends import JobControl
@@ -24,6 +26,9 @@ def add_jobs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     logs = commands.add_parser("logs", help="print what the processes of a job have printed")
     logs.add_argument("job", metavar="JOB", help=_JOB)
     logs.add_argument("member", nargs="*", metavar="MEMBER", help="one of them, such as: worker 1")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="print what follows until the job has ended"
+    )
     logs.set_defaults(command=_logs)
     stop = commands.add_parser("stop", help="end a job; one with a checkpoint folder saves first")
     stop.add_argument("job", metavar="JOB", help=_JOB)
@@ -37,20 +42,20 @@ def add_jobs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _ps(found: argparse.Namespace) -> int:
     control, job_id = _found(found.job)
-    rows = [(one.name, one.state, one.where, one.detail) for one in control.status(job_id)]
-    rows.insert(0, ("process", "state", "machine", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[3]]).rstrip())
+    found_states = control.status(job_id)
+    rows = [(one.name, one.state, one.where, one.detail) for one in found_states]
+    tones = [tone_of_state(one.state) for one in found_states]
+    print_table([("process", "state", "machine", ""), *rows], tones)
     return 0
 
 
 def _logs(found: argparse.Namespace) -> int:
     control, job_id = _found(found.job)
-    for data in control.logs(job_id, " ".join(found.member) or None):
+    member = " ".join(found.member) or None
+    shown = follow(control, job_id, member) if found.follow else control.logs(job_id, member)
+    for data in shown:
         sys.stdout.buffer.write(data)
-    sys.stdout.flush()
+        sys.stdout.flush()
     return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetlight.cli.terminal.output import columns
 from fleetlight.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,9 +94,10 @@ def _plan(found: argparse.Namespace) -> int:
             f"other programs used {measured.other_programs:.0%} of the machine meanwhile, expected "
             f"at most {QUIET:.0%}: the figures are rough; measure again on an idle machine"
         )
-    print(f"{table.of_workload(measured.workload)}\n\n{table.of_predictions(predictions)}")
+    width = columns()
+    print(f"{table.of_workload(measured.workload)}\n\n{table.of_predictions(predictions, width)}")
     if with_failures:
-        print(f"\n{table.of_goodput(with_failures)}")
+        print(f"\n{table.of_goodput(with_failures, width)}")
     return 0
 
 
