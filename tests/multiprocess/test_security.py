@@ -20,7 +20,7 @@ from tests.workers import reserved_port
 
 import fleetlight
 from fleetlight.errors import MembershipError
-from fleetlight.launch.exit_codes import PEER_FAILED
+from fleetlight.launch.exit_codes import PERMANENT
 from fleetlight.ps.messages import Greeting
 from fleetlight.ps.transport import SocketChannel
 from fleetlight.roles import parse_endpoints
@@ -176,7 +176,7 @@ def test_processes_with_different_tokens_end(
         finally:
             processes[0].terminate()
         server_output, _ = processes[0].communicate(timeout=60)
-    assert processes[1].returncode == PEER_FAILED
+    assert processes[1].returncode == PERMANENT
     for text in (worker_output, server_output):
         assert why in text
         assert "(FLEET_TOKEN, or fleetrun --token_file)" in text
@@ -213,7 +213,7 @@ def test_machines_with_equal_tokens_or_none_train(with_token: bool, tmp_path: Pa
 
 def test_machines_with_different_tokens_end_and_say_why(tmp_path: Path) -> None:
     codes, text = finish(machines(tmp_path, (TOKEN, TOKEN[::-1])))
-    assert codes == [PEER_FAILED] * 2, text
+    assert codes == [PERMANENT] * 2, text
     last = [line for line in text.splitlines() if line.startswith("fleetrun: failed:")]
     assert len(last) == 2
     assert all("does not know the token of this job" in line for line in last), last

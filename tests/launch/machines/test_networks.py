@@ -11,12 +11,16 @@ pytestmark = NEEDED
 
 WORK = """
     import os, pathlib, sys, time
+    from fleetlight.observe.figures.recorder import FigureRecorder
+    from fleetlight.observe.figures.registry import registry
     from fleetlight.roles import RoleMaker
     names = ("FLEET_HOST", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR")
     node = os.environ["FLEET_NODE_RANK"]
     seen = [os.environ[name] for name in names]
     role = RoleMaker().role
     seen += [f"worker {role.index} of {role.worker_num} on {role.node_num} hosts"]
+    folder = pathlib.Path(os.environ["FLEET_LOG_DIR"])
+    FigureRecorder(folder, "worker", role.index, registry).close()
     pathlib.Path("seen." + node).write_text(" ".join(seen) + "\\n")
     time.sleep(float(sys.argv[1]))
 """
@@ -34,7 +38,7 @@ def start(place: Workplace, rig: Rig, *flags: str, seconds: str) -> list[Job]:
 def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
     with hosts(3) as rig:
         first = rig.addresses[0]
-        flags = ["--nnodes", "3", "--master", f"{first}:6170"]
+        flags = ["-v", "--nnodes", "3", "--master", f"{first}:6170"]
         ended = [job.end() for job in start(place, rig, *flags, seconds="0")]
     for node in range(3):
         seen = place.wait_for(f"seen.{node}").split()
@@ -47,6 +51,9 @@ def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
         assert code == 0, output
         assert f"this machine's address: {own}" in output
         assert f"GLOO_SOCKET_IFNAME={cable}: the interface of {own}" in output
+    # the figures of all workers are on node 0
+    found = [len(list(place.path.glob(f"log{n}/figures/worker.*.jsonl"))) for n in range(3)]
+    assert sorted(found) == [1, 1, 3]
 
 
 def test_cut_link_ends_the_job_on_both_sides(place: Workplace) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.launch.machines.doubles import Store
 
 from fleetlight.launch.machines import rendezvous
-from fleetlight.launch.machines.heartbeats import SILENT_S, Heartbeats
+from fleetlight.launch.machines.exchanged.heartbeats import SILENT_S, Heartbeats
 from fleetlight.launch.machines.rendezvous import serve_until_others_leave
 from fleetlight.launch.processes.interrupts import Interrupts
 

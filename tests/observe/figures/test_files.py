@@ -10,9 +10,9 @@ import pytest
 
 from fleetlight.observe.figures import recorder
 from fleetlight.observe.figures.history import History, Series
-from fleetlight.observe.figures.recorder import FigureRecorder, ThinnedFile, write_event
+from fleetlight.observe.figures.recorder import EventFile, FigureRecorder, ThinnedFile
 from fleetlight.observe.figures.registry import Registry
-from fleetlight.observe.figures.snapshot import Event, Snapshot, events_in, snapshots_in
+from fleetlight.observe.figures.snapshot import Snapshot, events_in, snapshots_in
 
 
 def moment(at: float, **values: float) -> Snapshot:
@@ -91,7 +91,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
 
 def test_events_of_several_files_are_in_the_order_of_time(tmp_path: Path) -> None:
     for at, name in ((2.0, "a"), (1.0, "b")):
-        write_event(tmp_path, name, Event(at, "fleetrun", "start", name))
+        EventFile(tmp_path, name, "fleetrun", clock=lambda at=at: at).add("start", name)
     history = History(tmp_path)
     history.poll()
     assert [event.text for event in history.events] == ["b", "a"]

@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from fleetlight.errors import FleetError, MembershipError
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, RendezvousSpec
 from fleetlight.launch.machines import store
-from fleetlight.launch.machines.heartbeats import Heartbeats
+from fleetlight.launch.machines.exchanged.figures_exchange import FiguresExchange
+from fleetlight.launch.machines.exchanged.heartbeats import Heartbeats
+from fleetlight.launch.machines.exchanged.status_board import StatusBoard, agree
 from fleetlight.launch.machines.other_machines import Conclusion, NextAction
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
 from fleetlight.launch.machines.own_node import with_shared_facts
@@ -23,7 +26,6 @@ from fleetlight.launch.machines.rendezvous import (
     serve_until_others_leave,
 )
 from fleetlight.launch.machines.start_deadline import StartDeadline, describe_missing
-from fleetlight.launch.machines.status_board import StatusBoard, agree
 from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.interrupts import Interrupts
 from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, RemoteState
@@ -56,6 +58,7 @@ class ConnectedMachines:
         self._last = RemoteState.RUNNING
         self._next_ask = self._next_admission = 0.0
         self._is_gone = self._is_finished = False
+        self._figures: FiguresExchange | None = None
 
     def _deadline(self) -> StartDeadline:
         return StartDeadline(self._screen, self._interrupts, self._job.deadline_s)
@@ -99,6 +102,11 @@ class ConnectedMachines:
             self._board.publish_job_id(job_id)
             return job_id
 
+    def follow_figures(self, log_dir: Path) -> None:
+        layout = self._board.layout
+        store = self._board.store
+        self._figures = FiguresExchange(store, layout.own, len(layout.nodes), log_dir)
+
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:
         """Turn torch's connection errors into one that names the master."""
@@ -131,6 +139,8 @@ class ConnectedMachines:
 
     def _ask(self, now: float, workers_done: bool) -> RemoteState:
         self._heartbeats.beat(now)
+        if self._figures is not None:
+            self._figures.exchange(now)
         self._silences.tell(self._board.silent(now))
         self._admit(now)
         return self._board.ask(now, workers_done=workers_done)
@@ -163,13 +173,19 @@ class ConnectedMachines:
 
         if not self._is_gone:
             try:
+                self._bring_last_figures()
                 self._board.report_end(failure)
                 silent = self._board.wait_for_ends(self._longest_end_s, is_enough)
+                self._bring_last_figures()
                 agreed = agree(self._board, silent, self._spec, restarts_left)
             except RuntimeError:
                 self._is_gone = True
         self._is_finished = agreed.next is NextAction.FINISH
         return agreed
+
+    def _bring_last_figures(self) -> None:
+        if self._figures is not None:
+            self._figures.bring()
 
     def give_up(self, why: str) -> None:
         """Report that this machine cannot continue, so that the others do not wait for it."""

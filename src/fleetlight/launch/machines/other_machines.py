@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from pathlib import Path
 from typing import Protocol
 
 from fleetlight.launch.job.layout import JobLayout, Node
@@ -39,6 +40,9 @@ class OtherMachines(Protocol):
     def share(self, job_id: str | None) -> str:
         """Publish the job's id on node 0; on the others (`job_id` None) wait for it."""
 
+    def follow_figures(self, log_dir: Path) -> None:
+        """Bring the figures that other machines record to node 0, from now on."""
+
     def exchange_state(self, workers_done: bool) -> RemoteState:
         """Report this machine's state; return that of the other machines."""
 
@@ -63,6 +67,9 @@ class NoOtherMachines:
         """Return `job_id`."""
         assert job_id is not None
         return job_id
+
+    def follow_figures(self, log_dir: Path) -> None:
+        """Do nothing: all figures are here."""
 
     def exchange_state(self, workers_done: bool) -> RemoteState:
         """Return DONE: no other machine has work left."""

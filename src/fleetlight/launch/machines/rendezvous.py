@@ -12,7 +12,7 @@ from fleetlight.errors import LaunchError
 from fleetlight.launch.job.layout import JobLayout, Node, check, ordered
 from fleetlight.launch.job.spec import RendezvousSpec
 from fleetlight.launch.machines import store
-from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
+from fleetlight.launch.machines.exchanged.heartbeats import Counters, Heartbeats
 from fleetlight.launch.machines.start_deadline import StartDeadline
 from fleetlight.launch.machines.store_connection import Retry
 from fleetlight.launch.processes import ports

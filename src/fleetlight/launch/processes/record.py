@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from fleetlight.files.atomic import replace_file
 from fleetlight.launch.process_identity import System, start_of, this_system
+from fleetlight.launch.processes.failure import how
+from fleetlight.observe.figures.recorder import EventFile
 
 #: a log folder may have the files of several launchers of one job
 PATTERN = "launcher.*.json"
@@ -51,10 +53,11 @@ class LauncherRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class RecordFile:
-    """The record of this launcher, replaced as a whole at each change."""
+    """The record of this launcher, replaced as a whole at each change, which is an event."""
 
     def __init__(self, folder: pathlib.Path, job: str, host: str) -> None:
         pid = os.getpid()
+        self._events = EventFile(folder, f"fleetrun.{host}.{pid}", "fleetrun")
         self._path = folder / PATTERN.replace("*", f"{host}.{pid}")
         self._record = LauncherRecord(
             job=job, host=host, system=this_system(), pid=pid, start=start_of(pid)
@@ -63,10 +66,13 @@ class RecordFile:
 
     def update(self, processes: Sequence[ProcessEntry]) -> None:
         """Record the processes."""
+        for who, kind, text in changes(self._record.processes, processes):
+            self._events.add(kind, text, who)
         self._replace(processes=tuple(processes))
 
     def conclude(self, code: int) -> None:
         """Record the exit code of fleetrun."""
+        self._events.add("end", f"fleetrun ends with code {code}")
         self._replace(code=code)
 
     def close(self) -> None:
@@ -82,6 +88,21 @@ class RecordFile:
         with contextlib.suppress(OSError):
             data = msgspec.json.format(msgspec.json.encode(self._record))
             replace_file(self._path, data, mode=0o600, unique=True, durable=False)
+
+
+def changes(
+    before: Sequence[ProcessEntry], after: Sequence[ProcessEntry]
+) -> Iterator[tuple[str, str, str]]:
+    """The name of each process that has started or ended, the kind of the event, and a text."""
+    known = {entry.name: entry for entry in before}
+    for entry in after:
+        last = known.get(entry.name)
+        if last is None or (last.pid, last.restarts) != (entry.pid, entry.restarts):
+            again = f"restart {entry.restarts}" if entry.restarts else "started"
+            yield entry.name, "restart" if entry.restarts else "start", f"{again}, pid {entry.pid}"
+            last = None
+        if entry.status is not None and (last is None or last.status is None):
+            yield entry.name, "exit", how(entry.status)
 
 
 def read_records(folder: pathlib.Path) -> list[tuple[LauncherRecord, int]]:

@@ -76,7 +76,7 @@ class History:
 
     def __init__(self, log_dir: Path, most: int = MOST_MOMENTS) -> None:
         self._folder, self._most = log_dir / FOLDER, most
-        self._files: dict[str, _LineFollower] = {}
+        self._files: dict[str, LineFollower] = {}
         #: by file name without its suffix: `worker.0`
         self.series: dict[str, Series] = {}
         self.events: list[Event] = []
@@ -85,7 +85,7 @@ class History:
         """Read what was appended; returns whether anything was."""
         has_new = False
         for name in sorted(self._names()):
-            follower = self._files.setdefault(name, _LineFollower(self._folder / name))
+            follower = self._files.setdefault(name, LineFollower(self._folder / name))
             data = follower.read()
             if not data:
                 continue
@@ -111,7 +111,7 @@ class History:
             return
 
 
-class _LineFollower:
+class LineFollower:
     """Reads whole lines that are appended to a file."""
 
     def __init__(self, path: Path) -> None:
@@ -121,6 +121,7 @@ class _LineFollower:
         self.has_restarted = False
 
     def read(self) -> bytes:
+        """The lines since the last call; all of them if the file was replaced."""
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())

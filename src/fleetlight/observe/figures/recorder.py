@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -92,7 +94,17 @@ class ThinnedFile:
         replace_file(self._path, b"".join(kept), unique=True, durable=False)
 
 
-def write_event(log_dir: Path, name: str, event: Event) -> None:
-    """Append an event of a launcher; `name` distinguishes the files of several."""
-    file = ThinnedFile(log_dir / FOLDER / f"{EVENTS_PREFIX}{name}{SUFFIX}")
-    file.append(msgspec.json.encode(event))
+class EventFile:
+    """The events of one launcher."""
+
+    def __init__(
+        self, log_dir: Path, name: str, who: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`name` distinguishes the files of several launchers."""
+        self._file = ThinnedFile(log_dir / FOLDER / f"{EVENTS_PREFIX}{name}{SUFFIX}")
+        self._who, self._clock = who, clock
+
+    def add(self, kind: str, text: str, who: str | None = None) -> None:
+        """Append an event of this launcher, or of a process that it has started."""
+        event = Event(self._clock(), self._who if who is None else who, kind, text)
+        self._file.append(msgspec.json.encode(event))

@@ -12,7 +12,7 @@ from typing import Any
 from fleetlight.errors import MembershipError
 from fleetlight.launch.job.layout import JobLayout
 from fleetlight.launch.job.spec import RendezvousSpec
-from fleetlight.launch.machines.heartbeats import Counters, Heartbeats
+from fleetlight.launch.machines.exchanged.heartbeats import Counters, Heartbeats
 from fleetlight.launch.machines.other_machines import Conclusion, NextAction, conclusion
 from fleetlight.launch.machines.start_deadline import StartDeadline
 from fleetlight.launch.processes.failure import JobFailure, first_of_all
@@ -45,14 +45,14 @@ class StatusBoard:
     ) -> None:
         self.layout = layout
         self.launchers = launchers
-        self._store, self._heartbeats = store, heartbeats
+        self.store, self._heartbeats = store, heartbeats
         self._nodes = range(len(layout.nodes))
         self._said_done = False
         self._ends: dict[int, _EndReport] = {}
 
     def publish_job_id(self, job_id: str) -> None:
         """Write the job's id; called on node 0 once its log folder is ready."""
-        self._store.set("job", job_id)
+        self.store.set("job", job_id)
 
     def await_job_id(self, deadline: StartDeadline) -> str:
         """Wait for the job's id from node 0."""
@@ -61,24 +61,24 @@ class StatusBoard:
             self._heartbeats.beat(time.monotonic())
             if 0 in self.lost(time.monotonic()):
                 raise MembershipError(f"{self.layout.node_name(0)} was lost")
-            return self._store.check(["job"])
+            return self.store.check(["job"])
 
         deadline.wait(there, lambda: f"{self.layout.node_name(0)} is not ready")
-        return self._store.get("job").decode()
+        return self.store.get("job").decode()
 
     def ask(self, now: float, *, workers_done: bool) -> RemoteState:
         """Report whether this machine's workers are done; return the state of all machines."""
         if workers_done and not self._said_done:
-            self._store.set(f"done/{self.layout.own}", "")
+            self.store.set(f"done/{self.layout.own}", "")
             self._said_done = True
         if self.all_done():
             return RemoteState.DONE
-        stop = self._store.add("stop", 0) or self.lost(now)
+        stop = self.store.add("stop", 0) or self.lost(now)
         return RemoteState.STOP if stop else RemoteState.RUNNING
 
     def all_done(self) -> bool:
         """True when all workers of all machines have exited with 0."""
-        return self._store.check([f"done/{node}" for node in self._nodes])
+        return self.store.check([f"done/{node}" for node in self._nodes])
 
     def lost(self, now: float) -> list[int]:
         """The nodes whose launchers are lost."""
@@ -94,13 +94,13 @@ class StatusBoard:
 
     def request_stop(self) -> int:
         """End this start of the job on all machines; return the number of such requests."""
-        return self._store.add("stop", 1)
+        return self.store.add("stop", 1)
 
     def report_end(self, failure: JobFailure | None) -> None:
         """Report that this machine's processes have ended, and with which failure."""
         place = 0 if failure is None else self.request_stop()
         end = _EndReport(workers_done=self._said_done, place=place, failure=failure)
-        self._store.set(f"ended/{self.layout.own}", json.dumps(dataclasses.asdict(end)))
+        self.store.set(f"ended/{self.layout.own}", json.dumps(dataclasses.asdict(end)))
 
     def wait_for_ends(
         self, longest_s: float, is_enough: Callable[[], bool] = lambda: False
@@ -125,8 +125,8 @@ class StatusBoard:
 
     def _has_reported(self, node: int) -> bool:
         key = f"ended/{node}"
-        if node not in self._ends and self._store.check([key]):
-            self._ends[node] = _EndReport.from_dict(json.loads(self._store.get(key)))
+        if node not in self._ends and self.store.check([key]):
+            self._ends[node] = _EndReport.from_dict(json.loads(self.store.get(key)))
         return node in self._ends
 
     def _missing_report(self, node: int) -> JobFailure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.launch.machines.doubles import Store
 
-from fleetlight.launch.machines.heartbeats import BEAT_S, SILENT_S, Heartbeats
+from fleetlight.launch.machines.exchanged.heartbeats import BEAT_S, SILENT_S, Heartbeats
 
 
 def test_launchers_with_heartbeats_are_reachable() -> None:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FiguresExchange`: node 0 gets the figures and events that other machines record.
+
+They travel in the store, with the heartbeats of launchers: of each process the newest snapshot, and
+the last events. Machines that share a log folder have all files already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from fleetlight.launch.machines.exchanged.heartbeats import BEAT_S, Counters
+from fleetlight.observe.figures.history import LineFollower
+from fleetlight.observe.figures.recorder import ThinnedFile
+from fleetlight.observe.figures.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX
+
+#: how many events a message has at most
+_EVENTS = 50
+
+
+class _RecordedLines(msgspec.Struct):
+    """What one machine sends: lines by the name of their file."""
+
+    number: int
+    lines: dict[str, list[str]]
+
+
+class FiguresExchange:
+    """One machine's part in one start of the job."""
+
+    def __init__(self, store: Counters, own: int, nodes: int, log_dir: Path) -> None:
+        self._store, self._own, self._nodes = store, own, nodes
+        self._folder = log_dir / FOLDER
+        self._next = 0.0
+        self._number = 0
+        self._followers: dict[str, LineFollower] = {}
+        #: by name: the last lines of a file, which all messages have, since node 0 may miss some
+        self._last: dict[str, deque[str]] = {}
+        #: by node: the number of its last message
+        self._seen: dict[int, int] = {}
+        #: by name: a file that this machine writes for another, with its last lines; None: it has
+        #: the file already
+        self._copies: dict[str, _Copy | None] = {}
+
+    def exchange(self, now: float) -> None:
+        """`bring` once per interval."""
+        if now >= self._next:
+            self._next = now + BEAT_S
+            self.bring()
+
+    def bring(self) -> None:
+        """Send what is new, or on node 0 receive it."""
+        if self._own:
+            self._send()
+        else:
+            for node in range(1, self._nodes):
+                self._receive(node)
+
+    def _send(self) -> None:
+        lines = {name: self._newest(name) for name in self._names()}
+        lines = {name: some for name, some in lines.items() if some}
+        if lines:
+            self._number += 1
+            message = msgspec.json.encode(_RecordedLines(self._number, lines))
+            self._store.set(f"figures/{self._own}", message.decode())
+
+    def _names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
+        except FileNotFoundError:
+            return []
+
+    def _newest(self, name: str) -> list[str]:
+        follower = self._followers.setdefault(name, LineFollower(self._folder / name))
+        lines = follower.read().decode(errors="replace").splitlines()
+        count = _EVENTS if name.startswith(EVENTS_PREFIX) else 1
+        last = self._last.setdefault(name, deque(maxlen=count))
+        last += lines
+        return list(last)
+
+    def _receive(self, node: int) -> None:
+        key = f"figures/{node}"
+        if not self._store.check([key]):
+            return
+        message = msgspec.json.decode(self._store.get(key), type=_RecordedLines)
+        if message.number == self._seen.get(node):
+            return
+        self._seen[node] = message.number
+        for name, lines in message.lines.items():
+            copy = self._copy(name)
+            if copy is not None:
+                copy.add(lines)
+
+    def _copy(self, name: str) -> _Copy | None:
+        # a name from another machine must not lead out of the folder
+        if os.path.basename(name) != name or not name.endswith(SUFFIX):
+            return None
+        if name not in self._copies:
+            path = self._folder / name
+            self._copies[name] = None if path.exists() else _Copy(path)
+        return self._copies[name]
+
+
+class _Copy:
+    """A file of another machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = ThinnedFile(path)
+        self._last: deque[str] = deque(maxlen=2 * _EVENTS)
+
+    def add(self, lines: list[str]) -> None:
+        """Append the lines that are new."""
+        for line in lines:
+            if line not in self._last:
+                self._last.append(line)
+                self._file.append(line.encode())

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of other machines arrive on node 0, each line once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from tests.launch.machines.doubles import Store
+
+from fleetlight.launch.machines.exchanged.figures_exchange import FiguresExchange
+from fleetlight.observe.figures.history import History
+from fleetlight.observe.figures.recorder import EventFile, ThinnedFile
+from fleetlight.observe.figures.snapshot import FOLDER, Snapshot, snapshot_file
+
+
+class Machine:
+    """One machine with a log folder of its own."""
+
+    def __init__(self, store: Store, own: int, folder: Path) -> None:
+        self.folder = folder / f"node{own}"
+        self.folder.mkdir()
+        self.exchange = FiguresExchange(store, own, 3, self.folder)
+
+    def record(self, worker: int, at: float) -> None:
+        path = self.folder / FOLDER / snapshot_file("worker", worker)
+        ThinnedFile(path).append(msgspec.json.encode(Snapshot(at, 7, {"steps": at})))
+
+
+def test_snapshots_and_events_arrive_once(tmp_path: Path) -> None:
+    store = Store()
+    first, second, third = (Machine(store, own, tmp_path) for own in range(3))
+    first.record(0, 1.0)
+    second.record(1, 1.0)
+    second.record(1, 2.0)
+    third.record(2, 5.0)
+    events = EventFile(second.folder, "fleetrun.host.9", "fleetrun", clock=lambda: 3.0)
+    events.add("start", "started, pid 9", "worker 1")
+    history = History(first.folder)
+    for now in (0.0, 0.5, 2.0, 4.0):
+        for machine in (second, third, first):
+            machine.exchange.exchange(now)
+        events.add("restart", f"at {now}", "worker 1")
+    history.poll()
+    assert list(history.series["worker.0"].times) == [1.0]
+    # only the newest of those between two messages
+    assert list(history.series["worker.1"].times) == [2.0]
+    assert history.series["worker.2"].last("steps") == 5.0
+    assert [one.text for one in history.events] == ["started, pid 9", "at 0.0", "at 0.5", "at 2.0"]
+
+
+def test_the_last_lines_are_brought_at_once(tmp_path: Path) -> None:
+    store = Store()
+    first, second, _ = (Machine(store, own, tmp_path) for own in range(3))
+    for machine in (second, first):
+        machine.exchange.exchange(0.0)
+    second.record(1, 9.0)
+    second.exchange.bring()
+    first.exchange.bring()
+    history = History(first.folder)
+    history.poll()
+    assert history.series["worker.1"].last("steps") == 9.0
+
+
+def test_a_missed_message_loses_no_process(tmp_path: Path) -> None:
+    store = Store()
+    first, second, _ = (Machine(store, own, tmp_path) for own in range(3))
+    second.record(1, 1.0)
+    second.exchange.bring()
+    second.record(2, 2.0)
+    second.exchange.bring()
+    first.exchange.bring()
+    history = History(first.folder)
+    history.poll()
+    assert history.series.keys() == {"worker.1", "worker.2"}
+
+
+def test_a_shared_folder_is_not_written_twice(tmp_path: Path) -> None:
+    store = Store()
+    first = Machine(store, 0, tmp_path)
+    second = FiguresExchange(store, 1, 3, first.folder)
+    first.record(1, 1.0)
+    second.exchange(0.0)
+    first.exchange.exchange(0.0)
+    data = (first.folder / FOLDER / "worker.1.jsonl").read_bytes()
+    assert data.count(b"\n") == 1
+
+
+def test_a_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    store = Store()
+    first = Machine(store, 0, tmp_path)
+    message = {"number": 1, "lines": {"../../evil.jsonl": ["x"], "evil.txt": ["x"]}}
+    store.set("figures/1", msgspec.json.encode(message).decode())
+    first.exchange.exchange(0.0)
+    assert not list(tmp_path.rglob("evil*"))

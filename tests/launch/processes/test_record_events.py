@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a launcher's processes are events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fleetlight.launch.processes.record import ProcessEntry, RecordFile, changes
+from fleetlight.observe.figures.history import History
+
+
+def entry(pid: int, status: int | None = None, restarts: int = 0) -> ProcessEntry:
+    return ProcessEntry(name="worker 1", pid=pid, start=1, status=status, restarts=restarts)
+
+
+def test_what_changes_is_an_event() -> None:
+    cases = [
+        ([], [entry(3)], [("worker 1", "start", "started, pid 3")]),
+        ([entry(3)], [entry(3)], []),
+        ([entry(3)], [entry(3, 1)], [("worker 1", "exit", "exited with code 1")]),
+        ([entry(3, 1)], [entry(3, 1)], []),
+        ([entry(3)], [entry(4, restarts=1)], [("worker 1", "restart", "restart 1, pid 4")]),
+        # it started and ended between two looks
+        (
+            [entry(3)],
+            [entry(4, 0, 1)],
+            [
+                ("worker 1", "restart", "restart 1, pid 4"),
+                ("worker 1", "exit", "exited with code 0"),
+            ],
+        ),
+    ]
+    for before, after, expected in cases:
+        assert list(changes(before, after)) == expected
+
+
+def test_a_launcher_records_its_events(tmp_path: Path) -> None:
+    record = RecordFile(tmp_path, "job", "127.0.0.1")
+    record.update([entry(3)])
+    record.update([entry(3, -9)])
+    record.conclude(1)
+    history = History(tmp_path)
+    history.poll()
+    assert [(one.who, one.kind) for one in history.events] == [
+        ("worker 1", "start"),
+        ("worker 1", "exit"),
+        ("fleetrun", "end"),
+    ]
+    assert "SIGKILL" in history.events[1].text
