@@ -8,10 +8,18 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
+
+from fleetlight.files.atomic import replace_file
 from fleetlight.fleet.job import Job, current
+from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.observe.figures.recorder import FigureRecorder
 from fleetlight.observe.figures.registry import registry
+from fleetlight.observe.figures.snapshot import FOLDER
 from fleetlight.observe.figures.step_times import BACKWARD, step_times
+from fleetlight.observe.log import logger
+from fleetlight.roles import Role
 from fleetlight.torch_compat.used_graphs import time_backwards
 
 
@@ -23,10 +31,29 @@ def start_figures(job: Job) -> None:
     job.closers.callback(time_backwards, None, step_times.leave)
     job.closers.callback(registry.add(job.figures))
     if role.log_dir is not None and role.index is not None:
+        if role.is_worker and not role.index:
+            _describe(job, Path(role.log_dir))
         recorder = FigureRecorder(Path(role.log_dir), role.kind.value, role.index, registry)
         # leaving the job records its last figures; a server only ends
         job.closers.callback(recorder.close)
         atexit.register(recorder.close)
+
+
+def _describe(job: Job, log_dir: Path) -> None:
+    """Write down what the job is, for pages about it."""
+    mode = mode_of(job.strategy) if job.collective_group is None else "collective"
+    facts = {"mode": mode, "explain": job.strategy.explain(), "torch": str(torch.__version__)}
+    try:
+        (log_dir / FOLDER).mkdir(exist_ok=True)
+        data = msgspec.json.encode(facts)
+        replace_file(log_dir / FOLDER / "job.json", data, unique=True, durable=False)
+    except OSError as error:
+        logger.warning("the job is not described in %s: %s", log_dir, error)
+
+
+def note(role: Role, kind: str, text: str) -> None:
+    """Record an event of this process."""
+    registry.event(f"{role.kind.value} {role.index}", kind, text)
 
 
 def log(**values: Any) -> None:

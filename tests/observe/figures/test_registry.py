@@ -103,6 +103,7 @@ def test_events_are_taken_once() -> None:
     registry.event("worker 0", "checkpoint", "saved step 3")
     assert [(one.at, one.kind) for one in registry.take_events()] == [(5.0, "checkpoint")]
     assert registry.take_events() == []
+    assert registry.snapshot().values["checkpoint_time_seconds"] == 5.0
 
 
 def test_keys_have_names_and_labels() -> None:

@@ -20,6 +20,7 @@ from fleetlight.fleet.checkpoints.save_options import FOLDER, SaveOptions, check
 from fleetlight.fleet.checkpoints.worker_state import report_positions, worker_record
 from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.protocols import ServerSnapshot
+from fleetlight.fleet.recording import note
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.registering import (
     has_all_of,
@@ -27,6 +28,7 @@ from fleetlight.fleet.training.registering import (
     registered_model,
 )
 from fleetlight.observe.log import logger
+from fleetlight.roles import Role
 from fleetlight.store import absolute
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ def save_alone(job: Job, dirname: Directory, how: SaveOptions) -> None:
 def _write_now_or_later(
     job: Job, model: nn.Module, dirname: Directory, snapshot: JobSnapshot, how: SaveOptions
 ) -> None:
-    write = functools.partial(_write, keep=job.strategy.checkpoint_configs.keep)
+    write = functools.partial(_write, keep=job.strategy.checkpoint_configs.keep, role=job.role)
     bases = how.bases(dirname)
     if not how.background:
         while not _try_write(write, dirname, snapshot, job.server_snapshot(model, how.via, bases)):
@@ -217,9 +219,10 @@ def _workers(job: Job) -> list[WorkerState]:
     return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
 
 
-def _write(dirname: Directory, snapshot: JobSnapshot, keep: int) -> None:
+def _write(dirname: Directory, snapshot: JobSnapshot, keep: int, role: Role) -> None:
     checkpoint.write(dirname, snapshot, keep=keep)
     logger.info("saved %s at step %d", dirname, snapshot.step)
+    note(role, "checkpoint", f"saved {dirname} at step {snapshot.step}")
 
 
 def _check_program(name: str, program: Any, job: Job) -> None:

@@ -19,6 +19,7 @@ from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.loading import load_job
 from fleetlight.fleet.checkpoints.worker_state import positions_of_all
 from fleetlight.fleet.job import Job
+from fleetlight.fleet.recording import note
 from fleetlight.observe.log import logger
 
 _OPERATION = "looking for a checkpoint"
@@ -57,6 +58,7 @@ class Resumption:
             self._restore_random()
         if not job.replay.is_catching_up:
             logger.info("resuming from %s, saved at step %d", self._folder, job.step)
+            note(job.role, "resume", f"from {self._folder}, saved at step {job.step}")
         return True
 
     def between(self, number: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay
+from fleetlight.fleet.recording import note
 from fleetlight.fleet.served.elastic.join_state import JoinState
 from fleetlight.fleet.served.job import CatchingUpJob
 from fleetlight.fleet.served.session import ServerSession
@@ -69,6 +70,7 @@ class JoiningReplay(NoReplay):
         self._group.prelude = None
         replies = self._session.client.replies
         replies.go_on(replies.made, state.meetings)
+        note(job.role, "join", f"joined at step {job.step}")
         logger.warning(
             "joined at step %d, in epoch %d; learning rates are those of worker 0",
             job.step,

@@ -57,6 +57,8 @@ class Registry:
         self._sources: list[Source] = [usage]
         self._failed: set[int] = set()
         self._events: list[Event] = []
+        #: by figure: when the last event of its kind was
+        self._times: dict[str, float] = {}
         self.logged = LoggedValues()
 
     def add(self, source: Source) -> Callable[[], None]:
@@ -73,8 +75,11 @@ class Registry:
 
     def event(self, who: str, kind: str, text: str) -> None:
         """Note that something happened."""
+        now, figure = self._clock(), f"{kind}_time_seconds"
         with self._lock:
-            self._events = [*self._events[-_MOST_EVENTS:], Event(self._clock(), who, kind, text)]
+            self._events = [*self._events[-_MOST_EVENTS:], Event(now, who, kind, text)]
+            if figure in FIGURES:
+                self._times[figure] = now
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""
@@ -87,7 +92,7 @@ class Registry:
         values: dict[str, float] = {}
         counts: dict[str, dict[int, int]] = {}
         with self._lock:
-            sources = list(self._sources)
+            sources, times = list(self._sources), dict(self._times)
         for source in sources:
             for key, value in self._ask(source).items():
                 kind = FIGURES[split_key(key)[0]].kind
@@ -95,6 +100,7 @@ class Registry:
                     counts[key] = dict(value)
                 else:
                     values[key] = float(value)
+        values.update(times)
         values.update(self.logged.take() if takes else self.logged.now())
         _limit_labels(values)
         return Snapshot(self._clock(), os.getpid(), values, counts)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fleetlight.errors import FleetError, PublicationError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.publishing import PublishOptions
+from fleetlight.fleet.recording import note
 from fleetlight.fleet.served.publishing.dense_values import encoded, local_values, with_served
 from fleetlight.fleet.served.publishing.target import PublicationTarget, prefix_of
 from fleetlight.fleet.served.session import ServerSession
@@ -149,6 +150,7 @@ class Publisher:
         kind = "a delta" if since else "a base"
         rows = sum(file.rows for file in files)
         removed = sum(file.removed for file in files)
+        note(self._job.role, "publication", f"number {number}, {kind} of {rows:,} rows")
         logger.debug(
             "published %s to %s: number %d, step %d, %d rows, %d removed",
             kind,
