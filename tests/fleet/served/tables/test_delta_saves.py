@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,23 @@ def test_any_number_of_servers_resumes_from_a_delta(tmp_path: Path, servers: int
 
 
 @pytest.mark.parametrize(
-    ("into", "out", "background"), [("folder", "worker0", False), ("worker0", "folder", True)]
+    ("into", "out", "background"),
+    [("folder", "folder", False), ("folder", "worker0", False), ("worker0", "folder", True)],
 )
 def test_deltas_in_a_bucket(bucket: str, into: str, out: str, background: bool) -> None:
     expected = saved_job(bucket, via=into, background=background)
     assert kind_of(bucket) == "delta"
     for one, other in zip(resumed(bucket, SYNC, 3, via=out), expected, strict=True):
         equal(one[0], other[0], atol=0.0)
+
+
+def test_a_delta_whose_base_is_gone_is_refused(tmp_path: Path) -> None:
+    saved_job(tmp_path)
+    base = checkpoint.read(tmp_path).manifest.base
+    assert isinstance(base, BaseEntry)
+    shutil.rmtree(tmp_path / base.folder)
+    with pytest.raises(CheckpointError, match=rf"server \d does not see .*{base.folder}/table"):
+        resumed(tmp_path, SYNC, 2)
 
 
 @pytest.mark.parametrize("strategy", [ASYNC, geo(1)])

@@ -215,7 +215,9 @@ class TableObjects:
         """Where each file is: in the folder of the generation, or in that of its base."""
         stores = {name: self._store for _, name in message.files}
         if message.base:
-            stores |= dict.fromkeys(message.base_files, store_at(message.base))
+            base = store_at(message.base)
+            # some files of the base have no rows of this server
+            stores |= {name: base for name in message.base_files if name in stores}
         return stores
 
     def _readers(
