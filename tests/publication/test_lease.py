@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetlight.errors import PublicationError
+from fleetlight.errors import PublicationError, StoreError
 from fleetlight.publication.lease import LEASE, Lease
 from fleetlight.store.local import LocalStore
+from fleetlight.store.protocol import Data
 
 
 @pytest.fixture
@@ -81,6 +82,31 @@ def test_a_restarted_worker_takes_over_the_lease_of_its_job(store: LocalStore) -
     assert not clock.passed
     with pytest.raises(PublicationError, match="publishes here now"):
         first.release()
+
+
+class LosesReplies(LocalStore):
+    """A store whose next write arrives, and then fails."""
+
+    loses = False
+
+    def swap(self, name: str, data: Data, version: str) -> str | None:
+        made = super().swap(name, data, version)
+        if self.loses:
+            self.loses = False
+            raise StoreError("the reply was lost")
+        return made
+
+
+def test_a_renewal_whose_reply_was_lost_does_not_end_the_lease(tmp_path: Path) -> None:
+    store = LosesReplies(tmp_path)
+    lease = Lease.acquire(store, "")
+    store.loses = True
+    with pytest.raises(StoreError):
+        lease.renew()
+    lease.renew()
+    Lease.acquire(store, "", pause=Clock())
+    with pytest.raises(PublicationError, match="publishes here now"):
+        lease.renew()
 
 
 def test_another_file_of_this_name_is_refused(store: LocalStore) -> None:

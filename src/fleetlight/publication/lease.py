@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -48,10 +49,11 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """The right to publish at a target."""
+    """The right to publish at a target. Several threads may use it."""
 
     def __init__(self, store: ObjectStore, holder: Holder, version: str) -> None:
         self._store, self._holder, self._version = store, holder, version
+        self._replacing = threading.Lock()
 
     @classmethod
     def acquire(
@@ -90,15 +92,26 @@ class Lease:
         self._replace(self._holder.after(is_over=True))
 
     def _replace(self, holder: Holder) -> None:
-        version = self._store.swap(LEASE, msgspec.json.encode(holder), self._version)
-        if version is None:
-            found = _read(self._store)
-            who = "no process" if found is None else _decoded(found, self._store).process
-            raise PublicationError(
-                f"{self._store.url}: {who} publishes here now, in place of this job, which renewed "
-                f"no lease for {_MISSED * holder.renew_s:g} s; give each job a target of its own"
-            )
-        self._holder, self._version = holder, version
+        with self._replacing:
+            data = msgspec.json.encode(holder)
+            version = self._store.swap(LEASE, data, self._version)
+            if version is None:
+                version = self._swapped_again(data, holder)
+            self._holder, self._version = holder, version
+
+    def _swapped_again(self, data: bytes, holder: Holder) -> str:
+        """Replace what an earlier call wrote that failed, because the reply was lost."""
+        found = _read(self._store)
+        now = None if found is None else _decoded(found, self._store)
+        if found is not None and now is not None and now.token == holder.token:
+            version = self._store.swap(LEASE, data, found.version)
+            if version is not None:
+                return version
+        who = "no process" if now is None else now.process
+        raise PublicationError(
+            f"{self._store.url}: {who} publishes here now, in place of this job, which renewed "
+            f"no lease for {_MISSED * holder.renew_s:g} s; give each job a target of its own"
+        )
 
 
 def _read(store: ObjectStore) -> Object | None:

@@ -186,9 +186,11 @@ def check_newer(new: PublicationManifest, old: PublicationManifest, where: str) 
             f"{old.newest.number} of epoch {old.epoch} was read before: it is stale; end the older "
             "publisher, or start a new reader to go back"
         )
-    if new.base.id != old.base.id:
-        return
-    for before, now in zip(old.chain, new.chain, strict=False):
+    same_number = new.newest.number == old.newest.number
+    pairs = [(old.newest, new.newest)] if same_number else []
+    if new.base.id == old.base.id:
+        pairs += zip(old.chain, new.chain, strict=False)
+    for before, now in pairs:
         if before.id != now.id:
             raise PublicationError(
                 f"{where}: publication {now.number} was {before.id!r} before, and is {now.id!r} "

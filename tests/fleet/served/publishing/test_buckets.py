@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from tests.fleet.served.publishing.test_publisher import IDS, STEPS, build, train
 from tests.served import ASYNC, Job, Member
+from tests.store.s3 import FaultProxy, HalfObject
 
 from fleetlight.errors import PublicationError, StoreRefusedError
 from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.publication.lease import LEASE, Lease
+from fleetlight.publication.manifest import MANIFEST
 from fleetlight.serve import Reader
 from fleetlight.store import store_at
 
@@ -40,6 +42,25 @@ def test_readers_follow_a_bucket(bucket: str, tmp_path: Path) -> None:
 
         with pytest.raises(PublicationError, match="publishes here already"):
             Lease.acquire(store, "", pause=renewed)
+        made.stop(publish=False)
+
+    Job(build, ASYNC, workers=1, servers=2).run(work)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "emb.server1"])
+def test_a_file_that_arrives_half_is_not_published(bucket: str, s3: FaultProxy, name: str) -> None:
+    def work(member: Member) -> None:
+        made = member.context.publish(PublishOptions(bucket, every_s=1e6))
+        assert made is not None
+        s3.fail(HalfObject(), method="PUT", path=f"/{name}")
+        with pytest.raises(
+            PublicationError, match=rf"/{name}\..*wrote \d+ bytes, and worker 0 sees"
+        ):
+            made.publish_now()
+        assert store_at(bucket).head(MANIFEST) is None
+        made.publish_now()
+        assert store_at(bucket).head(MANIFEST) is not None
         made.stop(publish=False)
 
     Job(build, ASYNC, workers=1, servers=2).run(work)

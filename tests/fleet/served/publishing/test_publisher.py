@@ -14,7 +14,7 @@ import torch
 from tests.served import ASYNC, SYNC, Job, Member, Net, batches, geo, loss_of
 from torch import nn
 
-from fleetlight.errors import ConfigError, PlanError, PublicationError
+from fleetlight.errors import ConfigError, PlanError, PublicationError, StoreError
 from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.served.publishing import publisher as publishers
 from fleetlight.fleet.served.publishing.publisher import Publisher
@@ -269,6 +269,99 @@ def test_a_publisher_whose_lease_was_taken_stops(
     alone(tmp_path, work)
     assert "this job publishes no longer" in caplog.text
     assert "process 7 on host publishes here now" in caplog.text
+
+
+def test_a_manifest_whose_reply_was_lost_does_not_end_publications(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(member: Member) -> None:
+        made = publisher(member, tmp_path / "target")
+        assert made is not None
+        made.publish_now()
+        swap = made._target.store.swap
+
+        def loses_reply(name: str, data: Any, version: str) -> str | None:
+            swap(name, data, version)
+            raise StoreError("the reply was lost")
+
+        train(member, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(made._target.store, "swap", loses_reply)
+            with pytest.raises(StoreError):
+                made.publish_now()
+        found = reader(tmp_path / "target", tmp_path / "cache")
+        assert found.number == 2
+        train(member, 1)
+        with pytest.raises(PublicationError, match="is not the one that this job wrote last"):
+            made.publish_now()
+        # the reader may have read what arrived, so all rows follow in a new epoch
+        assert made.publish_now().previous == ""
+        assert made.publish_now().previous
+        assert found.refresh()
+        assert (found.number, found.epoch) == (4, 2)
+        assert np.array_equal(found.lookup("emb", np.arange(IDS)), member.rows(np.arange(IDS)))
+        made.stop(publish=False)
+
+    alone(tmp_path, work)
+
+
+def test_a_late_publication_of_another_publisher_does_not_end_publications(tmp_path: Path) -> None:
+    """It was suspended for longer than its lease lasts."""
+
+    def work(member: Member) -> None:
+        first = publisher(member, tmp_path / "target")
+        second = publisher(member, tmp_path / "target")
+        assert first is not None
+        assert second is not None
+        first.publish_now()
+        with pytest.raises(PublicationError, match="is not the one that this job wrote last"):
+            second.publish_now()
+        assert second.publish_now().number == 2
+        with pytest.raises(PublicationError):
+            first.publish_now()
+        with pytest.raises(PublicationError, match="publishes here now, in place of this job"):
+            first.publish_now()
+        first.abandon()
+        second.stop(publish=False)
+
+    alone(tmp_path, work)
+
+
+def test_the_lease_is_renewed_until_the_last_publication_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishers, "RENEW_S", 0.01)
+
+    def work(member: Member) -> None:
+        made = publisher(member, tmp_path / "target")
+        assert made is not None
+        renewed, renew = threading.Event(), made._lease.renew
+
+        def renews() -> None:
+            renew()
+            renewed.set()
+
+        def publishes() -> Any:
+            renewed.clear()
+            assert renewed.wait(60)
+
+        monkeypatch.setattr(made._lease, "renew", renews)
+        monkeypatch.setattr(made, "publish_now", publishes)
+        made.stop()
+        assert b'"is_over":true' in (tmp_path / "target" / LEASE).read_bytes()
+
+    alone(tmp_path, work)
+
+
+def test_a_publisher_that_cannot_start_leaves_no_lease(tmp_path: Path) -> None:
+    def work(member: Member) -> None:
+        (tmp_path / "target").mkdir()
+        (tmp_path / "target" / MANIFEST).write_text("{")
+        with pytest.raises(PublicationError, match="is damaged"):
+            publisher(member, tmp_path / "target")
+        assert b'"is_over":true' in (tmp_path / "target" / LEASE).read_bytes()
+
+    alone(tmp_path, work)
 
 
 def test_tables_and_forms_are_chosen_by_name(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fleetlight.ps.transport.interface import ReceivedReply
 
 
 def local_values(job: Job, session: ServerSession) -> dict[str, Tensor]:
-    """Copies of the dense values of worker 0, by name."""
+    """Copies of the dense values of worker 0, by name; tied ones have their first name alone."""
     state = checkpoint.model_state(registered_model(job))
     tables = {id(weight) for weight in table_weights(session.bound)}
     live = registered_model(job).state_dict(keep_vars=True)
@@ -43,6 +43,13 @@ def with_served(
         plan.dense[number].name: tensor_of(array).view(plan.dense[number].shape).clone()
         for number, array in served.items()
     }
+
+
+def with_tied(job: Job, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values under all their names: a program has each name of tied values."""
+    aliases = checkpoint.model_state(registered_model(job)).aliases
+    tied = {name: values[first].clone() for name, first in aliases.items() if first in values}
+    return {**values, **tied}
 
 
 def encoded(values: Mapping[str, Tensor]) -> bytes:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -14,7 +15,12 @@ from fleetlight.errors import FleetError, PublicationError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.recording import note
-from fleetlight.fleet.served.publishing.dense_values import encoded, local_values, with_served
+from fleetlight.fleet.served.publishing.dense_values import (
+    encoded,
+    local_values,
+    with_served,
+    with_tied,
+)
 from fleetlight.fleet.served.publishing.target import PublicationTarget, prefix_of
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.kernels import table_seed
@@ -54,15 +60,23 @@ class Publisher:
         store = store_at(options.url)
         self._lease = Lease.acquire(store, job.role.job)
         entries = [_entry(plan.tables[n], plan.seed, self._forms[n]) for n in self._tables]
-        self._target = PublicationTarget(store, entries, options.every_s)
+        try:
+            self._target = PublicationTarget(store, entries, options.every_s)
+            # the servers mark changes from now on, or say why they cannot
+            self._ask(m.PublicationRequest(self._tables, ""))
+        except BaseException:
+            # the next publisher need not wait
+            with contextlib.suppress(FleetError):
+                self._lease.release()
+            raise
         self._loads = session.client.epoch
         self._cycle = threading.Lock()
         self._over = threading.Event()
+        #: after the last publication: until then the lease is renewed
+        self._is_released = threading.Event()
         #: the error of the last publication, None if it is complete
         self.error: Exception | None = None
         self._gate = session.trainer_guard.gate = threading.Lock()
-        # the servers mark changes from now on, or say why they cannot
-        self._ask(m.PublicationRequest(self._tables, ""))
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._run, "fleet-publish"), (self._renew, "fleet-lease"))
@@ -91,21 +105,25 @@ class Publisher:
         if self._over.is_set():
             return
         self._over.set()
-        for thread in self._threads:
-            thread.join()
+        publishes, renews = self._threads
+        publishes.join()
         try:
             if publish:
                 self.publish_now()
             self._ask(m.PublicationRequest([], self._published()))
+            self._is_released.set()
+            renews.join()
             self._lease.release()
         except FleetError as error:
             logger.error("the last publication to %s failed: %s", self._options.url, error)
         finally:
+            self._is_released.set()
             self._session.trainer_guard.gate = None
 
     def abandon(self) -> None:
         """End silently, after a failure."""
         self._over.set()
+        self._is_released.set()
         self._session.trainer_guard.gate = None
 
     def _run(self) -> None:
@@ -126,7 +144,7 @@ class Publisher:
                     )
 
     def _renew(self) -> None:
-        while not self._over.wait(RENEW_S):
+        while not self._is_released.wait(RENEW_S):
             try:
                 self._lease.renew()
             except PublicationError as error:
@@ -137,13 +155,17 @@ class Publisher:
                 logger.warning("the lease of %s was not renewed: %s", self._options.url, error)
 
     def _publish(self) -> Publication:
+        if self._target.is_outdated:
+            # it fails if another publisher has taken over
+            self._lease.renew()
+            self._target.start_over()
         since = self._since()
         number, publication = self._target.number + 1, secrets.token_hex(6)
         prefix = prefix_of(number, publication)
         values, step, now = self._cut(publication, since)
         files = self._write(publication, prefix)
         dense = self._target.put_dense(prefix, encoded(values))
-        self._target.check_sees(files)
+        self._target.check_sees(files, dense)
         made = Publication(publication, number, since, step, now, dense, files)
         self._target.complete(made)
         self._target.prune(self._options.grace_s)
@@ -198,7 +220,7 @@ class Publisher:
         try:
             replies = self._ask(message)
             values = with_served(local_values(self._job, self._session), self._session, replies)
-            return values, self._job.step, time.time()
+            return with_tied(self._job, values), self._job.step, time.time()
         finally:
             self._gate.release()
 

@@ -38,6 +38,8 @@ class PublicationTarget:
         #: the number of the last publication at this target
         self.number = 0
         self._epoch = 1
+        #: the manifest there is not the one that this publisher replaced last
+        self.is_outdated = False
         self._read()
         #: files that no manifest names, and since when
         self._unnamed: dict[str, float] = {}
@@ -50,11 +52,19 @@ class PublicationTarget:
             return
         self._version = found.version
         earlier = manifests.decode(bytes(found.data), f"{self.store.url}/{MANIFEST}")
-        self.number, self._epoch = earlier.newest.number, earlier.epoch + 1
+        self.number = max(self.number, earlier.newest.number)
+        self._epoch = max(self._epoch, earlier.epoch + 1)
 
     def begin_epoch(self) -> None:
         """The values are those of a loaded checkpoint: the next publication is a base."""
         self.manifest, self._epoch = None, self._epoch + 1
+
+    def start_over(self) -> None:
+        """Continue after the manifest that is there now; the next publication is a base."""
+        self.begin_epoch()
+        self._version = None
+        self._read()
+        self.is_outdated = False
 
     def put_dense(self, prefix: str, data: bytes) -> DenseFile:
         """Write the dense values of a publication."""
@@ -62,16 +72,17 @@ class PublicationTarget:
         self.store.put(name, data)
         return DenseFile(name, len(data), hashlib.sha256(data).hexdigest())
 
-    def check_sees(self, files: Sequence[RowFile]) -> None:
-        """Raise if a server has written to a folder that this worker does not see."""
-        for file in files:
+    def check_sees(self, files: Sequence[RowFile], dense: DenseFile) -> None:
+        """Raise if a file did not arrive whole, or is in a folder that this worker does not see."""
+        every: list[RowFile | DenseFile] = [*files, dense]
+        for file in every:
             found = self.store.head(file.name)
             if found is None or found.size != file.bytes:
+                who = f"server {file.server}" if isinstance(file, RowFile) else "worker 0"
                 size = "no such file" if found is None else f"{found.size} bytes"
                 raise PublicationError(
-                    f"{self.store.url}/{file.name}: server {file.server} wrote {file.bytes} bytes, "
-                    f"and worker 0 sees {size}; publish to a bucket, or to a folder that all hosts "
-                    "share"
+                    f"{self.store.url}/{file.name}: {who} wrote {file.bytes} bytes, and worker 0 "
+                    f"sees {size}; publish to a bucket, or to a folder that all hosts share"
                 )
 
     def complete(self, publication: Publication) -> PublicationManifest:
@@ -95,9 +106,10 @@ class PublicationTarget:
         else:
             version = self.store.swap(MANIFEST, data, self._version)
         if version is None:
+            self.is_outdated = True
             raise PublicationError(
-                f"{self.store.url}/{MANIFEST}: another process has replaced it; give each job a "
-                "target of its own"
+                f"{self.store.url}/{MANIFEST} is not the one that this job wrote last: another "
+                "publisher has replaced it, or a reply was lost; the next publication has all rows"
             )
         self._version, self.manifest, self.number = version, new, publication.number
         return new
