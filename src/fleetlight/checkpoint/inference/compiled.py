@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from fleetlight.checkpoint.inference.inference_manifest import InferenceManifest
+from fleetlight.checkpoint.inference.inference_manifest import ConstantEntry, InferenceManifest
 from fleetlight.checkpoint.inference.served import RowView, new_values
 from fleetlight.errors import CheckpointError
 
@@ -42,12 +42,9 @@ def load_compiled(path: Path, manifest: InferenceManifest, device: torch.device)
     """Load a package. Its code runs in this process: load only what you trust."""
     from fleetlight.torch_compat.inductor import load_package
 
-    state = {
-        entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
-        for entry in manifest.state
-    }
+    state = {entry.name: _shaped(entry) for entry in manifest.state}
     try:
-        return CompiledProgram(load_package(path, device), state, device)
+        return CompiledProgram(load_package(path, device), state, device, manifest.prefix)
     except Exception as error:  # torch raises many kinds here
         raise CheckpointError(
             f"{path} (compiled with torch {manifest.torch}) cannot be loaded with torch "
@@ -56,13 +53,24 @@ def load_compiled(path: Path, manifest: InferenceManifest, device: torch.device)
         ) from error
 
 
+def _shaped(entry: ConstantEntry) -> Tensor:
+    """A tensor without values, of the kind of an entry."""
+    value = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
+    return nn.Parameter(value, requires_grad=False) if entry.is_parameter else value
+
+
 class CompiledProgram:
     """A loaded package. One call runs at a time; its operations use all threads."""
 
     def __init__(
-        self, package: CompiledPackage, state: Mapping[str, Tensor], device: torch.device
+        self,
+        package: CompiledPackage,
+        state: Mapping[str, Tensor],
+        device: torch.device,
+        prefix: str,
     ) -> None:
         self._package, self._state, self._device = package, state, device
+        self._prefix = prefix
         self._lock = threading.Lock()
         self._number = -1
 
@@ -75,7 +83,7 @@ class CompiledProgram:
         """Run with the dense values of a publication; see `served.Runnable`."""
         with self._lock:
             if view.number != self._number:
-                found = new_values(self._state, view, self._device)
+                found = new_values(self._state, view, self._prefix, self._device)
                 used = set(self._package.get_constant_fqns())
                 values = {name: value for name, value in found.items() if name in used}
                 self._package.load_constants(values, check_full_update=False)

@@ -57,12 +57,15 @@ def save_inference(
     *,
     dynamic_batch: bool | Collection[str] = True,
     form: str = PROGRAM,
+    prefix: str = "",
 ) -> InferenceManifest:
     """Export `module` in eval mode, with its weights, so that it runs without its class.
 
     The first dimension of every input as long as that of the first one is the batch and may have
     any size of at least 1; `dynamic_batch` may name the inputs that have one, or be False. A model
     that cannot take any batch size is exported with that of the example, and the reason logged.
+
+    `prefix`: what the names of its dense values begin with in publications.
     """
     if form not in FORMS:
         raise ConfigError(f"save_inference_model: got form={form!r}; {did_you_mean(form, FORMS)}")
@@ -86,6 +89,7 @@ def save_inference(
             device=device.type,
             outputs=list(_outputs(programs.program)),
             lookups=list(programs.lookups),
+            prefix=prefix,
             state=list(_state(programs.program)) if form == COMPILED else [],
         )
 
@@ -145,7 +149,11 @@ def _device(program: ExportedProgram) -> torch.device:
 
 def _state(program: ExportedProgram) -> Iterator[ConstantEntry]:
     for name, tensor in program.state_dict.items():
-        yield ConstantEntry(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        dtype, is_parameter = (
+            str(tensor.dtype).removeprefix("torch."),
+            isinstance(tensor, nn.Parameter),
+        )
+        yield ConstantEntry(name, tuple(tensor.shape), dtype, is_parameter)
 
 
 def _outputs(program: ExportedProgram) -> Iterator[str]:

@@ -27,6 +27,7 @@ class ConstantEntry(msgspec.Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
     dtype: str
+    is_parameter: bool = True
 
 
 class InferenceManifest(BaseManifest, frozen=True, kw_only=True):
@@ -43,5 +44,7 @@ class InferenceManifest(BaseManifest, frozen=True, kw_only=True):
     outputs: list[str] | None = None
     #: lookups whose rows the program takes
     lookups: list[LookupEntry] = msgspec.field(default_factory=list)
+    #: what the names of its dense values begin with in publications, if it is a part of the model
+    prefix: str = ""
     #: the dense values of a compiled program
     state: list[ConstantEntry] = msgspec.field(default_factory=list)

@@ -104,7 +104,8 @@ def _served(
         compiled = _compiled(source, manifest, device)
         return ServedProgram(ids, compiled.with_values, manifest.lookups, reader)
     program = _program(source, manifest, MODEL_FILES[manifest.form], device)
-    return ServedProgram(ids, InterpretedProgram(program.module), manifest.lookups, reader)
+    run = InterpretedProgram(program.module, manifest.prefix)
+    return ServedProgram(ids, run, manifest.lookups, reader)
 
 
 def _by_position(run: _Run, manifest: InferenceManifest) -> _Run:

@@ -77,9 +77,9 @@ class ServedProgram:
 class InterpretedProgram:
     """A module of torch for each publication; its parameters share no memory with the next one."""
 
-    def __init__(self, make: Callable[[], nn.Module]) -> None:
+    def __init__(self, make: Callable[[], nn.Module], prefix: str) -> None:
         """`make` returns a new module each time; their values may share memory."""
-        self._make = make
+        self._make, self._prefix = make, prefix
         self._now: tuple[int, nn.Module] | None = None
         self._renewing = threading.Lock()
 
@@ -95,20 +95,29 @@ class InterpretedProgram:
                 now = self._now
                 if now is None or now[0] != view.number:
                     module = self._make()
-                    _set_values(module, view)
+                    _set_values(module, view, self._prefix)
                     now = self._now = view.number, module
         return now[1]
 
 
 def new_values(
-    state: Mapping[str, Tensor], view: RowView, device: torch.device | None = None
+    state: Mapping[str, Tensor], view: RowView, prefix: str, device: torch.device | None = None
 ) -> dict[str, Tensor]:
-    """The values of a publication for a program's state, on a device or where the state is."""
+    """The values of a publication for a program's state, on a device or where the state is.
+
+    `prefix`: what their names begin with in publications.
+    """
     found = {}
     for name, value in state.items():
-        plain = name.removeprefix(PREFIX)
-        if plain not in view.dense:
+        plain = prefix + name.removeprefix(PREFIX)
+        if plain not in view.dense and not isinstance(value, nn.Parameter):
+            # a buffer that the model does not save
             continue
+        if plain not in view.dense:
+            raise ConfigError(
+                f"publication {view.number} has no {plain!r}, which the program needs: name the "
+                "target of the job that exported it"
+            )
         new = torch.from_numpy(view.dense[plain]).to(device or value.device, value.dtype)
         if new.shape != value.shape:
             raise ConfigError(
@@ -119,9 +128,9 @@ def new_values(
     return found
 
 
-def _set_values(module: nn.Module, view: RowView) -> None:
+def _set_values(module: nn.Module, view: RowView, prefix: str) -> None:
     state = module.state_dict(keep_vars=True)
-    for name, new in new_values(state, view).items():
+    for name, new in new_values(state, view, prefix).items():
         parent, _, own = name.rpartition(".")
         is_parameter = isinstance(state[name], nn.Parameter)
         value = nn.Parameter(new, requires_grad=False) if is_parameter else new

@@ -117,9 +117,19 @@ def save_inference_model(
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
     with contextlib.ExitStack() as stack:
         module = model or registered_model(job)
+        prefix = _prefix_of(module, job)
         module = stack.enter_context(with_plain_layers(job, module, rows))
         stack.enter_context(as_plain_module(module))
-        checkpoint.save_inference(dirname, module, examples, dynamic_batch=dynamic_batch, form=form)
+        checkpoint.save_inference(
+            dirname, module, examples, dynamic_batch=dynamic_batch, form=form, prefix=prefix
+        )
+
+
+def _prefix_of(module: nn.Module, job: Job) -> str:
+    """What the names of a module's values begin with in those of the registered model."""
+    whole = registered_model(job) if job.models else module
+    names = [name for name, part in whole.named_modules() if part is module and name]
+    return f"{names[0]}." if names else ""
 
 
 def _refuse_old_form(dirname: Any, *others: Any) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,34 +96,91 @@ def test_each_call_has_rows_and_dense_values_of_one_publication(tmp_path: Path, 
     fleet.stop_worker()
 
 
+class Nested(nn.Module):
+    """Its tables have a point in their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Scores()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.part(ids)
+        return out
+
+
 @pytest.mark.slow
-def test_onnx_takes_rows_and_says_of_which_ids(tmp_path: Path) -> None:
+def test_onnx_takes_rows_and_says_of_which_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    model, train = started(Scores())
+    model, train = started(Nested())
     publisher = fleet.publish(tmp_path / "rows", every_s=1e6)
     assert publisher is not None
     train()
     publisher.publish_now()
-    fleet.save_inference_model(tmp_path / "onnx", IDS[:2], rows="reader", form="onnx")
-    about = json.loads((tmp_path / "onnx/manifest.json").read_bytes())
-    folder = tmp_path / "onnx" / f"generation-{about['generation']:06d}"
-    cpu = ["CPUExecutionProvider"]
-    ids_of = onnxruntime.InferenceSession(folder / "ids.onnx", providers=cpu)
-    scores_of = onnxruntime.InferenceSession(folder / "model.onnx", providers=cpu)
+    fleet.save_inference_model(tmp_path / "program", IDS[:2], rows="reader", form="onnx")
+    page = (Path(__file__).parents[4] / "docs/serving.md").read_text()
+    [code] = re.findall(
+        r"^```python\n(import json, pathlib\nimport onnx.*?)^```$", page, re.M | re.S
+    )
+    monkeypatch.chdir(tmp_path)
     with Reader(tmp_path / "rows", cache=tmp_path / "cache", follow=False) as reader:
-        rows = {
-            out.name.replace("ids.", "rows.", 1): reader.lookup(out.name.split(".")[1], found)
-            for out, found in zip(
-                ids_of.get_outputs(), ids_of.run(None, {"ids": IDS.numpy()}), strict=True
-            )
-        }
-    assert sorted(rows) == ["rows.bag.1", "rows.emb.0"]
-    [got] = scores_of.run(None, {"ids": IDS.numpy(), **rows})
-    assert torch.allclose(torch.from_numpy(got), scores(model), atol=1e-6)
-    lookups = json.loads(scores_of.get_modelmeta().custom_metadata_map["fleetlight.lookups"])
-    assert [entry["table"] for entry in lookups] == ["emb", "bag"]
+        scope: dict[str, Any] = {"reader": reader, "inputs": {"ids": IDS.numpy()}}
+        exec(code, scope)
+    assert sorted(scope["rows"]) == ["rows.part.bag.1", "rows.part.emb.0"]
+    assert torch.allclose(torch.from_numpy(scope["scores"]), scores(model), atol=1e-6)
+    about = scope["model"].get_modelmeta().custom_metadata_map["fleetlight.lookups"]
+    assert isinstance(scope["model"], onnxruntime.InferenceSession)
+    assert [entry["table"] for entry in json.loads(about)] == ["part.emb", "part.bag"]
     with pytest.raises(ConfigError, match=r"has a model in ONNX; run model\.onnx there with onnx"):
-        fleet.load_inference_model(tmp_path / "onnx")
+        fleet.load_inference_model(tmp_path / "program")
+    fleet.stop_worker()
+
+
+@pytest.mark.slow
+def test_a_part_of_a_model_is_served(tmp_path: Path) -> None:
+    tower = nn.Sequential(fleet.nn.SparseEmbedding(4), nn.Linear(4, 2))
+    _, train = started(nn.Sequential(tower, nn.Linear(2, 1)))
+    publisher = fleet.publish(tmp_path / "rows", every_s=1e6)
+    assert publisher is not None
+    fleet.save_inference_model(tmp_path / "program", IDS[:2], tower, rows="reader")
+    train()
+    publisher.publish_now()
+    with Reader(tmp_path / "rows", cache=tmp_path / "cache", follow=False) as reader:
+        served = fleet.load_inference_model(tmp_path / "program", reader=reader)
+        assert torch.allclose(served(IDS), scores(tower), atol=1e-6)
+    fleet.stop_worker()
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight; the program may know it by either name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = fleet.nn.SparseEmbedding(4)
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.one(self.other(self.emb(ids)))
+        return out
+
+
+@pytest.mark.slow
+def test_tied_values_are_those_of_the_publication(tmp_path: Path) -> None:
+    model, train = started(Tied())
+    publisher = fleet.publish(tmp_path / "rows", every_s=1e6)
+    assert publisher is not None
+    fleet.save_inference_model(tmp_path / "program", IDS[:2], rows="reader")
+    for _ in range(3):
+        train()
+    publisher.publish_now()
+    with Reader(tmp_path / "rows", cache=tmp_path / "cache", follow=False) as reader:
+        assert set(reader.dense) == {
+            f"{n}.{m}" for n in ("one", "other") for m in ("weight", "bias")
+        }
+        served = fleet.load_inference_model(tmp_path / "program", reader=reader)
+        assert torch.allclose(served(IDS), scores(model), atol=1e-6)
     fleet.stop_worker()
 
 
@@ -161,6 +219,15 @@ def test_a_reader_and_a_program_that_do_not_fit(tmp_path: Path) -> None:
         fleet.save_inference_model(tmp_path / "wider", IDS, rows="reader")
         with pytest.raises(ConfigError, match=r"rows of 8 in table '0', and publication 2 has row"):
             fleet.load_inference_model(tmp_path / "wider", reader=reader)
+        fleet.stop_worker()
+        fleet.reset()
+        started(nn.Sequential(fleet.nn.SparseEmbedding(4), nn.Linear(4, 1)))
+        fleet.save_inference_model(tmp_path / "dense", IDS, rows="reader")
+        dense = fleet.load_inference_model(tmp_path / "dense", reader=reader)
+        with pytest.raises(
+            ConfigError, match=r"publication 2 has no '1\.weight', which the program"
+        ):
+            dense(IDS)
     fleet.stop_worker()
 
 
