@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from fleetlight.errors import ConfigError, PublicationError
 from fleetlight.kernels import Initializer, first_values, from_bfloat16, to_bfloat16
 from fleetlight.publication import row_file
 from fleetlight.publication.manifest import MANIFEST
-from fleetlight.serve import Reader, cache
+from fleetlight.serve import Reader, cache, layer_file
 
 IDS = np.arange(-5, 25)
 
@@ -171,6 +172,39 @@ def test_old_layers_are_deleted(
     assert names == {"id1-emb.layer", "id4-emb.layer", "id5-emb.layer"}
 
 
+def test_what_a_killed_process_fetched_is_deleted(
+    read: Callable[..., Reader], target: Target, tmp_path: Path
+) -> None:
+    reader = read()
+    [folder] = (tmp_path / "cache").iterdir()
+    (folder / "fetch-killed").mkdir()
+    (folder / "fetch-killed" / "file").write_bytes(b"half a file")
+    target.delta({1: 5.0})
+    reader.refresh()
+    assert not list(folder.glob("fetch-*"))
+
+
+def test_layers_of_before_a_power_failure_are_built_again(
+    read: Callable[..., Reader], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pages may not have reached the disk."""
+    target.delta({5: 5.0})
+    read()
+    for path in (tmp_path / "cache").rglob("*.layer"):
+        data = bytearray(path.read_bytes())
+        # rows are lost, of one layer the first page, too
+        data[mmap.PAGESIZE if "id1" in path.name else 0 :] = bytes(
+            len(data) - (mmap.PAGESIZE if "id1" in path.name else 0)
+        )
+        path.write_bytes(data)
+    for path in (tmp_path / "cache").rglob("*.safetensors"):
+        path.write_bytes(b"")
+    monkeypatch.setattr(layer_file, "_boot", lambda: "the next start")
+    reader = read()
+    check(reader, target)
+    assert reader.dense["bias"].tolist() == [2, 2]
+
+
 # -- refusals
 
 
@@ -217,6 +251,15 @@ def test_a_replaced_delta_is_refused(target: Target, read: Callable[..., Reader]
     refused(reader, target, "publication 2 was 'id2' before, and is 'other' now")
 
 
+def test_another_base_of_the_same_number_is_refused(
+    target: Target, read: Callable[..., Reader]
+) -> None:
+    reader = read()
+    assert target.manifest is not None
+    target.edit(base=msgspec.structs.replace(target.manifest.base, id="other"))
+    refused(reader, target, "publication 1 was 'id1' before, and is 'other' now")
+
+
 @pytest.mark.parametrize("facts", [{"epoch": 0}, {"deltas": []}])
 def test_a_stale_publication_is_refused(
     target: Target, read: Callable[..., Reader], facts: dict[str, Any]
@@ -255,6 +298,14 @@ def test_a_wrong_checksum_is_refused(
     data[len(data) // 2] ^= 1
     (target.folder / name).write_bytes(data)
     refused(reader, target, f"{name} is damaged: its sha256 is")
+
+
+def test_a_file_that_arrived_half_is_refused(target: Target, read: Callable[..., Reader]) -> None:
+    reader = read()
+    delta = target.delta({1: 5.0})
+    path = target.folder / delta.dense.name
+    path.write_bytes(path.read_bytes()[:10])
+    refused(reader, target, r"dense\.safetensors is damaged: it has 10 bytes, expected")
 
 
 def test_an_id_in_two_files_is_refused(target: Target, read: Callable[..., Reader]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ from fleetlight.serve.view import ModelView, TableView
 from fleetlight.store import ObjectStore
 
 _LOCK = "build.lock"
+#: how the names of folders begin that hold a published file while it is read
+_FETCHES = "fetch-"
 _POLL_S = 0.02
 #: how long a process waits for another one that builds
 _BUILD_S = 1800.0
@@ -75,7 +78,7 @@ class LayerCache:
     def _mapped(self, manifest: PublicationManifest) -> ModelView | None:
         """The view, if all files exist."""
         dense = self.folder / _dense_name(manifest)
-        if not dense.exists():
+        if not _is_whole(dense, manifest.newest.dense):
             return None
         tables = {}
         for entry in manifest.tables:
@@ -165,7 +168,14 @@ class LayerCache:
     def _fetched(self, file: RowFile | DenseFile) -> Iterator[Path]:
         """A copy of a published file, whose checksum was compared."""
         digest = hashlib.sha256()
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="fetch-") as folder:
+        there = self._store.head(file.name)
+        if there is not None and there.size != file.bytes:
+            # a store would wait for the bytes that are missing
+            raise PublicationError(
+                f"{self._store.url}/{file.name} is damaged: it has {there.size} bytes, expected "
+                f"{file.bytes}; let the job publish again"
+            )
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=_FETCHES) as folder:
             path = Path(folder, "file")
             with path.open("wb") as copy:
                 for start in range(0, file.bytes, _BLOCK):
@@ -206,7 +216,10 @@ class LayerCache:
         newest = (self.folder / _dense_name(manifest)).stat().st_mtime
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
-                if path.is_file() and path.name not in needed:
+                if path.name.startswith(_FETCHES):
+                    # of a process that was killed: this one holds the lock, and fetches nothing now
+                    shutil.rmtree(path)
+                elif path.is_file() and path.name not in needed:
                     # the lock is held, so no process is writing a temporary file
                     is_temporary = path.name.endswith(".new")
                     if is_temporary or newest - path.stat().st_mtime > _GRACE_S:
@@ -229,6 +242,14 @@ def _layer_name(publication: Publication, entry: PublishedTable) -> str:
 
 def _dense_name(manifest: PublicationManifest) -> str:
     return f"{manifest.newest.id}.safetensors"
+
+
+def _is_whole(path: Path, file: DenseFile) -> bool:
+    """False where there is no such file, or a power failure cut it off."""
+    try:
+        return path.stat().st_size == file.bytes
+    except FileNotFoundError:
+        return False
 
 
 def _private_folder() -> Path:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of a layer of rows, mapped by all processes of a machine that serve the table.
 
-A file has a page with its sizes, the slots of an index, and rows as float32.
+A file has a page with its sizes, the slots of an index, and rows as float32. It is not flushed to
+the disk, so a file is valid only until the machine starts again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import mmap
 import os
 from pathlib import Path
@@ -37,6 +39,8 @@ class _Sizes(msgspec.Struct, frozen=True):
     used: int
     #: ids with a row, and removed ids
     known: int
+    #: the start of the machine in which the file was written
+    boot: str = ""
     format: int = _FORMAT
 
 
@@ -92,7 +96,8 @@ class LayerWriter:
         Large writes get large pages in the page cache, which lookups at random places need.
         """
         room = len(self._rows) // self._dim
-        sizes = _Sizes(self._dim, len(self._slots), room, self.used, int(self._counters[KNOWN]))
+        known = int(self._counters[KNOWN])
+        sizes = _Sizes(self._dim, len(self._slots), room, self.used, known, _boot())
         head = msgspec.json.encode(sizes).ljust(_PAGE, b"\0")
         index = self._slots.view(np.uint8).data
         with self._path.open("r+b") as file:
@@ -103,24 +108,36 @@ class LayerWriter:
 
 
 def open_layer(path: Path, dim: int) -> Layer | None:
-    """Map a layer; None where there is none."""
+    """Map a layer; None where there is none that was written since the machine started."""
     try:
         # copy-on-write, since kernels take writable arrays; nothing is written
         mapped = np.memmap(path, np.uint8, "c")
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # an empty file remains of a power failure
         return None
-    except ValueError as error:  # an empty file
-        raise _damaged(path, str(error)) from error
+    head = bytes(mapped[:_PAGE]).rstrip(b"\0")
+    if not head:
+        return None
     try:
-        sizes = msgspec.json.decode(bytes(mapped[:_PAGE]).rstrip(b"\0"), type=_Sizes)
+        sizes = msgspec.json.decode(head, type=_Sizes)
     except msgspec.DecodeError as error:
         raise _damaged(path, str(error)) from error
+    if sizes.boot != _boot():
+        return None
     expected = _PAGE + 8 * sizes.words + 4 * sizes.dim * sizes.room
     if (sizes.format, sizes.dim, len(mapped)) != (_FORMAT, dim, expected):
         raise _damaged(path, f"it has {len(mapped)} bytes, and rows of {sizes.dim} numbers")
     layer = Layer(sizes.used, sizes.known, *_parts(mapped, sizes.words, sizes.room * dim))
     _touch(layer)
     return layer
+
+
+@functools.cache
+def _boot() -> str:
+    """Another text after each start of the machine; "" where the system does not say it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _allocate(path: Path, size: int) -> None:
