@@ -19,12 +19,14 @@ from typing import Any, TypeVar
 from fleetlight.errors import ConfigError, MissingObjectError
 from fleetlight.store.failures import Explanation
 from fleetlight.store.protocol import Data, Entry, Object, Span
-from fleetlight.store.retries import Limits, retried
+from fleetlight.store.retries import Limits, Passing, retried
 from fleetlight.store.urls import joined, shown
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
+#: how the name of an object ends while another one takes its place
+_BEFORE = ".fleet-before"
 
 
 class FilesystemStore:
@@ -55,16 +57,13 @@ class FilesystemStore:
 
         def act() -> Object:
             entry = self._entry(name)
-            return Object(name, entry.size, entry.version, self._fs.cat_file(self._path(name)))
+            return Object(name, entry.size, entry.version, self._range(name, 0, entry.size))
 
         return self._retried("read", name, act)
 
     def get_ranges(self, name: str, spans: Sequence[Span]) -> list[Data]:
         """See `ObjectStore`."""
-        path = self._path(name)
-        return self._retried(
-            "read", name, lambda: [self._fs.cat_file(path, start, stop) for start, stop in spans]
-        )
+        return self._retried("read", name, lambda: [self._range(name, *span) for span in spans])
 
     def put(self, name: str, data: Data | Path) -> str:
         """See `ObjectStore`."""
@@ -88,6 +87,8 @@ class FilesystemStore:
             self._fs.invalidate_cache()
             found = self._fs.find(folder, detail=True)
             names = {path.removeprefix(f"{self._root}/"): info for path, info in found.items()}
+            for name in [name for name in names if name.endswith(_BEFORE)]:
+                names.setdefault(name.removesuffix(_BEFORE), names.pop(name))
             return [_entry(name, info) for name, info in names.items() if name.startswith(prefix)]
 
         found = self._retried("list", prefix, act)
@@ -96,16 +97,34 @@ class FilesystemStore:
     def delete(self, names: Iterable[str]) -> None:
         """See `ObjectStore`."""
         for name in names:
-            remove = functools.partial(self._fs.rm_file, self._path(name))
-            with contextlib.suppress(MissingObjectError):
-                self._retried("delete", name, remove)
+            for path in (self._path(name) + _BEFORE, self._path(name)):
+                with contextlib.suppress(MissingObjectError):
+                    self._retried("delete", name, functools.partial(self._fs.rm_file, path))
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, name)
 
     def _entry(self, name: str) -> Entry:
         self._fs.invalidate_cache()
-        return _entry(name, self._fs.info(self._path(name)))
+        return _entry(name, self._there(name, self._fs.info))
+
+    def _range(self, name: str, start: int, stop: int) -> bytes:
+        def read(path: str) -> bytes:
+            data: bytes = self._fs.cat_file(path, start, stop) if start < stop else b""
+            return data
+
+        data = self._there(name, read)
+        if len(data) != stop - start:
+            raise Passing(f"got {len(data)} bytes, expected {stop - start}")
+        return data
+
+    def _there(self, name: str, act: Callable[[str], _T]) -> _T:
+        """The result for an object; for the one before it, if a writer died between two moves."""
+        path = self._path(name)
+        try:
+            return act(path)
+        except FileNotFoundError:
+            return act(path + _BEFORE)
 
     def _put(self, name: str, data: Data | Path) -> str:
         path = self._path(name)
@@ -116,15 +135,22 @@ class FilesystemStore:
                 self._fs.put_file(str(data), temporary)
             else:
                 self._fs.pipe_file(temporary, bytes(data))
+            before = path + _BEFORE
             if self._fs.exists(path):
                 # not every file system moves a file over another
-                self._fs.rm_file(path)
+                self._remove(before)
+                self._fs.mv(path, before)
             self._fs.mv(temporary, path)
+            self._remove(before)
         except BaseException:
             with contextlib.suppress(Exception):
                 self._fs.rm_file(temporary)
             raise
         return self._entry(name).version
+
+    def _remove(self, path: str) -> None:
+        if self._fs.exists(path):
+            self._fs.rm_file(path)
 
     def _retried(self, operation: str, name: str, act: Callable[[], _T]) -> _T:
         where = joined(self._url, name) if name else self._url
