@@ -85,10 +85,15 @@ def follow_each_other(records: Ids) -> bool:
 
 
 @kernel
-def hash_buffer(buffer: Bytes, offsets: Ids, key: int, ids: Int64s) -> None:
-    """Set the id of each text; text i has the bytes offsets[i] to offsets[i + 1]."""
+def hash_buffer(buffer: Bytes, offsets: Ids, key: int, ids: Int64s) -> int:
+    """Set the id of each text; text i has the bytes offsets[i] to offsets[i + 1].
+
+    Returns the first text that is not inside the buffer, or -1.
+    """
     for i in range(len(ids)):
         start, stop = offsets[i], offsets[i + 1]
+        if not 0 <= start <= stop <= len(buffer):
+            return i
         state = mix(np.uint64(key) ^ np.uint64(stop - start))
         for first in range(start, stop, _WORD):
             word = np.uint64(0)
@@ -96,3 +101,4 @@ def hash_buffer(buffer: Bytes, offsets: Ids, key: int, ids: Int64s) -> None:
                 word = (word << np.uint64(8)) | np.uint64(buffer[at])
             state = mix(state ^ word)
         ids[i] = np.int64(mix(state))
+    return -1

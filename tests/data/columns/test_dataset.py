@@ -271,6 +271,9 @@ def test_hidden_files_are_left_out(write: Write, tmp_path: Path) -> None:
     write({"n": [1]}, ".c.parquet")
     (tmp_path / "_SUCCESS").touch()
     assert len(fleet.data.parquet(tmp_path)) == 1
+    write({"n": [1]}, "day/d.parquet")
+    assert len(fleet.data.parquet(f"{tmp_path}/*/")) == 1
+    assert len(fleet.data.parquet(f"{tmp_path}/_temp*/")) == 1
 
 
 def test_transform_makes_the_batch(write: Write) -> None:

@@ -33,6 +33,7 @@ def store(bucket: str) -> ObjectStore:
         made.put(f"day={day}/part.parquet", parquet_bytes(day * 10_000, 5_000))
     made.put("day=20/_SUCCESS", b"")
     made.put("day=20/_tmp/x.parquet", b"half-written")
+    made.put("_temporary/part.parquet", b"half-written")
     return made
 
 
@@ -43,6 +44,8 @@ def test_objects_of_a_pattern_are_read(store: ObjectStore) -> None:
         ("/day=2*", (20, 21)),
         ("/day=2*/", (20, 21)),
         ("/day=*/part.parquet", (19, 20, 21)),
+        ("/*/", (19, 20, 21)),
+        ("/*/part.parquet", (19, 20, 21)),
         ("/day=19/part.parquet", (19,)),
     ):
         data = fleet.data.parquet(f"{store.url}{path}", ["number", "day"])
@@ -75,6 +78,18 @@ def test_only_the_columns_that_are_needed_are_read(store: ObjectStore, s3: Fault
     data.batch(range(15_000))
     # one column of 21, and the least that is read at once: for 3 footers and 9 row groups
     assert s3.fetched() - before < min(size / 2, size / 21 + 13 * (1 << 16))
+
+
+def test_counting_the_records_of_arrow_files_reads_one_column(bucket: str, s3: FaultProxy) -> None:
+    file, names = io.BytesIO(), [f"wide{n}" for n in range(20)]
+    number = pa.array(range(50_000), pa.int32())
+    table = pa.table({"number": number, **dict.fromkeys(names, np.zeros(50_000))})
+    with pa.ipc.new_file(file, table.schema) as to:
+        to.write_table(table)
+    store_at(bucket).put("a.arrow", file.getvalue())
+    before = s3.fetched()
+    assert len(fleet.data.arrow(bucket, ["number"])) == 50_000
+    assert s3.fetched() - before < len(file.getvalue()) / 10
 
 
 def test_changed_and_deleted_objects_are_errors(store: ObjectStore) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetlight.data.columns import arrow
@@ -63,10 +63,16 @@ class Condition:
             found = self._within(low, high)
         except TypeError:
             return None
+        if isinstance(low, float) and found == (self.operation not in ("!=", "not in")):
+            # statistics leave out NaN, for which the others are false and these two are true
+            return None
         return None if found and has_missing else found
 
     def _within(self, low: Any, high: Any) -> bool | None:
         value = self.value
+        values = value if self.operation in ("in", "not in") else [value]
+        # a TypeError for values of another type, which are equal to none
+        are_outside = [bool(one < low or one > high) for one in values]
         if low == high:
             if self.operation in ("in", "not in"):
                 return bool((low in value) == (self.operation == "in"))
@@ -74,8 +80,7 @@ class Condition:
         if self.operation in ("<", "<=", ">", ">="):
             both = {bool(_COMPARE[self.operation](end, value)) for end in (low, high)}
             return both.pop() if len(both) == 1 else None
-        values = value if self.operation in ("in", "not in") else [value]
-        if all(one < low or one > high for one in values):
+        if all(are_outside):
             return self.operation in ("!=", "not in")
         return None
 
@@ -105,7 +110,13 @@ def conditions_of(where: Where | None) -> list[Condition]:
         raise ConfigError(
             f"where={where!r}: expected a list of (column, operation, value)"
         ) from error
-    return [Condition(*one) for one in given]
+    return [Condition(name, how, _kept(how, value)) for name, how, value in given]
+
+
+def _kept(operation: str, value: Any) -> Any:
+    """A list of values that can be read more than once."""
+    is_list = operation in ("in", "not in") and not isinstance(value, str)
+    return tuple(value) if is_list and isinstance(value, Iterable) else value
 
 
 def mask_of(conditions: Sequence[Condition], table: Any) -> Any:

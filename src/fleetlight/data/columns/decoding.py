@@ -115,10 +115,10 @@ class Decoder:
 
     def _values(self, table: Any, name: str, where: str) -> NDArray[Any]:
         """One value for each record."""
-        array = _in_one(table.column(name))
+        array, place = _counted(_in_one(table.column(name))), _place(where, name)
         if array.null_count:
-            array = self._filled(array, name, _place(where, name))
-        return _flat(array, self.kinds[name], name)
+            array = self._filled(array, name, place)
+        return _flat(array, self.kinds[name], name, place)
 
     def _lists(self, table: Any, name: str, where: str) -> Dense | Lists:
         array, kind, place = _in_one(table.column(name)), self.kinds[name], _place(where, name)
@@ -126,17 +126,11 @@ class Decoder:
         if array.null_count and not (kind.is_list and self.fill.get(name) == []):
             array = self._filled(array, name, place)
         if kind.is_list:
-            lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
-            if array.null_count:
-                lengths[~array.is_valid().to_numpy(zero_copy_only=False)] = 0
-            if (lengths < 0).any():
-                # before Arrow trusts them
-                row = int(np.flatnonzero(lengths < 0)[0])
-                raise DataError(f"{place}: row {row} has a list of negative length; write it again")
-        inner = array.flatten()
+            lengths = _lengths(array, place)
+        inner = _counted(array.flatten())
         if inner.null_count:
             inner = self._filled(inner, name, place)
-        values = _flat(inner, kind, name)
+        values = _flat(inner, kind, name, place)
         if kind.is_list:
             return Lists(values, np.concatenate([[0], np.cumsum(lengths)]))
         return Dense(values.reshape(len(array), kind.width))
@@ -169,15 +163,39 @@ def _in_one(column: Any) -> Any:
     return column.combine_chunks()
 
 
-def _flat(array: Any, kind: ColumnKind, name: str) -> NDArray[Any]:
+def _counted(array: Any) -> Any:
+    """An array whose `null_count` has all missing values, also those of its dictionary."""
+    if arrow("pyarrow.types").is_dictionary(array.type) and array.dictionary.null_count:
+        return array.dictionary_decode()
+    return array
+
+
+def _lengths(array: Any, place: str) -> Ids:
+    """The length of each list; raises before Arrow trusts those of a damaged file."""
+    offsets = array.offsets.to_numpy()
+    lengths: Ids = np.diff(offsets).astype(np.int64)
+    if array.null_count:
+        lengths[~array.is_valid().to_numpy(zero_copy_only=False)] = 0
+    if (lengths < 0).any():
+        row = int(np.flatnonzero(lengths < 0)[0])
+        raise DataError(f"{place}: row {row} has a list of negative length; write it again")
+    if len(lengths) and not 0 <= offsets[0] <= offsets[-1] <= len(array.values):
+        raise DataError(
+            f"{place}: its lists are values {offsets[0]} to {offsets[-1]} of {len(array.values)}; "
+            "write it again"
+        )
+    return lengths
+
+
+def _flat(array: Any, kind: ColumnKind, name: str, place: str) -> NDArray[Any]:
     """The values of an array without missing ones."""
     types = arrow("pyarrow.types")
     if types.is_dictionary(array.type):
-        values = _flat(array.dictionary, kind, name)
+        values = _flat(array.dictionary, kind, name, place)
         taken: NDArray[Any] = values.take(array.indices.to_numpy())
         return taken
     if kind.values == TEXTS:
-        return _text_ids(array, name)
+        return _text_ids(array, name, place)
     if types.is_temporal(array.type):
         bits = 32 if array.type.bit_width == 32 else 64
         array = array.cast(f"int{bits}")
@@ -187,7 +205,7 @@ def _flat(array: Any, kind: ColumnKind, name: str) -> NDArray[Any]:
     return converted
 
 
-def _text_ids(array: Any, name: str) -> Ids:
+def _text_ids(array: Any, name: str, place: str) -> Ids:
     """An id for each text, salted with the column as in `hash_column`."""
     if not len(array):
         return np.empty(0, np.int64)
@@ -197,7 +215,13 @@ def _text_ids(array: Any, name: str) -> Ids:
     starts = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
     ids = np.empty(len(array), np.int64)
     buffer = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    hash_buffer(buffer, starts.astype(np.int64), int(salt_key(name).view(np.int64)), ids)
+    key = int(salt_key(name).view(np.int64))
+    row = hash_buffer(buffer, starts.astype(np.int64), key, ids)
+    if row >= 0:
+        raise DataError(
+            f"{place}: row {row} has a text at bytes {starts[row]} to {starts[row + 1]} of "
+            f"{len(buffer)}; write it again"
+        )
     return ids
 
 

@@ -25,11 +25,14 @@ class ColumnKind:
     is_list: bool = False
     #: values of each record in a list of fixed length
     width: int = 0
+    #: what dates and times count, such as timestamp[ms]
+    unit: str = ""
 
     def __str__(self) -> str:
+        values = f"{self.values} of {self.unit}" if self.unit else self.values
         if self.width:
-            return f"lists of {self.width} {self.values}"
-        return f"lists of {self.values}" if self.is_list else self.values
+            return f"lists of {self.width} {values}"
+        return f"lists of {values}" if self.is_list else values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,11 @@ def kind_of(type_: Any, column: str, where: str) -> ColumnKind:
         return dataclasses.replace(inner, width=type_.list_size)
     if types.is_list(type_) or types.is_large_list(type_):
         return dataclasses.replace(kind_of(type_.value_type, column, where), is_list=True)
-    if types.is_integer(type_) or types.is_boolean(type_) or types.is_temporal(type_):
+    if types.is_temporal(type_):
+        # the time zone does not change the number
+        unit = f"timestamp[{type_.unit}]" if types.is_timestamp(type_) else str(type_)
+        return ColumnKind(INTS, unit=unit)
+    if types.is_integer(type_) or types.is_boolean(type_):
         return ColumnKind(INTS)
     if types.is_floating(type_):
         return ColumnKind(FLOATS)

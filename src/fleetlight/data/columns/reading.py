@@ -14,6 +14,7 @@ from fleetlight.data.columns.files.columnar_file import ArrowFile, ParquetFile
 from fleetlight.data.columns.files.text_file import TextFile, TextFormat
 from fleetlight.data.columns.groups import Groups, opened
 from fleetlight.data.columns.layout import Columns
+from fleetlight.data.locations.files import FoundFile
 from fleetlight.data.locations.paths import Paths, sources_of
 from fleetlight.data.readers.tables.criteo import CATEGORIES, COUNTS, NAMES, scaled
 from fleetlight.data.records import Record
@@ -77,8 +78,7 @@ def csv(
     own = {name: _type(name, text) for name, text in (types or {}).items()}
     form = TextFormat(delimiter, known, tuple(missing), types=own)
     sources = sources_of(files, (".csv", ".tsv", ".txt"))
-    first = TextFile.at(sources[0], form)
-    rest = partial(TextFile.at, text_format=form, schema=first.schema)
+    rest = partial(TextFile.at, text_format=form, schema=_first_schema(sources, form))
     return _data_set(opened(rest, sources), columns, where, fill, transform)
 
 
@@ -98,6 +98,13 @@ def criteo(files: Paths, *, transform: Callable[[Record], Any] | None = None) ->
         fill={**dict.fromkeys(COUNTS, 0), **dict.fromkeys(CATEGORIES, "")},
         transform=partial(_record, transform),
     )
+
+
+def _first_schema(sources: Sequence[FoundFile], form: TextFormat) -> Any:
+    """The schema of the first file with records: without some nothing is known of its types."""
+    found = (TextFile.at(source, form) for source in sources)
+    first = next((file for file in found if sum(file.rows)), None)
+    return None if first is None else first.schema
 
 
 def _record(transform: Callable[[Record], Any] | None, batch: Batch) -> Any:

@@ -99,7 +99,10 @@ def check_plain(start: bytes, where: str) -> None:
 
 def local_sources(name: str, endings: Sequence[str]) -> list[FoundFile]:
     """The files of a name, a folder or a pattern, sorted."""
-    found = [name] if os.path.exists(name) else sorted(glob.glob(name))
+    found = [name]
+    if not os.path.exists(name):
+        wanted = name.split(os.sep)
+        found = sorted(one for one in glob.glob(name) if is_asked_for(one.split(os.sep), wanted))
     files: list[str] = []
     for one in found:
         files += sorted(_inside(one, endings)) if os.path.isdir(one) else [one]
@@ -117,6 +120,14 @@ def is_data(parts: Sequence[str], endings: Sequence[str]) -> bool:
     """False for what tools leave in a folder, such as _SUCCESS; `parts`: names of folders, file."""
     return parts[-1].endswith(tuple(endings)) and not any(
         part.startswith((".", "_")) for part in parts
+    )
+
+
+def is_asked_for(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """False where `*` stands for what tools leave beside data, such as the folder _temporary."""
+    return not any(
+        part != wanted and part[:1] in ("_", ".") and wanted[:1] != part[:1]
+        for part, wanted in zip(parts, pattern, strict=False)
     )
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleetlight.data.locations.files import FoundFile, is_data
+from fleetlight.data.locations.files import FoundFile, is_asked_for, is_data
 from fleetlight.errors import DataError
 from fleetlight.store import Entry, ObjectStore, Span, store_at
 
@@ -136,7 +136,7 @@ def _fits(name: Sequence[str], pattern: Sequence[str], endings: Sequence[str]) -
         pattern = []
     if len(name) < len(pattern):
         return False
-    if not all(map(fnmatch.fnmatchcase, name, pattern)):
+    if not all(map(fnmatch.fnmatchcase, name, pattern)) or not is_asked_for(name, pattern):
         return False
     inside = name[len(pattern) :]
     return not inside or is_data(inside, endings)

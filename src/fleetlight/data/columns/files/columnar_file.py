@@ -49,12 +49,14 @@ class ArrowFile(GroupFile):
 
     @classmethod
     def at(cls, source: FoundFile) -> ArrowFile:
-        """Read the footer, and the length of each batch."""
+        """Read the footer, and the length of each batch, with as few bytes as that takes."""
         ipc = arrow("pyarrow.ipc")
         with opening(source, "an Arrow file"), arrow_input(source) as file:
-            opened = ipc.open_file(file)
+            schema = ipc.open_file(file).schema
+            options = ipc.IpcReadOptions(included_fields=_narrowest(schema), use_threads=False)
+            opened = ipc.open_file(file, options=options)
             rows = tuple(opened.get_batch(n).num_rows for n in range(opened.num_record_batches))
-            return cls(source, opened.schema, rows)
+            return cls(source, schema, rows)
 
     @property
     def group_name(self) -> str:
@@ -67,6 +69,17 @@ class ArrowFile(GroupFile):
         with self.reading(group), arrow_input(self.source) as file:
             batch = ipc.open_file(file, options=options).get_batch(group)
             return pa.Table.from_batches([batch])
+
+
+def _narrowest(schema: Any) -> list[int]:
+    """The column with the fewest bytes, of those of fixed width if there are some."""
+    is_primitive = arrow("pyarrow.types").is_primitive
+    widths = {
+        place: field.type.bit_width
+        for place, field in enumerate(schema)
+        if is_primitive(field.type)
+    }
+    return [min(widths, key=lambda place: widths[place])] if widths else [0][: len(schema)]
 
 
 def _opened(file: Any) -> Any:
