@@ -14,6 +14,7 @@ from tests.data.sources.sharded_streams import ShardedNumbers, Unsaying, counted
 from torch.utils.data import DataLoader
 
 from fleetlight.data import ShardLoader
+from fleetlight.data.observer import NoObserver
 from fleetlight.errors import CheckpointError, ConfigError, DataError
 
 sizes = st.lists(st.integers(1, 30), min_size=5, max_size=9)
@@ -183,3 +184,27 @@ def test_loader_has_no_length() -> None:
     with pytest.raises(TypeError, match="has no length"):
         len(loader)
     assert loader.samples_per_step == 2
+
+
+class LooksAhead(NoObserver):
+    """Loads two batches early, as look-ahead does; notes the position before each batch."""
+
+    def __init__(self) -> None:
+        self.positions: list[Any] = []
+
+    def batches_ahead(self) -> int:
+        return 2
+
+    def before_batch(self, position: Any) -> None:
+        self.positions.append(position)
+
+
+def test_position_before_a_batch_has_all_that_the_workers_have_agreed_on() -> None:
+    """A restarted worker resumes there, and the others do not agree again."""
+    observer = LooksAhead()
+    loaders = split(lambda: DataLoader(ShardedNumbers.of([40, 40]), 2), 2, observer=observer)
+    read(loaders)
+    for position in observer.positions:
+        left = 20 - position["consumed"] // 4
+        assert len(position["agreed"]) >= min(3, left + 1)
+        assert position["agreed"][0] == 4

@@ -161,6 +161,8 @@ class SplitSource(RecordSource):
         self._turn = int(position.get("turn", 0))
         #: samples of all workers in the next steps; 0 after the last one
         self._agreed = [int(one) for one in position.get("agreed", ())]
+        #: those of all steps whose batches have not been handed out
+        self._open = list(self._agreed)
 
     def _check(self, worker: int, workers: int, processes: int) -> None:
         own = self._shard
@@ -213,6 +215,7 @@ class SplitSource(RecordSource):
         while True:
             if not self._agreed:
                 self._agreed = self._agree_on(batches, ahead)
+                self._open += self._agreed
             total = self._agreed.pop(0)
             if not total:
                 self._agreed = [0]
@@ -228,7 +231,9 @@ class SplitSource(RecordSource):
             yield one.batch, one.samples, total
 
     def before(self, position: dict[str, Any], after: dict[str, Any], total: int) -> dict[str, Any]:
-        return {**position, "agreed": [total, *after["agreed"]]}
+        # a batch that was loaded early may have been the last of those agreed on then
+        agreed, self._open = self._open, self._open[1:]
+        return {**position, "agreed": agreed}
 
     def _agree_on(
         self, batches: Iterator[SplitBatch], ahead: collections.deque[SplitBatch]
