@@ -265,6 +265,13 @@ def test_folders_give_columns(write: Write, tmp_path: Path) -> None:
     assert len(fleet.data.parquet(tmp_path, ["day"])) == 12
 
 
+def test_names_of_folders_are_read_as_tools_write_them(write: Write, tmp_path: Path) -> None:
+    write({"n": [1]}, "city=New%20York/x.parquet")
+    write({"n": [2]}, "city=Bonn/x.parquet")
+    found = fleet.data.parquet(tmp_path, where=[("city", "==", "New York")])
+    assert batch_of(found)["city"].tolist() == hash_column("city", ["New York"]).tolist()
+
+
 def test_hidden_files_are_left_out(write: Write, tmp_path: Path) -> None:
     write({"n": [1]})
     write({"n": [1]}, "_temporary/b.parquet")

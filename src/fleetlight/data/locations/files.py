@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from fleetlight.errors import DataError
 from fleetlight.store import Span
@@ -52,9 +53,10 @@ class FoundFile(abc.ABC):
 
     @property
     def partition(self) -> dict[str, str]:
-        """Values in the names of its folders, such as day=2026-11-20."""
+        """Values in the names of its folders, such as day=2026-11-20 or city=New%20York."""
         folders = self.name.replace(os.sep, "/").split("/")[:-1]
-        return dict(folder.split("=", 1) for folder in folders if "=" in folder)
+        pairs = (folder.split("=", 1) for folder in folders if "=" in folder)
+        return {name: unquote(value) for name, value in pairs}
 
 
 class LocalFile(FoundFile):
