@@ -147,6 +147,7 @@ READS_TIME_OF_DAY = {
     # figures of several machines share a time axis
     "src/fleetlight/observe/figures/registry.py": 1,
     "src/fleetlight/observe/figures/recorder.py": 1,
+    "src/fleetlight/observe/sinks/feeder.py": 1,
 }
 TIME_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 

@@ -54,7 +54,7 @@ def test_documentation_of_roles_names_every_variable() -> None:
 
 def test_empty_environment_is_a_single_worker() -> None:
     assert from_environment({}) == Role()
-    assert from_environment({"HOME": "/", "FLEET_LOG_DIR": "log"}) == Role()
+    assert from_environment({"HOME": "/", "FLEET_LOG_DIR": "log"}) == Role(log_dir="log")
 
 
 @pytest.mark.parametrize("env", [OWN, TORCHRUN, PADDLE, MINDSPORE, SLURM])

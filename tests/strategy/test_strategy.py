@@ -51,6 +51,8 @@ FIELDS = {
     "ssl": None,
     "seed": 0,
     "worker_seeds": "distinct",
+    "sinks": "",
+    "sinks_every_s": 10.0,
     "deadline_s": 300.0,
 }
 AVERAGING = {"begin_step", "optimizer_state", "buffers"}

@@ -30,13 +30,26 @@ def start_figures(job: Job) -> None:
     time_backwards(functools.partial(step_times.enter, BACKWARD), step_times.leave)
     job.closers.callback(time_backwards, None, step_times.leave)
     job.closers.callback(registry.add(job.figures))
-    if role.log_dir is not None and role.index is not None:
+    log_dir = None if role.log_dir is None else Path(role.log_dir)
+    if role.is_worker and not job.group.index and job.strategy.sinks:
+        _start_sinks(job, log_dir)
+    if log_dir is not None and role.index is not None:
         if role.is_worker and not role.index:
-            _describe(job, Path(role.log_dir))
-        recorder = FigureRecorder(Path(role.log_dir), role.kind.value, role.index, registry)
+            _describe(job, log_dir)
+        recorder = FigureRecorder(log_dir, role.kind.value, role.index, registry)
         # leaving the job records its last figures; a server only ends
         job.closers.callback(recorder.close)
         atexit.register(recorder.close)
+
+
+def _start_sinks(job: Job, log_dir: Path | None) -> None:
+    # imported late, since most jobs have no sinks
+    from fleetlight.observe.sinks.feeder import SinkFeeder
+    from fleetlight.observe.sinks.services import open_sinks
+
+    strategy = job.strategy
+    feeder = SinkFeeder(open_sinks(strategy.sinks), registry, log_dir, strategy.sinks_every_s)
+    job.closers.callback(feeder.close)
 
 
 def _describe(job: Job, log_dir: Path) -> None:

@@ -14,6 +14,7 @@ from fleetlight.strategy.features.a_sync import ASyncFeature
 from fleetlight.strategy.features.amp import AmpFeature
 from fleetlight.strategy.features.checkpoint import CheckpointFeature
 from fleetlight.strategy.features.durability import DeadlineFeature, DurabilityFeature
+from fleetlight.strategy.features.figures import FiguresFeature
 from fleetlight.strategy.features.gradient_merge import GradientMergeFeature
 from fleetlight.strategy.features.local_training import (
     AdaptiveLocalSGDFeature,
@@ -42,6 +43,7 @@ class DistributedStrategy(
     SslFeature,
     CheckpointFeature,
     DurabilityFeature,
+    FiguresFeature,
     ProgramsFeature,
     DataParallelFeature,
     RecomputeFeature,

@@ -52,6 +52,7 @@ class LaunchOptions:
     ssl_ciphers: str | None = None
     ssl_expiry_warning_days: int | None = None
     checkpoint: str | None = None
+    sinks: str | None = None
     resume: bool = False
     token_file: str | None = None
     #: the name of the backend; None: the other flags decide

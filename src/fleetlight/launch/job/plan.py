@@ -78,9 +78,7 @@ def plan(
             workers=hosts.workers,
             servers=hosts.servers,
         ),
-        engine=EngineSpec(
-            name=options.name, options=dict(options.option), variables=dict(options.env)
-        ),
+        engine=_engine(options),
         log_dir=options.log_dir,
         max_restarts=options.max_restarts,
         tee=options.tee,
@@ -94,6 +92,7 @@ def plan(
         worker_max=_worker_max(options, worker.count, collective=collective),
         join=None if point is None else point.server,
         checkpoint=_folder(options),
+        sinks=options.sinks,
         resume=options.resume,
         token=token if point is None else point.token,
         notes=tuple(notes),
@@ -172,6 +171,10 @@ def asks_for_servers(options: LaunchOptions) -> bool:
 
 def _encrypted(spec: RendezvousSpec | None, encryption: Encryption | None) -> RendezvousSpec | None:
     return None if spec is None else dataclasses.replace(spec, ssl=encryption)
+
+
+def _engine(options: LaunchOptions) -> EngineSpec:
+    return EngineSpec(name=options.name, options=dict(options.option), variables=dict(options.env))
 
 
 def _folder(options: LaunchOptions) -> str | None:

@@ -131,6 +131,8 @@ class JobSpec:
     join: str | None = None
     #: the folder for automatic checkpoints
     checkpoint: str | None = None
+    #: services that get the figures of the job
+    sinks: str | None = None
     #: True when the job resumes an earlier one
     resume: bool = False
     #: the secret that the processes share; None: the user gives none
@@ -149,6 +151,7 @@ class JobSpec:
         return {
             **variables(self.ssl),
             **({} if self.checkpoint is None else {"FLEET_CHECKPOINT": self.checkpoint}),
+            **({} if self.sinks is None else {"FLEET_SINKS": self.sinks}),
             **({"FLEET_RESUME": "1"} if self.resume else {}),
             **({} if self.worker_max is None else {"FLEET_WORKER_MAX": str(self.worker_max)}),
             **({} if self.join is None else {"FLEET_JOIN": self.join}),

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Sink`: receives the figures of a job; one class for each service."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from fleetlight.errors import ConfigError, did_you_mean
+
+
+class Sink(Protocol):
+    """Receives the figures of a job."""
+
+    def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+        """Record the values of a step, at a time in seconds since 1970."""
+
+    def close(self) -> None:
+        """Deliver what was written, and end."""
+
+
+class TensorBoardSink:
+    """Event files in a folder, as `tensorboard --logdir` reads them."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard", "tensorboard", error) from None
+        self._writer: Any = SummaryWriter(folder or "runs")
+
+    def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step, walltime=at)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._writer.close()
+
+
+class MLflowSink:
+    """A run of MLflow: the one that the script has started, or a new one."""
+
+    def __init__(self, uri: str) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise _missing("mlflow", "mlflow", error) from None
+        if uri:
+            mlflow.set_tracking_uri(uri)
+        self._client: Any = mlflow.MlflowClient()
+        active = mlflow.active_run()
+        self._is_own = active is None
+        self._run = (active or mlflow.start_run()).info.run_id
+
+    def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(n, v, round(1000 * at), step) for n, v in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        """End the run, unless the script has started it."""
+        import mlflow
+
+        if self._is_own:
+            mlflow.end_run()
+
+
+class WandbSink:
+    """A run of Weights & Biases; without a login it stays on this machine."""
+
+    def __init__(self, project: str) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("wandb", "wandb", error) from None
+        self._is_own = wandb.run is None
+        self._run: Any = wandb.run
+        if self._is_own:
+            has_login = bool(wandb.api.api_key)
+            self._run = wandb.init(
+                project=project or "fleetlight", mode=None if has_login else "offline"
+            )
+
+    def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+        # the service counts its own steps, which must grow
+        self._run.log({**values, "step": step, "time": at})
+
+    def close(self) -> None:
+        """End the run, unless the script has started it."""
+        if self._is_own:
+            self._run.finish()
+
+
+_KINDS: Mapping[str, Callable[[str], Sink]] = {
+    "tensorboard": TensorBoardSink,
+    "mlflow": MLflowSink,
+    "wandb": WandbSink,
+}
+
+
+def open_sinks(text: str) -> list[Sink]:
+    """The sinks of a setting, such as `tensorboard:runs,wandb:clicks`."""
+    return [_opened(one.strip()) for one in text.split(",") if one.strip()]
+
+
+def _opened(one: str) -> Sink:
+    kind, _, where = one.partition(":")
+    if kind not in _KINDS:
+        raise ConfigError(f"sinks: got {one!r}; {did_you_mean(kind, _KINDS)}")
+    return _KINDS[kind](where)
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Without NaN and infinities, which some services refuse."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _missing(kind: str, package: str, error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"sinks: {kind} needs a package that cannot be imported ({error}); install it with: "
+        f'pip install "fleetlight[{package}]"'
+    )

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the figures of a job go besides its log folder."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fleetlight.errors import StrategyError
+from fleetlight.strategy.feature import Checks, Feature
+from fleetlight.strategy.job import JobFacts
+from fleetlight.strategy.settings import Effect, setting, settings_class
+
+_KINDS = ("tensorboard", "mlflow", "wandb")
+
+
+def _sinks(strategy: FiguresFeature, job: JobFacts) -> Effect:
+    if not strategy.sinks:
+        return True, "figures go into the log folder only"
+    return True, f"worker 0 sends the job's figures to {strategy.sinks}"
+
+
+def _every(strategy: FiguresFeature, job: JobFacts) -> Effect:
+    if not strategy.sinks:
+        return False, "the job has no sinks"
+    return True, f"sinks get figures each {strategy.sinks_every_s:g} s"
+
+
+def _check_sinks(strategy: FiguresFeature, job: JobFacts) -> None:
+    for one in filter(None, map(str.strip, strategy.sinks.split(","))):
+        if one.partition(":")[0] not in _KINDS:
+            raise StrategyError(
+                f"strategy.sinks: got {one!r}, expected one of {', '.join(_KINDS)}, each with a "
+                "place after a colon, as in 'tensorboard:runs'"
+            )
+
+
+@settings_class
+class FiguresFeature(Feature):
+    """Services that receive the figures of the job."""
+
+    sinks: str = setting(
+        "",
+        "services for figures, such as 'tensorboard:runs,mlflow:URI,wandb:PROJECT'; '': none",
+        effect=_sinks,
+        variable="FLEET_SINKS",
+    )
+    sinks_every_s: float = setting(
+        10.0, "seconds between two readings of sinks", effect=_every, above=0
+    )
+
+    CHECKS: ClassVar[Checks] = (_check_sinks,)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a whole job from those of its processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetlight.observe.figures.history import Series
+from fleetlight.observe.figures.job_figures import job_figures, rate
+from fleetlight.observe.figures.snapshot import Snapshot
+
+
+def series(*moments: tuple[float, dict[str, float]], pid: int = 1, **counts: object) -> Series:
+    made = Series()
+    for at, values in moments:
+        made.add(Snapshot(at, pid, values, counts))  # type: ignore[arg-type]
+    return made
+
+
+def test_workers_add_up_or_average() -> None:
+    first = series(
+        (0.0, {"samples": 0, "steps": 0}), (10.0, {"samples": 100, "steps": 10, "logged{loss}": 1})
+    )
+    second = series(
+        (0.0, {"samples": 0, "steps": 0}), (10.0, {"samples": 300, "steps": 20, "logged{loss}": 3})
+    )
+    step, found = job_figures({"worker.0": first, "worker.1": second}, 11.0, 10.0)
+    assert step == 20
+    assert found["samples_per_second"] == 40.0
+    assert found["steps_per_second"] == 1.5
+    assert found["loss"] == 2.0
+
+
+def test_servers_add_up() -> None:
+    one = series((1.0, {"table_rows{users}": 5}), staleness={0: 1, 2: 3})
+    other = series((1.0, {"table_rows{users}": 7}), staleness={4: 2})
+    _, found = job_figures({"server.0": one, "server.1": other}, 2.0, 10.0)
+    assert found["table_rows/users"] == 12.0
+    assert found["staleness"] == pytest.approx(14 / 6)
+
+
+def test_shares_of_a_step_add_up_to_one() -> None:
+    one = series(
+        (0.0, {"step_wait_seconds": 0.0, "step_forward_seconds": 0.0}),
+        (4.0, {"step_wait_seconds": 3.0, "step_forward_seconds": 1.0}),
+    )
+    _, found = job_figures({"worker.0": one}, 5.0, 10.0)
+    assert (found["step_share/wait"], found["step_share/forward"]) == (0.75, 0.25)
+
+
+def test_a_process_that_is_gone_does_not_count() -> None:
+    lost = series((0.0, {"steps": 9, "logged{loss}": 100.0}))
+    here = series((99.0, {"steps": 3, "logged{loss}": 1.0}))
+    step, found = job_figures({"worker.0": lost, "worker.1": here}, 100.0, 5.0)
+    assert (step, found["loss"]) == (3, 1.0)
+
+
+def test_a_restarted_process_counts_from_zero() -> None:
+    one = series((0.0, {"samples": 1000}), (1.0, {"samples": 1100}))
+    one.add(Snapshot(2.0, 2, {"samples": 10}))
+    assert rate(one, "samples", 10.0) is None
+    one.add(Snapshot(3.0, 2, {"samples": 30}))
+    assert rate(one, "samples", 10.0) == 20.0
+
+
+def test_an_empty_job_has_no_figures() -> None:
+    assert job_figures({}, 1.0, 1.0)[0] == 0

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures arrive in TensorBoard, MLflow and Weights & Biases, each with its own package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetlight.errors import ConfigError
+from fleetlight.observe.figures.recorder import FigureRecorder
+from fleetlight.observe.figures.registry import Registry
+from fleetlight.observe.sinks.feeder import SinkFeeder
+from fleetlight.observe.sinks.services import open_sinks
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    is_missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(is_missing, reason=f"needs {package}")
+
+
+def written(text: str) -> None:
+    """Two steps through a sink."""
+    [sink] = open_sinks(text)
+    sink.write(1, {"loss": 0.5, "table_rows/users": 10.0}, at=1000.0)
+    sink.write(2, {"loss": 0.25, "table_rows/users": 20.0}, at=1001.0)
+    sink.close()
+
+
+@needs("tensorboard")
+def test_tensorboard_reads_the_folder(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    written(f"tensorboard:{tmp_path}")
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [(one.step, one.value, one.wall_time) for one in found.Scalars("loss")] == [
+        (1, 0.5, 1000.0),
+        (2, 0.25, 1001.0),
+    ]
+    assert found.Scalars("table_rows/users")[1].value == 20.0
+
+
+@needs("mlflow")
+def test_mlflow_has_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    written(f"mlflow:file://{tmp_path}/mlruns")
+    client = mlflow.MlflowClient(f"file://{tmp_path}/mlruns")
+    [run] = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(one.step, one.value) for one in history] == [(1, 0.5), (2, 0.25)]
+    assert run.info.status == "FINISHED"
+
+
+@needs("wandb")
+@pytest.mark.slow
+def test_wandb_has_a_run_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    written("wandb:clicks")
+    [run] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert run.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("tensorbord:runs", "tensorboard"), ("csv:x", "got 'csv:x'")],
+)
+def test_an_unknown_service_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        open_sinks(text)
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "wandb", "tensorboard"])
+def test_a_missing_package_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mlflow", "wandb", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"pip install \"fleetlight\[{kind}\]\""):
+        open_sinks(kind)
+
+
+class Kept:
+    """A sink in memory."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails, self.is_closed = fails, False
+        self.lines: list[tuple[int, dict[str, float]]] = []
+
+    def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+        if self.fails:
+            raise OSError("no route to host")
+        self.lines.append((step, dict(values)))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def fed(sinks: list[Kept], log_dir: Path | None, registry: Registry) -> SinkFeeder:
+    return SinkFeeder(sinks, registry, log_dir, every_s=3600)
+
+
+def test_one_process_alone_feeds_its_own_figures() -> None:
+    registry, kept = Registry(), Kept()
+    registry.add(lambda: {"steps": 7})
+    registry.logged.add({"loss": 0.5, "bad": float("nan")})
+    feeder = fed([kept], None, registry)
+    feeder.close()
+    feeder.close()
+    [(step, values)] = kept.lines
+    assert (step, values["loss"]) == (7, 0.5)
+    assert "bad" not in values
+    assert kept.is_closed
+
+
+def test_the_figures_of_all_workers_arrive(tmp_path: Path) -> None:
+    kept = Kept()
+    for index, loss in enumerate((1.0, 3.0)):
+        registry = Registry()
+        registry.logged.add({"loss": loss})
+        FigureRecorder(tmp_path, "worker", index, registry).close()
+    fed([kept], tmp_path, Registry()).close()
+    assert kept.lines[-1][1]["loss"] == 2.0
+
+
+def test_a_service_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    broken, kept = Kept(fails=True), Kept()
+    feeder = fed([broken, kept], None, Registry())
+    for _ in range(8):
+        feeder.feed()
+    feeder.close()
+    assert len(kept.lines) == 9
+    assert caplog.text.count("no route to host") == 5
+    assert "gets no more figures after 5 failures" in caplog.text
+    assert not broken.is_closed
+
+
+def test_a_service_that_comes_back_gets_figures_again() -> None:
+    kept: Any = Kept(fails=True)
+    feeder = fed([kept], None, Registry())
+    for _ in range(4):
+        feeder.feed()
+    kept.fails = False
+    feeder.feed()
+    kept.fails = True
+    feeder.feed()
+    kept.fails = False
+    feeder.close()
+    assert len(kept.lines) == 2
