@@ -97,7 +97,7 @@ def test_a_delta_whose_base_is_gone_is_refused(tmp_path: Path) -> None:
     assert isinstance(base, BaseEntry)
     shutil.rmtree(tmp_path / base.folder)
     with pytest.raises(CheckpointError, match=rf"server \d does not see .*{base.folder}/table"):
-        resumed(tmp_path, SYNC, 2)
+        resumed(tmp_path, SYNC, 2, workers=1)
 
 
 @pytest.mark.parametrize("strategy", [ASYNC, geo(1)])
