@@ -54,6 +54,8 @@ def test_wide_deep_with_two_servers_prints_what_the_demo_promises() -> None:
     assert len(rows) == 2
     assert rows[0] == rows[1]
     assert outcome(output).startswith("fleetrun: done: ")
+    lines = output.splitlines()
+    assert next(n for n, line in enumerate(lines) if line.startswith("epoch 0")) <= 5
 
 
 def test_mnist_mlp_with_two_servers_learns_and_saves_a_model() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import subprocess
 import sys
@@ -118,3 +119,35 @@ def test_lines_of_forked_processes_name_the_child() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     child = f"[fleet worker 0, child {done.stdout.strip()}] hi"
     assert done.stderr.splitlines() == ["[fleet worker 0] parent", child]
+
+
+class Terminal(io.StringIO):
+    """A terminal that does not know its size."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@no_logging()
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({}, "\x1b[2m[fleet worker 0]\x1b[0m\x1b[33m careful\x1b[0m\n"),
+        ({"NO_COLOR": "1"}, "[fleet worker 0] careful\n"),
+    ],
+)
+def test_terminal_gets_coloured_lines(
+    environment: dict[str, str], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    log.configure("worker 0", environment=environment)
+    log.logger.warning("careful")
+    assert terminal.getvalue() == shown
+
+
+@no_logging()
+def test_log_file_gets_no_colours_even_if_forced(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("worker 0", environment={"FORCE_COLOR": "1"})
+    log.logger.warning("careful")
+    assert capsys.readouterr().err == "[fleet worker 0] careful\n"

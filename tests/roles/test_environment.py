@@ -199,3 +199,15 @@ def test_damaged_environment_is_a_role_or_a_role_error(
 def test_resume_may_begin_where_nothing_is_saved(text: str, resume: bool, must: bool) -> None:
     role = from_environment({"FLEET_RESUME": text})
     assert (role.resume, role.must_resume) == (resume, must)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("", 20), ("debug", 10), ("INFO", 20), ("warning", 30)]
+)
+def test_level_of_log_lines(name: str, level: int) -> None:
+    assert from_environment({"FLEET_LOG_LEVEL": name}).log_level == level
+
+
+def test_unknown_level_is_refused() -> None:
+    with pytest.raises(RoleError, match="FLEET_LOG_LEVEL=loud: expected one of debug, info, warn"):
+        from_environment({"FLEET_LOG_LEVEL": "loud"})

@@ -470,7 +470,7 @@ def test_hierarchical_allreduce_takes_effect_for_dense_allreduce() -> None:
 
 def test_explain_names_the_deadline_in_force_and_its_source() -> None:
     job = JobFacts(worker_num=2, deadline_s=20.0, deadline_from="FLEET_DEADLINE_S")
-    lines = DistributedStrategy().explain(job, all=True).splitlines()
+    lines = DistributedStrategy().explain(job).splitlines()
     [line] = [line for line in lines if "deadline_s" in line]
     assert "20 s are in force, from FLEET_DEADLINE_S" in line
     # set too late: the value given to fleet.init counts

@@ -49,8 +49,15 @@ def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
             return _Session(job, screen, connect, stack).run()
         except Interrupted as interrupt:
             seconds = time.monotonic() - began
+            _end_line_of_interrupt(screen, interrupt.number)
             screen.say(str(report.interrupted(interrupt.number, seconds)))
             return of_status(-interrupt.number)
+
+
+def _end_line_of_interrupt(screen: Screen, number: int) -> None:
+    """A terminal shows ^C where the user presses it."""
+    if number == signal.SIGINT and screen.size is not None:
+        screen.block("\n")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,9 +228,8 @@ class _Session:
             line = report.not_joined(ended.layout, self._job.script)
             if line is not None:
                 self._screen.say(*line)
-        if failure is not None and failure.code == of_status(-signal.SIGINT):
-            # the terminal shows ^C
-            self._screen.block("\n" if self._screen.size else "")
+        if ended.watch.verdict is Verdict.INTERRUPTED:
+            _end_line_of_interrupt(self._screen, ended.watch.signal)
         text = report.end(ended.layout, ended.watch, failure, seconds)
         self._screen.say(text, report.tone_of_end(failure))
         if failure is not None and self._folder is not None:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from fleetlight.observe.console import Tone, painted, wants_colour
+from fleetlight.observe.console import Tone, fitted, painted, wants_colour
 
 logger = logging.getLogger("fleetlight")
 
@@ -53,13 +53,22 @@ class _StderrHandler(logging.Handler):
         is_terminal = bool(getattr(sys.stderr, "isatty", lambda: False)())
         colour = wants_colour(self._environment, is_terminal=is_terminal) and is_terminal
         tone = Tone.WARNING if record.levelno >= logging.WARNING else Tone.PLAIN
-        text = painted(self.format(record), tone, colour)
-        return f"{painted(prefix, Tone.DIM, colour)} {text}\n"
+        whole = f"{prefix} {self.format(record)}"
+        text = fitted(whole, _columns() if is_terminal else None).removeprefix(prefix)
+        return f"{painted(prefix, Tone.DIM, colour)}{painted(text, tone, colour)}\n"
 
     def _child(self) -> str:
         """Forked processes, such as those of a DataLoader, inherit the prefix: tell them apart."""
         pid = os.getpid()
         return "" if pid == self._pid else f", child {pid}"
+
+
+def _columns() -> int | None:
+    """The width of the terminal, if it knows it."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
 
 
 def _handled_by_others() -> bool:

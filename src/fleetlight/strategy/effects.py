@@ -8,7 +8,7 @@ also have its own rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from fleetlight.errors import counted
 from fleetlight.strategy.job import JobFacts
@@ -27,7 +27,7 @@ def explain(
     if everything:
         rows += _all_rows(strategy, job, flags)
     else:
-        shown = [*_mentioned(strategy, flags)]
+        shown = [*_mentioned(strategy, {*flags, *job.given})]
         rows += [_row(strategy, name, job, flags) for name in shown]
         others = sum(1 for _ in _leaves(strategy)) - len(shown)
         rows.append(f"{counted(others, 'setting')} with defaults: explain(all=True) shows them")
@@ -55,13 +55,13 @@ def _leaves(strategy: Settings) -> Iterator[str]:
             yield name
 
 
-def _mentioned(strategy: Settings, flags: Mapping[str, str]) -> Iterator[str]:
+def _mentioned(strategy: Settings, given: Collection[str]) -> Iterator[str]:
     """The settings that the script or a variable has set, or that differ from their defaults."""
     changed = set(_changed(strategy))
     for name in _leaves(strategy):
         config, _, field = name.rpartition(".")
         owner: Settings = strategy[config] if config else strategy
-        if name in changed or name in flags or owner.is_set(field):
+        if name in changed or name in given or owner.is_set(field):
             yield name
 
 

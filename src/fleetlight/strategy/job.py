@@ -25,6 +25,12 @@ class JobFacts:
     #: True once the script has begun a static program
     has_programs: bool = False
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The settings in whose place a variable of the job is in force."""
+        is_variable = self.deadline_from not in ("", "the default", "the strategy")
+        return ("deadline_s",) if is_variable else ()
+
 
 _current = JobFacts()
 

@@ -72,6 +72,12 @@ def test_last_status_separates_cause_from_consequence(tmp_path: Path) -> None:
             True,
         ),
         ("fleet.data; raise OSError('no such luck')", "OSError: no such luck", False),
+        # a peer has refused it, but the user has to change something
+        (
+            "from fleetlight.errors import TokenError; fleet.data; raise TokenError('x')",
+            "TokenError: x",
+            True,
+        ),
     ],
 )
 def test_error_before_the_job_begins_is_reported(

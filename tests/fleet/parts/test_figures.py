@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from fleetlight.fleet.parts.figures import of_server, of_servers, of_worker, staleness_warning
+from fleetlight.fleet.parts.figures import (
+    mean_staleness,
+    of_server,
+    of_servers,
+    of_worker,
+    staleness_warning,
+)
 from fleetlight.ps.messages import ServerFigures
 from fleetlight.ps.plan import ASYNC, DensePlan, InitializerPlan, Plan, RulePlan, TablePlan
 from fleetlight.strategy import DistributedStrategy
@@ -96,3 +102,9 @@ def test_no_warning_when_workers_average_dense_gradients() -> None:
         optimizers=[], serves_dense=False,
     )  # fmt: skip
     assert staleness_warning([ServerFigures(9, {}, {}, {9: 9})], plan, configs) is None
+
+
+def test_mean_staleness_is_that_of_all_servers() -> None:
+    none = ServerFigures(4, {}, {}, {})
+    assert mean_staleness([none]) is None
+    assert mean_staleness([none, ServerFigures(4, {}, {}, {0: 3, 4: 1})]) == 1.0

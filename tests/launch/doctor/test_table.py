@@ -58,3 +58,21 @@ def test_report_of_a_single_machine() -> None:
 def test_report_of_findings() -> None:
     found = [Finding(True, "it is so", "do this"), Finding(False, "and so", "or that")]
     assert of_findings(found) == ("problem: it is so\n    do this\nadvice: and so\n    or that")
+
+
+def test_report_fits_a_narrow_terminal() -> None:
+    exam = Exam(
+        asked=ExamOptions(names=HOSTS, hosts=HOSTS),
+        facts={0: FACTS},
+        links=(Link(sender=0, receiver=1, round_trip_s=2e-4, bytes_per_s=25e6),),
+    )
+    lines = of_exam(exam, 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert lines[:2] == ["10.0.0.1", "  name: a"]
+    assert lines[-1] == "  ports: open"
+    found = [Finding(True, "a sentence that is longer than the terminal is", "do this")]
+    assert of_findings(found, 40, colour=True).splitlines() == [
+        "\x1b[31mproblem\x1b[0m: a sentence that is longer than",
+        "  the terminal is",
+        "    do this",
+    ]

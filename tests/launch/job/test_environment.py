@@ -196,3 +196,14 @@ def test_folder_of_checkpoints_is_passed_on() -> None:
 
 def test_ipv6_endpoints_have_brackets() -> None:
     assert environment.joined([("::1", 2), ("a", 3)]) == "[::1]:2,a:3"
+
+
+def test_flags_about_waits_and_messages_reach_processes() -> None:
+    job = dataclasses.replace(JOB, process_deadline_s=7.5, log_level="warning")
+    found = environment.of_member(
+        dataclasses.replace(RUN, job=job), WORKER_0, {"FLEET_DEADLINE_S": "9"}
+    )
+    assert (found["FLEET_DEADLINE_S"], found["FLEET_LOG_LEVEL"]) == ("7.5", "warning")
+    kept = environment.of_member(RUN, WORKER_0, {"FLEET_DEADLINE_S": "9"})
+    assert kept["FLEET_DEADLINE_S"] == "9"
+    assert "FLEET_LOG_LEVEL" not in kept

@@ -13,7 +13,7 @@ from fleetlight.observe.console import Tone, aligned, painted, wants_colour
 #: states of processes and jobs, as each backend names them
 _GOOD = re.compile(r"(ended with code 0|completed|succeeded)$", re.IGNORECASE)
 _BAD = re.compile(
-    r"ended with code|killed by|lost|(.*(fail|error|backoff|cancelled|timeout|dead|oom).*)$",
+    r"ended with code|killed by|lost|.*(fail|err|backoff|cancelled|timeout|dead|oom|out_of)",
     re.IGNORECASE,
 )
 _WAITING = re.compile(r"starting|unknown|pending|configuring|suspended|waiting", re.IGNORECASE)

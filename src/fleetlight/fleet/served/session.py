@@ -44,6 +44,8 @@ from fleetlight.strategy import ASyncConfigs
 
 #: the number of parameters in a warning
 _NAMED = 3
+#: tables that the line about the start of training names
+_TABLES = 4
 
 
 class ServerSession:
@@ -485,7 +487,8 @@ def _summary(bound: BoundPlan) -> str:
         "geo": f"geo, k={plan.k_steps}",
     }[plan.mode]
     elements = sum(parameter.numel() for parameter in bound.dense)
-    tables = ", ".join(f"{t.name} ({t.dim}, {t.rule.name})" for t in plan.tables) or "none"
+    names = [f"{table.name} ({table.dim}, {table.rule.name})" for table in plan.tables]
+    tables = first_names(names, _TABLES) or "none"
     return (
         f"{mode}: {counted(plan.worker_num, 'worker')}, {counted(plan.server_num, 'server')}; "
         f"{elements:,} dense elements; tables: {tables}"

@@ -227,3 +227,23 @@ def test_wrong_commands_are_refused(
     pathlib.Path("link/launcher.x.1.json").symlink_to("/dev/null")
     assert main(list(words)) == 1
     assert message in capfd.readouterr().err
+
+
+def test_follow_ends_with_the_job(
+    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(entry("worker 0"), entry("worker 1"), **live(launcher))
+    pathlib.Path("log/workerlog.0").write_text("one\n[fleet worker 0] two\n")
+    pathlib.Path("log/workerlog.1").write_text("a")
+    record = msgspec.json.decode(path.read_bytes(), type=LauncherRecord)
+    control = named("processes").control
+    assert control is not None
+    assert not any(state.is_over for state in control.status("log"))
+    assert b"".join(control.logs("log", "worker 0", 4)) == b"[fleet worker 0] two\n"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, ended=True, code=0)))
+    assert main(["logs", "-f", "log"]) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        "[worker 0] one",
+        "[fleet worker 0] two",
+        "[worker 1] a",
+    ]
