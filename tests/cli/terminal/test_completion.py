@@ -22,21 +22,20 @@ def bash(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> pathlib.
     return file
 
 
+def run(*command: str) -> list[str]:
+    """The words that a shell prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
 def completed(script: pathlib.Path, *words: str) -> set[str]:
     """What bash offers for the last of these words."""
     code = (
         'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fleetlight; '
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(
-        ["bash", "-u", "-c", code, str(script), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stderr == ""
-    return set(done.stdout.split())
+    return set(run("bash", "-u", "-c", code, str(script), *words))
 
 
 @pytest.mark.parametrize(
@@ -70,20 +69,28 @@ def test_bash_completes_values_and_all_commands(bash: pathlib.Path) -> None:
     assert "--xpus" not in flags
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_can_read_their_scripts(
-    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "doctor" in script
-    assert "nproc_per_node" in script
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    (tmp_path / "script").write_text(script)
-    read = ["-n", str(tmp_path / "script")]
-    done = subprocess.run([shell, *read], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    assert main(["completion", "zsh"]) == 0
+    file = tmp_path / "script"
+    file.write_text(capsys.readouterr().out)
+    code = (
+        "autoload -Uz compinit; compinit -u -D; source $0; COMP_WORDS=($@); "
+        "COMP_CWORD=$(($# - 1)); _fleetlight; print -l $COMPREPLY"
+    )
+    # zsh itself leaves out what does not fit
+    assert "doctor" in run("zsh", "-f", "-c", code, str(file), "fleetlight", "do")
+    assert "slurm" in run("zsh", "-f", "-c", code, str(file), "fleetrun", "--on", "s")
+    assert "--tee" not in run("zsh", "-f", "-c", code, str(file), "fleetrun", "t.py", "--te")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    assert main(["completion", "fish"]) == 0
+    file = tmp_path / "script"
+    file.write_text(capsys.readouterr().out)
+    for words, offered in (("fleetlight do", "doctor"), ("fleetrun --on sl", "slurm")):
+        assert offered in run("fish", "-N", "-c", f"source {file}; complete -C'{words}'")
 
 
 def test_fish_offers_the_flags_of_a_command_there_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,16 +132,18 @@ _fleetlight_taking() {{
 }}
 
 _fleetlight() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" previous="" path="${{COMP_WORDS[0]##*/}}" n found
-  local argument=""
+  # zsh then numbers words from 0, and splits them, as bash does
+  [[ -n "${{ZSH_VERSION:-}}" ]] && emulate -L ksh
+  local word="${{COMP_WORDS[COMP_CWORD]}}" previous="" called="${{COMP_WORDS[0]##*/}}"
+  local argument="" found n
   for ((n = 1; n < COMP_CWORD; n++)); do
     found="${{COMP_WORDS[n]}}"
     if [[ -n "$previous" ]]; then
       previous=""
     elif [[ "$found" == -* ]]; then
-      [[ " $(_fleetlight_taking "$path") " == *" $found "* ]] && previous="$found"
-    elif [[ -n "$(_fleetlight_words "$path $found")" ]]; then
-      path="$path $found"
+      [[ " $(_fleetlight_taking "$called") " == *" $found "* ]] && previous="$found"
+    elif [[ -n "$(_fleetlight_words "$called $found")" ]]; then
+      called="$called $found"
     else
       argument="$found"
     fi
@@ -149,16 +151,19 @@ _fleetlight() {{
   COMPREPLY=()
   if [[ -n "$argument" ]]; then
     # the words after a script are its own
-    case "$path" in
+    case "$called" in
     {running}) return ;;
     esac
   fi
   if [[ -n "$previous" ]]; then
-    found="$(_fleetlight_values "$path $previous")"
+    found="$(_fleetlight_values "$called $previous")"
   elif [[ "$word" == -* ]]; then
-    found="$(_fleetlight_words "$path")"
+    found="$(_fleetlight_words "$called")"
   else
-    found="$(_fleetlight_values "$path") $(_fleetlight_words "$path" | tr ' ' '\\n' | grep -v '^-')"
+    found="$(_fleetlight_values "$called")"
+    for n in $(_fleetlight_words "$called"); do
+      [[ "$n" == -* ]] || found="$found $n"
+    done
   fi
   # without words the shell completes names of files
   COMPREPLY=($(compgen -W "$found" -- "$word"))
