@@ -27,6 +27,21 @@ def stable_hash(texts: Iterable[str | bytes], salt: str = "") -> Tensor:
     """An int64 id for each text, of the whole range, so also negative.
 
     A text has a different id for each `salt`. A str has the id of its UTF-8 bytes.
+
+    Args:
+        texts: str or bytes.
+        salt: distinguishes kinds of texts, such as columns.
+
+    Returns:
+        An int64 tensor of shape `[texts]`.
+
+    Raises:
+        ConfigError: a value is no text.
+
+    Example:
+        >>> ids = fleet.data.stable_hash(["red", "green", "red"])
+        >>> bool(ids[0] == ids[2]), bool(ids[0] == ids[1])
+        (True, False)
     """
     encoded = _encoded(texts, "stable_hash")
     return torch.from_numpy(_hash_texts(encoded, salt_key(salt)))
@@ -37,6 +52,22 @@ def hash_column(field: str, values: Iterable[str | bytes] | Tensor | NDArray[Any
 
     So fields can share a table: "1" has a different id in each field. Different whole numbers of
     a field never share an id.
+
+    Args:
+        field: the name of the column.
+        values: texts or whole numbers.
+
+    Returns:
+        An int64 tensor of the shape of `values`.
+
+    Raises:
+        ConfigError: the values are floats.
+
+    Example:
+        >>> user = fleet.data.hash_column("user", [1, 2])
+        >>> item = fleet.data.hash_column("item", [1, 2])
+        >>> bool((user == item).any())
+        False
     """
     if not isinstance(values, (Tensor, np.ndarray)):
         values = list(values)

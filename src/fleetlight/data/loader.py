@@ -50,6 +50,32 @@ class ShardLoader(DataLoader[Any], Generic[B]):
 
     Each iteration is the next epoch. `state_dict` is the position. After `load_state_dict` the next
     iteration continues after the batches handed out before, with any number of workers.
+
+    Args:
+        loader: the original loader; `fleet.shard` makes these loaders.
+        worker: the index of this worker.
+        workers: the number of workers.
+        seed: the seed of the order of records.
+        tail: what happens to a short last block, as in `fleet.shard`.
+        observer: is told of batches before they are handed out.
+        queue: the options of `deal="queue"`.
+        agree: makes all workers agree, for `deal="shards"`.
+
+    Raises:
+        ConfigError: the loader cannot be sharded.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> fleet.init(is_collective=True)
+        >>> loader = fleet.shard(DataLoader(range(6), batch_size=2))
+        >>> batches = iter(loader)
+        >>> next(batches)
+        tensor([0, 1])
+        >>> position = loader.state_dict()
+        >>> batches.close()
+        >>> loader.load_state_dict(position)
+        >>> next(iter(loader))
+        tensor([2, 3])
     """
 
     def __init__(

@@ -19,7 +19,18 @@ Indices = Sequence[int] | NDArray[np.int64] | Tensor
 
 
 class Record(NamedTuple):
-    """One click or person; the tensors of a batch have one more dimension, in front."""
+    """One click or person; the tensors of a batch have one more dimension, in front.
+
+    Args:
+        dense: float32 `[numbers]`, about 1 in size.
+        ids: int64 `[categories]`, of the whole range.
+        label: float32, 0 or 1.
+
+    Example:
+        >>> record = fleet.data.ClickLog(10)[0]
+        >>> record.dense.shape, record.ids.shape
+        (torch.Size([13]), torch.Size([26]))
+    """
 
     #: float32 [numbers], about 1 in size
     dense: Tensor

@@ -61,6 +61,22 @@ def init(
 
     In a scheduler process it serves the job and ends the process; it does not return. A second
     call with the same arguments, as in a cell of a notebook, changes nothing.
+
+    Args:
+        role_maker: where the role comes from; by default the environment, see `RoleMaker`.
+        is_collective: True for workers that average gradients, False for parameter servers. One
+            process without servers then has a server inside.
+        strategy: the settings of the job.
+
+    Raises:
+        ConfigError: an argument is wrong, or this process has left a job before.
+        RoleError: the environment does not fit `is_collective`.
+        MembershipError: a process of the job did not arrive in time.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.worker_index(), fleet.worker_num()
+        (0, 1)
     """
     global _accepted
     install_error_hook()
@@ -173,18 +189,59 @@ def _warn_of_untested_torch() -> None:
 
 
 def init_worker() -> None:
-    """Agree with the other workers on the model now, rather than at the first forward."""
+    """Agree with the other workers on the model now, rather than at the first forward.
+
+    Raises:
+        PlanError: the model, the optimizer and the job do not fit together.
+        PeerError: a server or another worker did not reply.
+
+    Example:
+        >>> fleet.init()
+        >>> model = fleet.distributed_model(nn.Linear(4, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = fleet.distributed_optimizer(optimizer)
+        >>> if fleet.is_server():
+        ...     fleet.init_server()
+        ...     fleet.run_server()
+        ... else:
+        ...     fleet.init_worker()
+    """
     current().prepare()
 
 
 @names_arguments
 def init_server(dirname: str | os.PathLike[str] | None = None) -> None:
-    """Make this server's tables, and load a checkpoint's values into them."""
+    """Make this server's tables, and load a checkpoint's values into them.
+
+    Args:
+        dirname: a checkpoint of `save_persistables`, a folder or a URL; None for first values.
+
+    Raises:
+        RoleError: this process is a worker.
+        CheckpointError: the checkpoint cannot be read, or does not fit the model.
+
+    Example:
+        >>> fleet.init()
+        >>> if fleet.is_server():
+        ...     fleet.init_server("checkpoint")
+        ...     fleet.run_server()
+    """
     current().init_server(None if dirname is None else os.fspath(dirname))
 
 
 def run_server() -> None:
-    """Serve until every worker has left."""
+    """Serve until every worker has left.
+
+    Raises:
+        RoleError: this process is a worker.
+        ConfigError: `fleet.init_server()` was not called before.
+
+    Example:
+        >>> fleet.init()
+        >>> if fleet.is_server():
+        ...     fleet.init_server()
+        ...     fleet.run_server()
+    """
     current().run_server()
 
 
@@ -192,6 +249,14 @@ def stop_worker() -> None:
     """Leave the job after a background save has finished; raises if the save failed.
 
     The end of the process calls it when the script does not; a second call does nothing.
+
+    Raises:
+        CheckpointError: a save in the background has failed.
+
+    Example:
+        >>> fleet.init()
+        >>> fleet.stop_worker()
+        >>> fleet.stop_worker()
     """
     job = current_or_none()
     if job is None:
@@ -209,6 +274,14 @@ def reset() -> None:
 
     For notebooks. A job of several processes cannot be joined again: there `reset` is
     `stop_worker`, and the next `init` needs a new process.
+
+    Raises:
+        CheckpointError: a save in the background has failed.
+
+    Example:
+        >>> fleet.init()
+        >>> fleet.reset()
+        >>> fleet.init(is_collective=True)
     """
     try:
         stop_worker()

@@ -74,6 +74,16 @@ def log(**values: Any) -> None:
 
     Cheap: a tensor is read about once a second, when figures are recorded. The page, Prometheus and
     sinks show the mean of the values since then, and over the workers that log the name.
+
+    Args:
+        values: numbers, or tensors of one element.
+
+    Raises:
+        RoleError: this process is a server.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.log(loss=torch.tensor(0.25), auc=0.75)
     """
     current().refuse_in_server("log")
     registry.logged.add(values)
@@ -83,6 +93,14 @@ def figures() -> dict[str, float]:
     """What this process counts now, by name: steps, times, rows, bytes.
 
     A table's figure has the table in its name, as in `table_rows{users}`. `staleness` is a mean.
+
+    Returns:
+        Figures by name.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> "steps" in fleet.figures()
+        True
     """
     current()
     snapshot = registry.snapshot(takes=False)

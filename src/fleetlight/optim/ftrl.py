@@ -24,6 +24,22 @@ class Ftrl(EachRow):
     A first value other than 0 is where its weight starts: z then starts so that w is this value. So
     `l1` and `l2` act on the distance from there. A gradient of 0 changes nothing. The state `z` is
     that of the formula times `lr`: a scheduler changes steps to come, not the weights.
+
+    Args:
+        params: parameters or param groups, as for torch's optimizers.
+        lr: the learning rate.
+        beta: added to the root of n.
+        l1: the limit below which a weight stays where it starts.
+        l2: how strongly weights are drawn to where they start.
+
+    Raises:
+        ConfigError: an option is negative.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = fleet.optim.Ftrl(model.parameters(), lr=0.1, l1=0.01)
+        >>> model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step()
     """
 
     def __init__(

@@ -26,6 +26,24 @@ class Lamb(Layerwise):
     If |w| or |r| is 0, the ratio |w| / |r| is 1. Parameters whose name contains a string of
     `exclude_from_weight_decay` take a step of Adam: no decay, and the ratio 1. Names come from
     `Lamb(model.named_parameters(), ...)`.
+
+    Args:
+        params: parameters, named parameters or param groups.
+        lr: the learning rate.
+        betas: the decay of both moments.
+        epsilon: added to the root of the second moment.
+        lamb_weight_decay: the weight decay.
+        exclude_from_weight_decay: parts of the names of parameters that take a step of Adam.
+
+    Raises:
+        ConfigError: an option is out of range, or names are missing.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> named = model.named_parameters()
+        >>> optimizer = fleet.optim.Lamb(named, exclude_from_weight_decay=["bias"])
+        >>> model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step()
     """
 
     def __init__(

@@ -25,6 +25,24 @@ class Lars(Layerwise):
     If |w| or |g| is 0, rate = lr. Parameters whose name contains a string of
     `exclude_from_weight_decay` use plain momentum: rate = lr, without decay. Names come from
     `Lars(model.named_parameters(), ...)`.
+
+    Args:
+        params: parameters, named parameters or param groups.
+        lr: the learning rate.
+        momentum: the decay of the velocity.
+        lars_coeff: the trust coefficient.
+        lars_weight_decay: the weight decay.
+        epsilon: added to the denominator.
+        exclude_from_weight_decay: parts of the names of parameters that use plain momentum.
+
+    Raises:
+        ConfigError: an option is negative, or names are missing.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = fleet.optim.Lars(model.parameters(), lr=1.0)
+        >>> model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step()
     """
 
     def __init__(

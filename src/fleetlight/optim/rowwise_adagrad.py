@@ -22,6 +22,25 @@ class RowwiseAdagrad(EachRow):
         w = w - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)
 
     A row has all elements of one index of the first dimension, so a vector has rows of one element.
+
+    Args:
+        params: parameters or param groups.
+        lr: the learning rate.
+        lr_decay: how the learning rate falls with the steps.
+        weight_decay: the weight decay.
+        initial_accumulator_value: the first value of s.
+        eps: added to the root of s.
+
+    Raises:
+        ConfigError: an option is negative.
+
+    Example:
+        >>> layer = nn.Embedding(100, 8, sparse=True)
+        >>> optimizer = fleet.optim.RowwiseAdagrad(layer.parameters(), lr=0.05)
+        >>> layer(torch.tensor([7])).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[layer.weight]["sum"].shape
+        torch.Size([100, 1])
     """
 
     def __init__(

@@ -23,6 +23,24 @@ class RowwiseAdam(EachRow):
         w = w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 
     A row has all elements of one index of the first dimension, so a vector has rows of one element.
+
+    Args:
+        params: parameters or param groups.
+        lr: the learning rate.
+        betas: the decay of both moments.
+        eps: added to the root of the second moment.
+        weight_decay: the weight decay.
+
+    Raises:
+        ConfigError: an option is out of range.
+
+    Example:
+        >>> layer = nn.Embedding(100, 8, sparse=True)
+        >>> optimizer = fleet.optim.RowwiseAdam(layer.parameters(), lr=0.01)
+        >>> layer(torch.tensor([7])).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[layer.weight]["exp_avg_sq"].shape
+        torch.Size([100, 1])
     """
 
     def __init__(

@@ -17,7 +17,21 @@ _INIT_GLOO = (
 
 
 class RoleMaker:
-    """Reads the role from the environment, in any dialect."""
+    """Reads the role from the environment, in any dialect.
+
+    Args:
+        is_collective: True for a job without parameter servers.
+        env: the variables to read; by default those of the process.
+
+    Raises:
+        RoleError: the variables do not describe one process of a job, or two launchers disagree.
+
+    Example:
+        >>> maker = fleet.RoleMaker(env={"FLEET_WORKER_NUM": "2", "FLEET_INDEX": "1",
+        ...                              "FLEET_ROLE": "worker", "FLEET_MASTER": "10.0.0.1:7000"})
+        >>> maker.role.index, maker.role.worker_num
+        (1, 2)
+    """
 
     @names_arguments
     def __init__(self, is_collective: bool = False, env: Environment | None = None) -> None:
@@ -28,7 +42,30 @@ class RoleMaker:
 
 
 class UserDefinedRoleMaker(RoleMaker):
-    """A role given by the script, for jobs without a launcher."""
+    """A role given by the script, for jobs without a launcher.
+
+    Args:
+        is_collective: True for a job without parameter servers.
+        init_gloo: accepted for compatibility with Fleet; without effect.
+        current_id: the index of this process.
+        role: `"worker"`, `"server"` or `"scheduler"`, or `fleet.Role.WORKER`, `fleet.Role.SERVER`.
+        worker_num: the number of workers; by default that of `worker_endpoints`.
+        worker_endpoints: `host:port` of each worker.
+        server_endpoints: `host:port` of each parameter server.
+        master: `host:port` where the job forms; by default the first of `worker_endpoints`.
+        device: the index of this worker's GPU.
+
+    Raises:
+        RoleError: the arguments do not fit together.
+
+    Example:
+        >>> maker = fleet.UserDefinedRoleMaker(
+        ...     current_id=0, role=fleet.Role.SERVER, worker_num=2,
+        ...     server_endpoints=["10.0.0.1:7000", "10.0.0.2:7000"],
+        ... )
+        >>> maker.role.server_num
+        2
+    """
 
     @names_arguments
     def __init__(

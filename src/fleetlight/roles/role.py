@@ -28,7 +28,46 @@ class Kind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Role:
-    """One process of a job. `None` means unknown until the job forms."""
+    """One process of a job. `None` means unknown until the job forms.
+
+    Args:
+        kind: worker, server or scheduler.
+        index: the number of this process among those of its kind.
+        worker_num: how many workers the job has.
+        server_num: how many parameter servers the job has.
+        worker_max: how many workers a job with servers may have while it runs; None: `worker_num`.
+        join: server 0 of the running job that this worker joins.
+        dialect: the kind of variables that the role comes from.
+        master: where the job forms: worker 0, the scheduler, or the launcher's agent.
+        master_keeper: what serves `master` if worker 0 does not.
+        worker_endpoints: the endpoint of each worker.
+        server_endpoints: the endpoint of each server.
+        local_rank: the index of this worker on its host.
+        local_size: how many workers this host has.
+        node_rank: the index of this host.
+        node_num: how many hosts the job has.
+        address: the address of this process; by default the one that reaches `master`.
+        device: the index of this worker's GPU, None for the CPU.
+        node_id: a name that a restarted process keeps (MindSpore's MS_NODE_ID).
+        restart: how often the launcher has restarted the job.
+        deadline_s: seconds that the job may take to form, if a variable gives them.
+        deadline_variable: the name of that variable.
+        error_file: the file in which this process reports its status to the launcher.
+        log_dir: the log folder of the job.
+        job: the id of the job, which restarted processes keep.
+        resume: True if the job resumes an earlier one.
+        may_begin: with `resume`: True if the job begins where nothing is saved.
+        max_restarts: how often the launcher may restart processes, None if unknown.
+        log_level: the least important messages that are logged, by the number of their level.
+        token: the secret of the job's processes.
+
+    Raises:
+        RoleError: two of the facts contradict each other.
+
+    Example:
+        >>> fleet.Role(kind=fleet.Role.SERVER, index=1, server_num=2).is_server
+        True
+    """
 
     #: Fleet's names, for `UserDefinedRoleMaker(role=fleet.Role.SERVER)`
     WORKER: ClassVar[Kind] = Kind.WORKER

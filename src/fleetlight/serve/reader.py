@@ -30,7 +30,31 @@ class Reader:
 
     A thread looks for new publications. Rows change all at once, between two lookups; use `view`
     for several lookups of the same model. A publication that cannot be read is logged, `error` has
-    the reason, and lookups continue with the one before it.
+    the reason, and lookups continue with the one before it. Use it as a context manager, or call
+    `close`.
+
+    Args:
+        url: the folder or URL of `fleet.publish`.
+        period_s: seconds between two looks for a new publication.
+        wait_s: seconds to wait for the first publication.
+        cache: a folder for the rows, which all processes on this machine map; by default one in the
+            system's folder for temporary files.
+        follow: False looks for publications in `refresh` only.
+
+    Raises:
+        PublicationError: there is no publication, or it cannot be read.
+
+    Example:
+        >>> from fleetlight.serve import Reader
+        >>> fleet.init()
+        >>> model = fleet.distributed_model(fleet.nn.SparseEmbedding(2, table="emb"))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = fleet.distributed_optimizer(optimizer)
+        >>> fleet.init_worker()
+        >>> _ = fleet.publish("published").publish_now()
+        >>> with Reader("published", cache="cache") as reader:
+        ...     reader.lookup("emb", [7, 9]).shape
+        (2, 2)
     """
 
     def __init__(

@@ -62,7 +62,25 @@ class TableView:
 
 
 class ModelView:
-    """One publication. It stays as it is, so that several lookups read the same model."""
+    """One publication. It stays as it is, so that several lookups read the same model.
+
+    Args:
+        manifest: what is published; a `Reader` makes views.
+        tables: the rows of each table.
+        dense: the file of the dense values.
+
+    Example:
+        >>> from fleetlight.serve import Reader
+        >>> fleet.init()
+        >>> model = fleet.distributed_model(fleet.nn.SparseEmbedding(2, table="emb"))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = fleet.distributed_optimizer(optimizer)
+        >>> fleet.init_worker()
+        >>> _ = fleet.publish("published").publish_now()
+        >>> with Reader("published", cache="cache") as reader:
+        ...     reader.view.tables
+        {'emb': 2}
+    """
 
     def __init__(
         self, manifest: PublicationManifest, tables: Mapping[str, TableView], dense: Path

@@ -41,6 +41,30 @@ def capture(
     Inputs named like arguments of the model's forward go there; without such names the first
     inputs do. The others follow the model's output into `loss_fn` and into each function of
     `fetches`. The first dimension of every input is the batch and may have any size.
+
+    Args:
+        model: the module to call.
+        loss_fn: computes the loss from the output and the other inputs.
+        optimizer: an optimizer of the model's parameters, registered or not.
+        example_inputs: tensors by name.
+        fetches: more functions of the output and the other inputs, by name.
+        clip_norm: the largest norm of the gradients of all workers together.
+        clip_value: the largest absolute value of a gradient.
+
+    Returns:
+        A `Program`, for `Executor.run`.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        PlanError: the step cannot be captured; the message names the operation.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> inputs = {"x": torch.zeros(2, 4), "y": torch.zeros(2, 1)}
+        >>> program = fleet.static.capture(model, nn.functional.mse_loss, optimizer, inputs)
+        >>> list(program.feeds)
+        ['x', 'y']
     """
     clip = Clip(clip_norm, clip_value)
     if not isinstance(example_inputs, Mapping):

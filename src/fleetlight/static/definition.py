@@ -61,12 +61,31 @@ _written = _Written()
 
 
 def default_main_program() -> Program:
-    """The program being written: that of the innermost guard, or that of the process."""
+    """The program being written: that of the innermost guard, or that of the process.
+
+    Returns:
+        A `Program`.
+
+    Example:
+        >>> program = fleet.static.Program()
+        >>> with fleet.static.program_guard(program):
+        ...     fleet.static.default_main_program() is program
+        True
+    """
     return _written.now()[0]
 
 
 def default_startup_program() -> Program:
-    """The startup program, which runs once before the default main program."""
+    """The startup program, which runs once before the default main program.
+
+    Returns:
+        A `Program`.
+
+    Example:
+        >>> executor = fleet.static.Executor()
+        >>> executor.run(fleet.static.default_startup_program())
+        []
+    """
     return _written.now()[1]
 
 
@@ -91,7 +110,25 @@ def leave_writing(run: Program | None = None) -> None:
 
 @contextlib.contextmanager
 def program_guard(main: Program, startup: Program | None = None) -> Iterator[None]:
-    """Inside the block, `data` belongs to `main`, which waits for `startup` to run."""
+    """Inside the block, `data` belongs to `main`, which waits for `startup` to run.
+
+    Args:
+        main: the program to extend.
+        startup: the program that runs once before it.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ConfigError: an argument is no program.
+
+    Example:
+        >>> main, startup = fleet.static.Program(), fleet.static.Program()
+        >>> with fleet.static.program_guard(main, startup):
+        ...     x = fleet.static.data("x", [None, 4])
+        >>> list(main.feeds)
+        ['x']
+    """
     for program in (main, startup):
         if program is not None and not isinstance(program, Program):
             raise ConfigError(
@@ -115,7 +152,30 @@ def data(
     dtype: Any = torch.float32,
     device: str | torch.device | None = None,
 ) -> Tensor:
-    """A tensor that each run feeds by this name. A dimension of None (or -1) has any size."""
+    """A tensor that each run feeds by this name. A dimension of None (or -1) has any size.
+
+    Args:
+        name: the name of the feed.
+        shape: the size of each dimension.
+        dtype: the type of the values, such as `torch.int64`.
+        device: the device of the values; by default the CPU.
+
+    Returns:
+        A tensor without values, with which torch's functions and modules compute.
+
+    Raises:
+        ConfigError: the program has a feed of this name, or an argument is wrong.
+
+    Example:
+        >>> program = fleet.static.Program()
+        >>> with fleet.static.program_guard(program):
+        ...     x = fleet.static.data("x", [None, 4])
+        ...     total = x.sum()
+        >>> executor = fleet.static.Executor()
+        >>> _ = executor.run(program.startup)
+        >>> executor.run(program, feed={"x": torch.ones(2, 4)}, fetch_list=[total])
+        [tensor(8.)]
+    """
     note_program()
     source = default_main_program().writable_source()
     feed = feed_of(name, shape, dtype)
@@ -139,8 +199,23 @@ def minimize(
 ) -> None:
     """Write backward and the optimizer's step into the program of the loss.
 
-    `clip_norm`, `clip_value`: limits of the gradients of all workers together, as in
-    torch.nn.utils.clip_grad_norm_ and clip_grad_value_.
+    Args:
+        optimizer: an optimizer of the parameters, registered or not.
+        loss: a tensor computed from `static.data`.
+        clip_norm: the largest norm of the gradients of all workers together.
+        clip_value: the largest absolute value of a gradient.
+
+    Raises:
+        PlanError: the loss belongs to no program, or the program has an optimizer already.
+
+    Example:
+        >>> program = fleet.static.Program()
+        >>> with fleet.static.program_guard(program):
+        ...     loss = nn.Linear(4, 1)(fleet.static.data("x", [None, 4])).square().mean()
+        ...     optimizer = torch.optim.SGD(program.parameters(), lr=0.1)
+        ...     fleet.static.minimize(optimizer, loss)
+        >>> program.optimizer is optimizer
+        True
     """
     if not is_variable(loss):
         raise PlanError(
@@ -204,6 +279,19 @@ def program_of(variable: Variable) -> Program:
 
 @names_arguments
 def accuracy(input: Tensor, label: Tensor, k: int = 1) -> Tensor:
-    """The share of records whose label is among the k largest inputs."""
+    """The share of records whose label is among the k largest inputs.
+
+    Args:
+        input: the scores of all classes, of shape `[records, classes]`.
+        label: the class of each record.
+        k: how many of the largest scores count.
+
+    Returns:
+        A number between 0 and 1; also outside programs.
+
+    Example:
+        >>> fleet.static.accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
+        tensor(0.5000)
+    """
     top = input.topk(k, dim=-1).indices
     return (top == label.reshape(-1, 1)).any(dim=-1).to(torch.float32).mean()

@@ -33,12 +33,29 @@ _KEPT = ("parameter", "buffer")
 class Executor:
     """Runs the code that torch.fx generates from a program; no compiler is needed.
 
-    `compile="inductor"` compiles it, if there is a C++ compiler.
-    `place`: the device of feeds if the program has no state; otherwise the device of its model.
-    `fetch_frequency`: a program that trains computes fetches in every n-th run, and other runs
-    return the last values. `num_threads`: threads of torch's operators during a run. The defaults
-    of both are in the program's strategy. Each value is freed after its last use, so Paddle's
-    `num_iteration_per_drop_scope` has no counterpart.
+    Each value is freed after its last use, so Paddle's `num_iteration_per_drop_scope` has no
+    counterpart.
+
+    Args:
+        place: the device of feeds if the program has no state; otherwise it is that of the model.
+        compile: `"fx"`, or `"inductor"` to compile the program with a C++ compiler.
+        fetch_frequency: a program that trains computes fetches in every n-th run, and other runs
+            return the last values; by default as in the program's strategy.
+        num_threads: threads of torch's operators during a run; by default as in the strategy.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> inputs = {"x": torch.zeros(2, 4), "y": torch.zeros(2, 1)}
+        >>> program = fleet.static.capture(model, nn.functional.mse_loss, optimizer, inputs)
+        >>> executor = fleet.static.Executor()
+        >>> feed = {"x": torch.ones(8, 4), "y": torch.ones(8, 1)}
+        >>> before = executor.run(program, feed=feed, fetch_list=["loss"])[0]
+        >>> executor.run(program, feed=feed, fetch_list=["loss"])[0] < before
+        tensor(True)
     """
 
     @names_arguments

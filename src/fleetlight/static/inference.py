@@ -33,9 +33,27 @@ def inference_module(
 ) -> nn.Module:
     """A module whose forward takes the feeds, in this order, and returns the fetches.
 
-    It returns several fetches as a tuple. It computes as an evaluation does. Its parameters and
-    buffers are those of the program, with the same names. `stand_in` makes a module with rows
-    from a layer whose rows are in a table.
+    It computes as an evaluation does. Its parameters and buffers are those of the program, with the
+    same names.
+
+    Args:
+        program: the program.
+        feeds: the inputs, variables or names.
+        fetches: the outputs, variables or names.
+        stand_in: makes a module with rows from a layer whose rows are in a table.
+
+    Returns:
+        A module that returns one fetch as it is, and several as a tuple.
+
+    Raises:
+        ConfigError: the program has no such feed or fetch.
+        PlanError: the program reads rows of tables, and there is no `stand_in`.
+
+    Example:
+        >>> program = fleet.static.capture(nn.Linear(4, 1), None, None, {"x": torch.zeros(2, 4)})
+        >>> module = fleet.static.inference_module(program, ["x"], ["output"])
+        >>> module(torch.zeros(5, 4)).shape
+        torch.Size([5, 1])
     """
     form = _evaluated(program)
     if form.lookups and stand_in is None:

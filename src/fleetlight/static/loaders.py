@@ -24,6 +24,21 @@ class EndOfData(Exception):
     """A started loader has no more batches: call its `reset()`, then `start()` for an epoch.
 
     A signal like Python's StopIteration, so it is not a `FleetError`.
+
+    Example:
+        >>> program = fleet.static.Program()
+        >>> with fleet.static.program_guard(program):
+        ...     total = fleet.static.data("x", [None]).sum()
+        >>> executor = fleet.static.Executor()
+        >>> _ = executor.run(program.startup)
+        >>> loader = fleet.static.bind([[torch.ones(2)]], ["x"], program)
+        >>> loader.start()
+        >>> try:
+        ...     while True:
+        ...         print(executor.run(program, fetch_list=[total]))
+        ... except fleet.static.EndOfData:
+        ...     loader.reset()
+        [tensor(2.)]
     """
 
 
@@ -113,8 +128,26 @@ def bind(
 ) -> BoundLoader:
     """Bind a loader (any iterable of batches) to feeds.
 
-    `feeds`: variables of `static.data` or their names, in the order of the values of a batch;
-    None: all feeds of the program.
+    Args:
+        loader: an iterable of batches; a batch has a value for each feed.
+        feeds: variables of `static.data` or their names, in the order of the values of a batch;
+            None for all feeds of the program.
+        program: the program; by default that of the feeds.
+
+    Returns:
+        An iterable of dicts for `executor.run(program, feed=...)`. After its `start()`, runs
+        without `feed` take its batches.
+
+    Raises:
+        ConfigError: the loader is bound already, or the program has no such feed.
+
+    Example:
+        >>> program = fleet.static.Program()
+        >>> with fleet.static.program_guard(program):
+        ...     x = fleet.static.data("x", [None])
+        >>> for feed in fleet.static.bind([[torch.ones(2)]], [x], program):
+        ...     print(feed)
+        {'x': tensor([1., 1.])}
     """
     if isinstance(loader, BoundLoader):
         raise ConfigError("bind: got a loader that is bound already; bind its original loader")

@@ -59,6 +59,12 @@ class Program:
     """One graph for forward, backward and the optimizer's step, rewritten by passes.
 
     Its state is that of the live module and optimizer.
+
+    Example:
+        >>> program = fleet.static.capture(nn.Linear(4, 1), None, None, {"x": torch.zeros(2, 4)})
+        >>> for feed in program.feeds.values():
+        ...     print(feed)
+        x: float32[?, 4]
     """
 
     def __init__(self) -> None:
@@ -279,8 +285,24 @@ def _carry_over(before: Iterable[Slot], now: Iterable[Slot]) -> None:
 def load_program(dirname: Directory, device: str | torch.device | None = None) -> Program:
     """Load what `Program.save` wrote: it runs without its model and its optimizer.
 
-    It has its own state, on `device` or on the saved devices. Load only files that you trust: a
-    graph becomes code, though only of torch's operations.
+    It has its own state. Load only files that you trust: a graph becomes code, though only of
+    torch's operations.
+
+    Args:
+        dirname: the folder or URL.
+        device: the device of the state; by default the devices at the save.
+
+    Returns:
+        A `Program` that can run and cannot be extended.
+
+    Raises:
+        CheckpointError: the files cannot be read.
+
+    Example:
+        >>> program = fleet.static.capture(nn.Linear(4, 1), None, None, {"x": torch.zeros(2, 4)})
+        >>> program.save("program")
+        >>> list(fleet.static.load_program("program").feeds)
+        ['x']
     """
     return Program.of(saving.load(dirname, device))
 

@@ -8,7 +8,26 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """The facts about a job; by default one process on a CPU."""
+    """The facts about a job, for `DistributedStrategy.explain`; by default one process on a CPU.
+
+    Args:
+        is_collective: True for a job without parameter servers.
+        worker_num: the number of workers.
+        server_num: the number of parameter servers.
+        node_num: the number of hosts.
+        backend: what the workers communicate by: `"gloo"` or `"nccl"`.
+        deadline_s: the deadline in force; None before `fleet.init`.
+        deadline_from: what set the deadline.
+        ssl: the folder of certificates that the connections use.
+        checkpoint: the folder for automatic checkpoints.
+        has_programs: True once the script has begun a static program.
+
+    Example:
+        >>> from fleetlight.strategy import JobFacts
+        >>> strategy = fleet.DistributedStrategy(a_sync=True)
+        >>> strategy.inert(JobFacts(worker_num=4))
+        ['strategy.a_sync = True has no effect: a collective job has no parameter servers']
+    """
 
     is_collective: bool = True
     worker_num: int = 1

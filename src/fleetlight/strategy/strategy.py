@@ -59,7 +59,23 @@ class DistributedStrategy(
     LocalSGDFeature,
     ASyncFeature,
 ):
-    """All settings of a job. `explain()` shows which of them take effect in this job."""
+    """All settings of a job. `explain()` shows which of them take effect in this job.
+
+    Settings are keywords, attributes and dicts; each assignment is checked. Nested settings such as
+    `gradient_merge_configs` take a dict, which changes the keys that it has.
+
+    Raises:
+        StrategyError: a setting has an unknown name, a wrong type or a wrong value. For those of
+            Fleet and MindSpore the message says what to use instead.
+        NotAvailableError: this version does not implement the setting yet.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 100})
+        >>> strategy.gradient_merge_configs.k_steps = 4
+        >>> strategy.to_file("strategy.toml")
+        >>> fleet.DistributedStrategy.from_file("strategy.toml") == strategy
+        True
+    """
 
     if not TYPE_CHECKING:  # so that type checkers accept only the fields as keywords
 

@@ -42,7 +42,7 @@ def package(tmp_path: Path) -> Path:
     """A copy of the package without compiled code."""
     source = Path(fleetlight.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("__init__.py", "errors.py", "version.py"):
+    for name in ("__init__.py", "errors.py", "version.py", "wording.py"):
         (tmp_path / "site" / "fleetlight").mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, tmp_path / "site" / "fleetlight" / name)
     for name in ("files", "kernels"):

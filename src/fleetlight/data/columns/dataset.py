@@ -24,10 +24,28 @@ Batch = dict[str, Any]
 
 
 class ColumnFiles(Grouped):
-    """Records of columnar files, as dicts of tensors. `loader` makes batches of them.
+    r"""Records of columnar files, as dicts of tensors. `loader` makes batches of them.
 
     Whole numbers are int64, floats float32; texts are int64 ids, hashed with the name of their
     column. Lists are `Ragged`: values and the start of each list.
+
+    Args:
+        groups: the files; `parquet`, `arrow` and `csv` make them.
+        columns: the columns to read, as in `parquet`.
+        fill: what stands for a missing value, by column.
+        transform: called with each batch.
+
+    Raises:
+        ConfigError: a column does not exist, or columns do not fit together.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("clicks.csv").write_text("user,label\n7,1\n9,0\n")
+        >>> clicks = fleet.data.csv("clicks.csv")
+        >>> clicks
+        <clicks.csv: 2 records>
+        >>> clicks[1]
+        {'user': tensor(9), 'label': tensor(0)}
     """
 
     def __init__(

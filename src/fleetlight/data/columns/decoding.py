@@ -22,7 +22,17 @@ from fleetlight.kernels.columns import SideBySide, hash_buffer
 
 
 class Ragged(NamedTuple):
-    """Lists of values; those of record i begin at offsets[i], as for torch's EmbeddingBag."""
+    """Lists of values; those of record i begin at offsets[i], as for torch's EmbeddingBag.
+
+    Args:
+        values: the values of all records.
+        offsets: where the values of each record begin.
+
+    Example:
+        >>> lists = fleet.data.Ragged(torch.tensor([7, 9, 9]), torch.tensor([0, 2]))
+        >>> nn.EmbeddingBag(10, 4)(lists.values, lists.offsets).shape
+        torch.Size([2, 4])
+    """
 
     values: Tensor
     offsets: Tensor

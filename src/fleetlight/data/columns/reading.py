@@ -31,11 +31,29 @@ def parquet(
     fill: Mapping[str, Any] | None = None,
     transform: Transform | None = None,
 ) -> ColumnFiles:
-    """Records of Parquet files: names, patterns, folders, or a list of them.
+    """Records of Parquet files.
 
-    `columns`: the columns to read, or {name in the batch: column, or list of columns side by
-    side}. `where`: conditions such as [("day", ">=", 20)], all of which must be true. `fill`: by
-    column, what stands for a missing value. `transform`: called with each batch.
+    Args:
+        files: names, patterns, folders, or a list of them, on this machine or in a bucket.
+        columns: the columns to read, or {name in the batch: column, or columns side by side}.
+        where: conditions such as [("day", ">=", 20)], all of which must be true.
+        fill: what stands for a missing value, by column.
+        transform: called with each batch.
+
+    Returns:
+        A data set; its `loader(batch_size)` makes batches.
+
+    Raises:
+        ConfigError: a column or a condition is wrong, or pyarrow is not installed.
+        DataError: a file does not exist or cannot be read.
+
+    Example:
+        >>> import pyarrow, pyarrow.parquet
+        >>> table = pyarrow.table({"user": [7, 8, 9], "day": [19, 20, 21]})
+        >>> pyarrow.parquet.write_table(table, "clicks.parquet")
+        >>> clicks = fleet.data.parquet("clicks.parquet", ["user"], where=[("day", ">=", 20)])
+        >>> clicks.batch([0, 1])
+        {'user': tensor([8, 9])}
     """
     found = opened(ParquetFile.at, sources_of(files, (".parquet", ".pq")))
     return _data_set(found, columns, where, fill, transform)
@@ -49,7 +67,29 @@ def arrow(
     fill: Mapping[str, Any] | None = None,
     transform: Transform | None = None,
 ) -> ColumnFiles:
-    """Records of Arrow IPC or Feather files; the arguments are those of `parquet`."""
+    """Records of Arrow IPC or Feather files.
+
+    Args:
+        files: names, patterns, folders, or a list of them, on this machine or in a bucket.
+        columns: as in `parquet`.
+        where: as in `parquet`.
+        fill: as in `parquet`.
+        transform: as in `parquet`.
+
+    Returns:
+        A data set; its `loader(batch_size)` makes batches.
+
+    Raises:
+        ConfigError: a column or a condition is wrong, or pyarrow is not installed.
+        DataError: a file does not exist or cannot be read.
+
+    Example:
+        >>> import pyarrow.feather
+        >>> table = pyarrow.table({"user": [7, 9], "label": [1.0, 0.0]})
+        >>> pyarrow.feather.write_feather(table, "clicks.arrow", compression="uncompressed")
+        >>> fleet.data.arrow("clicks.arrow").batch([0, 1])
+        {'user': tensor([7, 9]), 'label': tensor([1., 0.])}
+    """
     found = opened(ArrowFile.at, sources_of(files, (".arrow", ".feather", ".ipc")))
     return _data_set(found, columns, where, fill, transform)
 
@@ -68,9 +108,29 @@ def csv(
 ) -> ColumnFiles:
     r"""Records of text files, one a line.
 
-    `names`: of all columns, where the first line has none. `types`: of columns, such as
-    {"code": "string"}; else the first lines decide. `missing`: texts that stand for a missing
-    value. The other arguments are those of `parquet`.
+    Args:
+        files: names, patterns, folders, or a list of them, on this machine or in a bucket.
+        columns: as in `parquet`.
+        delimiter: the character between two fields.
+        names: the names of all columns, where the first line has none.
+        types: types of columns, such as {"code": "string"}; else the first lines decide.
+        missing: texts that stand for a missing value.
+        where: as in `parquet`.
+        fill: as in `parquet`.
+        transform: as in `parquet`.
+
+    Returns:
+        A data set; its `loader(batch_size)` makes batches.
+
+    Raises:
+        ConfigError: an argument is wrong, or pyarrow is not installed.
+        DataError: a file does not exist or cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("clicks.csv").write_text("user,label\n7,1\n9,0\n")
+        >>> fleet.data.csv("clicks.csv").batch([0, 1])
+        {'user': tensor([7, 9]), 'label': tensor([1, 0])}
     """
     if len(delimiter) != 1:
         raise ConfigError(f"csv: got delimiter={delimiter!r}, expected one character")
@@ -83,9 +143,24 @@ def csv(
 
 
 def criteo(files: Paths, *, transform: Callable[[Record], Any] | None = None) -> ColumnFiles:
-    """Criteo's click logs, larger than memory: batches as those of the data set `Criteo`.
+    r"""Criteo's click logs, larger than memory: batches as those of the data set `Criteo`.
 
-    `files`: plain text, as in `csv`. `transform`: called with each batch, a `Record`.
+    Args:
+        files: plain text, as in `csv`.
+        transform: called with each batch, a `Record`.
+
+    Returns:
+        A data set; its `loader(batch_size)` makes batches.
+
+    Raises:
+        DataError: a file does not exist or cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> line = "1\t" + "\t".join(["5"] * 13 + ["68fd1e64"] * 26) + "\n"
+        >>> _ = Path("day.txt").write_text(line)
+        >>> fleet.data.criteo("day.txt").batch([0]).label
+        tensor([1.])
     """
 
     numbers = ("label", *COUNTS)

@@ -36,6 +36,25 @@ class ClickLog(BatchedDataset[Record]):
     Record i is a pure function of `seed` and `start + i`. So logs with one seed and different
     starts are parts of one endless log, for training and testing. `best_auc` is the AUC of the
     hidden model itself on these records; a trained model comes near, and beats it by luck only.
+
+    Args:
+        samples: the number of records.
+        seed: the seed of the hidden model and of all records.
+        start: the number of the first record.
+        sparse_fields: the number of ids of a record; by default 26.
+        dense_fields: the number of floats of a record.
+        vocabulary: how many ids each field has, or the largest one; then the others have fewer,
+            down to 10.
+        zipf: how steeply the frequency of ids falls; 0: not at all.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+        >>> clicks = fleet.data.ClickLog(1000)
+        >>> dense, ids, label = next(iter(clicks.loader(64)))
+        >>> dense.shape, ids.shape, label.shape
+        (torch.Size([64, 13]), torch.Size([64, 26]), torch.Size([64]))
     """
 
     generated = True
@@ -141,6 +160,17 @@ class RandomTable(Dataset[tuple[Tensor, int]]):
     """Generated rows: `features` uniform floats in 0..1 and a label below `classes`.
 
     The label is the largest of `classes` hidden weighted sums of the row, so a model can learn it.
+
+    Args:
+        rows: the number of rows.
+        features: the number of floats of a row.
+        classes: the number of labels.
+        seed: the seed of all values.
+
+    Example:
+        >>> row, label = fleet.data.RandomTable(rows=100)[0]
+        >>> row.shape, label in (0, 1)
+        (torch.Size([32]), True)
     """
 
     generated = True

@@ -22,11 +22,31 @@ _STRETCH = 1_024
 
 
 class FileStream(IterableDataset[Line], Generic[T]):
-    """Streams the lines of files, plain or gzip; each batch is parsed where it is used.
+    r"""Streams the lines of files, plain or gzip; each batch is parsed where it is used.
 
     Under `fleet.shard` every worker reads all lines, which is cheap, and parses only its own.
     `parse` takes a list of lines (bytes) and returns a batch, as `Criteo.parse` does. Where it
     fails, the error names the file and the line.
+
+    Args:
+        files: a file, a pattern, or a list of these.
+        parse: makes a batch of a list of lines.
+        header: lines at the top of each file that are not records.
+        shuffle: shuffles the files, and this many lines at a time, in a new order each epoch.
+        seed: the seed of the order.
+
+    Raises:
+        ConfigError: an argument is negative.
+        DataError: a file does not exist.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("numbers.txt").write_text("1 2\n3 4\n")
+        >>> def parse(lines):
+        ...     return torch.tensor([[float(word) for word in line.split()] for line in lines])
+        >>> next(iter(fleet.data.FileStream("numbers.txt", parse).loader(2)))
+        tensor([[1., 2.],
+                [3., 4.]])
     """
 
     def __init__(

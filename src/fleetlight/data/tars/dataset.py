@@ -47,6 +47,24 @@ class TarFiles(Grouped):
 
     A sample is a dict of its decoded members, or what `transform` makes of it. `loader` reads the
     files in stretches, which it shuffles; other loaders read each sample on its own.
+
+    Args:
+        shards: the tar files; `webdataset` opens them.
+        fields: the members that a sample has, as in `webdataset`.
+        decode: functions of bytes, by extension.
+        transform: called with each sample.
+
+    Raises:
+        DataError: the files have no sample.
+
+    Example:
+        >>> import io, tarfile
+        >>> with tarfile.open("images.tar", "w") as tar:
+        ...     member = tarfile.TarInfo("0001.cls")
+        ...     member.size = 1
+        ...     tar.addfile(member, io.BytesIO(b"7"))
+        >>> fleet.data.webdataset("images.tar")
+        <images.tar: 1 samples>
     """
 
     WINDOW: ClassVar[int] = 1_024
@@ -170,12 +188,32 @@ def webdataset(
     transform: Callable[[dict[str, Any]], Any] | None = None,
     index: str | os.PathLike[str] | None = None,
 ) -> TarFiles:
-    """Samples of tar files: names, numbers in braces, patterns, folders, or a list of them.
+    """Samples of tar files.
 
-    `fields`: the extensions to read, or {name in the sample: extension, or several such as
-    "jpg;png"}; the members of the first sample by default. `decode`: functions of bytes, by
-    extension. `transform`: called with each sample. `index`: a folder or a URL that keeps where
-    samples begin; without it each job reads the headers of all files once.
+    Args:
+        files: names, numbers in braces, patterns, folders, or a list of them, on this machine or
+            in a bucket.
+        fields: the extensions to read, or {name in the sample: extension, or several such as
+            "jpg;png"}; by default the members of the first sample.
+        decode: functions of bytes, by extension.
+        transform: called with each sample.
+        index: a folder or a URL that keeps where samples begin; without it each job reads the
+            headers of all files once.
+
+    Returns:
+        A data set; its `loader(batch_size)` makes batches.
+
+    Raises:
+        DataError: a file does not exist, cannot be read, or has no sample.
+
+    Example:
+        >>> import io, tarfile
+        >>> with tarfile.open("images.tar", "w") as tar:
+        ...     member = tarfile.TarInfo("0001.cls")
+        ...     member.size = 1
+        ...     tar.addfile(member, io.BytesIO(b"7"))
+        >>> fleet.data.webdataset("images.tar", {"label": "cls"})[0]
+        {'label': 7}
     """
     found = sources_of(files, (".tar",))
     kept: ObjectStore | None = None if index is None else store_at(index)

@@ -35,11 +35,29 @@ def words_of(line: str) -> list[str]:
 
 
 class Corpus:
-    """Texts as word ids in memory, 4 bytes for each.
+    r"""Texts as word ids in memory, 4 bytes for each.
 
     Words seen less than `min_count` times, or not among the `limit` most frequent, are omitted.
     `vocabulary` fixes the words instead, such as those of an earlier run. `split` cuts a line into
     words.
+
+    Args:
+        files: a file, a pattern, or a list of these.
+        min_count: how often a word must be seen.
+        limit: the most words.
+        vocabulary: fixes the words.
+        split: cuts a line into words.
+        stand_in: True generates a text where the files are absent.
+        seed: the seed of a generated text.
+
+    Raises:
+        DataError: there is no file, or no word is left.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("text.txt").write_text("the cat sat on the mat\n")
+        >>> fleet.data.Corpus("text.txt", min_count=1)
+        <text: 6 words, 5 different>
     """
 
     def __init__(

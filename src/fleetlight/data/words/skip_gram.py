@@ -30,7 +30,21 @@ _ATTEMPTS = 4
 
 
 class Pairs(NamedTuple):
-    """A batch of pairs, as word ids."""
+    r"""A batch of pairs, as word ids.
+
+    Args:
+        centre: int64 `[batch]`.
+        context: int64 `[batch]`, a word near the centre.
+        negatives: int64 `[batch, negatives]`, drawn by frequency^0.75, never the context.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("text.txt").write_text("the cat sat on the mat\n")
+        >>> corpus = fleet.data.Corpus("text.txt", min_count=1)
+        >>> pairs = next(iter(fleet.data.SkipGram(corpus, subsample=0).loader(4)))
+        >>> pairs.centre.shape, pairs.negatives.shape
+        (torch.Size([4]), torch.Size([4, 5]))
+    """
 
     #: int64 [batch]
     centre: Tensor
@@ -41,11 +55,29 @@ class Pairs(NamedTuple):
 
 
 class SkipGram(IterableDataset[int]):
-    """Streams the pairs of a corpus, shuffled; use `loader`, whose batches are `Pairs`.
+    r"""Streams the pairs of a corpus, shuffled; use `loader`, whose batches are `Pairs`.
 
     As in word2vec, frequent words are omitted at random. The size of each window is random, up to
     `window`, and windows do not cross lines. Everything depends on `seed` and the epoch only. Under
     `fleet.shard` each worker gets its part of every block, and draws the negatives of that part.
+
+    Args:
+        corpus: the text.
+        window: the most words between a word and its context.
+        negatives: how many words are drawn for each pair.
+        subsample: words with a larger share of the text are omitted at times; 0: never.
+        seed: the seed of all draws.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("text.txt").write_text("the cat sat on the mat\n")
+        >>> corpus = fleet.data.Corpus("text.txt", min_count=1)
+        >>> loader = fleet.data.SkipGram(corpus, negatives=2, subsample=0).loader(4)
+        >>> next(iter(loader)).negatives.shape
+        torch.Size([4, 2])
     """
 
     def __init__(

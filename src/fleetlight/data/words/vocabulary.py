@@ -14,7 +14,20 @@ from fleetlight.errors import DataError
 
 
 class Vocabulary:
-    """Words and how often they were seen, the most frequent first."""
+    """Words and how often they were seen, the most frequent first.
+
+    Args:
+        words: the words; the id of each is its place.
+        counts: how often each was seen.
+
+    Raises:
+        DataError: a word is there twice, or counts are missing.
+
+    Example:
+        >>> words = fleet.data.Vocabulary(["the", "cat"], [10, 3])
+        >>> words.ids(["cat", "dog"]).tolist()
+        [1, -1]
+    """
 
     def __init__(self, words: Sequence[str], counts: Iterable[int]) -> None:
         self.words = list(words)

@@ -50,22 +50,35 @@ def save_persistables(
 ) -> None:
     """Save model, optimizer, positions of the loaders and random numbers; every worker calls it.
 
-    `dirname` is a folder or a URL such as s3://bucket/run, where the last generations are kept.
-
     Worker 0 writes; no other worker needs the path. A failed save raises on every worker, and
-    leaves the previous checkpoint. `load_persistables` returns `extra`.
+    leaves the previous checkpoint. Workers that train alone (LocalSGD, DiLoCo) first average their
+    parameters and the states of their optimizers, so that this job continues exactly as one that
+    loads the checkpoint.
 
-    With `background=True` the values at the call are written during training. The next save or
-    load, `stop_worker` and the end of the script wait for the write, and raise its failure.
+    Args:
+        dirname: a folder, or a URL such as s3://bucket/run, where the last generations are kept.
+        others: none; an error explains calls in Fleet's old form.
+        extra: values of your own, which `load_persistables` returns.
+        background: True writes the values at the call during training. The next save or load,
+            `stop_worker` and the end of the script wait for the write, and raise its failure.
+        via: `"folder"`: parameter servers write their tables themselves, so they need the path,
+            too. `"worker0"`: they send them to worker 0.
+        base_every: every nth save has all rows of tables; the others have those that changed since.
+        program: the static program that trains; the files are the same without it.
 
-    Parameter servers write their tables themselves, so they need the path, too; with
-    `via="worker0"` they send them to worker 0 instead. With `base_every=n`, every nth save has all
-    rows of tables, and the others have those that changed since.
+    Raises:
+        ConfigError: an argument is wrong.
+        CheckpointError: the checkpoint could not be written.
+        DeadlineError: a worker did not make the call.
 
-    Workers that train alone (LocalSGD, DiLoCo) first average their parameters and the states of
-    their optimizers, so that this job continues exactly as one that loads the checkpoint.
-
-    `program` may name the static program that trains; the files are the same without it.
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(2, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = fleet.distributed_optimizer(optimizer)
+        >>> fleet.save_persistables("checkpoint", extra={"epoch": 3})
+        >>> fleet.load_persistables("checkpoint")
+        {'epoch': 3}
     """
     _refuse_old_form("save_persistables", dirname, others)
     how = SaveOptions(background=background, via=via, base_every=base_every)
@@ -80,11 +93,33 @@ def save_persistables(
 def load_persistables(
     dirname: Directory, *others: Any, via: str = FOLDER, program: Program | None = None
 ) -> dict[str, Any]:
-    """Load a checkpoint of `save_persistables`; every worker calls it. Returns its `extra`.
+    """Load a checkpoint of `save_persistables`; every worker calls it.
 
-    The numbers of workers and servers may differ from those of the save. Workers that cannot read
-    the path get the checkpoint from worker 0; parameter servers do with `via="worker0"`. Merged
-    gradients of an unfinished step are dropped. `program` is as in `save_persistables`.
+    The numbers of workers and servers may differ from those of the save. Merged gradients of an
+    unfinished step are dropped.
+
+    Args:
+        dirname: the folder or URL.
+        others: none; an error explains calls in Fleet's old form.
+        via: `"folder"`: parameter servers read the path. `"worker0"`: worker 0 sends them their
+            part. Workers that cannot read the path always get it from worker 0.
+        program: the static program that trains; the result is the same without it.
+
+    Returns:
+        The `extra` of the save.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        CheckpointError: there is no checkpoint, it is damaged, or it does not fit the model.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(2, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = fleet.distributed_optimizer(optimizer)
+        >>> fleet.save_persistables("checkpoint")
+        >>> fleet.load_persistables("checkpoint")
+        {}
     """
     _refuse_old_form("load_persistables", dirname, others)
     check_via(via)

@@ -31,6 +31,24 @@ def state_dict(model: nn.Module, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     `fleet.nn` becomes `<table>.ids`, ascending, and `<table>.weight`, their rows; a layer of torch
     whose rows are on servers has its whole weight. The tensors are copies on the CPU. Optimizers
     are not included; `fleet.save_persistables` saves them, too.
+
+    Args:
+        model: the registered model.
+        max_bytes: the most bytes that worker 0 may take for it.
+
+    Returns:
+        Tensors by name on worker 0, an empty dict on the others.
+
+    Raises:
+        PlanError: the model is not registered.
+        CheckpointError: the values take more than `max_bytes`.
+
+    Example:
+        >>> fleet.init()
+        >>> model = fleet.distributed_model(fleet.nn.SparseEmbedding(2, table="emb"))
+        >>> _ = model(torch.tensor([9, 7]))
+        >>> fleet.state_dict(model)["emb.ids"]
+        tensor([7, 9])
     """
     return _state_dict(_checked(model, "state_dict"), model, max_bytes=max_bytes)
 
@@ -60,6 +78,22 @@ def load_state_dict(model: nn.Module, state: State) -> None:
 
     Every worker calls it. If the state does not fit, nothing changes. Rows that are not in it
     return to their first values. Optimizers do not change, nor does the optimizer state of rows.
+
+    Args:
+        model: the registered model.
+        state: a dict of `fleet.state_dict`, or of `model.state_dict()` where no rows are on
+            servers. Only that of worker 0 is used.
+
+    Raises:
+        PlanError: the model is not registered.
+        CheckpointError: the state does not fit the model.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(2, 1))
+        >>> fleet.load_state_dict(model, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
+        >>> model.weight.sum().item()
+        2.0
     """
     _load_state_dict(_checked(model, "load_state_dict"), model, state)
 

@@ -22,6 +22,13 @@ def barrier_worker() -> None:
     """Wait until every worker is here; afterwards all workers have equal values.
 
     Workers that train alone (LocalSGD, DiLoCo) average here, so call it before an evaluation.
+
+    Raises:
+        DeadlineError: a worker did not arrive in time; the message names it.
+
+    Example:
+        >>> fleet.init()
+        >>> fleet.barrier_worker()
     """
     job = current()
     job.barrier()
@@ -33,6 +40,24 @@ def all_reduce(value: Any, op: str = "sum") -> Any:
     """Reduce `value` (a tensor, an array, a number) over all workers by sum, max or min.
 
     All must pass the same dtype and shape. A sum of booleans is an integer.
+
+    Args:
+        value: this worker's value: a tensor, a NumPy array or a number.
+        op: `"sum"`, `"max"` or `"min"`.
+
+    Returns:
+        The reduced value, of the type of `value`, on every worker.
+
+    Raises:
+        ConfigError: the value has another type, or `op` is unknown.
+        DivergedError: dtypes or shapes differ between the workers.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.all_reduce(2.5)
+        2.5
+        >>> fleet.all_reduce(torch.tensor([1, 2]), "max")
+        tensor([1, 2])
     """
     group = current().group
     if op == "sum" and isinstance(value, (bool, np.bool_)):
@@ -43,7 +68,22 @@ def all_reduce(value: Any, op: str = "sum") -> Any:
 
 
 def all_gather(value: Any) -> list[Any]:
-    """The `value` of each worker, in their order; dtypes and shapes must be equal."""
+    """The `value` of each worker, in their order; dtypes and shapes must be equal.
+
+    Args:
+        value: this worker's value: a tensor, a NumPy array or a number.
+
+    Returns:
+        A list with one value for each worker.
+
+    Raises:
+        ConfigError: the value has another type.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.all_gather(fleet.worker_index())
+        [0]
+    """
     group = current().group
     tensor, back = _as_tensor(value)
     check_same_shape(group, tensor, "all_gather")
@@ -57,6 +97,26 @@ def clip_grad_norm_(
 
     Call it between backward and step. By then all workers have the same gradients, unless they
     train alone. While gradients are still being merged, it only returns the norm.
+
+    Args:
+        model: the registered model, or some of its parameters.
+        max_norm: the largest norm.
+        norm_type: the kind of norm; `float("inf")` for the largest absolute value.
+
+    Returns:
+        The norm before the gradients were scaled.
+
+    Raises:
+        ConfigError: the strategy uses DGC, which clips by its own setting.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(2, 1, bias=False))
+        >>> model(torch.tensor([[3.0, 4.0]])).sum().backward()
+        >>> fleet.clip_grad_norm_(model, 1.0)
+        tensor(5.)
+        >>> model.weight.grad.norm()
+        tensor(1.0000)
     """
     job = current()
     if uses_dgc(job):

@@ -87,16 +87,38 @@ def save_inference_model(
 ) -> None:
     """Export the model for inference; worker 0 writes, and the other workers do nothing.
 
-    `load_inference_model` alone runs the result, without a job, servers or the model's class. It
-    has the rows of all tables, or those of some ids with `rows={"emb": ids}`; other ids read their
-    first values. With `rows="reader"` it has no rows, and reads published ones. `form` is
-    "program", "compiled" (machine code for the kind of device that the model is on; needs a C++
-    compiler) or "onnx" (for other runtimes). Workers that train alone (LocalSGD, DiLoCo) differ:
-    let all call `fleet.barrier_worker()` before.
+    `load_inference_model` alone runs the result, without a job, servers or the model's class.
+    Workers that train alone (LocalSGD, DiLoCo) differ: let all call `fleet.barrier_worker()`
+    before.
 
-    For a static program, give feeds and fetches in place of example inputs and model:
-    `save_inference_model(dirname, ["x"], ["output"], program=program)`. The exported model returns
-    one fetch as it is, and several as a tuple.
+    For a static program, give feeds and fetches in place of example inputs and model. The exported
+    model returns one fetch as it is, and several as a tuple.
+
+    Args:
+        dirname: a folder or a URL.
+        example_inputs: a tensor, a tuple of tensors, or tensors by name.
+        model: the module to export; by default the registered model.
+        others: none; an error explains calls in Fleet's old form.
+        dynamic_batch: True if the first dimension of each input may have any size, or a list of
+            the inputs for which it may.
+        rows: `"all"` rows of tables, those of some ids with `{"emb": ids}`, or none with
+            `"reader"`, for a model that reads published rows. Other ids read their first values.
+        form: `"program"`, `"compiled"` (machine code for the kind of device that the model is on;
+            needs a C++ compiler) or `"onnx"` (for other runtimes).
+        feeds: the inputs of a static program, variables or names.
+        fetches: the outputs of a static program, variables or names.
+        program: the static program.
+
+    Raises:
+        ConfigError: the arguments do not fit together.
+        PlanError: torch cannot export the model, or its rows are in no job of this process.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(4, 3))
+        >>> fleet.save_inference_model("exported", torch.zeros(2, 4))
+        >>> fleet.load_inference_model("exported")(torch.zeros(5, 4)).shape
+        torch.Size([5, 3])
     """
     _refuse_old_form(dirname, example_inputs, model, *others)
     if program is not None:
@@ -197,8 +219,25 @@ def load_inference_model(
 ) -> InferenceModel:
     """Load an exported model as a callable; this needs no `fleet.init`.
 
-    With `reader=fleetlight.serve.Reader(url)`, a model that was exported with `rows="reader"` has
-    the rows and the dense values of the newest publication; each call reads one publication.
+    Args:
+        dirname: the folder or URL of `save_inference_model`.
+        device: the device that runs the model.
+        reader: a `fleetlight.serve.Reader`, for a model exported with `rows="reader"`: it gives
+            the rows and dense values of the newest publication, one publication for each call.
+
+    Returns:
+        A callable that takes tensors by position or by name. `inputs` lists them.
+
+    Raises:
+        ConfigError: the device or the reader does not fit the exported model.
+        CheckpointError: the files cannot be read.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(4, 3))
+        >>> fleet.save_inference_model("exported", {"input": torch.zeros(2, 4)})
+        >>> fleet.load_inference_model("exported")
+        InferenceModel(input: float32[?, 4]) -> float32[?, 3]
     """
     return checkpoint.load_inference(dirname, device, reader)
 

@@ -34,37 +34,125 @@ __all__ = [
 
 
 def sum(value: Any) -> Any:
-    """The sum of all workers' values, element by element."""
+    """The sum of all workers' values, element by element.
+
+    Args:
+        value: this worker's number, array or tensor.
+
+    Returns:
+        The sum on every worker.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.sum(3.0)
+        3.0
+    """
     return _metrics.sum(value, _reduce)
 
 
 def max(value: Any) -> Any:
-    """The maximum of all workers' values, element by element."""
+    """The maximum of all workers' values, element by element.
+
+    Args:
+        value: this worker's number, array or tensor.
+
+    Returns:
+        The maximum on every worker.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.max(3.0)
+        3.0
+    """
     return _metrics.max(value, _reduce)
 
 
 def min(value: Any) -> Any:
-    """The minimum of all workers' values, element by element."""
+    """The minimum of all workers' values, element by element.
+
+    Args:
+        value: this worker's number, array or tensor.
+
+    Returns:
+        The minimum on every worker.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.min(3.0)
+        3.0
+    """
     return _metrics.min(value, _reduce)
 
 
 def acc(correct: Any, total: Any) -> float:
-    """Accuracy: all correct predictions over all predictions."""
+    """Accuracy: all correct predictions over all predictions.
+
+    Args:
+        correct: the number of correct predictions of this worker.
+        total: the number of its predictions.
+
+    Returns:
+        The accuracy, between 0 and 1.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.acc(correct=90, total=100)
+        0.9
+    """
     return _metrics.acc(correct, total, _reduce)
 
 
 def mae(abserr: Any, total: Any) -> float:
-    """Mean absolute error, from each worker's sum of absolute errors and number of samples."""
+    """Mean absolute error, from each worker's sum of absolute errors and number of samples.
+
+    Args:
+        abserr: the sum of this worker's absolute errors.
+        total: the number of its samples.
+
+    Returns:
+        The mean over all samples.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.mae(abserr=5.0, total=10)
+        0.5
+    """
     return _metrics.mae(abserr, total, _reduce)
 
 
 def mse(sqrerr: Any, total: Any) -> float:
-    """Mean squared error, from each worker's sum of squared errors and number of samples."""
+    """Mean squared error, from each worker's sum of squared errors and number of samples.
+
+    Args:
+        sqrerr: the sum of this worker's squared errors.
+        total: the number of its samples.
+
+    Returns:
+        The mean over all samples.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.mse(sqrerr=2.5, total=10)
+        0.25
+    """
     return _metrics.mse(sqrerr, total, _reduce)
 
 
 def rmse(sqrerr: Any, total: Any) -> float:
-    """Root of the mean squared error, from each worker's sum of squares and number of samples."""
+    """Root of the mean squared error, from each worker's sum of squares and number of samples.
+
+    Args:
+        sqrerr: the sum of this worker's squared errors.
+        total: the number of its samples.
+
+    Returns:
+        The root of the mean over all samples.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.rmse(sqrerr=2.5, total=10)
+        0.5
+    """
     return _metrics.rmse(sqrerr, total, _reduce)
 
 
@@ -74,6 +162,24 @@ def auc(
     """Area under the ROC curve of all workers' scores and labels; exact, also with ties.
 
     `stat_pos` and `stat_neg` are histograms of the scores of either class, as in Fleet.
+
+    Args:
+        scores: this worker's scores.
+        labels: their labels, 0 or 1.
+        stat_pos: in place of records, a histogram of the scores of positives.
+        stat_neg: in place of records, a histogram of the scores of negatives.
+
+    Returns:
+        The area, between 0 and 1; 0.5 if one class is missing, with a warning.
+
+    Raises:
+        ConfigError: neither records nor histograms are given, or parts of both.
+        DataError: scores and labels do not fit together.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
+        0.75
     """
     if _of_records(
         "auc", {"scores": scores, "labels": labels}, {"stat_pos": stat_pos, "stat_neg": stat_neg}
@@ -93,6 +199,25 @@ def normalised_entropy(
     """Mean log loss of all workers' records over the entropy of their base rate.
 
     `log_loss`, `positives` and `total` are this worker's sums, in place of its records.
+
+    Args:
+        probabilities: this worker's predicted probabilities.
+        labels: their labels, 0 or 1.
+        log_loss: in place of records, the sum of the log losses.
+        positives: the number of positives.
+        total: the number of records.
+
+    Returns:
+        The ratio; below 1 is better than predicting the base rate.
+
+    Raises:
+        ConfigError: neither records nor sums are given, or parts of both.
+        DataError: a probability is not between 0 and 1.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.normalised_entropy([0.5, 0.5], [0, 1])
+        1.0
     """
     if _of_records(
         "normalised_entropy",
@@ -109,6 +234,24 @@ def calibration(
     """The sum of all workers' probabilities over the number of their positives.
 
     `predicted` and `positives` are this worker's sums, in place of its records.
+
+    Args:
+        probabilities: this worker's predicted probabilities.
+        labels: their labels, 0 or 1.
+        predicted: in place of records, the sum of the probabilities.
+        positives: the number of positives.
+
+    Returns:
+        The ratio; above 1 predicts too many positives.
+
+    Raises:
+        ConfigError: neither records nor sums are given, or parts of both.
+        DataError: a probability is not between 0 and 1.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.calibration([0.75, 0.75], [0, 1])
+        1.5
     """
     if _of_records(
         "calibration",
@@ -120,14 +263,50 @@ def calibration(
 
 
 def ndcg(scores: Any, labels: Any, groups: Any, k: int | None = None) -> GroupedMetric:
-    """Mean NDCG of the groups of all workers' records, of the k highest scores if k is given."""
+    """Mean NDCG of the groups of all workers' records, of the k highest scores if k is given.
+
+    Args:
+        scores: this worker's scores.
+        labels: their gains, 0 or more.
+        groups: the group of each record, such as its query.
+        k: how many records of a group count; None for all.
+
+    Returns:
+        A record with `value`, `groups` (that count) and `skipped` (without a label above 0).
+
+    Raises:
+        ConfigError: `k` is no whole number of at least 1.
+        DataError: the arguments do not fit together.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.ndcg([0.9, 0.1], [1, 0], groups=[7, 7])
+        GroupedMetric(value=1.0, groups=1, skipped=0)
+    """
     if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
         raise ConfigError(f"ndcg: got k={k!r}, expected a whole number of at least 1, or None")
     return _grouped.ndcg(scores, labels, groups, k, _reduce, _gather, current().group.index)
 
 
 def gauc(scores: Any, labels: Any, groups: Any) -> GroupedMetric:
-    """Mean AUC of the groups of all workers' records, weighted with their numbers of records."""
+    """Mean AUC of the groups of all workers' records, weighted with their numbers of records.
+
+    Args:
+        scores: this worker's scores.
+        labels: their labels, 0 or 1.
+        groups: the group of each record, such as its user.
+
+    Returns:
+        A record with `value`, `groups` (that count) and `skipped` (of one class).
+
+    Raises:
+        DataError: the arguments do not fit together.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.metrics.gauc([0.9, 0.1], [1, 0], groups=[7, 7])
+        GroupedMetric(value=1.0, groups=1, skipped=0)
+    """
     return _grouped.gauc(scores, labels, groups, _reduce, _gather, current().group.index)
 
 

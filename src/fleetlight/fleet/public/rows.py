@@ -20,6 +20,24 @@ def rows(layer: nn.Module, ids: Tensor) -> Tensor:
     `layer` is an embedding or an embedding bag, of `fleet.nn` or of `torch.nn`. Once its rows are
     on parameter servers, its `weight` has no elements, and this function reads the rows. Under
     `torch.no_grad()`, unknown ids read their first values and get no row.
+
+    Args:
+        layer: the layer whose rows are read.
+        ids: ids of any shape.
+
+    Returns:
+        A float tensor of shape `[*ids.shape, dim]`.
+
+    Raises:
+        ConfigError: the layer is none of these.
+
+    Example:
+        >>> fleet.init()
+        >>> model = fleet.distributed_model(fleet.nn.SparseEmbedding(2, initializer="zeros"))
+        >>> with torch.no_grad():
+        ...     fleet.rows(model, torch.tensor([7, 9]))
+        tensor([[0., 0.],
+                [0., 0.]])
     """
     if not isinstance(layer, (TableLayer, nn.Embedding, nn.EmbeddingBag)):
         raise ConfigError(
@@ -50,9 +68,26 @@ def shrink(
 ) -> dict[str, ShrunkTable]:
     """Count one day for the tables that have an entry, and remove rows; every worker calls it.
 
-    It removes a row that training has not used for more than `unseen_days` calls of this function
-    (0: however long). It also multiplies shows and clicks by `decay`, and removes a row whose
-    0.1 * (shows - clicks) + clicks is then below `score`. Returns the rows removed and left.
+    Args:
+        unseen_days: removes rows that training has not used for more calls of this function than
+            this; 0 keeps them however long.
+        score: removes rows whose 0.1 * (shows - clicks) + clicks is below this, after the decay.
+        decay: the factor of shows and clicks.
+        table: the name of one table; None for all.
+
+    Returns:
+        `(removed, left)` by table.
+
+    Raises:
+        ConfigError: an argument is out of range, or the table has no entry.
+
+    Example:
+        >>> fleet.init()
+        >>> layer = fleet.nn.SparseEmbedding(2, table="emb", entry=fleet.ShowClickEntry())
+        >>> model = fleet.distributed_model(layer)
+        >>> _ = model(torch.tensor([7, 9]))
+        >>> fleet.shrink(score=1.0)["emb"].removed
+        2
     """
     job = current()
     job.refuse_in_server("shrink")

@@ -54,20 +54,35 @@ def shard(
 ) -> ShardLoader[Any]:
     """Shard a DataLoader: it yields this worker's part. The batch size is per worker.
 
-    At step i the workers together read block i (workers x batch size) of the epoch's order. The
-    last block may be short: `tail="join"` splits it and weights gradients by the samples,
-    `"drop"` omits it, `"pad"` fills it from the start of the epoch.
+    At step i the workers together read block i (workers x batch size) of the epoch's order. With
+    parameter servers (sync or async), rows of the next batch are prefetched.
 
-    With parameter servers (sync or async), rows of the next batch are prefetched.
-    `lookahead(batch)` returns its `{table name: ids}`. Without it, they are learned for int64
-    tensors that reach a table unchanged. `lookahead=False` turns prefetch off.
+    Args:
+        loader: a DataLoader of torch, or of `fleet.data`.
+        tail: what happens to a short last block. `"join"` splits it and weights gradients by the
+            samples, `"drop"` omits it, `"pad"` fills it from the start of the epoch.
+        lookahead: a function that returns `{table name: ids}` of a batch, for the prefetch. By
+            default they are learned for int64 tensors that reach a table unchanged; False turns the
+            prefetch off.
+        deal: how records reach workers. `"blocks"`: as above. `"queue"` (async, staleness, GeoSGD):
+            workers request ranges, so a faster worker trains on more records, and an epoch ends for
+            all when every record is trained on. `"shards"`: each worker reads shards of its own of
+            a stream that has `num_shards` and `shard`, such as HuggingFace's; as many workers must
+            resume.
+        range_batches: the most batches of a range, with `deal="queue"`.
 
-    With `deal="queue"` (async, staleness, GeoSGD), workers request ranges of at most
-    `range_batches` batches, so a faster worker trains on more records. An epoch ends for all
-    workers when every record is trained on.
+    Returns:
+        A `ShardLoader`, to iterate over once for each epoch.
 
-    With `deal="shards"` each worker reads shards of its own of a stream that has `num_shards` and
-    `shard`, such as HuggingFace's. As many workers must resume.
+    Raises:
+        ConfigError: the loader cannot be sharded, or an argument does not fit the job.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> fleet.init(is_collective=True)
+        >>> loader = fleet.shard(DataLoader(range(6), batch_size=4))
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5]]
     """
     job = current()
     _check_lookahead(lookahead)
@@ -214,6 +229,19 @@ def progress(loader: Iterable[T], total: int | None = None) -> Progress[T]:
     """Wrap a loader; worker 0 shows its progress. `.show(loss=loss)` adds values.
 
     With parameter servers it shows the staleness of gradients, too.
+
+    Args:
+        loader: any iterable of batches.
+        total: the number of batches, if the loader has no length.
+
+    Returns:
+        An iterable of the same batches.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> batches = fleet.progress([1, 2, 3])
+        >>> for batch in batches:
+        ...     batches.show(loss=1 / batch)
     """
     job = current()
     return Progress(

@@ -28,8 +28,25 @@ def run_steps(
 ) -> StepsRun[R]:
     """Call `step(batch)` for up to `steps` batches of an iterator, which the next call continues.
 
-    Without `steps`, for all batches of any loader. With parameter servers (sync or async), it
-    reads plain loaders one or two batches ahead and announces their ids, as `fleet.shard` does.
+    With parameter servers (sync or async), it reads plain loaders one or two batches ahead and
+    announces their ids, as `fleet.shard` does.
+
+    Args:
+        step: makes one training step with a batch.
+        batches: an iterator, or without `steps` any loader.
+        steps: the most steps; None for all batches.
+
+    Returns:
+        `(result, steps)`: what the last step returned, and how many steps were made.
+
+    Raises:
+        ConfigError: `steps` is no number of steps, or `batches` is no iterator.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> batches = iter([1.0, 2.0, 3.0])
+        >>> fleet.run_steps(lambda batch: batch * 10, batches, steps=2)
+        StepsRun(result=20.0, steps=2)
     """
     job = current()
     early = ReadAhead(_limited(batches, steps))

@@ -21,25 +21,83 @@ _WORLDS = ("worker", "server", "all")
 
 
 def all_reduce(input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
-    """`fleet.all_reduce` under Fleet's name; a list of numbers is returned as an array."""
+    """`fleet.all_reduce` under Fleet's name; a list of numbers is returned as an array.
+
+    Args:
+        input: this worker's value: a tensor, an array, a number or a list of numbers.
+        mode: `"sum"`, `"max"` or `"min"`.
+        comm_world: `"worker"`; servers take part in no such operation.
+
+    Returns:
+        The reduced value on every worker.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.util.all_reduce([1.0, 2.0])
+        array([1., 2.])
+    """
     _check_world("all_reduce", comm_world)
     return collectives.all_reduce(_as_array(input), mode)
 
 
 def all_gather(input: Any, comm_world: str = "worker") -> list[Any]:
-    """`fleet.all_gather` under Fleet's name; a list of numbers becomes an array."""
+    """`fleet.all_gather` under Fleet's name; a list of numbers becomes an array.
+
+    Args:
+        input: this worker's value: a tensor, an array, a number or a list of numbers.
+        comm_world: `"worker"`.
+
+    Returns:
+        A list with one value for each worker.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.util.all_gather(7)
+        [7]
+    """
     _check_world("all_gather", comm_world)
     return collectives.all_gather(_as_array(input))
 
 
 def barrier(comm_world: str = "worker") -> None:
-    """`fleet.barrier_worker` under Fleet's name."""
+    """`fleet.barrier_worker` under Fleet's name.
+
+    Args:
+        comm_world: `"worker"`.
+
+    Raises:
+        ConfigError: `comm_world` is another one.
+        DeadlineError: a worker did not arrive in time.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.util.barrier()
+    """
     _check_world("barrier", comm_world)
     collectives.barrier_worker()
 
 
 def print_on_rank(message: object, rank_id: int) -> None:
-    """Print a line in one worker."""
+    """Print a line in one worker.
+
+    Args:
+        message: what to print.
+        rank_id: the index of the worker that prints.
+
+    Raises:
+        ConfigError: the job has no such worker.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.util.print_on_rank("epoch 1", 0)
+        epoch 1
+    """
     group, places = current().group, current().role.places
     if not 0 <= rank_id < places:
         raise ConfigError(
@@ -50,7 +108,22 @@ def print_on_rank(message: object, rank_id: int) -> None:
 
 
 def get_file_shard(files: Sequence[str]) -> list[str]:
-    """This worker's files, a contiguous part of the list; the parts differ by one file at most."""
+    """This worker's files, a contiguous part of the list; the parts differ by one file at most.
+
+    Args:
+        files: the names of all files, the same on every worker.
+
+    Returns:
+        The names of this worker's files.
+
+    Raises:
+        ConfigError: `files` is a string, or workers may join and leave.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> fleet.util.get_file_shard(["part-0", "part-1"])
+        ['part-0', 'part-1']
+    """
     if isinstance(files, str):
         raise ConfigError(f"get_file_shard: got the string {files!r}, expected a list of names")
     if current().role.is_elastic:

@@ -37,7 +37,20 @@ from fleetlight.torch_compat.tensors import tree_map
 
 @contextlib.contextmanager
 def no_sync() -> Iterator[None]:
-    """Keep gradients local inside the block; the next backward outside reduces their sum."""
+    """Keep gradients local inside the block; the next backward outside reduces their sum.
+
+    Yields:
+        Nothing.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(2, 1))
+        >>> with fleet.no_sync():
+        ...     model(torch.ones(1, 2)).sum().backward()
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> model.bias.grad
+        tensor([2.])
+    """
     job = current()
     job.no_sync_depth += 1
     try:

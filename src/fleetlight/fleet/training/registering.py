@@ -43,7 +43,24 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @names_arguments
 def distributed_model(model: Module) -> Module:
-    """Register the model whose workers train together; returns the same module."""
+    """Register the model whose workers train together; returns the same module.
+
+    Args:
+        model: the module that contains all parameters to train. Its names do not change.
+
+    Returns:
+        The same object.
+
+    Raises:
+        PlanError: it is no module, is registered already, or shares parameters with another one.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> module = nn.Linear(2, 1)
+        >>> model = fleet.distributed_model(module)
+        >>> model is module
+        True
+    """
     register_model(current(), model)
     return model
 
@@ -129,6 +146,24 @@ def distributed_optimizer(
 
     A strategy given here replaces the one given to `fleet.init` or with another optimizer. Where
     they differ, a warning names the settings.
+
+    Args:
+        optimizer: any optimizer of `torch.optim` or `fleet.optim`.
+        strategy: the settings of the job.
+
+    Returns:
+        The same object.
+
+    Raises:
+        PlanError: it is no optimizer, or is registered already.
+        StrategyError: two settings exclude each other, or the job cannot do what they ask for.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> model = fleet.distributed_model(nn.Linear(2, 1))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> optimizer = fleet.distributed_optimizer(optimizer)
+        >>> optimizer.minimize(model(torch.ones(1, 2)).sum())
     """
     job = current()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -192,6 +227,19 @@ def attach(
     Torch's optimizers have no reference to them. Call it once for each, after making it and before
     the first batch. With parameter servers every scaler must be attached: all workers lower its
     scale when one of them finds an infinity.
+
+    Args:
+        scheduler: a scheduler of `torch.optim.lr_scheduler`.
+        scaler: a `torch.amp.GradScaler`.
+
+    Raises:
+        PlanError: neither is given, or an argument has another type.
+
+    Example:
+        >>> fleet.init(is_collective=True)
+        >>> optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+        >>> fleet.attach(scheduler=scheduler)
     """
     job = current()
     for name, value, kind in (

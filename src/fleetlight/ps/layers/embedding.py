@@ -171,8 +171,33 @@ class TableLayer(nn.Module):
 class SparseEmbedding(TableLayer):
     """Like `torch.nn.Embedding` over all int64 ids, with rows on the parameter servers.
 
-    `optimizer` replaces the rule of the weight's param group. Layers with the same `table` share
-    its rows.
+    Layers with the same `table` share its rows.
+
+    Args:
+        dim: the number of values in a row.
+        optimizer: the rule of the rows, such as `"adagrad"`; by default that of the optimizer.
+        initializer: the first values: `("uniform", low, high)`, `("normal", mean, std)`,
+            `("constant", value)` or `"zeros"`.
+        entry: when a row is inserted or trained: a `CountFilterEntry`, `ProbabilityEntry`,
+            `ShowClickEntry` or `ScoreEntry`.
+        padding_idx: an id whose row is zero and not trained.
+        table: the name of the table; by default the path of the layer in the model.
+        wire: how rows and gradients travel: `"fp32"`, `"bf16"`, `"fp16"` or `"int8"`.
+        dtype: the type of the weights on servers: `"fp32"` or `"bf16"`.
+        cache: `"device"` keeps rows in the memory of the worker's GPU.
+        cache_rows: how many rows the cache keeps.
+        memory: the bytes of rows that each server has in memory, such as `"8 GiB"`; None: all rows.
+        max_rows: the most rows of the table in the job.
+        evict: which rows leave a table with `max_rows` first.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> fleet.init()
+        >>> model = fleet.distributed_model(fleet.nn.SparseEmbedding(4))
+        >>> model(torch.tensor([[7, -1], [10**18, 7]])).shape
+        torch.Size([2, 2, 4])
     """
 
     def forward(
@@ -185,7 +210,36 @@ class SparseEmbedding(TableLayer):
 
 
 class SparseEmbeddingBag(TableLayer):
-    """Like `torch.nn.EmbeddingBag` over all int64 ids: sums, means or maxima of rows."""
+    """Like `torch.nn.EmbeddingBag` over all int64 ids: sums, means or maxima of rows.
+
+    Bags are the rows of 2-D ids, or start at `offsets` of 1-D ids.
+
+    Args:
+        dim: the number of values in a row.
+        combiner: `"sum"`, `"mean"` or `"max"`.
+        include_last_offset: True if `offsets` also has the end of the last bag.
+        optimizer: the rule of the rows; by default that of the optimizer.
+        initializer: the first values, as in `SparseEmbedding`.
+        entry: when a row is inserted or trained, as in `SparseEmbedding`.
+        padding_idx: an id that counts in no bag.
+        table: the name of the table; by default the path of the layer in the model.
+        wire: how rows and gradients travel: `"fp32"`, `"bf16"`, `"fp16"` or `"int8"`.
+        dtype: the type of the weights on servers: `"fp32"` or `"bf16"`.
+        cache: `"device"` keeps rows in the memory of the worker's GPU.
+        cache_rows: how many rows the cache keeps.
+        memory: the bytes of rows that each server has in memory, such as `"8 GiB"`; None: all rows.
+        max_rows: the most rows of the table in the job.
+        evict: which rows leave a table with `max_rows` first.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> fleet.init()
+        >>> model = fleet.distributed_model(fleet.nn.SparseEmbeddingBag(4, "sum"))
+        >>> model(torch.tensor([7, 9, 9]), offsets=torch.tensor([0, 2])).shape
+        torch.Size([2, 4])
+    """
 
     @names_arguments
     def __init__(

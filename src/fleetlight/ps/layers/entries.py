@@ -17,7 +17,18 @@ class EntryPolicy:
 
 
 class CountFilterEntry(EntryPolicy):
-    """Trains a row only after its id has occurred `count` times."""
+    """Trains a row only after its id has occurred `count` times.
+
+    Args:
+        count: how often an id must occur.
+
+    Raises:
+        ConfigError: `count` is no positive integer.
+
+    Example:
+        >>> fleet.nn.SparseEmbedding(8, entry=fleet.CountFilterEntry(10)).entry
+        CountFilterEntry(10)
+    """
 
     def __init__(self, count: int) -> None:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -26,7 +37,18 @@ class CountFilterEntry(EntryPolicy):
 
 
 class ProbabilityEntry(EntryPolicy):
-    """Inserts a row for an unknown id with this probability at each occurrence."""
+    """Inserts a row for an unknown id with this probability at each occurrence.
+
+    Args:
+        probability: above 0, at most 1.
+
+    Raises:
+        ConfigError: `probability` is out of range.
+
+    Example:
+        >>> fleet.nn.SparseEmbedding(8, entry=fleet.ProbabilityEntry(0.1)).entry
+        ProbabilityEntry(0.1)
+    """
 
     def __init__(self, probability: float) -> None:
         if not isinstance(probability, (int, float)) or not 0 < probability <= 1:
@@ -40,6 +62,19 @@ class ScoreEntry(EntryPolicy):
     The score is 0.1 * (shows - clicks) + clicks. That table, with a `ShowClickEntry`, has a weight
     for each id from the first use on; this one saves the memory of long rows for rare ids. A row
     leaves with the one of the other table.
+
+    Args:
+        score: the lowest score that an id needs.
+        table: the name of the table that counts.
+
+    Raises:
+        ConfigError: `score` is not above 0, or `table` is no name.
+
+    Example:
+        >>> wide = fleet.nn.SparseEmbedding(1, table="wide", entry=fleet.ShowClickEntry())
+        >>> deep = fleet.nn.SparseEmbedding(8, entry=fleet.ScoreEntry(1.5, "wide"))
+        >>> deep.entry
+        ScoreEntry(1.5, 'wide')
     """
 
     def __init__(self, score: float, table: str) -> None:
@@ -61,6 +96,21 @@ class ShowClickEntry(EntryPolicy):
 
     The lookup takes the numbers: `embedding(ids, show=..., click=...)`. The two names exist for
     compatibility with Fleet and are only shown.
+
+    Args:
+        show_name: a name for the shows.
+        click_name: a name for the clicks.
+
+    Raises:
+        ConfigError: a name is no string.
+
+    Example:
+        >>> fleet.init()
+        >>> layer = fleet.nn.SparseEmbedding(2, entry=fleet.ShowClickEntry())
+        >>> model = fleet.distributed_model(layer)
+        >>> ids = torch.tensor([7, 9])
+        >>> model(ids, show=torch.tensor([1.0, 1.0]), click=torch.tensor([0.0, 1.0])).shape
+        torch.Size([2, 2])
     """
 
     def __init__(self, show_name: str = "show", click_name: str = "click") -> None:

@@ -127,7 +127,12 @@ def _exchange(strategy: ASyncFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class ASyncConfigs(Settings):
-    """How workers and parameter servers exchange."""
+    """How workers and parameter servers exchange.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(a_sync=True)
+        >>> strategy.a_sync_configs.staleness = 4
+    """
 
     k_steps: int = setting(
         0, "0: every step; above 0: GeoSGD, every k steps", effect=_k_steps, minimum=0

@@ -36,7 +36,13 @@ def _loss_scale(sentence: str) -> EffectRule:
 
 @settings_class
 class AmpConfigs(Settings):
-    """Automatic mixed precision around the model's forward."""
+    """Automatic mixed precision around the model's forward.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(amp=True, amp_configs={"dtype": "float16"})
+        >>> strategy.amp_configs.init_loss_scaling
+        65536.0
+    """
 
     dtype: str = setting("bfloat16", "what autocast computes in", choices=("bfloat16", "float16"))
     init_loss_scaling: float = setting(

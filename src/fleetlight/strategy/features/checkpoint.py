@@ -44,7 +44,12 @@ def _base_every(strategy: CheckpointFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class CheckpointConfigs(Settings):
-    """When a job saves automatically, and whether it resumes an earlier job."""
+    """When a job saves automatically, and whether it resumes an earlier job.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(checkpoint="checkpoints")
+        >>> strategy.checkpoint_configs = {"every_s": 60.0, "base_every": 10}
+    """
 
     every_s: float = setting(300.0, "seconds between two saves; 0: not by the clock", minimum=0)
     every_steps: int = setting(0, "optimizer steps between two saves; 0: not by steps", minimum=0)

@@ -51,7 +51,12 @@ def _check_away(strategy: DurabilityFeature, job: JobFacts) -> None:
 
 @settings_class
 class DurabilityConfigs(Settings):
-    """Where and how servers store their state."""
+    """Where and how servers store their state.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(durability="log")
+        >>> strategy.durability_configs.folder = "/data/durability"
+    """
 
     folder: str = setting("durability", "folder, in which each server has its own")
     sync: str = setting(

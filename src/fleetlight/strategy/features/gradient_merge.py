@@ -20,7 +20,12 @@ def _merge(strategy: GradientMergeFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class GradientMergeConfigs(Settings):
-    """How many backwards make one optimizer step."""
+    """How many backwards make one optimizer step.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(gradient_merge=True)
+        >>> strategy.gradient_merge_configs.k_steps = 4
+    """
 
     k_steps: int = setting(1, "backwards that make one optimizer step", minimum=1)
     avg: bool = setting(True, "divide the merged gradient by k_steps")

@@ -32,7 +32,12 @@ _EXCLUDED = {
 
 @settings_class
 class AveragingConfigs(Settings):
-    """What happens to other state when workers average their parameters."""
+    """What happens to other state when workers average their parameters.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(localsgd=True)
+        >>> strategy.localsgd_configs.optimizer_state = "average"
+    """
 
     begin_step: int = setting(1, "workers average at each step up to this one", minimum=0)
     optimizer_state: str = setting(
@@ -81,7 +86,12 @@ def _localsgd(strategy: LocalSGDFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class LocalSGDConfigs(AveragingConfigs):
-    """When workers of LocalSGD average their parameters."""
+    """When workers of LocalSGD average their parameters.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(localsgd=True)
+        >>> strategy.localsgd_configs = {"k_steps": 8, "begin_step": 100}
+    """
 
     k_steps: int = setting(1, "steps between two averagings", minimum=1)
 
@@ -130,7 +140,12 @@ def _check_bounds(strategy: AdaptiveLocalSGDFeature, job: JobFacts) -> None:
 
 @settings_class
 class AdaptiveLocalSGDConfigs(AveragingConfigs):
-    """The first and the largest number of local steps."""
+    """The first and the largest number of local steps.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(adaptive_localsgd=True)
+        >>> strategy.adaptive_localsgd_configs.max_k_steps = 8
+    """
 
     init_k_steps: int = setting(1, "steps between the first averagings", minimum=1)
     max_k_steps: int = setting(16, "most steps between two averagings", minimum=1)
@@ -160,7 +175,12 @@ def _diloco(strategy: DiLoCoFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class DiLoCoConfigs(AveragingConfigs):
-    """The outer optimizer of DiLoCo."""
+    """The outer optimizer of DiLoCo.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(diloco=True)
+        >>> strategy.diloco_configs.k_steps = 100
+    """
 
     k_steps: int = setting(500, "inner steps between two outer steps", minimum=1)
     outer_lr: float = setting(0.7, "learning rate of the outer step", above=0)

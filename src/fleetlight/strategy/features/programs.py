@@ -39,7 +39,13 @@ def _drop_scope(strategy: ProgramsFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class ExecutionStrategy(Settings):
-    """How static programs run; `explain()` describes each setting."""
+    """How static programs run; `explain()` describes each setting.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(execution_strategy={"num_threads": 4})
+        >>> strategy.execution_strategy.num_threads
+        4
+    """
 
     num_threads: int = setting(1, "threads that run operators", effect=_threads, minimum=1)
     num_iteration_per_drop_scope: int = setting(

@@ -17,7 +17,12 @@ def _recompute(strategy: RecomputeFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class RecomputeConfigs(Settings):
-    """The modules whose activations backward computes again."""
+    """The modules whose activations backward computes again.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(recompute=True)
+        >>> strategy.recompute_configs.checkpoints = ["layer1", "layer2"]
+    """
 
     checkpoints: list[str] = setting([], "names of modules, such as ['layer1', 'layer2']")
 

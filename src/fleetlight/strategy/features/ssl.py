@@ -68,7 +68,12 @@ _ON_THIS_HOST = "the workers are on one host, where connections are not encrypte
 
 @settings_class
 class SslConfigs(Settings):
-    """Further settings of TLS."""
+    """Further settings of TLS.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(ssl="certificates")
+        >>> strategy.ssl_configs.expiry_warning_days = 14
+    """
 
     ciphers: str = setting(
         "",

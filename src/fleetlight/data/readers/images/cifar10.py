@@ -34,6 +34,23 @@ class CIFAR10(ImageDataset):
 
     Reads `data_batch_*.bin` (`test_batch.bin` for `train=False`) in `root` or
     `root/cifar-10-batches-bin`; else JPEG files in `root/train/<class>/` (`root/test/<class>/`).
+
+    Args:
+        root: the folder.
+        train: False for the test set.
+        augment: a random crop of 32 out of 40 (4 black pixels around), and a random flip.
+        resize: the side of the images, if not 32.
+        normalise: subtracts the mean of each colour and divides by its deviation.
+        stand_in: True generates images where the files are absent.
+        seed: the seed of generated images.
+
+    Raises:
+        DataError: the files are absent or damaged.
+
+    Example:
+        >>> image, label = fleet.data.CIFAR10("absent", train=False, stand_in=True)[0]
+        >>> image.shape
+        torch.Size([3, 32, 32])
     """
 
     def __init__(

@@ -37,7 +37,18 @@ class ImageSource:
 
 
 class ImageDataset(Dataset[Sample]):
-    """Map-style data set of `(float32 [C, H, W], label)`."""
+    """Map-style data set of `(float32 [C, H, W], label)`.
+
+    Args:
+        name: the name in errors and logs.
+        source: the images and their labels; the readers of `fleet.data` find them.
+        transform: crops, flips, resizes and normalises images.
+
+    Example:
+        >>> digits = fleet.data.MNIST("absent", train=False, stand_in=True)
+        >>> isinstance(digits, fleet.data.ImageDataset), digits.generated
+        (True, True)
+    """
 
     def __init__(self, name: str, source: ImageSource, transform: ImageTransform) -> None:
         #: True where the files were absent and these images are generated

@@ -29,6 +29,24 @@ class Flowers102(ImageDataset):
 
     Reads `imagelabels.mat`, `setid.mat` and `jpg/image_00001.jpg`... in `root`; else image files
     in `root/<split>/<class 1..102>/`.
+
+    Args:
+        root: the folder.
+        split: `"train"`, `"valid"` or `"test"`.
+        size: the side of the images.
+        augment: a random crop of the decoded square (256 for 224) and a random flip.
+        normalise: subtracts the mean of each colour and divides by its deviation.
+        stand_in: True generates images where the files are absent.
+        seed: the seed of generated images.
+
+    Raises:
+        ConfigError: there is no such split.
+        DataError: the files are absent or damaged.
+
+    Example:
+        >>> flowers = fleet.data.Flowers102("absent", size=28, stand_in=True)
+        >>> flowers[0][0].shape
+        torch.Size([3, 28, 28])
     """
 
     def __init__(

@@ -22,6 +22,24 @@ class ImageFolder(ImageDataset):
     """The images of `root/<class>/*.jpg` (or .jpeg, .png) as `[3, size, size]` in 0..1.
 
     Labels follow the sorted class names; by value when all names are numbers.
+
+    Args:
+        root: the folder.
+        size: the side of the images.
+        augment: a random crop and a random flip.
+        normalise: subtracts the mean of each colour and divides by its deviation.
+
+    Raises:
+        DataError: there are no class folders, or an image is damaged.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> Path("images/cat").mkdir(parents=True)
+        >>> Image.new("RGB", (40, 40)).save("images/cat/1.png")
+        >>> image, label = fleet.data.ImageFolder("images", size=28)[0]
+        >>> image.shape, label
+        (torch.Size([3, 28, 28]), 0)
     """
 
     def __init__(

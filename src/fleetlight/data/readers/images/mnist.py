@@ -29,6 +29,20 @@ class MNIST(ImageDataset):
 
     Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (`t10k-...` for `train=False`),
     with or without `.gz`, in `root` or `root/MNIST/raw`.
+
+    Args:
+        root: the folder.
+        train: False for the test set.
+        stand_in: True generates images where the files are absent.
+        seed: the seed of generated images.
+
+    Raises:
+        DataError: the files are absent or damaged.
+
+    Example:
+        >>> image, label = fleet.data.MNIST("absent", train=False, stand_in=True)[0]
+        >>> image.shape
+        torch.Size([1, 28, 28])
     """
 
     def __init__(

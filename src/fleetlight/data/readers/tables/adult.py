@@ -44,6 +44,20 @@ class Adult(TableDataset[Record]):
 
     Reads `adult.data` (or `adult.csv`; `adult.test` for `train=False`) in `root`, or the file
     `root`. The salt of an id is its field's name; "?" is a value like any other.
+
+    Args:
+        root: the folder or the file.
+        train: False for the test set.
+        stand_in: True generates records where the files are absent.
+        seed: the seed of generated records.
+
+    Raises:
+        DataError: the file is absent or damaged.
+
+    Example:
+        >>> people = fleet.data.Adult("absent", train=False, stand_in=True)
+        >>> people[0].dense.shape, people[0].ids.shape
+        (torch.Size([6]), torch.Size([8]))
     """
 
     def __init__(

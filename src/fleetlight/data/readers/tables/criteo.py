@@ -24,11 +24,27 @@ _STAND_IN_RECORDS = 100_000
 
 
 class Criteo(TableDataset[Record]):
-    """Clicks: 13 counts as `sign(x) log(1 + |x|)` (missing: 0), 26 ids, label 0 or 1.
+    r"""Clicks: 13 counts as `sign(x) log(1 + |x|)` (missing: 0), 26 ids, label 0 or 1.
 
     Reads a file, or `train.txt`, `day_0` or `part-0` in the folder `root`, into memory: 268 bytes
     for each record. `fleet.data.criteo` reads files larger than memory.
     An id is `stable_hash(text, salt="C1")`, with its column's name; a missing value has an id too.
+
+    Args:
+        root: the folder or the file.
+        stand_in: True generates records where the files are absent.
+        seed: the seed of generated records.
+
+    Raises:
+        DataError: the file is absent or damaged.
+
+    Example:
+        >>> from pathlib import Path
+        >>> line = "1\t" + "\t".join(["5"] * 13 + ["68fd1e64"] * 26) + "\n"
+        >>> _ = Path("train.txt").write_text(line)
+        >>> clicks = fleet.data.Criteo("train.txt")
+        >>> len(clicks), clicks[0].label
+        (1, tensor(1.))
     """
 
     def __init__(

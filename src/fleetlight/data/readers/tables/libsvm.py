@@ -21,7 +21,20 @@ _QUERY = b"qid:"
 
 
 class SparseRows(NamedTuple):
-    """Records of different lengths, concatenated as `nn.EmbeddingBag` takes them."""
+    """Records of different lengths, concatenated as `nn.EmbeddingBag` takes them.
+
+    Args:
+        ids: int64, the features of all records, as in the file.
+        values: float32, the value of each.
+        offsets: int64, where each record starts.
+        label: float32, one for each record.
+        query: int64, the query of each record; -1 without one.
+
+    Example:
+        >>> rows = fleet.data.LibSVM.parse([b"1 3:0.5 10:1", b"0 3:2"])
+        >>> rows.ids.tolist(), rows.offsets.tolist()
+        ([3, 10, 3], [0, 2])
+    """
 
     #: int64, the features of all records, as in the file
     ids: Tensor
@@ -36,9 +49,21 @@ class SparseRows(NamedTuple):
 
 
 class LibSVM(BatchedDataset[SparseRows]):
-    """Sparse records from a file of lines such as `1 qid:7 3:0.5 10:1  # a comment`.
+    r"""Sparse records from a file of lines such as `1 qid:7 3:0.5 10:1  # a comment`.
 
     A batch is a `SparseRows`: use `data.loader(batch_size)`, or `collate_fn=data.collate`.
+
+    Args:
+        path: the file, plain or gzip.
+
+    Raises:
+        DataError: the file cannot be read, or a line has another format.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("clicks.libsvm").write_text("1 3:0.5 10:1\n0 3:2\n")
+        >>> next(iter(fleet.data.LibSVM("clicks.libsvm").loader(2))).label
+        tensor([1., 0.])
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -28,7 +28,19 @@ _USERS, _FILMS, _RATINGS, _FACTORS = 600, 2_000, 100_000, 4
 
 
 class Rating(NamedTuple):
-    """One rating; the tensors of a batch have one more dimension."""
+    """One rating; the tensors of a batch have one more dimension.
+
+    Args:
+        user: int64, as in the file.
+        film: int64, as in the file.
+        stars: float32, 0.5 to 5.
+        time: int64, seconds since 1970.
+
+    Example:
+        >>> rating = fleet.data.MovieLens.parse([b"1,31,2.5,1260759144"])
+        >>> rating.film, rating.stars
+        (tensor([31]), tensor([2.5000]))
+    """
 
     #: int64, as in the file
     user: Tensor
@@ -41,10 +53,24 @@ class Rating(NamedTuple):
 
 
 class MovieLens(TableDataset[Rating]):
-    """Ratings, in the order of the file.
+    r"""Ratings, in the order of the file.
 
     Reads a file, or `ratings.csv`, `ratings.dat` or `u.data` in `root` or in a folder there with a
     published name (`ml-100k`, `ml-1m`, ...).
+
+    Args:
+        root: the folder or the file.
+        stand_in: True generates ratings where the files are absent.
+        seed: the seed of generated ratings.
+
+    Raises:
+        DataError: the file is absent or damaged.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("ratings.csv").write_text("userId,movieId,rating,timestamp\n1,31,2.5,9\n")
+        >>> fleet.data.MovieLens("ratings.csv")[0].stars
+        tensor(2.5000)
     """
 
     def __init__(

@@ -45,7 +45,31 @@ from fleetlight.ps.layers.staging import is_on_device
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingFeature:
-    """One feature of an `EmbeddingCollection`; without `table` it has a table of its own."""
+    """One feature of an `EmbeddingCollection`; without `table` it has a table of its own.
+
+    Args:
+        dim: the number of values in a row.
+        table: the name of the table; features with the same name share its rows.
+        combiner: `"sum"`, `"mean"` or `"max"` of the rows of a sample; None: a row for each id.
+        initializer: the first values, as in `SparseEmbedding`.
+        optimizer: the rule of the rows; by default that of the optimizer.
+        entry: when a row is inserted or trained, as in `SparseEmbedding`.
+        padding_idx: an id that counts in no bag.
+        wire: how rows and gradients travel: `"fp32"`, `"bf16"`, `"fp16"` or `"int8"`.
+        dtype: the type of the weights on servers: `"fp32"` or `"bf16"`.
+        cache: `"device"` keeps rows in the memory of the worker's GPU.
+        cache_rows: how many rows the cache keeps.
+        memory: the bytes of rows that each server has in memory; None: all rows.
+        max_rows: the most rows of the table in the job.
+        evict: which rows leave a table with `max_rows` first.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> fleet.nn.EmbeddingFeature(8, table="items", combiner="mean").combiner
+        'mean'
+    """
 
     dim: int
     table: str | None = None
@@ -111,8 +135,26 @@ class EmbeddingFeature:
 class EmbeddingCollection(nn.Module):
     """Looks up many features at once: one request to each server, and one kernel for all.
 
-    It returns the result of each feature by its name. With `concatenated`, all features are pooled,
-    and it returns one tensor with their columns side by side, in the order of `features`.
+    It takes the ids of each feature by name: 2-D ids, pairs of ids and offsets, nested tensors, or
+    a KeyedJaggedTensor of torchrec. It returns the result of each feature by its name.
+
+    Args:
+        features: an `EmbeddingFeature` for each feature, or its arguments as a tuple.
+        concatenated: all features are pooled, and the result is one tensor with their columns side
+            by side, in the order of `features`.
+        include_last_offset: True if offsets also have the end of the last bag.
+
+    Raises:
+        ConfigError: there are no features, two of one table differ, or `concatenated` meets one
+            that is not pooled.
+
+    Example:
+        >>> fleet.init()
+        >>> layer = fleet.nn.EmbeddingCollection({"user": (4,), "items": (2, None, "mean")})
+        >>> model = fleet.distributed_model(layer)
+        >>> found = model({"user": torch.tensor([[7]]), "items": torch.tensor([[1, 2]])})
+        >>> found["user"].shape, found["items"].shape
+        (torch.Size([1, 4]), torch.Size([1, 2]))
     """
 
     def __init__(

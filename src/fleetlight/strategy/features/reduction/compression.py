@@ -116,7 +116,12 @@ _CODED = Chosen("compression", CODECS)
 
 @settings_class
 class CompressionConfigs(Settings):
-    """What codecs send, and which parameters they cover."""
+    """What codecs send, and which parameters they cover.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(compression="topk")
+        >>> strategy.compression_configs.ratio = 0.05
+    """
 
     ratio: float = setting(
         0.01,

@@ -48,7 +48,12 @@ def _rampup_step(strategy: DGCFeature, job: JobFacts) -> Effect:
 
 @settings_class
 class DGCConfigs(Settings):
-    """The sparsity schedule of DGC, and what surrounds it."""
+    """The sparsity schedule of DGC, and what surrounds it.
+
+    Example:
+        >>> strategy = fleet.DistributedStrategy(dgc=True)
+        >>> strategy.dgc_configs.sparsity = [0.75, 0.9375, 0.999]
+    """
 
     rampup_begin_step: int = setting(0, "steps with dense gradients before it starts", minimum=0)
     rampup_step: int = setting(
