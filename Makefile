@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs clean
+.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs pages clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -64,9 +64,12 @@ gpu: $(VENV)/.ready  ## the tests that need a GPU, and their benchmark; without 
 	else $(BIN)/python -c 'import torch; \
 	  print("make gpu: torch", torch.__version__, "sees no GPU; nothing was run")'; fi
 
+pages: $(VENV)/.ready  ## write the pages, diagrams and charts of docs/ that are made from code and results
+	$(BIN)/python -m pages
+
 docs: $(VENV)/.ready  ## the documentation as a site in site/, warnings are errors
 	$(BIN)/pip install --quiet --editable '.[docs]'
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist site log output .pytest_cache .mypy_cache .ruff_cache

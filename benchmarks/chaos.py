@@ -72,7 +72,7 @@ def _section(title: str, command: list[str]) -> str:
         check=False,
     )
     minutes = (time.monotonic() - began) / 60
-    lines = "\n".join(f"    {line}" for line in ran.stdout.rstrip().splitlines())
+    lines = f"```text\n{ran.stdout.rstrip()}\n```"
     verdict = "no fault was found" if ran.returncode == 0 else f"FAULT, exit code {ran.returncode}"
     text = f"## {title}\n\n`python -m {' '.join(command)}`: {verdict}, {minutes:.0f} minutes."
     print(f"{text}\n\n{lines}\n", flush=True)

@@ -114,7 +114,7 @@ def write(name: str, claim: str, sections: Sequence[str], folder: Path = RESULTS
     parts = [
         f"# {name}, {day}",
         claim,
-        f"    {command_line()}",
+        f"```sh\n{command_line()}\n```",
         table(("machine", ""), rows),
         *sections,
     ]

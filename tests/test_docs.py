@@ -11,9 +11,11 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+from pages.site import OUTSIDE
 
 from fleetlight.cli.fleetrun import main as fleetrun
 
@@ -28,7 +30,8 @@ PLAIN = "train_torch.py"
 PAIRS = sorted(path.parent for path in (ROOT / "examples").glob(f"*/{PLAIN}"))
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: in tabs, fences are indented
+_FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 def relative(path: Path) -> str:
@@ -37,7 +40,13 @@ def relative(path: Path) -> str:
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of one language."""
-    return [body for kind, body in _FENCED.findall(page.read_text()) if kind == language]
+    return [code for kind, code in fenced(page.read_text()) if kind == language]
+
+
+def fenced(text: str) -> list[tuple[str, str]]:
+    """The language and the code of each fenced block."""
+    found = _FENCED.findall(text)
+    return [(kind, textwrap.dedent(code) if indent else code) for indent, kind, code in found]
 
 
 def anchors(page: Path) -> set[str]:
@@ -58,7 +67,8 @@ def test_links_have_targets(page: Path) -> None:
 
 
 def test_site_includes_every_page() -> None:
-    shown = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    shown = re.findall(r"(?:: |- )(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    shown = [page for page in shown if page not in OUTSIDE]
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
     assert sorted(shown) == sorted(pages)
 
@@ -81,8 +91,20 @@ def test_toml_blocks_parse(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_fences_are_closed(page: Path) -> None:
-    fences = re.findall(r"^```", page.read_text(), re.MULTILINE)
+    fences = re.findall(r"^ *```", page.read_text(), re.MULTILINE)
     assert len(fences) % 2 == 0
+
+
+SITE = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / path for path in sorted(OUTSIDE.values()))]
+
+
+@pytest.mark.parametrize("page", SITE, ids=relative)
+def test_code_has_a_language(page: Path) -> None:
+    opened = re.findall(r"^ *```(\S*)$", page.read_text(), re.MULTILINE)[::2]
+    assert "" not in opened
+    # code by indentation has no language; in a list it is a paragraph
+    outside = _FENCED.sub("", page.read_text())
+    assert not re.search(r"^[^\s\-*=\d].*\n\n    \S", outside, re.MULTILINE)
 
 
 @pytest.mark.parametrize("example", PAIRS, ids=relative)
@@ -151,7 +173,7 @@ LIGHTNING = "from torch.nn import Module as LightningModule\n"
 def test_loops_that_replace_a_trainer_reduce_during_backward(number: int, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "migrating.md").read_text()
     _, found, section = page.partition("## Accelerate, the Trainer and Lightning\n")
-    programs = [body for kind, body in _FENCED.findall(section) if kind == "python"]
+    programs = [code for kind, code in fenced(section) if kind == "python"]
     assert found
     assert len(programs) == 2
     (tmp_path / "train.py").write_text(programs[number])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.style
 
 PYTHON = sorted(
     path
-    for folder in ("src", "tests", "examples", "benchmarks", "rig")
+    for folder in ("src", "tests", "examples", "benchmarks", "rig", "pages")
     for path in (ROOT / folder).rglob("*.py")
 )
 
@@ -37,6 +37,7 @@ ELSEWHERE = (
     "engines/",
     "tidy/",
     "gpu/",
+    "pages/",
 )
 LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,24 +137,26 @@ def test_every_field_is_documented() -> None:
             assert rules_of(settings, name).doc
 
 
-def test_the_strategy_page_lists_every_field_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "strategy.md").read_text(encoding="utf-8")
+def test_the_pages_list_every_field_with_its_default() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "reference" / "settings.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert set(sections) == set(DistributedStrategy().keys())
     for name, default in FIELDS.items():
         default_text = repr(default).replace("'", '"')
+        assert f"Default: `{default_text}`." in sections[name]
         unavailable = rules_of(DistributedStrategy(), name).available is False
-        (row,) = [
-            line for line in page.splitlines() if line.startswith(f"| `{name}` | `{default_text}`")
-        ]
-        assert row.endswith("| not yet available |") == unavailable
+        assert ("Not yet available." in sections[name]) == unavailable
     for name, inner in CONFIGS.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` | |")]
         for key in inner:
-            default = getattr(DistributedStrategy(), name)[key]
-            default_text = repr(default).replace("'", '"')
-            assert f"`{key}` (`{default_text}`" in row
+            default_text = repr(getattr(DistributedStrategy(), name)[key]).replace("'", '"')
+            assert re.search(
+                rf"^- `{key}`: .*Default: `{re.escape(default_text)}`", sections[name], re.M
+            )
+    shown = (docs / "strategy.md").read_text(encoding="utf-8")
     for names in (DistributedStrategy.ALIASES.items(), variables_of(DistributedStrategy).items()):
         for other, name in names:
-            assert f"| `{other}` | `{name}`" in page
+            assert f"| `{other}` | `{name}`" in shown
 
 
 def test_the_public_strategy_is_this_class() -> None:

@@ -66,7 +66,7 @@ def quoted(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_files_that_pages_name_exist() -> None:
-    folders = ("src", "tests", "rig", "benchmarks", "examples", "docs")
+    folders = ("src", "tests", "rig", "benchmarks", "examples", "docs", "pages")
     files = [str(p.relative_to(ROOT)) for f in folders for p in (ROOT / f).rglob("*.py")]
     for page in PAGES:
         for number, line in enumerate(text(page).splitlines(), 1):
@@ -90,8 +90,9 @@ def test_recipes_call_what_exists() -> None:
     for path in SOURCES:
         known |= {n.name for n in ast.walk(parsed(path)) if isinstance(n, _DEFINITIONS)}
     page = text(ROOT / "CONTRIBUTING.md")
-    known |= set(re.findall(r"^ {4,}(?:def|class) (\w+)", page, re.M))
-    recipes = "\n".join(re.findall(r"^ {4}.*", page, re.M))
+    recipes = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S))
+    assert recipes
+    known |= set(re.findall(r"^ *(?:def|class) (\w+)", recipes, re.M))
     called = set(re.findall(r"(?<![\w.])(\w+)\(", recipes))
     assert not called - known, "CONTRIBUTING.md calls them, and they do not exist"
 
