@@ -45,6 +45,7 @@ MEANINGS = {
     "FLEET_SCHEDULER_NUM": "1 if a process with the role `scheduler` listens at `FLEET_MASTER`.",
     "FLEET_SERVERS": "In Slurm: which tasks are servers, `spread` or `first`.",
     "FLEET_SERVER_ENDPOINTS": "`host:port` of each server, separated by commas.",
+    "FLEET_SINKS": "Services that get the figures of the job. `fleetrun --sinks` sets it.",
     "FLEET_SERVER_NUM": "How many servers the job has.",
     "FLEET_SSL": "The folder of certificates. `fleetrun --ssl` sets it.",
     "FLEET_SSL_CIPHERS": "The allowed suites of TLS 1.3. `fleetrun --ssl_ciphers` sets it.",
