@@ -16,6 +16,7 @@ from fleetlight.cli.stored.checkpoints import add_checkpoints
 from fleetlight.cli.stored.tables import add_table
 from fleetlight.cli.terminal import output
 from fleetlight.cli.terminal.completion import SHELLS, script
+from fleetlight.cli.trace import add_trace
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
 from fleetlight.observe.console import Tone, fitted
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add_plan(commands)
     add_jobs(commands)
     add_member(commands)
+    add_trace(commands)
     _add_completion(commands)
     return parser
 

@@ -44,7 +44,7 @@ from fleetlight.fleet.public.publishing import publish
 from fleetlight.fleet.public.rows import rows, shrink
 from fleetlight.fleet.public.sharding import progress, shard
 from fleetlight.fleet.public.stepping import run_steps
-from fleetlight.fleet.recording import figures, log
+from fleetlight.fleet.recording.figures import figures, log
 from fleetlight.fleet.training.model import no_sync
 from fleetlight.fleet.training.registering import attach, distributed_model, distributed_optimizer
 from fleetlight.ps.layers.entries import (

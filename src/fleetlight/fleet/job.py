@@ -106,6 +106,8 @@ class Job(abc.ABC):
     samples: int = 0
     #: steps that all workers dropped for an infinity
     skipped: int = 0
+    #: called after each step, while a trace is recorded
+    step_made: Callable[[], None] | None = None
     #: where servers and workers keep their state; absolute, since the script may change directory
     durability_dir: Path = dataclasses.field(init=False)
     #: what leaving the job does; the last callback runs first
@@ -180,6 +182,8 @@ class Job(abc.ABC):
         self.samples += 0 if share is None else share.mine
         self.step += applied
         self.skipped += not applied
+        if self.step_made is not None:
+            self.step_made()
 
     def figures(self) -> dict[str, Value]:
         """The figures of this process, by the names of the catalogue."""

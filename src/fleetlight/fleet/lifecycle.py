@@ -27,7 +27,7 @@ from fleetlight.fleet.exit.exit_status import (
     report_joined,
 )
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
-from fleetlight.fleet.recording import start_figures
+from fleetlight.fleet.recording.figures import start_figures
 from fleetlight.fleet.reinit import InitCall, accept_repeated_call, forget_last_job
 from fleetlight.fleet.rendezvous import size_of
 from fleetlight.fleet.training import compression, local_training

@@ -25,9 +25,16 @@ class FigureRecorder:
     """Records one process; a disk that is full costs figures only."""
 
     def __init__(
-        self, log_dir: Path, kind: str, index: int, registry: Registry, every_s: float = EVERY_S
+        self,
+        log_dir: Path,
+        kind: str,
+        index: int,
+        registry: Registry,
+        every_s: float = EVERY_S,
+        each_time: Callable[[], None] = lambda: None,
     ) -> None:
-        self._registry, self._every_s = registry, every_s
+        """`each_time` is called after each snapshot."""
+        self._registry, self._every_s, self._each_time = registry, every_s, each_time
         folder = log_dir / FOLDER
         self._snapshots = ThinnedFile(folder / snapshot_file(kind, index))
         self._events = ThinnedFile(folder / f"{EVENTS_PREFIX}{kind}.{index}{SUFFIX}")
@@ -54,6 +61,7 @@ class FigureRecorder:
     def _run(self) -> None:
         while True:
             self.record()
+            self._each_time()
             if self._over.wait(self._every_s):
                 return
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from fleetlight.observe.figures.catalogue import STEP_PARTS, step_figure
+from fleetlight.observe.tracing.spans import spans
 
 _OTHER = STEP_PARTS.index("other")
 
@@ -44,6 +45,8 @@ class StepTimes:
         now, before = self._clock(), self._part
         if self._since is not None:
             self._seconds[before] += now - self._since
+            if spans.is_on:
+                spans.add(STEP_PARTS[before], self._since, now)
         self._part, self._since = part, now
         return before
 

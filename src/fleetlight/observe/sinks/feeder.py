@@ -13,7 +13,7 @@ from fleetlight.observe.figures.history import History, Series
 from fleetlight.observe.figures.job_figures import job_figures
 from fleetlight.observe.figures.registry import Registry
 from fleetlight.observe.log import logger
-from fleetlight.observe.sinks.services import Sink, finite
+from fleetlight.observe.sinks.services import FigureSink, finite
 
 #: a sink that fails so often in a row is closed
 _MOST_FAILURES = 5
@@ -24,7 +24,7 @@ class SinkFeeder:
 
     def __init__(
         self,
-        sinks: Sequence[Sink],
+        sinks: Sequence[FigureSink],
         registry: Registry,
         log_dir: Path | None,
         every_s: float,
@@ -66,7 +66,7 @@ class SinkFeeder:
         while not self._over.wait(self._every_s):
             self.feed()
 
-    def _guarded(self, sink: Sink, act: Callable[[], None]) -> None:
+    def _guarded(self, sink: FigureSink, act: Callable[[], None]) -> None:
         """Training continues without a service that fails."""
         try:
             act()

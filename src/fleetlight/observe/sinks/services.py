@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Sink`: receives the figures of a job; one class for each service."""
+"""`FigureSink`: receives the figures of a job; one class for each service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fleetlight.errors import ConfigError, did_you_mean
 
 
-class Sink(Protocol):
+class FigureSink(Protocol):
     """Receives the figures of a job."""
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
@@ -95,19 +95,19 @@ class WandbSink:
             self._run.finish()
 
 
-_KINDS: Mapping[str, Callable[[str], Sink]] = {
+_KINDS: Mapping[str, Callable[[str], FigureSink]] = {
     "tensorboard": TensorBoardSink,
     "mlflow": MLflowSink,
     "wandb": WandbSink,
 }
 
 
-def open_sinks(text: str) -> list[Sink]:
+def open_sinks(text: str) -> list[FigureSink]:
     """The sinks of a setting, such as `tensorboard:runs,wandb:clicks`."""
     return [_opened(one.strip()) for one in text.split(",") if one.strip()]
 
 
-def _opened(one: str) -> Sink:
+def _opened(one: str) -> FigureSink:
     kind, _, where = one.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"sinks: got {one!r}; {did_you_mean(kind, _KINDS)}")

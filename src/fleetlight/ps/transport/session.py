@@ -20,6 +20,7 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.observe.log import logger
+from fleetlight.observe.tracing.spans import spans
 from fleetlight.ps.messages import Done, ShareMemory
 from fleetlight.ps.messages.base import failure_of, operation_of
 from fleetlight.ps.transport.authentication import admit
@@ -187,6 +188,8 @@ class Session(threading.Thread):
 
     def _handled(self, frame: Frame) -> Reply:
         try:
+            if spans.is_on:
+                return self._traced(frame)
             return self._handler(self.connection, frame.message, frame.arrays)
         except FleetError as error:
             return failure_of(error), ()
@@ -194,6 +197,15 @@ class Session(threading.Thread):
             operation = operation_of(frame.message)
             logger.exception("%s of %s failed", operation, self.connection.peer)
             return failure_of(error), ()
+
+    def _traced(self, frame: Frame) -> Reply:
+        began, message = time.perf_counter(), frame.message
+        try:
+            return self._handler(self.connection, message, frame.arrays)
+        finally:
+            peer, sequence = str(self.connection.note), getattr(message, "sequence", 0)
+            name, ends = type(message).__name__.lower(), f"{peer}.{sequence}" if sequence else ""
+            spans.add(name, began, time.perf_counter(), {"from": peer}, ends=ends)
 
     def _secure(self, tls: ssl.SSLContext, until: float) -> None:
         """Run the TLS handshake, with certificates of both sides."""

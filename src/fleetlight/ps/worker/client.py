@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import PlanError
 from fleetlight.kernels import dedup
+from fleetlight.observe.tracing.spans import spans
 from fleetlight.ps import messages as m
 from fleetlight.ps.high_water_marks import common_epoch
 from fleetlight.ps.placement import Placement
@@ -461,6 +462,8 @@ class Client(Connections):
 
     def _next(self, server: int) -> int:
         self._sequences[server] += 1
+        if spans.is_on:
+            spans.mark(f"worker {self.worker}.{self._sequences[server]}.{server}")
         return self._sequences[server]
 
 

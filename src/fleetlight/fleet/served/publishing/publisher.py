@@ -14,7 +14,7 @@ from torch import Tensor
 from fleetlight.errors import FleetError, PublicationError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.publishing import PublishOptions
-from fleetlight.fleet.recording import note
+from fleetlight.fleet.recording.figures import note
 from fleetlight.fleet.served.publishing.dense_values import (
     encoded,
     local_values,

@@ -14,6 +14,7 @@ import torch
 from fleetlight.files.atomic import replace_file
 from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.plan.bound_plan import mode_of
+from fleetlight.fleet.recording.tracing import ProcessTracer
 from fleetlight.observe.figures.recorder import FigureRecorder
 from fleetlight.observe.figures.registry import registry
 from fleetlight.observe.figures.snapshot import FOLDER
@@ -36,7 +37,10 @@ def start_figures(job: Job) -> None:
     if log_dir is not None and role.index is not None:
         if role.is_worker and not role.index:
             _describe(job, log_dir)
-        recorder = FigureRecorder(log_dir, role.kind.value, role.index, registry)
+        tracer = ProcessTracer(job, log_dir)
+        recorder = FigureRecorder(
+            log_dir, role.kind.value, role.index, registry, each_time=tracer.look
+        )
         # leaving the job records its last figures; a server only ends
         job.closers.callback(recorder.close)
         atexit.register(recorder.close)

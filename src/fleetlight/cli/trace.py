@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetlight trace`: some steps of all processes of a running job, as one file for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from pathlib import Path
+
+import msgspec
+
+from fleetlight.errors import DeadlineError, LaunchError
+from fleetlight.files.atomic import replace_file
+from fleetlight.launch.processes.record import read_records
+from fleetlight.observe.tracing.merged import merged
+from fleetlight.observe.tracing.request import TracePart, TraceRequest, request, take_part
+
+_POLL_S = 0.1
+
+
+def add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    trace = commands.add_parser(
+        "trace",
+        help="record some steps of a running job for Perfetto",
+        description="Lets every worker record its next steps with torch's profiler, and every "
+        "server what it handles meanwhile. Open the file at ui.perfetto.dev, or in "
+        "chrome://tracing. On several machines, the log folder must be shared.",
+    )
+    trace.add_argument("job", metavar="LOGDIR", help="the log folder of the job")
+    trace.add_argument("--steps", type=int, default=20, help="steps of each worker (default: 20)")
+    trace.add_argument("--output", default="trace.json", metavar="FILE", help="default: trace.json")
+    trace.add_argument(
+        "--deadline_s", type=float, default=120.0, help="the longest wait (default: 120)"
+    )
+    trace.set_defaults(command=_trace)
+
+
+def _trace(found: argparse.Namespace) -> int:
+    log_dir = Path(found.job)
+    workers, servers = _running(log_dir)
+    if found.steps < 1:
+        raise LaunchError(f"--steps {found.steps}: expected 1 or more")
+    wanted = TraceRequest(secrets.token_hex(4), found.steps)
+    until = time.monotonic() + found.deadline_s
+    request(log_dir, wanted)
+    try:
+        parts = _parts(log_dir, wanted, workers, until)
+    finally:
+        request(log_dir, msgspec.structs.replace(wanted, is_over=True))
+    parts += _parts(log_dir, wanted, servers, until)
+    replace_file(Path(found.output), msgspec.json.encode(merged(parts)), durable=False)
+    print(
+        f"{found.output}: {found.steps} steps of {len(workers)} workers, and {len(servers)} "
+        "servers; open it at https://ui.perfetto.dev"
+    )
+    return 0
+
+
+def _running(log_dir: Path) -> tuple[list[str], list[str]]:
+    """The names of the workers and servers that run."""
+    names = sorted(
+        entry.name
+        for record, _ in read_records(log_dir)
+        if not record.ended
+        for entry in record.processes
+        if entry.status is None
+    )
+    workers = [name for name in names if name.startswith("worker ")]
+    if not workers:
+        raise LaunchError(
+            f"{log_dir}: no worker of a job with this log folder runs; start a job with fleetrun, "
+            "and give its --log_dir"
+        )
+    return workers, [name for name in names if name.startswith("server ")]
+
+
+def _parts(log_dir: Path, wanted: TraceRequest, names: list[str], until: float) -> list[TracePart]:
+    """Wait for the traces of these processes."""
+    parts: dict[str, TracePart] = {}
+    while len(parts) < len(names):
+        for name in names:
+            part = None if name in parts else take_part(log_dir, wanted, name)
+            if part is not None:
+                parts[name] = part
+        if time.monotonic() > until:
+            missing = ", ".join(name for name in names if name not in parts)
+            raise DeadlineError(
+                f"no trace of {missing} arrived in time: a worker records its next {wanted.steps} "
+                "steps; look whether it makes steps (fleetlight logs), or wait longer with "
+                "--deadline_s"
+            )
+        time.sleep(_POLL_S)
+    return [parts[name] for name in names]
