@@ -101,7 +101,11 @@ def test_a_job_without_servers(login: Login, tmp_path: Path) -> None:
     [code], text = finish([start([sys.executable, TRAIN], cwd=tmp_path)])
     assert code == 0, text
     job = login.submit(TRAIN, counts=("--nproc_per_node", "2"), flags=("--option", "nodes=2"))
+    # from before its start until its end
+    followed = login.tool("logs", job, "-f")
     logs = login.wait_for_end(job)
+    lines = {line for line in logs.splitlines() if not line.startswith("[slurm]")}
+    assert set(followed.splitlines()) == lines
     assert results(logs) == pytest.approx(results(text) * 2, abs=1e-8)
     assert "collective: worker 0 of 2 on 2 hosts" in logs
     assert re.search(r"worker 1 +COMPLETED +n2", login.tool("ps", job))
