@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int] = found.command
         return command(found)
     except FleetError as error:
-        print(f"fleetlight: error: {error}", file=sys.stderr)
+        output.complain("fleetlight", error)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fleetlight.cli.arguments import parse
 from fleetlight.cli.job_file import with_places
+from fleetlight.cli.terminal.output import complain
 from fleetlight.errors import ConfigError, FleetError
 from fleetlight.launch.job.options import LaunchOptions, from_cloud
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(error: FleetError, code: int) -> int:
-    print(f"fleetrun: error: {error}", file=sys.stderr)
+    complain("fleetrun", error)
     return code
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
 from fleetlight.cli.terminal import output
@@ -45,3 +48,25 @@ def test_table_in_a_pipe_is_plain(
     monkeypatch.delenv("NO_COLOR", raising=False)
     output.print_table(rows, [Tone.BAD])
     assert "\x1b[31mworker 0  lost\x1b[0m\n" in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    """A terminal that does not know its size."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+def test_error_is_red_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    output.complain("fleetrun", ValueError("no such flag"))
+    monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
+    output.complain("fleetrun", ValueError("no such flag"))
+    assert terminal.getvalue() == "\x1b[31mfleetrun: error:\x1b[0m no such flag\n"
+    assert pipe.getvalue() == "fleetrun: error: no such flag\n"

@@ -7,8 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
-from fleetlight.observe.console import Tone, aligned, painted, wants_colour
+from fleetlight.observe.console import Tone, aligned, fitted, painted, wants_colour
 
 #: states of processes and jobs, as each backend names them
 _GOOD = re.compile(r"(ended with code 0|completed|succeeded)$", re.IGNORECASE)
@@ -19,13 +20,14 @@ _BAD = re.compile(
 _WAITING = re.compile(r"starting|unknown|pending|configuring|suspended|waiting", re.IGNORECASE)
 
 
-def columns() -> int | None:
-    """The width of the terminal; None in a pipe."""
-    if not sys.stdout.isatty():
+def columns(stream: TextIO | None = None) -> int | None:
+    """The width of the terminal, by default that of standard output; None in a pipe."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
         return None
     try:
         # a terminal may not know its size
-        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+        return os.get_terminal_size(stream.fileno()).columns or None
     except OSError:
         return None
 
@@ -38,6 +40,14 @@ def colour() -> bool:
 def say(text: str, tone: Tone = Tone.PLAIN) -> None:
     """Print text in the colour of its tone."""
     print(painted(text, tone, colour()))
+
+
+def complain(program: str, error: Exception) -> None:
+    """Print an error to standard error."""
+    text = fitted(f"{program}: error: {error}", columns(sys.stderr))
+    start = f"{program}: error:"
+    coloured = wants_colour(os.environ, is_terminal=sys.stderr.isatty())
+    print(painted(start, Tone.BAD, coloured) + text.removeprefix(start), file=sys.stderr)
 
 
 def print_table(rows: Sequence[Sequence[str]], tones: Sequence[Tone] = ()) -> None:
