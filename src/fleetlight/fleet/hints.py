@@ -40,7 +40,7 @@ HINTS: Mapping[str, str] = {
         f"if {_FIRST}: print(...); fleetrun shows the output of worker 0 and writes that of "
         "worker N to log/workerlog.N"
     ),
-    **dict.fromkeys(("log", "set_log_level", "get_logger", "logger"), _LOG),
+    **dict.fromkeys(("set_log_level", "get_logger", "logger"), _LOG),
     "barrier": "fleet.barrier_worker()",
     "wait_for_everyone": "fleet.barrier_worker()",
     "broadcast": _BROADCAST,

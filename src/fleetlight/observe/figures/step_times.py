@@ -8,9 +8,9 @@ the whole time.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
+from threading import get_ident
 
 from fleetlight.observe.figures.catalogue import STEP_PARTS, step_figure
 from fleetlight.observe.tracing.spans import spans
@@ -20,6 +20,8 @@ _OTHER = STEP_PARTS.index("other")
 
 class StepTimes:
     """Seconds by part since `begin`, of the thread that called it."""
+
+    __slots__ = ("_clock", "_part", "_seconds", "_since", "_thread")
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -31,7 +33,7 @@ class StepTimes:
 
     def begin(self) -> None:
         """Count this thread, from zero and from its next part on."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._part, self._since = _OTHER, None
         self._seconds = [0.0] * len(STEP_PARTS)
 
@@ -40,20 +42,21 @@ class StepTimes:
 
         Calls of other threads, and calls before `begin`, count nothing.
         """
-        if threading.get_ident() != self._thread:
-            return -1
-        now, before = self._clock(), self._part
-        if self._since is not None:
-            self._seconds[before] += now - self._since
-            if spans.is_on:
-                spans.add(STEP_PARTS[before], self._since, now)
-        self._part, self._since = part, now
-        return before
+        return self._switch(part) if get_ident() == self._thread else -1
 
     def leave(self, before: int) -> None:
         """Return to the part that `enter` returned."""
         if before >= 0:
-            self.enter(before)
+            self._switch(before)
+
+    def _switch(self, part: int) -> int:
+        now, before, since = self._clock(), self._part, self._since
+        if since is not None:
+            self._seconds[before] += now - since
+            if spans.is_on:
+                spans.add(STEP_PARTS[before], since, now)
+        self._part, self._since = part, now
+        return before
 
     @contextlib.contextmanager
     def part(self, part: int) -> Iterator[None]:
