@@ -55,13 +55,28 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text in headings}
 
 
+_OWN = [
+    "https://github.com/fleetlight/fleetlight/blob/main/",
+    "https://raw.githubusercontent.com/fleetlight/fleetlight/main/",
+]
+
+
+def test_links_of_the_readme_work_on_other_sites() -> None:
+    links = _LINK.findall(_FENCED.sub("", (ROOT / "README.md").read_text()))
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_have_targets(page: Path) -> None:
     for link in _LINK.findall(_FENCED.sub("", page.read_text())):
-        if re.match(r"[a-z]+:", link):
+        # pages that leave the repository, such as README.md, link to it
+        own = next((link[len(one) :] for one in _OWN if link.startswith(one)), None)
+        if own is None and re.match(r"[a-z]+:", link):
             continue
-        name, _, anchor = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
+        name, _, anchor = (link if own is None else own).partition("#")
+        folder = page.parent if own is None else ROOT
+        target = (folder / name).resolve() if name else page
         assert target.exists(), f"{relative(page)} links to {link}"
         assert not anchor or anchor in anchors(target), f"{relative(page)} links to {link}"
 
