@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleetlight table stats`: what the tables of a checkpoint have."""
+"""`fleetlight table stats`: what the tables of a checkpoint, or of a running job, have."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from fleetlight.cli.stored.running_tables import is_log_folder, print_running
 from fleetlight.errors import ConfigError, counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -14,14 +15,19 @@ if TYPE_CHECKING:
 
 def add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `table` and its own command."""
-    parser = commands.add_parser("table", help="show what the tables of a checkpoint have")
+    parser = commands.add_parser("table", help="show what the tables of a checkpoint or a job have")
     verbs = parser.add_subparsers(required=True, metavar="command")
     stats = verbs.add_parser(
         "stats",
         help="rows, bytes, balance of the servers, and quantiles of counts",
-        description="Reads headers, the index of buckets and counts, but no rows.",
+        description="Of a checkpoint, reads headers, the index of buckets and counts, but no rows. "
+        "Of a job, reads the figures in its log folder.",
     )
-    stats.add_argument("location", metavar="AT", help="a folder, or a URL such as s3://bucket/run")
+    stats.add_argument(
+        "location",
+        metavar="AT",
+        help="a checkpoint: a folder, or a URL such as s3://bucket/run; or the log folder of a job",
+    )
     stats.add_argument("table", nargs="?", help="the name of one table (default: all)")
     stats.add_argument(
         "--generation", type=int, metavar="N", help="which one (default: the current one)"
@@ -33,6 +39,9 @@ def _stats(found: argparse.Namespace) -> int:
     from fleetlight.checkpoint.storage.maintenance import chosen
     from fleetlight.checkpoint.storage.table_stats import table_stats
 
+    if is_log_folder(found.location):
+        print_running(found.location, found.table)
+        return 0
     manifest = chosen(found.location, found.generation)
     names = [table.name for table in manifest.tables]
     if found.table is not None and found.table not in names:
