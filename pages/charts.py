@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.curves import marks
+
 from pages.svg import COLOURS, Drawing
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
@@ -95,7 +97,7 @@ def _ddp() -> Drawing:
         {
             "eager": ("2026-11-20-eager_vs_ddp", "fleetlight / ddp"),
             "program": ("", "static fx / ddp"),
-            "program, compiled": ("", "static inductor / ddp"),
+            "compiled": ("", "static inductor / ddp"),
         },
     )
     values = [
@@ -160,15 +162,16 @@ def _scaling() -> Drawing:
 
 
 def _lines(title: str, curves: dict[str, list[tuple[float, float]]]) -> Drawing:
-    left, right, top, bottom = 52.0, 130.0, 34.0, 210.0
+    left, right, top, bottom = 52.0, 148.0, 34.0, 210.0
     drawing = Drawing(_WIDTH, bottom + 26, title)
     drawing.text(0, 16, title)
     widest = max(x for curve in curves.values() for x, _ in curve)
-    most = max(y for curve in curves.values() for _, y in curve)
-    for part in range(5):
-        y = bottom - (bottom - top) * part / 4
+    ticks = marks(0, max(y for curve in curves.values() for _, y in curve))
+    most = ticks[-1]
+    for tick in ticks:
+        y = bottom - (bottom - top) * tick / most
         drawing.line(left, y, _WIDTH - right, y)
-        drawing.text(left - 6, y + 4, f"{most * part / 4:,.0f}", "soft", "end")
+        drawing.text(left - 6, y + 4, f"{tick:,.0f}", "soft", "end")
     for x in sorted({x for curve in curves.values() for x, _ in curve}):
         across = left + (_WIDTH - left - right) * x / widest
         drawing.text(across, bottom + 18, f"{x:g}", "soft", "middle")

@@ -62,7 +62,7 @@ def _timeline(title: str, lanes: Mapping[str, Sequence[Span]], notes: Sequence[s
         drawing.text(0, y + 18, name)
         for span in spans:
             x, width = left + span.start * scale, (span.end - span.start) * scale
-            shown = span.text if width > 9 * len(span.text) else ""
+            shown = span.text if width > 8 * len(span.text) else ""
             drawing.box(x, y, width - 1, 26, shown, span.colour)
     for place, note in enumerate(notes):
         drawing.text(0, top + step * len(lanes) + 14 + 18 * place, note, "soft")

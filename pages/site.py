@@ -21,8 +21,12 @@ OUTSIDE = {
         for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))
     },
 }
+#: pictures of result pages
+PICTURES = [
+    f"benchmarks/results/{path.name}" for path in (ROOT / "benchmarks/results").glob("*.svg")
+]
 #: the place on the site of a file of the repository
-_PLACES = {path: place for place, path in OUTSIDE.items()}
+_PLACES = {path: place for place, path in [*OUTSIDE.items(), *zip(PICTURES, PICTURES, strict=True)]}
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _IMAGE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*/)?(\w[\w-]*\.svg)" ?/?></p>')
@@ -35,7 +39,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages from outside docs/."""
     from mkdocs.structure.files import File
 
-    for place, path in OUTSIDE.items():
+    for path, place in _PLACES.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
     return files
 
