@@ -193,4 +193,6 @@ def _type(annotation: Any) -> str:
 
 def _default(value: Any) -> str:
     # the address of a function differs each time
-    return str(value.__name__) if inspect.isfunction(value) else repr(value)
+    if inspect.isfunction(value):
+        return str(value.__name__)
+    return repr(value).replace("'", '"')

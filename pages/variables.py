@@ -43,7 +43,7 @@ MEANINGS = {
     "FLEET_RESUME": "`1`: resume what an earlier job left; `auto`: or begin if nothing is saved.",
     "FLEET_ROLE": "`worker`, `server` or `scheduler`.",
     "FLEET_SCHEDULER_NUM": "1 if a process with the role `scheduler` listens at `FLEET_MASTER`.",
-    "FLEET_SERVERS": "In Slurm: which tasks are servers: `spread` over the nodes, or `pack`, the first.",
+    "FLEET_SERVERS": "In Slurm: which tasks are servers, `spread` or `pack` (the first).",
     "FLEET_SERVER_ENDPOINTS": "`host:port` of each server, separated by commas.",
     "FLEET_SERVER_NUM": "How many servers the job has.",
     "FLEET_SINKS": "Services that get the figures of the job. `fleetrun --sinks` sets it.",

@@ -27,8 +27,8 @@ class RoleMaker:
         RoleError: the variables do not describe one process of a job, or two launchers disagree.
 
     Example:
-        >>> maker = fleet.RoleMaker(env={"FLEET_WORKER_NUM": "2", "FLEET_INDEX": "1",
-        ...                              "FLEET_ROLE": "worker", "FLEET_MASTER": "10.0.0.1:7000"})
+        >>> found = {"FLEET_ROLE": "worker", "FLEET_INDEX": "1", "FLEET_WORKER_NUM": "2"}
+        >>> maker = fleet.RoleMaker(env={**found, "FLEET_MASTER": "10.0.0.1:7000"})
         >>> maker.role.index, maker.role.worker_num
         (1, 2)
     """
