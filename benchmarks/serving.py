@@ -117,6 +117,7 @@ def publishing(training: Training, target: Path, options: argparse.Namespace) ->
     share = options.turn_s / options.period_s
     costs = [(1 - a / b) * share for a, b in zip(rates[True], rates[False], strict=True)]
     delta = _delta(training, publisher)
+    publisher.stop(publish=False)
     share = delta[1] / base.bytes
     yield f"Delta of {delta[0]:,} rows: {delta[1] / 1e6:,.1f} MB, {share:.2%} of the base"
     yield (
@@ -213,6 +214,7 @@ def ages(training: Training, target: Path, options: argparse.Namespace) -> Itera
             reader.stdout.readline()
             for _ in range(options.periods):
                 training.turn(training.some(0.01), period, lambda: None)
+            publisher.stop(publish=False)
             reader.stdin.close()
             base, later = map(float, reader.stdout.read().split())
     yield (

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import fleetlight as fleet
+from fleetlight.errors import ConfigError
 from fleetlight.serve import Reader
 
 
@@ -27,10 +28,13 @@ def application(out: Path, wait_s: float) -> Starlette:
     model = fleet.load_inference_model(out / "program", reader=reader)
 
     async def score(request: Request) -> JSONResponse:
-        asked = await request.json()
-        numbers = torch.tensor(asked["numbers"], dtype=torch.float32)
-        ids = torch.tensor(asked["ids"], dtype=torch.int64)
-        scores = await run_in_threadpool(model, numbers, ids)
+        try:
+            asked = await request.json()
+            numbers = torch.tensor(asked["numbers"], dtype=torch.float32)
+            ids = torch.tensor(asked["ids"], dtype=torch.int64)
+            scores = await run_in_threadpool(model, numbers, ids)
+        except (ValueError, TypeError, KeyError, ConfigError) as error:
+            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=400)
         return JSONResponse({"scores": scores.tolist(), "publication": reader.number})
 
     async def health(request: Request) -> JSONResponse:

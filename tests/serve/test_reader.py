@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import subprocess
 import sys
 import tempfile
@@ -437,3 +438,17 @@ def test_without_pyarrow_the_error_has_the_command(
         Reader(tmp_path)
     with pytest.raises(ConfigError, match=r'pip install "fleetlight\[data\]"'):
         row_file.write_rows(tmp_path / "x", 1, "f32", [], np.empty(0, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"wait_s": -1}, "got wait_s=-1, expected a number of seconds of 0 or more"),
+        ({"period_s": 0}, "got period_s=0, expected a number of seconds above 0"),
+        ({"period_s": "1"}, "got period_s='1'"),
+        ({"wait_s": float("nan")}, "got wait_s=nan"),
+    ],
+)
+def test_wrong_times_are_refused(arguments: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Reader(tmp_path, **arguments)

@@ -300,6 +300,10 @@ class RowPublisher(Protocol):
     error: Exception | None
 
     @property
+    def is_over(self) -> bool:
+        """True once it publishes no longer."""
+
+    @property
     def manifest(self) -> PublicationManifest | None:
         """The last manifest, None before the first publication."""
 

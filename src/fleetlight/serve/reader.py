@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import threading
 import time
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fleetlight.errors import MissingObjectError, PublicationError
+from fleetlight.errors import ConfigError, MissingObjectError, PublicationError
 from fleetlight.observe.log import logger
 from fleetlight.publication.manifest import MANIFEST, PublicationManifest, check_newer, decode
 from fleetlight.publication.row_file import arrow
@@ -23,6 +25,13 @@ from fleetlight.store import Location, absolute, store_at
 
 #: how often a reader that waits for the first publication looks
 _WAIT_POLL_S = 0.2
+
+
+def _check(name: str, seconds: object, *, above: bool = False) -> None:
+    good = isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0
+    if not good or (above and not seconds):
+        least = "above 0" if above else "of 0 or more"
+        raise ConfigError(f"Reader: got {name}={seconds!r}, expected a number of seconds {least}")
 
 
 class Reader:
@@ -73,6 +82,8 @@ class Reader:
         one in the system's folder for temporary files.
         """
         arrow()
+        _check("period_s", period_s, above=True)
+        _check("wait_s", wait_s)
         self._store = store_at(absolute(url))
         self._cache = LayerCache(self._store, None if cache is None else Path(cache))
         self._where = f"{self._store.url}/{MANIFEST}"
@@ -159,6 +170,10 @@ class Reader:
             found = self._newer()
             if found is not None:
                 return self._read(*found)
+            if not has_said:
+                # the reply to `head` does not say whether the bucket exists
+                with contextlib.suppress(MissingObjectError):
+                    self._store.get(MANIFEST)
             if time.monotonic() >= until:
                 raise PublicationError(
                     f"{self._where}: no publication after {wait_s:g} s; check the URL, and that a "

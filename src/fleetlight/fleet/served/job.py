@@ -268,8 +268,11 @@ class ServedJob(Job):
             )
         if self.group.index:
             return None
-        if self.publisher is not None:
-            self.publisher.stop(publish=False)
+        if self.publisher is not None and not self.publisher.is_over:
+            raise PlanError(
+                "fleet.publish was called twice; a job publishes to one target: call stop() of the "
+                "first publisher before the second call, or give fleet.publish all tables at once"
+            )
         # imported late, since most jobs publish nothing
         from fleetlight.fleet.served.publishing.publisher import Publisher
 

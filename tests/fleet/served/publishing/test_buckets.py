@@ -75,5 +75,5 @@ def test_a_bucket_that_does_not_exist(bucket: str, tmp_path: Path) -> None:
             member.context.publish(PublishOptions(missing))
 
     Job(build, ASYNC, workers=1, servers=1).run(work)
-    with pytest.raises(PublicationError, match=r"-missing/run/current\.json: .* check the URL"):
-        Reader(missing, cache=tmp_path, wait_s=0.0)
+    with pytest.raises(StoreRefusedError, match=r"-missing.*the bucket does not exist"):
+        Reader(missing, cache=tmp_path, wait_s=300.0)

@@ -246,7 +246,11 @@ def test_a_new_publisher_continues_the_numbers_in_a_new_epoch(tmp_path: Path) ->
             assert second.previous == first.id
             assert made.manifest is not None
             assert made.manifest.epoch == epoch
-        made.stop(publish=False)
+            with pytest.raises(PlanError, match=r"fleet\.publish was called twice"):
+                publisher(member, tmp_path / "another")
+            made.stop(publish=False)
+            with pytest.raises(PublicationError, match=r"this publisher to .* has stopped"):
+                made.publish_now()
 
     alone(tmp_path, work)
 
@@ -310,8 +314,11 @@ def test_a_late_publication_of_another_publisher_does_not_end_publications(tmp_p
 
     def work(member: Member) -> None:
         first = publisher(member, tmp_path / "target")
-        second = publisher(member, tmp_path / "target")
         assert first is not None
+        # as if another process had taken the lease over
+        first._lease.release()
+        member.context.publisher = None
+        second = publisher(member, tmp_path / "target")
         assert second is not None
         first.publish_now()
         with pytest.raises(PublicationError, match="is not the one that this job wrote last"):

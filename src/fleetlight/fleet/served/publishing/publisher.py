@@ -85,12 +85,24 @@ class Publisher:
             thread.start()
 
     @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    @property
     def manifest(self) -> PublicationManifest | None:
         """The last manifest, None before the first publication."""
         return self._target.manifest
 
     def publish_now(self) -> Publication:
         """Publish now; raises what goes wrong."""
+        if self.is_over:
+            raise PublicationError(
+                f"publish_now: this publisher to {self._options.url} has stopped; call "
+                "fleet.publish for another one"
+            )
+        return self._publish_once()
+
+    def _publish_once(self) -> Publication:
         with self._cycle:
             try:
                 made = self._publish()
@@ -109,7 +121,7 @@ class Publisher:
         publishes.join()
         try:
             if publish:
-                self.publish_now()
+                self._publish_once()
             self._ask(m.PublicationRequest([], self._published()))
             self._is_released.set()
             renews.join()
