@@ -28,6 +28,11 @@ _MOST_EVENTS = 5000
 _NO_VALUE = float("nan")
 
 
+def count_keys(key: str) -> tuple[str, str]:
+    """The columns of a figure of counts: the sum of all numbers, and how many there were."""
+    return f"{key}:sum", f"{key}:count"
+
+
 class Series:
     """The figures of one process over time, as columns."""
 
@@ -46,7 +51,7 @@ class Series:
         before = len(self.times)
         self.times.append(snapshot.at)
         self.pids.append(snapshot.pid)
-        for key, value in snapshot.values.items():
+        for key, value in _columns_of(snapshot):
             column = self.columns.get(key)
             if column is None:
                 column = self.columns[key] = array("d", [_NO_VALUE]) * before
@@ -69,6 +74,14 @@ class Series:
         """The newest value of a figure; None if the newest snapshot has none."""
         column = self.columns.get(key)
         return None if not column or math.isnan(column[-1]) else column[-1]
+
+
+def _columns_of(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
+    yield from snapshot.values.items()
+    for key, counts in snapshot.counts.items():
+        total, number = count_keys(key)
+        yield total, float(sum(value * times for value, times in counts.items()))
+        yield number, float(sum(counts.values()))
 
 
 class History:

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ProcessView`: what the page says of one process, from its figures. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from fleetlight.dashboard.view.facts import ProcessFacts, ProcessReading, ProcessState
+from fleetlight.dashboard.view.timeline import Timeline
+from fleetlight.observe.figures.catalogue import FIGURES, STEP_PARTS, step_figure
+from fleetlight.observe.figures.history import Series, count_keys
+from fleetlight.observe.figures.snapshot import split_key
+
+#: the time over which current rates are averaged
+WINDOW_S = 10.0
+#: a running process without a snapshot for this long is silent
+SILENT_S = 5.0
+_PARTS = [step_figure(part) for part in STEP_PARTS]
+#: parts in which a worker is not busy itself
+WAITING = ("wait", "push")
+#: figures that are shown as they are, and their names on the page
+_NEWEST = {
+    "skipped_steps": "skipped",
+    "queued_pushes": "queued",
+    "reconnects": "reconnects",
+    "resident_bytes": "memory",
+    "gpu_bytes": "gpu",
+    "journal_bytes": "journal",
+    "snapshot_age_seconds": "snapshot_age",
+    "local_rows": "local_rows",
+}
+#: figures of which the growth in a second is shown
+_RATES = {
+    "samples": "rate",
+    "steps": "pace",
+    "cpu_seconds": "cores",
+    "sent_bytes": "sent",
+    "received_bytes": "received",
+    "host_sent_bytes": "host_sent",
+    "applied_pushes": "applied",
+}
+#: figures of which a share is shown: its name, what counts, and what makes up the rest
+_SHARES = (
+    ("hit", "rows_read_ahead", "rows_on_demand"),
+    ("cached", "cached_rows_found", "cached_rows_copied"),
+)
+
+
+class ProcessView:
+    """Follows the figures of one process."""
+
+    def __init__(self, name: str) -> None:
+        #: `worker.1`, as in the names of files
+        self.name = name
+        self.kind, _, index = name.partition(".")
+        self.index = int(index) if index.isdigit() else 0
+        self._series = Series()
+        #: the newest moment that the timeline has
+        self._consumed = -math.inf
+        #: when the number of steps last grew
+        self._stepped: float | None = None
+
+    @property
+    def title(self) -> str:
+        """`worker 1`."""
+        return f"{self.kind} {self.index}"
+
+    def follow(self, series: Series, timeline: Timeline) -> None:
+        """Add the moments that are new to the timeline."""
+        self._series = series
+        times = series.times
+        for i in range(bisect_right(times, self._consumed), len(times)):
+            self._add(i, timeline)
+            self._consumed = times[i]
+
+    def _add(self, i: int, timeline: Timeline) -> None:
+        at = self._series.times[i]
+        self._put_newest(i, at, timeline)
+        if i == 0 or self._series.pids[i] != self._series.pids[i - 1]:
+            self._stepped = None
+            return
+        before = self._series.times[i - 1]
+        steps = self._grown("steps", i - 1, i)
+        if steps > 0:
+            # the first step has the start of the process, too
+            if self._stepped is not None:
+                since = self._stepped
+                timeline.spread(f"step:{self.name}", since, at, at - since, steps)
+            self._stepped = at
+        if "steps" in self._series.columns:
+            waited = self._grown(step_figure("wait"), i - 1, i)
+            timeline.spread(f"wait:{self.name}", before, at, waited, at - before)
+            samples = self._grown("samples", i - 1, i)
+            timeline.spread(f"rate:{self.name}", before, at, samples, at - before)
+            timeline.spread(f"pace:{self.name}", before, at, steps, at - before)
+        late, number = count_keys("staleness")
+        if (pushes := self._grown(number, i - 1, i)) > 0:
+            timeline.spread("staleness", before, at, self._grown(late, i - 1, i), pushes)
+        moved = sum(self._grown(key, i - 1, i) for key in ("sent_bytes", "received_bytes"))
+        timeline.spread(f"bytes:{self.name}", before, at, moved, at - before)
+
+    def _put_newest(self, i: int, at: float, timeline: Timeline) -> None:
+        for key, column in self._series.columns.items():
+            figure, label = split_key(key)
+            if math.isnan(column[i]) or not label:
+                continue
+            if figure == "logged":
+                timeline.spread(f"logged:{label}", at, at, column[i], 1.0)
+            elif figure == "table_rows":
+                timeline.put(f"rows:{label}:{self.name}", at, column[i])
+
+    def _grown(self, key: str, i: int, j: int) -> float:
+        """How much a figure grew between two moments; 0 if it is missing."""
+        column = self._series.columns.get(key)
+        if column is None:
+            return 0.0
+        before, after = column[i], column[j]
+        if math.isnan(after):
+            return 0.0
+        # a figure may appear later than its process
+        return max(0.0, after - (0.0 if math.isnan(before) else before))
+
+    def row(self, facts: ProcessFacts, now: float) -> dict[str, Any]:
+        """The process at this moment."""
+        series = self._series
+        seen = series.times[-1] if series.times else None
+        state = _state(facts, seen, now)
+        row: dict[str, Any] = {
+            "name": self.title,
+            "kind": self.kind,
+            "index": self.index,
+            "host": facts.host,
+            "pid": facts.pid or (series.pids[-1] if series.pids else 0),
+            "state": state,
+            "detail": facts.detail,
+            "restarts": facts.restarts,
+            "seen": seen,
+            "stepped": self._stepped,
+            "step": series.last("steps"),
+        }
+        if seen is None:
+            return row
+        for key, name in _NEWEST.items():
+            if (value := series.last(key)) is not None:
+                row[name] = value
+        if state == "running":
+            row |= {**self._current(WINDOW_S), **self._newest_part()}
+        elif state == "ended":
+            row |= self._current(math.inf)
+        return row
+
+    def reading(self, facts: ProcessFacts, now: float) -> ProcessReading:
+        """The newest figures as they were counted."""
+        series = self._series
+        seen = series.times[-1] if series.times else None
+        return ProcessReading(
+            kind=self.kind,
+            index=self.index,
+            is_up=_state(facts, seen, now) == "running",
+            restarts=facts.restarts,
+            values={
+                key: value
+                for key in series.columns
+                if split_key(key)[0] in FIGURES and (value := series.last(key)) is not None
+            },
+            counts=series.counts,
+        )
+
+    def _current(self, window_s: float) -> dict[str, Any]:
+        """Rates, and the parts of a step, over a time."""
+        first, last = self._window(window_s)
+        seconds = self._series.times[last] - self._series.times[first]
+        if seconds <= 0:
+            return {}
+        found: dict[str, Any] = {
+            name: self._grown(key, first, last) / seconds
+            for key, name in _RATES.items()
+            if key in self._series.columns
+        }
+        for name, part, others in _SHARES:
+            found[name] = _share(self._grown(part, first, last), self._grown(others, first, last))
+        steps = self._grown("steps", first, last)
+        parts = [self._grown(key, first, last) for key in _PARTS]
+        if steps and sum(parts):
+            found["step_s"] = seconds / steps
+            found["parts"] = [part / steps for part in parts]
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _newest_part(self) -> dict[str, str]:
+        """The part of a step that took most time lately."""
+        first, last = self._window(SILENT_S / 2)
+        newest = [self._grown(key, first, last) for key in _PARTS]
+        return {"part": STEP_PARTS[newest.index(max(newest))]} if sum(newest) else {}
+
+    def growth(self, key: str, seconds: float) -> float:
+        """How much a figure grows in a second, over the last `seconds`."""
+        if not self._series.times:
+            return 0.0
+        first, last = self._window(seconds)
+        column = self._series.columns.get(key)
+        if column is None or math.isnan(column[last]):
+            return 0.0
+        # a table appears later than its server
+        first = next(i for i in range(first, last + 1) if not math.isnan(column[i]))
+        between = self._series.times[last] - self._series.times[first]
+        return (column[last] - column[first]) / between if between > 0 else 0.0
+
+    def newest(self, figure: str) -> Mapping[str, float]:
+        """The newest values of a figure by label."""
+        found = {}
+        for key in self._series.columns:
+            name, label = split_key(key)
+            if name == figure and (value := self._series.last(key)) is not None:
+                found[label] = value
+        return found
+
+    @property
+    def counts(self) -> Mapping[str, Mapping[int, int]]:
+        """How often each number occurred."""
+        return self._series.counts
+
+    def _window(self, seconds: float) -> tuple[int, int]:
+        """The first and the last moment of the window in this start of the process."""
+        times, pids = self._series.times, self._series.pids
+        last = len(times) - 1
+        first = bisect_left(times, times[last] - seconds)
+        while pids[first] != pids[last]:
+            first += 1
+        return first, last
+
+
+def _state(facts: ProcessFacts, seen: float | None, now: float) -> str:
+    if facts.state in (ProcessState.ENDED, ProcessState.FAILED):
+        return str(facts.state.value)
+    if seen is None:
+        return "starting" if facts.state is ProcessState.RUNNING else "unknown"
+    return "silent" if now - seen > SILENT_S else "running"
+
+
+def _share(part: float, others: float) -> float | None:
+    return part / (part + others) if part + others else None

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page shows of a job, from simulated figures of its processes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.dashboard.simulated import USUAL, SimulatedJob
+
+from fleetlight.dashboard.job_files import JobFiles
+from fleetlight.dashboard.view.facts import LogFolderFacts
+from fleetlight.dashboard.view.job_view import Cursor, JobView
+from fleetlight.observe.figures.catalogue import STEP_PARTS
+from fleetlight.observe.figures.history import History
+
+#: seconds of a usual step
+STEP_S = sum(USUAL.values())
+
+
+class Follower:
+    """A view that follows a simulated job, and a page that follows the view."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self.job = job
+        self._history, self._files = History(job.folder), JobFiles(job.folder)
+        self.view = JobView()
+        self._cursor: Cursor | None = None
+        self.shown: dict[str, Any] = {}
+
+    def poll(self, later: float = 0.5) -> dict[str, Any]:
+        """The whole view, `later` seconds after the last figures."""
+        self._history.poll()
+        self.view.update(self._history, self._files.read(), self.job.at + later)
+        return self.view.whole()
+
+    def row(self, name: str, later: float = 0.5) -> dict[str, Any]:
+        rows = self.poll(later)["processes"]
+        return next(row for row in rows if row["name"] == name)
+
+    def news(self) -> tuple[str, dict[str, Any]]:
+        """What a page gets that has read everything so far."""
+        self.poll()
+        news = None if self._cursor is None else self.view.news(self._cursor)
+        self._cursor = self.view.cursor
+        return ("whole", self.view.whole()) if news is None else ("news", news)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SimulatedJob:
+    return SimulatedJob(tmp_path, workers=3, servers=2)
+
+
+def test_rates_and_parts_of_a_step(job: SimulatedJob) -> None:
+    job.launcher()
+    job.run(30)
+    row = Follower(job).row("worker 1")
+    assert row["state"] == "running"
+    assert row["step"] == int(30 / STEP_S)
+    assert row["rate"] == pytest.approx(512 / STEP_S, rel=0.02)
+    assert row["step_s"] == pytest.approx(STEP_S, rel=0.02)
+    assert dict(zip(STEP_PARTS, row["parts"], strict=True)) == pytest.approx(USUAL, rel=0.02)
+    assert (row["part"], row["hit"]) == ("backward", 0.9)
+    assert (row["sent"], row["received"]) == (1e6, 3e6)
+
+
+def test_the_slow_worker_and_the_part_that_makes_it_slow(job: SimulatedJob) -> None:
+    job.workers[2].parts["data"] = 0.2
+    job.run(20)
+    found = Follower(job).poll()["straggler"]
+    assert (found["name"], found["part"], found["holds"]) == ("worker 2", "data", False)
+    assert found["times"] == pytest.approx((STEP_S + 0.195) / STEP_S, rel=0.05)
+    assert found["others"] == pytest.approx(USUAL["data"], rel=0.05)
+
+
+def test_the_worker_that_the_others_wait_for(job: SimulatedJob) -> None:
+    """Steps of all take the same time, since two workers wait for the third."""
+    for worker in job.workers[:2]:
+        worker.parts["wait"] += 0.2
+    job.workers[2].parts["forward"] += 0.2
+    job.run(20)
+    found = Follower(job).poll()["straggler"]
+    assert (found["name"], found["part"], found["holds"]) == ("worker 2", "forward", True)
+
+
+def test_equal_workers_have_no_straggler(job: SimulatedJob) -> None:
+    job.run(20)
+    assert Follower(job).poll()["straggler"] is None
+
+
+def test_a_killed_worker_shows_before_its_figures_end(job: SimulatedJob) -> None:
+    job.launcher()
+    job.run(10)
+    follower = Follower(job)
+    assert follower.row("worker 1")["state"] == "running"
+    job.statuses["worker 1"] = -9
+    job.launcher()
+    row = follower.row("worker 1")
+    assert (row["state"], row["detail"]) == ("failed", "killed by SIGKILL")
+    assert "rate" not in row
+
+
+def test_a_process_without_figures_is_silent_then_starts_again(job: SimulatedJob) -> None:
+    job.launcher()
+    job.run(10)
+    follower = Follower(job)
+    assert follower.row("server 0", later=6.0)["state"] == "silent"
+    job.workers[1].pid, job.workers[1].seconds = 7777, 0.0
+    job.restarts["worker 1"] = 1
+    job.launcher()
+    job.run(3)
+    row = follower.row("worker 1")
+    assert (row["state"], row["pid"], row["restarts"]) == ("running", 7777, 1)
+    # counters started at zero: no negative rate, and none of the time before
+    assert row["rate"] == pytest.approx(512 / STEP_S, rel=0.1)
+    assert all(value is None or value >= 0 for value in follower.view.whole()["lines"]["rate"])
+
+
+def test_tables_grow_and_memory_ends(job: SimulatedJob) -> None:
+    job.growth = 1000.0
+    job.launcher()
+    job.run(90)
+    whole = Follower(job).poll()
+    users = next(table for table in whole["tables"] if table["name"] == "users")
+    assert users["rows"] == 2 * (1e6 + 90_000)
+    assert users["growth"] == pytest.approx(2 * 60_000)
+    assert (users["balance"], set(users["servers"])) == (1.0, {"server 0", "server 1"})
+    [memory] = whole["memory"]
+    assert memory["growth"] == pytest.approx(2 * 2 * 64 * 1000)
+    assert memory["hours"] == pytest.approx(memory["free"] / memory["growth"] / 3600, rel=0.01)
+    assert whole["lines"]["rows"]["users"][-1] == pytest.approx(users["rows"], rel=0.01)
+
+
+def test_a_table_that_appears_late_grows_from_then_on(job: SimulatedJob) -> None:
+    job.tables = {}
+    job.run(10)
+    job.tables, job.growth = {"late": 0.0}, 50.0
+    job.run(10)
+    [late] = Follower(job).poll()["tables"]
+    assert late["growth"] == pytest.approx(2 * 50 * 60)
+
+
+def test_lines_of_a_killed_worker_have_a_gap(job: SimulatedJob) -> None:
+    job.workers[0].logged["loss"] = 0.5
+    job.run(10)
+    job.statuses["worker 0"] = -9
+    job.run(10)
+    lines = Follower(job).poll()["lines"]
+    assert lines["step"]["worker.0"][-5:] == [None] * 5
+    assert lines["logged"]["loss"][-5:] == [None] * 5
+    assert lines["rate"][-5] == pytest.approx(2 * 512 / STEP_S, rel=0.1)
+
+
+def test_staleness_of_all_servers(job: SimulatedJob) -> None:
+    job.run(10)
+    whole = Follower(job).poll()
+    assert whole["staleness"]["bars"] == [200, 400, 0, 200]
+    assert whole["staleness"]["mean"] == 1.25
+    assert whole["lines"]["staleness"][-1] == 1.25
+
+
+def test_many_values_of_staleness_share_the_last_bar(job: SimulatedJob) -> None:
+    job.run(1)
+    job.at += 1
+    job.record("server", 0, 2000, {}, {"staleness": {0: 1, 1000: 2, 5000: 3}})
+    bars = Follower(job).poll()["staleness"]["bars"]
+    assert (len(bars), bars[-1]) == (24, 5)
+
+
+def test_logged_values_are_means_over_workers(job: SimulatedJob) -> None:
+    for worker, loss in zip(job.workers, (0.1, 0.2, 0.6), strict=True):
+        worker.logged["loss"] = loss
+    job.run(5)
+    assert Follower(job).poll()["lines"]["logged"]["loss"][0] == pytest.approx(0.3)
+
+
+def test_a_script_that_invents_names_fills_no_page(job: SimulatedJob) -> None:
+    job.workers[0].logged = {f"value{n}": 1.0 for n in range(500)}
+    job.run(3)
+    assert len(Follower(job).poll()["lines"]["logged"]) == 32
+
+
+def test_a_page_gets_everything_once_and_then_what_is_new(job: SimulatedJob) -> None:
+    follower = Follower(job)
+    job.launcher()
+    job.run(60)
+    job.event("worker 1", "exit", "worker 1 was killed")
+    kind, whole = follower.news()
+    assert kind == "whole"
+    lines = whole["lines"]["step"]["worker.0"]
+    for _ in range(20):
+        job.run(1)
+        kind, news = follower.news()
+        assert kind == "news"
+        assert news["events"] == []
+        lines[news["lines"]["first"] :] = news["lines"]["step"]["worker.0"]
+        assert len(news["lines"]["times"]) <= 5
+    job.event("worker 1", "restart", "worker 1 restarts")
+    job.run(1)
+    _, news = follower.news()
+    assert [event["kind"] for event in news["events"]] == ["restart"]
+    lines[news["lines"]["first"] :] = news["lines"]["step"]["worker.0"]
+    assert lines == follower.view.whole()["lines"]["step"]["worker.0"]
+
+
+def test_a_page_gets_everything_again_when_the_axis_changes(job: SimulatedJob) -> None:
+    follower = Follower(job)
+    job.run(590)
+    assert follower.news()[0] == "whole"
+    job.run(20)
+    kind, whole = follower.news()
+    assert kind == "whole"
+    assert len(whole["lines"]["times"]) == 304
+
+
+def test_a_finished_job_has_means_of_its_whole_time(job: SimulatedJob) -> None:
+    job.run(30)
+    names = [f"worker {n}" for n in range(3)] + ["server 0", "server 1"]
+    job.statuses, job.code = dict.fromkeys(names, 0), 0
+    job.launcher(ended=True)
+    whole = Follower(job).poll(later=9999.0)
+    assert (whole["over"], whole["code"]) == (True, 0)
+    worker = next(row for row in whole["processes"] if row["name"] == "worker 0")
+    assert (worker["state"], worker["step_s"]) == ("ended", pytest.approx(STEP_S, rel=0.02))
+
+
+def test_damaged_figures_are_left_out(job: SimulatedJob) -> None:
+    job.run(3)
+    with (job.folder / "figures" / "worker.0.jsonl").open("ab") as file:
+        file.write(b'{"at": 1, "pid"\nnot json\n{"at":"x"}\n')
+    job.run(3)
+    assert Follower(job).row("worker 0")["step"] == int(6 / STEP_S)
+
+
+def test_a_folder_without_a_job_is_empty(tmp_path: Path) -> None:
+    view = JobView()
+    view.update(History(tmp_path), LogFolderFacts(), 1e9)
+    whole = view.whole()
+    assert (whole["processes"], whole["lines"]["times"], whole["tables"]) == ([], [], [])
+
+
+@pytest.mark.slow
+def test_messages_of_64_workers_are_small(tmp_path: Path) -> None:
+    """A second of 64 workers and 4 servers; the first message has five minutes."""
+    job = SimulatedJob(tmp_path, workers=64, servers=4)
+    follower, jitter = Follower(job), random.Random(0)
+    job.launcher()
+    job.run(299, jitter)
+    assert len(msgspec.json.encode(follower.news()[1])) < 300_000
+    job.run(1, jitter)
+    kind, news = follower.news()
+    assert kind == "news"
+    assert len(msgspec.json.encode(news)) < 40_000
