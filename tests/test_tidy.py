@@ -149,6 +149,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/observe/figures/registry.py": 1,
     "src/fleetlight/observe/figures/recorder.py": 1,
     "src/fleetlight/observe/sinks/feeder.py": 1,
+    "src/fleetlight/dashboard/feed.py": 1,
     "src/fleetlight/observe/tracing/spans.py": 1,
     "src/fleetlight/cli/stored/running_tables.py": 1,
 }

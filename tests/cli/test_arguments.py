@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlight.cli.arguments import known_flags, parse
-from fleetlight.errors import ConfigError, NotAvailableError
+from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import LaunchOptions
 
 
@@ -94,12 +94,6 @@ def test_servers_are_a_number_or_auto() -> None:
 def test_flags_of_other_launchers_name_the_replacement(flag: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse([flag, "1", "t.py"])
-
-
-@pytest.mark.parametrize("words", [["--dashboard"], ["--dashboard=80"]])
-def test_flags_of_a_later_version_are_refused_not_ignored(words: list[str]) -> None:
-    with pytest.raises(NotAvailableError, match="not yet available"):
-        parse([*words, "t.py"])
 
 
 def test_refused_flags_are_not_suggested() -> None:

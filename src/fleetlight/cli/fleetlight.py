@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
+from fleetlight.cli.dashboard import add_dashboard
 from fleetlight.cli.jobs import add_jobs
 from fleetlight.cli.member import add_member
 from fleetlight.cli.plan import add_plan
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     add_plan(commands)
     add_jobs(commands)
+    add_dashboard(commands)
     add_member(commands)
     add_trace(commands)
     _add_completion(commands)

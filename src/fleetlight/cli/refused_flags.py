@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight.errors import ConfigError, NotAvailableError
+from fleetlight.errors import ConfigError
 
 #: flags of other launchers, with what to use instead
 _FOREIGN = {
@@ -34,18 +34,9 @@ _FOREIGN = {
     "--rdzv_id": "a job is identified by its --master; use one port for each job",
 }
 
-#: flags of a later version
-_LATER = {
-    "--dashboard": "the dashboard is",
-}
-
-REFUSED = frozenset((*_FOREIGN, *_LATER))
+REFUSED = frozenset(_FOREIGN)
 
 
 def refusal(flag: str) -> ConfigError:
     """Why a flag is refused and what to use instead."""
-    if flag in _LATER:
-        return NotAvailableError(
-            f"{flag}: {_LATER[flag]} not yet available in this version; omit the flag"
-        )
     return ConfigError(f"{flag} has no meaning in fleetrun: {_FOREIGN[flag]}")

@@ -24,6 +24,7 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.other_machines import NextAction, OtherMachines
 from fleetlight.launch.machines.own_node import reserve_node
 from fleetlight.launch.processes.child import Reaper
+from fleetlight.launch.processes.dashboard import DashboardProcess
 from fleetlight.launch.processes.failure import JobFailure, failure_of
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
@@ -157,6 +158,8 @@ class _Session:
             verbose = self._screen.verbose
             for line in report.folder(self._folder, self._job.log_dir, verbose=verbose):
                 self._screen.say(line)
+            if self._job.dashboard is not None and not layout.own:
+                self._open_page(self._folder, self._job.dashboard)
         if not self._folder.is_shared:
             self._folder.write_endpoints(job_id, layout)
         if self._job.worker_max is not None:
@@ -166,6 +169,11 @@ class _Session:
         if not layout.own:
             self._machines.share(job_id)
         return self._folder, job_id or ""
+
+    def _open_page(self, folder: LogFolder, port: int) -> None:
+        page = DashboardProcess(folder.path, port, self._outside, self._reaper)
+        self._stack.callback(page.close)
+        self._screen.say(f"page: {page.link}")
 
     def _open_record(self, folder: LogFolder, job_id: str) -> RecordFile:
         """The record of this launcher, which another one moves away once the folder is unlocked."""

@@ -11,6 +11,8 @@ from fleetlight.errors import ConfigError
 
 #: the value of `--server_num` that lets the plan choose
 AUTO: Final = "auto"
+#: the value of `--dashboard` without a port: a free one
+ANY_PORT: Final = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class LaunchOptions:
     max_restarts: int = 0
     tee: bool = False
     no_preload: bool = False
+    #: the port of the live page; None: there is no page
+    dashboard: int | None = None
     verbose: bool = False
     quiet: bool = False
     #: None: the defaults of launchers and of processes

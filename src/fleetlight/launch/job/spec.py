@@ -111,6 +111,8 @@ class JobSpec:
     log_dir: str = "log"
     max_restarts: int = 0
     tee: bool = False
+    #: the port of the live page, on the first machine; None: there is no page
+    dashboard: int | None = None
     #: True when processes may be forked from one that has loaded torch
     preload: bool = True
     #: how long the machines wait for each other

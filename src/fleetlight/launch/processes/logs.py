@@ -17,7 +17,9 @@ from fleetlight.launch.job.layout import JobLayout, JobProcess
 
 #: the file that names the job of these logs
 ENDPOINTS = "endpoints.log"
-_OURS = re.compile(r"(workerlog|serverlog)\.\d+|endpoints\.log|launcher\..+\.json|figures")
+_OURS = re.compile(
+    r"(workerlog|serverlog)\.\d+|endpoints\.log|dashboard\.(log|token)|launcher\..+\.json|figures"
+)
 _CHUNK = 1 << 20
 
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The web application of the page, and the program that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from fleetlight.dashboard.event_stream import EventStream
+from fleetlight.dashboard.feed import JobFeed
+from fleetlight.dashboard.guard import Guard
+from fleetlight.dashboard.log_files import log_names, read_log
+from fleetlight.dashboard.prometheus import metrics_text
+
+_PAGE = Path(__file__).with_name("page")
+_FILES = {path.name: path for path in _PAGE.iterdir()}
+#: programs on one machine: more would only cost memory
+_MOST_CONNECTIONS = 128
+_LONGEST_SEARCH = 200
+_END_S = 2
+
+
+class Pages:
+    """The responses, each to a GET."""
+
+    def __init__(self, feed: JobFeed, folder: Path) -> None:
+        self._feed, self._folder = feed, folder
+
+    @property
+    def routes(self) -> list[Route]:
+        """The response of each path."""
+        return [
+            Route("/", self._index),
+            Route("/feed", EventStream(self._feed)),
+            Route("/logs", self._logs),
+            Route("/logs/{name}", self._log),
+            Route("/metrics", self._metrics),
+            Route("/program.svg", self._picture),
+            Route("/{name}", self._file),
+        ]
+
+    async def _index(self, request: Request) -> Response:
+        return FileResponse(_FILES["index.html"])
+
+    async def _file(self, request: Request) -> Response:
+        path = _FILES.get(request.path_params["name"])
+        return _missing() if path is None else FileResponse(path)
+
+    async def _logs(self, request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(log_names, self._folder))
+
+    async def _log(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        find = request.query_params.get("find", "")[:_LONGEST_SEARCH]
+        found = await asyncio.to_thread(read_log, self._folder, name, find)
+        return _missing() if found is None else JSONResponse(found)
+
+    async def _metrics(self, request: Request) -> Response:
+        text = await asyncio.to_thread(metrics_text, self._feed.newest)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _picture(self, request: Request) -> Response:
+        picture = self._feed.picture
+        return _missing() if picture is None else Response(picture, media_type="image/svg+xml")
+
+
+def _missing() -> Response:
+    return PlainTextResponse("not found\n", 404)
+
+
+def application(folder: Path, token: str, port: int) -> tuple[ASGIApp, JobFeed]:
+    """The application for the job in a log folder."""
+    feed = JobFeed(folder)
+    pages = Pages(feed, folder)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        following = asyncio.create_task(feed.run())
+        yield
+        following.cancel()
+
+    app = Starlette(routes=pages.routes, lifespan=lifespan)
+    return Guard(app, token, port), feed
+
+
+class PageServer(uvicorn.Server):
+    """Sends the last news before it ends: they say how the job has ended."""
+
+    def __init__(self, config: uvicorn.Config, feed: JobFeed) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End event streams, then connections."""
+        await self._feed.end()
+        await super().shutdown(sockets)
+
+
+def serve(folder: Path, listener: socket.socket, token: str, ready: Callable[[], None]) -> None:
+    """Serve the page until SIGINT or SIGTERM."""
+    app, feed = application(folder, token, listener.getsockname()[1])
+    config = uvicorn.Config(
+        app,
+        # a request may have the token in its address
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_END_S,
+        ws="none",
+    )
+    ready()
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        asyncio.run(PageServer(config, feed).serve(sockets=[listener]))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetrun --dashboard` and `fleetlight dashboard`: flags, and errors in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetlight.cli import fleetlight as tool
+from fleetlight.cli import fleetrun
+from fleetlight.cli.arguments import parse
+from fleetlight.errors import ConfigError
+from fleetlight.launch.job.options import ANY_PORT
+
+
+@pytest.mark.parametrize(
+    ("words", "port", "arguments"),
+    [
+        ("train.py", None, ()),
+        ("--dashboard train.py", ANY_PORT, ()),
+        ("--dashboard 8080 train.py", 8080, ()),
+        ("--dashboard=8080 train.py 5", 8080, ("5",)),
+        ("--dashboard --log_dir x train.py", ANY_PORT, ()),
+        ("--dashboard train.py --dashboard 7", ANY_PORT, ("--dashboard", "7")),
+        ("train.py --dashboard train.py", None, ("--dashboard", "train.py")),
+    ],
+)
+def test_the_port_may_be_omitted(words: str, port: int | None, arguments: tuple[str, ...]) -> None:
+    found = parse(words.split())
+    assert (found.dashboard, found.script, found.arguments) == (port, "train.py", arguments)
+
+
+@pytest.mark.parametrize("word", ["--dashboard=x", "--dashboard=70000"])
+def test_no_port(word: str) -> None:
+    with pytest.raises(ConfigError, match="expected a port of 1 to 65535"):
+        parse([word, "train.py"])
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        yield sock.getsockname()[1]
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    find = importlib.util.find_spec
+
+    def found(name: str, *rest: Any) -> Any:
+        return None if name == package else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+
+
+def test_one_line_says_what_to_install(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _without(monkeypatch, "starlette")
+    assert fleetrun.main(["--dashboard", "train.py"]) == fleetrun.WRONG_USE
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "starlette" in said
+    assert "pip install 'fleetlight[dashboard]'" in said
+    assert tool.main(["dashboard", str(script)]) == 1
+    assert "pip install 'fleetlight[dashboard]'" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(
+    script: Path, taken: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert fleetrun.main(["--dashboard", str(taken), "train.py"]) == fleetrun.WRONG_USE
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"port {taken} of the page is in use" in said
+    assert tool.main(["dashboard", str(script), "--port", str(taken)]) == 1
+    assert f"port {taken} of the page is in use; pass --port" in capfd.readouterr().err
+
+
+def test_an_engine_runs_no_page(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--on", "slurm", "--nproc_per_node", "1", "--dashboard", "train.py"]
+    assert fleetrun.main(words) == fleetrun.WRONG_USE
+    assert "--dashboard shows a job that fleetrun itself runs" in capsys.readouterr().err
+
+
+def test_folders_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main(["dashboard", str(tmp_path / "none")]) == 1
+    assert "expected the log folder of a job" in capsys.readouterr().err
+    assert tool.main(["dashboard"]) == 1
+    assert "pass LOGDIR" in capsys.readouterr().err
+
+
+def test_grafana_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main(["dashboard", "--grafana"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Fleetlight"

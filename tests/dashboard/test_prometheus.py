@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that Prometheus reads, and the dashboard of Grafana that asks for its names."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from importlib import resources
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleetlight.dashboard.prometheus import PREFIX, RESTARTS, UP, metrics_text
+from fleetlight.dashboard.view.facts import ProcessReading
+from fleetlight.observe.figures.catalogue import FIGURES, FigureKind
+from fleetlight.observe.figures.snapshot import labelled
+
+
+def _reading(index: int = 0, *, is_up: bool = True, **values: float) -> ProcessReading:
+    return ProcessReading(
+        kind="worker", index=index, is_up=is_up, restarts=2, values=values, counts={}
+    )
+
+
+def _samples(readings: list[ProcessReading]) -> dict[tuple[str, ...], float]:
+    """The samples as Prometheus would parse them: name and values of labels."""
+    text = metrics_text(lambda: readings).decode()
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _every_figure() -> ProcessReading:
+    values = {
+        labelled(name, "one") if figure.label else name: 1.0
+        for name, figure in FIGURES.items()
+        if figure.kind is not FigureKind.COUNTS
+    }
+    counts = {name: {0: 1} for name, one in FIGURES.items() if one.kind is FigureKind.COUNTS}
+    return ProcessReading(
+        kind="worker", index=0, is_up=True, restarts=0, values=values, counts=counts
+    )
+
+
+def test_each_figure_of_the_catalogue_is_exported() -> None:
+    names = {name for name, *_ in _samples([_every_figure()])}
+    for figure in FIGURES.values():
+        suffix = {FigureKind.COUNTER: "_total", FigureKind.COUNTS: "_bucket"}.get(figure.kind, "")
+        assert f"{PREFIX}{figure.name}{suffix}" in names
+
+
+def test_labels_are_role_index_and_that_of_the_figure() -> None:
+    values = {labelled("table_rows", 'a "b"\\c'): 5.0, "steps": 7.0}
+    found = _samples([_reading(3, **values)])
+    assert found[("fleetlight_table_rows", "3", "worker", 'a "b"\\c')] == 5.0
+    assert found[("fleetlight_steps_total", "3", "worker")] == 7.0
+    assert found[("fleetlight_restarts_total", "3", "worker")] == 2.0
+
+
+def test_a_process_that_is_down_has_only_that() -> None:
+    found = _samples([_reading(0, is_up=False, steps=7.0), _reading(1, steps=8.0)])
+    assert found[("fleetlight_up", "0", "worker")] == 0.0
+    assert ("fleetlight_steps_total", "0", "worker") not in found
+    assert found[("fleetlight_steps_total", "1", "worker")] == 8.0
+
+
+def test_counts_are_a_histogram() -> None:
+    counts = {"staleness": {0: 5, 3: 2, 100: 1}}
+    reading = ProcessReading(
+        kind="server", index=0, is_up=True, restarts=0, values={}, counts=counts
+    )
+    found = _samples([reading])
+    assert found[("fleetlight_staleness_bucket", "0", "2.0", "server")] == 5.0
+    assert found[("fleetlight_staleness_bucket", "0", "4.0", "server")] == 7.0
+    assert found[("fleetlight_staleness_bucket", "0", "+Inf", "server")] == 8.0
+    assert found[("fleetlight_staleness_sum", "0", "server")] == 106.0
+
+
+def test_workers_that_invent_labels_have_a_maximum() -> None:
+    readings = [
+        _reading(index, **{labelled("logged", f"{index}-{n}"): 1.0 for n in range(200)})
+        for index in range(5)
+    ]
+    found = [name for name in _samples(readings) if name[0] == "fleetlight_logged"]
+    assert len(found) == 256
+
+
+def _grafana() -> dict[str, Any]:
+    text = resources.files("fleetlight.dashboard").joinpath("grafana.json").read_text("utf-8")
+    board: dict[str, Any] = json.loads(text)
+    return board
+
+
+def test_grafana_asks_for_names_that_are_exported() -> None:
+    exported = {name for name, *_ in _samples([_every_figure()])}
+    board = _grafana()
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    asked = {name for query in queries for name in re.findall(r"\bfleetlight_\w+", query)}
+    assert len(asked) > 25
+    assert asked <= exported
+    assert {f"{PREFIX}{UP}", f"{PREFIX}{RESTARTS}_total"} <= asked
+
+
+def test_panels_of_grafana_have_places_of_their_own() -> None:
+    panels = _grafana()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = {
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    }
+    assert len(places) == sum(panel["gridPos"]["w"] * panel["gridPos"]["h"] for panel in panels)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs apt-get install prometheus")
+def test_promtool_finds_no_fault() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics", "--extended"],
+        input=metrics_text(lambda: [_every_figure()]),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
