@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Prometheus scrapes the page of a job while a server of the job dies."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from tests.dashboard.clients import DEADLINE_S, TOKEN, serving
+from tests.dashboard.simulated import SimulatedJob
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus"),
+]
+
+CONFIG = """
+global: {{scrape_interval: 200ms}}
+scrape_configs:
+  - job_name: training
+    scrape_timeout: 200ms
+    authorization: {{credentials_file: {token}}}
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+class Prometheus:
+    """A running server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def query(self, text: str) -> dict[tuple[str, str], float]:
+        """The newest values of a query, by role and index; empty before the server is ready."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
+        try:
+            with contextlib.suppress(ConnectionError):
+                connection.request("GET", f"/api/v1/query?query={quote(text)}")
+                found = json.loads(connection.getresponse().read())["data"]["result"]
+                return {
+                    (one["metric"].get("role", ""), one["metric"].get("index", "")): float(
+                        one["value"][1]
+                    )
+                    for one in found
+                }
+            return {}
+        finally:
+            connection.close()
+
+    def wait_for(self, text: str, expected: dict[tuple[str, str], float]) -> None:
+        """Wait until a query has these values."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := self.query(text)) != expected:
+            assert time.monotonic() < deadline, f"{text}: {found}, expected {expected}"
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _scraping(folder: Path, port: int) -> Iterator[Prometheus]:
+    (folder / "token").write_text(TOKEN)
+    config = folder / "prometheus.yml"
+    config.write_text(CONFIG.format(token=folder / "token", port=port))
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        own = sock.getsockname()[1]
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{own}"], stdout=log, stderr=log
+        )
+    try:
+        yield Prometheus(own)
+    finally:
+        process.terminate()
+        process.wait(DEADLINE_S)
+
+
+def test_prometheus_follows_a_job(tmp_path: Path) -> None:
+    # figures that are new however long Prometheus takes to start
+    job = SimulatedJob(tmp_path / "log", workers=1, servers=2, start=time.time() + 600)
+    job.launcher()
+    job.run(5)
+    running = {("server", "0"): 1.0, ("server", "1"): 1.0, ("worker", "0"): 1.0}
+    with serving(job.folder) as site, _scraping(tmp_path, site.port) as prometheus:
+        prometheus.wait_for("fleetlight_up", running)
+        rows = {("server", "0"): 1_000_500.0, ("server", "1"): 1_000_500.0}
+        prometheus.wait_for('fleetlight_table_rows{table="users"}', rows)
+        job.statuses["server 1"] = -9
+        job.launcher()
+        prometheus.wait_for("fleetlight_up", {**running, ("server", "1"): 0.0})
+        # its figures are stale at once
+        prometheus.wait_for('fleetlight_table_rows{table="users"}', {("server", "0"): 1_000_500.0})
