@@ -17,6 +17,7 @@ from fleetlight.cli.stored.checkpoints import add_checkpoints
 from fleetlight.cli.stored.tables import add_table
 from fleetlight.cli.terminal import output
 from fleetlight.cli.terminal.completion import SHELLS, script
+from fleetlight.cli.top import add_top
 from fleetlight.cli.trace import add_trace
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add_jobs(commands)
     add_dashboard(commands)
     add_member(commands)
+    add_top(commands)
     add_trace(commands)
     _add_completion(commands)
     return parser

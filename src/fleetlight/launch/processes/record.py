@@ -72,7 +72,7 @@ class RecordFile:
 
     def conclude(self, code: int) -> None:
         """Record the exit code of fleetrun."""
-        self._events.add("end", f"fleetrun ends with code {code}")
+        self._events.add("end", f"ended with code {code}")
         self._replace(code=code)
 
     def close(self) -> None:
