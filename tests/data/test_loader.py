@@ -24,6 +24,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    RandomSampler,
     SequentialSampler,
 )
 
@@ -119,7 +120,8 @@ def test_a_position_counts_records_handed_out_not_loaded() -> None:
     iterator = iter(loader)
     next(iterator)
     next(iterator)
-    assert loader.state_dict() == {"epoch": 0, "seed": 0, "consumed": 8}
+    position = {"epoch": 0, "seed": 0, "order": "in sequence", "consumed": 8}
+    assert loader.state_dict() == position
     assert loader.consumed == 8
 
 
@@ -131,6 +133,43 @@ def test_a_stream_needs_the_same_number_of_loading_processes() -> None:
         single(streamed()).load_state_dict(state)
     unused = Workers(lambda: streamed(num_workers=2), 1).loaders[0].state_dict()
     single(streamed()).load_state_dict(unused)
+
+
+def drawn(draws: int) -> DataLoader[Any]:
+    return plain(sampler=RandomSampler(Numbers(30), replacement=True, num_samples=draws))
+
+
+def in_batches(size: int) -> DataLoader[Any]:
+    sampler = BatchSampler(SequentialSampler(Numbers(30)), size, drop_last=False)
+    return DataLoader(Numbers(30), batch_sampler=sampler)
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "texts"),
+    [
+        (plain(shuffle=True), plain(), ("30 records, shuffled", "in sequence")),
+        (plain(shuffle=True), plain(shuffle=True, length=31), ("30 records", "31 records")),
+        (drawn(20), drawn(30), (r"RandomSampler\(20 records\)", r"RandomSampler\(30 records\)")),
+        (in_batches(2), in_batches(3), (r"BatchSampler\(batch_size=2\) of", "batch_size=3")),
+    ],
+)
+def test_a_position_within_an_epoch_of_another_order_is_refused(
+    saved: DataLoader[Any], other: DataLoader[Any], texts: tuple[str, str]
+) -> None:
+    before, after = single(saved), single(other)
+    at_start = before.state_dict()
+    next(iter(before))
+    state = before.state_dict()
+    with pytest.raises(
+        CheckpointError, match=f"in the order '{texts[0]}.* has the order .*{texts[1]}"
+    ):
+        after.load_state_dict(state)
+    # nothing is lost where nothing is read, or everything
+    after.load_state_dict(at_start)
+    list(before)
+    after.load_state_dict(before.state_dict())
+    # older versions do not save the order
+    after.load_state_dict({name: state[name] for name in state if name != "order"})
 
 
 def test_an_incomplete_position_is_refused() -> None:

@@ -109,7 +109,8 @@ class LoaderCursor:
 
     def state(self) -> dict[str, Any]:
         """The epoch, and how far into it all workers together are."""
-        return {"epoch": self.epoch, "seed": self.seed, **self.position}
+        order = self._source.order_name
+        return {"epoch": self.epoch, "seed": self.seed, "order": order, **self.position}
 
     def shared_state(self) -> dict[str, Any]:
         """The state for a checkpoint, from which any number of workers can resume."""
@@ -123,9 +124,11 @@ class LoaderCursor:
     def load(self, state: Mapping[str, Any]) -> None:
         """Move to a state; the next iteration continues its epoch."""
         state = self._source.adapted(state)
-        missing = set(self.state()) - set(state)
+        missing = {"epoch", "seed", *self._source.position} - set(state)
         if missing:
             raise CheckpointError(f"a loader's position lacks {sorted(missing)}, got {dict(state)}")
+        if state["consumed"] and not self._source.is_at_end(state):
+            self._check_order(state)
         self._source.position = state
         self.position = self._source.position
         self.epoch, self.seed = int(state["epoch"]), int(state["seed"])
@@ -133,6 +136,18 @@ class LoaderCursor:
         if self._source.is_at_end(self.position):
             # saved after the last batch: the epoch is done
             self.enter(self.epoch + 1)
+
+    def _check_order(self, state: Mapping[str, Any]) -> None:
+        """CheckpointError for a position within an epoch of another order."""
+        # older versions do not save it
+        saved, here = state.get("order"), self._source.order_name
+        if saved not in (None, here):
+            raise CheckpointError(
+                f"got a position after {state['consumed']} records of an epoch in the order "
+                f"{saved!r}, but this loader has the order {here!r}, in which other records are "
+                "left; make the loader with the files and settings of that run, or change them "
+                "between two epochs"
+            )
 
     def resume(self, state: Mapping[str, Any], *, must_be_asked: bool = True) -> None:
         """Move to a state of which the script does not know.

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import fleetlight as fleet
 from fleetlight.data.columns.dataset import ColumnFiles
+from fleetlight.data.loader import ShardLoader
 from fleetlight.errors import CheckpointError
 
 SIZES = [25, 7, 40, 13, 18]
@@ -103,8 +104,51 @@ def test_position_in_other_files_is_refused(data: ColumnFiles, tmp_path: Path) -
     one = shards(data.loader(4), 1)[0]
     numbers(one, 2)
     other = shards(fleet.data.parquet(numbered(tmp_path, [103])).loader(4), 1)[0]
-    with pytest.raises(CheckpointError, match="position in other files: saved with 5 files, 103"):
+    with pytest.raises(
+        CheckpointError, match=r"in the order '5 files, 103.* the order '1 files, 103"
+    ):
         other.load_state_dict(one.state_dict())
+
+
+def test_older_position_in_other_files_is_refused(data: ColumnFiles) -> None:
+    one = shards(data.loader(4), 1)[0]
+    numbers(one, 2)
+    older = {name: value for name, value in one.state_dict().items() if name != "order"}
+    one.load_state_dict({**older, "files": data.fingerprint})
+    with pytest.raises(CheckpointError, match="position in other files: saved with 9 files, here"):
+        one.load_state_dict({**older, "files": "9 files"})
+
+
+@pytest.mark.parametrize("deal", ["blocks", "queue"])
+@pytest.mark.parametrize("other", [{"window": 30}, {"shuffle": False}])
+def test_position_in_another_order_is_refused(
+    data: ColumnFiles, other: dict[str, Any], deal: str
+) -> None:
+    def made(**settings: Any) -> ShardLoader[Any]:
+        loader = data.loader(4, **{"shuffle": True, "window": 20, **settings})
+        if deal == "queue":
+            return workers_of(1, lambda: loader)[0].loader
+        return shards(loader, 1, seed=0)[0]
+
+    one = made()
+    at_start = one.state_dict()
+    numbers(one, 3)
+    with pytest.raises(CheckpointError, match="shuffled in windows of 20', but this loader"):
+        made(**other).load_state_dict(one.state_dict())
+    after = made(**other)
+    after.load_state_dict(at_start)
+    assert numbers(after) == Counter(range(len(data)))
+
+
+def test_epoch_that_has_not_begun_may_change_its_files_and_kind_of_loader(
+    data: ColumnFiles, tmp_path: Path
+) -> None:
+    before = DataLoader(data, 4, shuffle=True, collate_fn=data.collate)
+    for state in (shards(data.loader(4), 2)[0].state_dict(), shards(before, 2)[0].state_dict()):
+        others = fleet.data.parquet(numbered(tmp_path, [50]))
+        one = shards(others.loader(4, shuffle=True), 1)[0]
+        one.load_state_dict({**state, "files": data.fingerprint})
+        assert numbers(one) == Counter(range(50))
 
 
 def of_numbers(folder: Path) -> ColumnFiles:

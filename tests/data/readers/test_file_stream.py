@@ -12,7 +12,7 @@ from tests.data.simulated import Workers, counting, in_processes, single
 from torch.utils.data import DataLoader
 
 from fleetlight.data import FileStream
-from fleetlight.errors import ConfigError, DataError
+from fleetlight.errors import CheckpointError, ConfigError, DataError
 
 COUNTS = (2_500, 1, 1_699)
 
@@ -134,3 +134,13 @@ def test_patterns_are_expanded_and_absent_files_named(files: list[str], tmp_path
         FileStream([files[0], "gone"], numbers)
     with pytest.raises(ConfigError, match="shuffle=-1"):
         FileStream(files, numbers, shuffle=-1)
+
+
+def test_position_in_another_order_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("".join(f"{n}\n" for n in range(20)))
+    one, other = (
+        single(FileStream(tmp_path / "a", len, shuffle=window).loader(4)) for window in (0, 10)
+    )
+    next(iter(one))
+    with pytest.raises(CheckpointError, match=r"'in sequence', but .* windows of 10 lines with se"):
+        other.load_state_dict(one.state_dict())

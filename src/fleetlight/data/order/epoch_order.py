@@ -21,6 +21,11 @@ class EpochSampler(Sampler[int], abc.ABC):
     def order(self, seed: int, epoch: int) -> Sequence[int]:
         """The order of an epoch; equal for an equal seed."""
 
+    @property
+    @abc.abstractmethod
+    def order_name(self) -> str:
+        """What the order depends on, besides the seed and the epoch."""
+
     @abc.abstractmethod
     def settings(self) -> dict[str, object]:
         """Settings that must be the same on all workers."""
@@ -43,6 +48,27 @@ def order_of(sampler: Any, seed: int, epoch: int) -> Sequence[Any]:
         # 8 bytes for each record; a list would take 40
         return array("q", permutation.numpy().tobytes())
     return _drawn(sampler, seed, epoch)
+
+
+def order_name(sampler: Any) -> str:
+    """What the order of a sampler depends on, besides the seed and the epoch, as far as known."""
+    if isinstance(sampler, EpochSampler):
+        return sampler.order_name
+    if type(sampler) is SequentialSampler:
+        return "in sequence"
+    if _is_random(sampler) and _is_permutation(sampler):
+        return f"{len(sampler)} records, shuffled"
+    return " of ".join(map(_layer_name, _layers(sampler)))
+
+
+def _layer_name(sampler: Any) -> str:
+    """The kind of a sampler; with the size of its batches, or with its length if it is torch's."""
+    name = type(sampler).__name__
+    if hasattr(sampler, "sampler"):
+        return f"{name}(batch_size={getattr(sampler, 'batch_size', None)})"
+    # the length of any other sampler may differ from epoch to epoch
+    is_torchs = type(sampler).__module__.startswith("torch.utils.data.")
+    return f"{name}({len(sampler)} records)" if is_torchs else name
 
 
 def _is_random(sampler: Any) -> bool:

@@ -62,6 +62,10 @@ class RangeSource(RecordSource):
             "time for; len(loader.dataset) counts the records of all workers"
         )
 
+    @property
+    def order_name(self) -> str:
+        return self._sampler.order_name
+
     def settings(self) -> dict[str, object]:
         return {
             **self._sampler.settings(),

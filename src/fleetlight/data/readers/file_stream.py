@@ -72,6 +72,13 @@ class FileStream(IterableDataset[Line], Generic[T]):
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
+    @property
+    def order_name(self) -> str:
+        """What the order depends on, besides the epoch; positions of `fleet.shard` have it."""
+        if not self._shuffle:
+            return "in sequence"
+        return f"shuffled in windows of {self._shuffle} lines with seed {self._seed}"
+
     def set_epoch(self, epoch: int) -> None:
         """Shuffle in the order of this epoch; `fleet.shard` calls it."""
         self._epoch[0] = epoch

@@ -42,6 +42,10 @@ class IndexedSource(RecordSource):
     def steps(self) -> int:
         return self.blocks(len(self._sampler)).steps()
 
+    @property
+    def order_name(self) -> str:
+        return self._sampler.order_name
+
     def settings(self) -> dict[str, object]:
         return self._sampler.settings()
 

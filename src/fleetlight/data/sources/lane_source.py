@@ -51,6 +51,10 @@ class LaneSource(RecordSource):
     def steps(self) -> int:
         return self._shard.cut(len(self._sampler), self._batch, drop=self._tail == "drop").steps()
 
+    @property
+    def order_name(self) -> str:
+        return self._sampler.order_name
+
     def settings(self) -> dict[str, object]:
         return {**self._sampler.settings(), "drop_last": self._tail == "drop"}
 
@@ -62,19 +66,20 @@ class LaneSource(RecordSource):
             "left": left,
             "since": self._since,
             "dealt": list(self._dealt),
-            "files": self._sampler.records.fingerprint,
         }
 
     @position.setter
     def position(self, position: Mapping[str, Any]) -> None:
+        consumed = int(position.get("consumed", 0))
+        # only older versions name the files here; the name of the order has them
         files, here = position.get("files"), self._sampler.records.fingerprint
-        if files not in (None, here):
+        if consumed and files not in (None, here):
             raise CheckpointError(
                 f"got a position in other files: saved with {files}, here are {here}; read the "
                 "files of that run, or start a new epoch with loader.set_epoch"
             )
-        left = position.get("left")
-        self._consumed = int(position.get("consumed", 0))
+        left = position.get("left") if consumed else None
+        self._consumed = consumed
         self._left = None if left is None else [(int(low), int(high)) for low, high in left]
         self._since = int(position.get("since", 0))
         workers, batch = position.get("dealt", self._own)
@@ -120,10 +125,12 @@ class LaneSource(RecordSource):
     def adapted(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         if "dealt" in state:
             return state
+        if not state.get("consumed"):
+            return {**state, "left": None, "since": 0, "dealt": list(self._own)}
         if state.get("hand") is None and "left" in state:
             # a queue has dealt out the rest
             since = int(state["consumed"])
-            return {"files": None, **state, "since": since, "dealt": list(self._own)}
+            return {**state, "since": since, "dealt": list(self._own)}
         raise CheckpointError(
             "got a position that another kind of loader saved, expected one of a loader over "
             "groups of records; start a new epoch with loader.set_epoch"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from fleetlight.data.order.epoch_order import EpochSampler, order_of
+from fleetlight.data.order.epoch_order import EpochSampler, order_name, order_of
 from fleetlight.observe.log import logger
 
 
@@ -29,6 +29,11 @@ class SharedSampler:
             self._is_checked = True
             self._check_repeats(order, seed, epoch)
         return order
+
+    @property
+    def order_name(self) -> str:
+        """What its order depends on, besides the seed and the epoch."""
+        return order_name(self._sampler)
 
     def settings(self) -> dict[str, object]:
         """Settings that must be the same on all workers."""

@@ -54,6 +54,11 @@ class RecordSource(abc.ABC):
         """Settings that must be the same on all workers."""
 
     @property
+    def order_name(self) -> str:
+        """What the order depends on, besides the seed and the epoch; "" where nothing is known."""
+        return ""
+
+    @property
     @abc.abstractmethod
     def position(self) -> dict[str, Any]:
         """The position in the epoch; set to `{}` for its start."""

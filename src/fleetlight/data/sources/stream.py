@@ -130,6 +130,10 @@ class StreamSource(RecordSource):
         length = len(self._dataset)  # type: ignore[arg-type]
         return dataclasses.replace(self._blocks, length=length).steps()
 
+    @property
+    def order_name(self) -> str:
+        return str(getattr(self._dataset, "order_name", ""))
+
     def settings(self) -> dict[str, object]:
         return {
             "records": length_of(self._dataset),

@@ -86,6 +86,8 @@ class WindowSampler(EpochSampler):
         self.records, self._shuffle, self._window, self._seed = records, shuffle, window, seed
         self._reads_ahead = reads_ahead
         self._epoch = 0
+        kind = "shuffled" if shuffle else "in sequence"
+        self._order_name = f"{records.fingerprint}, {kind} in windows of {window}"
 
     def __len__(self) -> int:
         return sum(self.records.group_rows)
@@ -100,6 +102,10 @@ class WindowSampler(EpochSampler):
     def set_epoch(self, epoch: int) -> None:
         """Draw the order of this epoch at the next iteration."""
         self._epoch = epoch
+
+    @property
+    def order_name(self) -> str:
+        return self._order_name
 
     def order(self, seed: int, epoch: int) -> WindowOrder:
         drawn = epoch_seed(seed, epoch) if self._shuffle else None
