@@ -204,6 +204,17 @@ def test_member_that_cannot_be_decoded_is_named(write: Write, name: str, content
         data[1]
 
 
+def test_bad_image_is_described_once(write: Write) -> None:
+    data = fleet.data.webdataset(write(("a.txt", b""), ("x.png", b"nothing")), ["png"])
+    with pytest.raises(DataError) as raised:
+        data[1]
+    text = str(raised.value).partition("a.tar, ")[2]
+    assert text == (
+        "member 'x.png', key 'x': 7 bytes cannot be decoded as .png (not an image that Pillow "
+        "knows); write the member again, or give a function of your own: decode={'png': ...}"
+    )
+
+
 def test_objects_in_arrays_are_refused(write: Write) -> None:
     data = fleet.data.webdataset(write(("a.npy", array_bytes(np.array([{}])))))
     with pytest.raises(DataError, match="Object arrays cannot be loaded"):

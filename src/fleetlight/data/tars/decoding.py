@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetlight.data.readers.images.image_files import check_pillow, decode
+from fleetlight.data.readers.images.image_files import check_pillow, pixels_of
 from fleetlight.data.tars.members import members
 from fleetlight.data.tars.shard import TarShard, key_of
 from fleetlight.errors import ConfigError, DataError
@@ -29,7 +29,7 @@ _IMAGES = ("jpg", "jpeg", "png")
 
 
 def _image(data: bytes) -> Tensor:
-    pixels = decode(io.BytesIO(data), "Pillow")
+    pixels = pixels_of(io.BytesIO(data))
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 

@@ -27,7 +27,7 @@ class ImageFiles:
 
     def __getitem__(self, indices: list[int], /) -> NDArray[np.uint8]:
         pixels = np.stack(
-            [decode(path, path, self._side) for path in (self._paths[index] for index in indices)]
+            [decode(path, self._side) for path in (self._paths[index] for index in indices)]
         )
         return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
@@ -43,9 +43,20 @@ def check_pillow() -> None:
         ) from error
 
 
-def decode(file: Path | BinaryIO, where: object, side: int | None = None) -> NDArray[np.uint8]:
-    """The pixels of an image, `[height, width, 3]`; `side`: of its central square."""
-    from PIL import Image, ImageOps
+def decode(path: Path, side: int) -> NDArray[np.uint8]:
+    """The pixels of the central square of an image."""
+    try:
+        return pixels_of(path, side)
+    except ValueError as error:
+        raise DataError(f"{path}: cannot be decoded as an image ({error})") from error
+
+
+def pixels_of(file: Path | BinaryIO, side: int | None = None) -> NDArray[np.uint8]:
+    """The pixels of an image, `[height, width, 3]`; `side`: of its central square.
+
+    A ValueError says why there are none.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     broken = (OSError, SyntaxError, ValueError, Image.DecompressionBombWarning)
     try:
@@ -57,6 +68,9 @@ def decode(file: Path | BinaryIO, where: object, side: int | None = None) -> NDA
                 # JPEG can be decoded at 1/2, 1/4, 1/8: much less work for large photographs.
                 image.draft("RGB", (side, side))
                 square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
+    except UnidentifiedImageError as error:
+        # its own text names the object that has the bytes
+        raise ValueError("not an image that Pillow knows") from error
     except (*broken, Image.DecompressionBombError) as error:
-        raise DataError(f"{where}: cannot be decoded as an image ({error})") from error
+        raise ValueError(str(error) or type(error).__name__) from error
     return np.asarray(square)
