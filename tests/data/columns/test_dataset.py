@@ -166,7 +166,7 @@ def test_files_without_records_are_left_out(write: Write, tmp_path: Path) -> Non
 def test_no_file_and_no_parquet_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file in .*expected a file, a pattern"):
         fleet.data.parquet(tmp_path / "day_*")
-    with pytest.raises(DataError, match=r"no such file in .* end with \.parquet or \.pq"):
+    with pytest.raises(DataError, match=r"the folder has no file that ends with \.parquet or \.pq"):
         fleet.data.parquet(tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet \("):

@@ -27,10 +27,13 @@ def sources_of(paths: Paths, endings: Sequence[str]) -> list[FoundFile]:
     for one in given:
         for name, files in _found(os.fspath(one), endings):
             if not files:
+                wanted = " or ".join(endings)
+                if os.path.isdir(name):
+                    raise DataError(f"got {name}: the folder has no file that ends with {wanted}")
                 where = "" if is_url(name) else f" in {os.getcwd()}"
                 raise DataError(
                     f"got {name}: no such file{where}; expected a file, a pattern such as day_*/, "
-                    f"or a folder with files that end with {' or '.join(endings)}"
+                    f"or a folder with files that end with {wanted}"
                 )
             found += files
     if not found:
