@@ -405,5 +405,25 @@ def test_wrong_text_files_are_errors(tmp_path: Path) -> None:
         fleet.data.csv([tmp_path / "c.csv", tmp_path / "d.csv"])
     with pytest.raises(ConfigError, match="got delimiter='ab'"):
         fleet.data.csv(tmp_path / "c.csv", delimiter="ab")
+    with pytest.raises(DataError, match=r"c\.csv, types: no column 'bb'; did you mean 'b'"):
+        fleet.data.csv(tmp_path / "c.csv", types={"bb": "string"})
     with pytest.raises(ConfigError, match="not a type of Arrow"):
         fleet.data.csv(tmp_path / "c.csv", types={"a": "number"})
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ("0.5", r"types=\{'b': 'float32'\}$"),
+        ("x", r"types=\{'b': 'string'\}, or missing=\['', 'x'\] if it stands for no value$"),
+        (f"{2**64}", r"types=\{'b': 'string'\}$"),
+    ],
+)
+def test_value_of_another_type_than_the_first_lines_needs_a_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, advice: str
+) -> None:
+    monkeypatch.setattr(text_file, "_SAMPLE", 8)
+    (tmp_path / "a.csv").write_text(f"a,b\n1,2\n3,4\n5,{value}\n")
+    text = r"a\.csv, lines 2 to 4: .* CSV conversion error to int64: .*; give column 'b' its type: "
+    with pytest.raises(DataError, match=text + advice):
+        fleet.data.csv(tmp_path / "a.csv", ["b"]).batch([0])

@@ -49,6 +49,10 @@ class GroupFile(abc.ABC):
         """What the file says about columns of a group without reading them."""
         return {}
 
+    def advice(self, error: BaseException) -> str:
+        """What to do about an error of Arrow."""
+        return "write the file again"
+
     @contextmanager
     def reading(self, group: int) -> Iterator[None]:
         """Errors inside say which group is damaged."""
@@ -58,7 +62,7 @@ class GroupFile(abc.ABC):
             yield
         except (pa.ArrowException, OSError, EOFError) as error:
             raise DataError(
-                f"{self.place(group)}: cannot be read ({_first_line(error)}); write the file again"
+                f"{self.place(group)}: cannot be read ({first_line(error)}); {self.advice(error)}"
             ) from error
 
 
@@ -70,7 +74,7 @@ def opening(source: FoundFile, format_name: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DataError(
-            f"{source.name}: cannot be read as {format_name} ({_first_line(error)})"
+            f"{source.name}: cannot be read as {format_name} ({first_line(error)})"
         ) from error
 
 
@@ -81,5 +85,6 @@ def arrow_input(source: FoundFile) -> Any:
     return arrow().PythonFile(source.open(), mode="r")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,11 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleetlight.data.columns import arrow
-from fleetlight.data.columns.files.group_file import GroupFile, arrow_input, opening
+from fleetlight.data.columns.files.group_file import (
+    GroupFile,
+    arrow_input,
+    first_line,
+    opening,
+)
+from fleetlight.data.columns.layout import check_known
 from fleetlight.data.locations.files import FoundFile, check_plain
 from fleetlight.errors import DataError
 
@@ -16,6 +23,8 @@ from fleetlight.errors import DataError
 GROUP_BYTES = 8 << 20
 #: bytes from which the types of columns are guessed
 _SAMPLE = 1 << 20
+#: Arrow's error for a value that is not of the type of its column
+_MISFIT = re.compile(r"In CSV column #(\d+): .* invalid value '(.*)'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +55,8 @@ class TextFile(GroupFile):
         with opening(source, "text"), arrow_input(source) as file:
             check_plain(_at(file, 0, min(source.size, 4)), source.name)
             names, first = _header(file, source, text_format)
+            for name in text_format.types:
+                check_known(name, names, f"{source.name}, types")
             starts, rows = _stretches(file, first, source.size, text_format.group_bytes)
             if schema is None:
                 schema = _guess(file, first, names, text_format, source)
@@ -63,6 +74,16 @@ class TextFile(GroupFile):
     def place(self, group: int) -> str:
         first = 1 + sum(self.rows[:group]) + (self.text_format.names is None)
         return f"{self.name}, lines {first} to {first + self.rows[group] - 1}"
+
+    def advice(self, error: BaseException) -> str:
+        misfit = _MISFIT.search(first_line(error))
+        if misfit is None:
+            return super().advice(error)
+        name, value = self.schema.names[int(misfit[1])], misfit[2]
+        missing = [*self.text_format.missing, value]
+        other = "" if _is_number(value) else f", or missing={missing!r} if it stands for no value"
+        wider = "float32" if _is_number(value) and not value.isdecimal() else "string"
+        return f"give column {name!r} its type: types={{{name!r}: {wider!r}}}{other}"
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
         with self.reading(group), arrow_input(self.source) as file:
@@ -124,6 +145,14 @@ def _guess(
         (field.name, pa.string() if field.type == pa.null() else field.type) for field in found
     ]
     return pa.schema([(name, text_format.types.get(name, type_)) for name, type_ in fields])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _at(file: Any, start: int, stop: int) -> bytes:
