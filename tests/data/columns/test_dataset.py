@@ -115,8 +115,54 @@ def test_missing_values_need_a_fill(write: Write) -> None:
     assert batch_of(fleet.data.parquet(path, ["id"], fill={"id": 0}))["id"].tolist()[-1] == 0
     with pytest.raises(DataError, match="does not fit int64"):
         batch_of(fleet.data.parquet(path, ["id"], fill={"id": "none"}))
+    for value in (0.5, [1]):
+        with pytest.raises(DataError, match=r"column 'id': fill=.* does not fit int64"):
+            batch_of(fleet.data.parquet(path, ["id"], fill={"id": value}))
     with pytest.raises(DataError, match="fill: no column 'ix'; "):
         fleet.data.parquet(path, ["id"], fill={"ix": 0})
+
+
+def test_fill_may_have_any_type_that_keeps_its_value(write: Write) -> None:
+    columns = {"x": pa.array([None], pa.float32()), "day": pa.array([None], pa.date32())}
+    columns["n"] = pa.array([None], pa.int8())
+    path = write({**columns, "v": pa.array([None], pa.list_(pa.int64(), 2))})
+    fill = {"x": 0.1, "day": 3, "n": 2.0, "v": [1, 2]}
+    batch = batch_of(fleet.data.parquet(path, fill=fill))
+    assert batch["x"].tolist() == pytest.approx([0.1])
+    assert (batch["day"].tolist(), batch["n"].tolist(), batch["v"].tolist()) == ([3], [2], [[1, 2]])
+    with pytest.raises(DataError, match=r"fill=\{'v': \[0\.5, 1\]\} does not fit"):
+        batch_of(fleet.data.parquet(path, ["v"], fill={"v": [0.5, 1]}))
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_beyond_float32_are_errors(write: Write) -> None:
+    path = write({"x": [1.0, np.inf, -1e300, np.nan], "v": [[1.0], [], [1e39], []]})
+    for name, value in (("x", r"-1e\+300"), ("v", r"1e\+39")):
+        text = rf"a\.parquet, row group 0, column '{name}': got {value}, expected at most 3\.4"
+        with pytest.raises(DataError, match=text):
+            batch_of(fleet.data.parquet(path, [name]))
+        with pytest.raises(DataError, match=text):
+            batch_of(fleet.data.parquet(path, {"m": [name]} if name == "x" else [name]))
+    batch = batch_of(fleet.data.parquet(write({"x": [np.inf, np.nan]}), fill={"x": 0}))
+    # NaN is a value, not a missing one
+    assert batch["x"][0] == np.inf
+    assert batch["x"].isnan().tolist() == [False, True]
+
+
+def test_large_whole_numbers_keep_their_bits(write: Write) -> None:
+    path = write({"n": pa.array([2**64 - 2, 2**24 + 1], pa.uint64()), "x": [0.5, 0.25]})
+    batch = batch_of(fleet.data.parquet(path, {"n": "n", "both": ["n", "x"]}))
+    assert batch["n"].tolist() == [-2, 2**24 + 1]
+    # beside floats they are float32
+    assert batch["both"][1].tolist() == [2**24, 0.25]
+
+
+def test_column_that_a_file_has_twice_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,a\n1,2,3\n")
+    for settings in ({}, {"columns": ["a"]}, {"columns": ["b"], "where": [("a", "==", 1)]}):
+        with pytest.raises(DataError, match=r"a\.csv: got 2 columns 'a', expected one"):
+            fleet.data.csv(tmp_path / "a.csv", **settings)
+    assert fleet.data.csv(tmp_path / "a.csv", ["b"]).batch([0])["b"].tolist() == [2]
 
 
 def test_missing_list_may_be_an_empty_one(write: Write) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetlight.data.columns import arrow
-from fleetlight.data.columns.layout import FLOATS, TEXTS, ColumnKind, Output
+from fleetlight.data.columns.layout import FLOATS, INTS, TEXTS, ColumnKind, Output
 from fleetlight.data.hashing import salt_key
 from fleetlight.errors import DataError
 from fleetlight.kernels.arrays import Ids
@@ -152,14 +152,22 @@ class Decoder:
                 f"{place}: {array.null_count} values are missing, the first in row {int(row)}; "
                 f"say what stands for them: fill={{{name!r}: ...}}"
             )
+        value, kind = self.fill[name], self.kinds[name]
         try:
             if arrow("pyarrow.types").is_dictionary(array.type):
                 array = array.dictionary_decode()
-            return array.fill_null(self.fill[name])
-        except arrow("pyarrow").ArrowException as error:
+            filled = arrow().scalar(value, array.type)
+            # Arrow makes 0 of 0.5
+            is_exact = kind.unit or np.array_equal(filled.as_py(), value)
+            if kind.values == INTS and not is_exact:
+                raise DataError(
+                    f"{place}: fill={{{name!r}: {value!r}}} does not fit {array.type}, expected "
+                    "whole numbers"
+                )
+            return array.fill_null(filled)
+        except arrow().ArrowException as error:
             raise DataError(
-                f"{place}: fill={{{name!r}: {self.fill[name]!r}}} does not fit {array.type} "
-                f"({error})"
+                f"{place}: fill={{{name!r}: {value!r}}} does not fit {array.type} ({error})"
             ) from error
 
 
@@ -210,8 +218,24 @@ def _flat(array: Any, kind: ColumnKind, name: str, place: str) -> NDArray[Any]:
         bits = 32 if array.type.bit_width == 32 else 64
         array = array.cast(f"int{bits}")
     numbers = array.to_numpy(zero_copy_only=False)
-    wanted = np.float32 if kind.values == FLOATS else np.int64
-    converted: NDArray[Any] = numbers.astype(wanted, copy=False)
+    if kind.values == FLOATS:
+        return _floats(numbers, place)
+    converted: NDArray[Any] = numbers.astype(np.int64, copy=False)
+    return converted
+
+
+def _floats(numbers: NDArray[Any], place: str) -> NDArray[Any]:
+    """The same numbers as float32."""
+    try:
+        with np.errstate(over="raise"):
+            converted: NDArray[Any] = numbers.astype(np.float32, copy=False)
+    except FloatingPointError as error:
+        with np.errstate(over="ignore"):
+            is_beyond = np.isinf(numbers.astype(np.float32)) & np.isfinite(numbers)
+        raise DataError(
+            f"{place}: got {numbers[is_beyond][0]}, expected at most {np.finfo(np.float32).max}, "
+            "the largest float32; scale the column when you write the files, or leave it out"
+        ) from error
     return converted
 
 

@@ -49,6 +49,7 @@ class Groups:
         self.columns += [name for name in self._partitions if name not in self.columns]
         for one in conditions:
             check_known(one.column, self.columns, files[0].name)
+            check_single(one.column, files)
         self.groups = [
             group for file in in_threads(self._groups_of, files, _THREADS) for group in file
         ]
@@ -63,6 +64,8 @@ class Groups:
 
     def kinds(self, columns: Sequence[str]) -> dict[str, ColumnKind]:
         """The kinds of these columns; an error names the file that differs."""
+        for name in columns:
+            check_single(name, self._files)
         first = self._files[0]
         found = {name: self._kind(first, name) for name in columns}
         for file in self._files[1:]:
@@ -138,6 +141,16 @@ class Groups:
                 value = pa.scalar(self._partitions[name][file.name])
                 table = table.append_column(name, pa.repeat(value, table.num_rows))
         return table
+
+
+def check_single(column: str, files: Sequence[GroupFile]) -> None:
+    """DataError for a column of which a file has several."""
+    for file in files:
+        if file.schema.names.count(column) > 1:
+            raise DataError(
+                f"{file.name}: got {file.schema.names.count(column)} columns {column!r}, expected "
+                "one; give each column a name of its own when you write the files"
+            )
 
 
 def opened(open_one: Callable[[T], GroupFile], sources: Sequence[T]) -> list[GroupFile]:
