@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,6 @@ from torch.utils.data import DataLoader
 
 import fleetlight as fleet
 from fleetlight.data import hash_column
-from fleetlight.data.columns import reading
-from fleetlight.data.columns.files import text_file
 from fleetlight.errors import ConfigError, DataError
 
 Write = Callable[..., Path]
@@ -155,14 +155,6 @@ def test_large_whole_numbers_keep_their_bits(write: Write) -> None:
     assert batch["n"].tolist() == [-2, 2**24 + 1]
     # beside floats they are float32
     assert batch["both"][1].tolist() == [2**24, 0.25]
-
-
-def test_column_that_a_file_has_twice_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b,a\n1,2,3\n")
-    for settings in ({}, {"columns": ["a"]}, {"columns": ["b"], "where": [("a", "==", 1)]}):
-        with pytest.raises(DataError, match=r"a\.csv: got 2 columns 'a', expected one"):
-            fleet.data.csv(tmp_path / "a.csv", **settings)
-    assert fleet.data.csv(tmp_path / "a.csv", ["b"]).batch([0])["b"].tolist() == [2]
 
 
 def test_missing_list_may_be_an_empty_one(write: Write) -> None:
@@ -405,71 +397,25 @@ def test_arrow_files(tmp_path: Path) -> None:
         fleet.data.arrow(tmp_path)
 
 
-@pytest.mark.parametrize("end", ["\n", ""])
-def test_csv_is_read_in_groups_of_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    lines = ["n,x,word", *(f"{n},{n / 2},w{n}" for n in range(500))]
-    (tmp_path / "a.csv").write_text("\n".join(lines) + end)
-    monkeypatch.setattr(reading, "TextFormat", partial(text_file.TextFormat, group_bytes=100))
-    data = fleet.data.csv(tmp_path / "a.csv")
-    assert len(data) == 500 == sum(data.group_rows)
-    assert len(data.group_rows) > 20
-    batch = batch_of(data)
-    assert batch["n"].tolist() == list(range(500))
-    assert batch["x"].tolist() == [n / 2 for n in range(500)]
-    assert batch["word"].tolist() == hash_column("word", [f"w{n}" for n in range(500)]).tolist()
-
-
-def test_csv_without_names_and_with_tabs(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("1\t\t68fd1e64\n0\t3\t\n")
-    data = fleet.data.csv(
-        tmp_path,
-        {"label": "label", "dense": ["I1"], "ids": ["C1"]},
-        delimiter="\t",
-        names=["label", "I1", "C1"],
-        types={"C1": "string", "label": "float"},
-        fill={"I1": 0, "C1": ""},
+@pytest.mark.multiprocess
+def test_script_of_the_page_trains_with_lists(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    items = [[*rng.integers(0, 2**60, n % 3)] if n % 4 else None for n in range(2_000)]
+    ids = {name: rng.integers(0, 2**62, 2_000) for name in ("user", "site")}
+    numbers = {"price": rng.random(2_000), "label": rng.integers(0, 2, 2_000)}
+    table = pa.table({**ids, "items": pa.array(items, pa.list_(pa.int64())), **numbers})
+    pq.write_table(table, tmp_path / "a.parquet")
+    root = Path(__file__).resolve().parents[3]
+    page = (root / "docs" / "columnar.md").read_text().partition("## A whole script")[2]
+    program = page.split("```python\n")[1].split("```")[0].replace("/lake/clicks/", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    batch = batch_of(data)
-    assert batch["label"].tolist() == [1, 0]
-    assert batch["label"].dtype == torch.float32
-    assert batch["dense"].tolist() == [[0], [3]]
-    assert batch["ids"].ravel().tolist() == hash_column("C1", ["68fd1e64", ""]).tolist()
-
-
-def test_wrong_text_files_are_errors(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises(DataError, match=r"a\.csv: cannot be read as text .*Expected 2 columns"):
-        fleet.data.csv(tmp_path / "a.csv")
-    (tmp_path / "b.csv").write_text('a,b\n1,"x\ny"\n')
-    with pytest.raises(DataError):
-        batch_of(fleet.data.csv(tmp_path / "b.csv"))
-    (tmp_path / "c.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "d.csv").write_text("a,c\n1,2\n")
-    with pytest.raises(DataError, match=r"d\.csv: got the columns a, c, expected a, b"):
-        fleet.data.csv([tmp_path / "c.csv", tmp_path / "d.csv"])
-    with pytest.raises(ConfigError, match="got delimiter='ab'"):
-        fleet.data.csv(tmp_path / "c.csv", delimiter="ab")
-    with pytest.raises(DataError, match=r"c\.csv, types: no column 'bb'; did you mean 'b'"):
-        fleet.data.csv(tmp_path / "c.csv", types={"bb": "string"})
-    with pytest.raises(ConfigError, match="not a type of Arrow"):
-        fleet.data.csv(tmp_path / "c.csv", types={"a": "number"})
-
-
-@pytest.mark.parametrize(
-    ("value", "advice"),
-    [
-        ("0.5", r"types=\{'b': 'float32'\}$"),
-        ("x", r"types=\{'b': 'string'\}, or missing=\['', 'x'\] if it stands for no value$"),
-        (f"{2**64}", r"types=\{'b': 'string'\}$"),
-    ],
-)
-def test_value_of_another_type_than_the_first_lines_needs_a_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, advice: str
-) -> None:
-    monkeypatch.setattr(text_file, "_SAMPLE", 8)
-    (tmp_path / "a.csv").write_text(f"a,b\n1,2\n3,4\n5,{value}\n")
-    text = r"a\.csv, lines 2 to 4: .* CSV conversion error to int64: .*; give column 'b' its type: "
-    with pytest.raises(DataError, match=text + advice):
-        fleet.data.csv(tmp_path / "a.csv", ["b"]).batch([0])
+    assert [line[:13] for line in done.stdout.splitlines()] == ["epoch 0: loss", "epoch 1: loss"], (
+        done.stderr
+    )
