@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tests.restartable import BATCH, RECORDS, RestartableJob, Script, run_with_restart, sharded
+from tests.restartable import (
+    BATCH,
+    RECORDS,
+    Died,
+    RestartableJob,
+    Script,
+    run_with_restart,
+    sharded,
+)
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import fleetlight as fleet
@@ -58,6 +66,30 @@ def test_replay_restores_the_positions_of_all_loaders(
     new_job: Callable[..., RestartableJob], script: Callable[[Script], None], dies: int
 ) -> None:
     assert run_with_restart(new_job(), script, dies) == run_with_restart(new_job(), script)
+
+
+def test_repeated_batch_has_the_epoch_and_the_position_of_the_first_time(
+    new_job: Callable[..., RestartableJob],
+) -> None:
+    """As the page on reliability counts the records that a script has logged."""
+    lines: list[tuple[int, int, list[int]]] = []
+
+    def logs(script: Script) -> None:
+        loader = sharded()
+        for epoch in range(loader.epoch, 2):
+            for (ids,) in loader:
+                script.step(ids)
+                lines.append((epoch, loader.consumed, ids.flatten().tolist()))
+                if script.incarnation == 1 and len(lines) == 8:
+                    raise Died
+
+    run_with_restart(new_job(), logs, dies=10**6)
+    assert len(lines) == 2 * RECORDS // BATCH + 1
+    assert lines[7] == lines[8]
+    batches = {(epoch, consumed): ids for epoch, consumed, ids in lines}
+    for epoch in range(2):
+        ids = [one for (of, _), own in batches.items() if of == epoch for one in own]
+        assert sorted(ids) == list(range(RECORDS))
 
 
 # -- another batch after the restart --------------------------------------------------------------
