@@ -127,7 +127,7 @@ class LoaderCursor:
         missing = {"epoch", "seed", *self._source.position} - set(state)
         if missing:
             raise CheckpointError(f"a loader's position lacks {sorted(missing)}, got {dict(state)}")
-        if state["consumed"] and not self._source.is_at_end(state):
+        if state["consumed"]:
             self._check_order(state)
         self._source.position = state
         self.position = self._source.position
