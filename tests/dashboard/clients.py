@@ -10,11 +10,12 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import uvicorn
+from tests.dashboard.simulated import SimulatedJob
 
+from fleetlight.dashboard.feed import JobFeed
 from fleetlight.dashboard.server import PageServer, application
 from fleetlight.launch.processes.dashboard import listen
 
@@ -87,11 +88,12 @@ def messages(reply: http.client.HTTPResponse) -> Iterator[tuple[str, dict[str, A
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Site]:
-    """Serve the page of a log folder."""
+def serving(job: SimulatedJob) -> Iterator[Site]:
+    """Serve the page of a job, whose clock stands still between its figures."""
     with listen(0) as listener:
         port = listener.getsockname()[1]
-        app, feed = application(folder, TOKEN, port)
+        feed = JobFeed(job.folder, lambda: job.at + 0.5)
+        app = application(feed, job.folder, TOKEN, port)
         config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1)
         server = PageServer(config, feed)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

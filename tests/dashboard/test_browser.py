@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,12 +67,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> SimulatedJob:
 
 @pytest.fixture(scope="module")
 def site(job: SimulatedJob) -> Iterator[Site]:
-    with serving(job.folder) as site:
+    with serving(job) as site:
         yield site
 
 
 def _job(folder: Path, workers: int) -> SimulatedJob:
-    job = SimulatedJob(folder, workers, servers=2, start=time.time() - 60)
+    job = SimulatedJob(folder, workers, servers=2)
     job.workers[1].parts["data"] = 0.1
     for worker in job.workers:
         worker.logged["loss"] = 0.5
@@ -187,7 +186,7 @@ def test_contrast_and_width(browser: Any, site: Site, scheme: str, width: int) -
 
 def test_a_kill_shows_without_a_reload(browser: Any, tmp_path: Path) -> None:
     job = _job(tmp_path, workers=3)
-    with serving(tmp_path) as site, _opened(browser, site.link) as page:
+    with serving(job) as site, _opened(browser, site.link) as page:
         job.statuses["worker 2"] = -9
         job.launcher()
         page.wait_for_selector("#topology .node.failed")
@@ -197,10 +196,9 @@ def test_a_kill_shows_without_a_reload(browser: Any, tmp_path: Path) -> None:
 def test_64_workers_are_drawn_fast(browser: Any, tmp_path: Path) -> None:
     """The time of a frame is printed; the test only bounds what is drawn."""
     job = _job(tmp_path, workers=64)
-    with serving(tmp_path) as site, _opened(browser, site.link) as page:
+    with serving(job) as site, _opened(browser, site.link) as page:
         for _ in range(5):
             before = page.inner_text("#tiles")
-            job.at = time.time()
             job.run(1)
             page.wait_for_function(
                 "(old) => document.querySelector('#tiles').innerText !== old", arg=before

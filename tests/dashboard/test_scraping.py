@@ -43,7 +43,7 @@ class Prometheus:
         """The newest values of a query, by role and index; empty before the server is ready."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
         try:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError, ValueError):
                 connection.request("GET", f"/api/v1/query?query={quote(text)}")
                 found = json.loads(connection.getresponse().read())["data"]["result"]
                 return {
@@ -85,12 +85,11 @@ def _scraping(folder: Path, port: int) -> Iterator[Prometheus]:
 
 
 def test_prometheus_follows_a_job(tmp_path: Path) -> None:
-    # figures that are new however long Prometheus takes to start
-    job = SimulatedJob(tmp_path / "log", workers=1, servers=2, start=time.time() + 600)
+    job = SimulatedJob(tmp_path / "log", workers=1, servers=2)
     job.launcher()
     job.run(5)
     running = {("server", "0"): 1.0, ("server", "1"): 1.0, ("worker", "0"): 1.0}
-    with serving(job.folder) as site, _scraping(tmp_path, site.port) as prometheus:
+    with serving(job) as site, _scraping(tmp_path, site.port) as prometheus:
         prometheus.wait_for("fleetlight_up", running)
         rows = {("server", "0"): 1_000_500.0, ("server", "1"): 1_000_500.0}
         prometheus.wait_for('fleetlight_table_rows{table="users"}', rows)

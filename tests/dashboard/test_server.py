@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> SimulatedJob:
-    job = SimulatedJob(tmp_path_factory.mktemp("log"), 2, 1, start=time.time() - 10)
+    job = SimulatedJob(tmp_path_factory.mktemp("log"), 2, 1)
     job.launcher()
     job.run(10)
     (job.folder / "workerlog.0").write_text("first line\nsecond line\n")
@@ -30,7 +29,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> SimulatedJob:
 
 @pytest.fixture(scope="module")
 def site(job: SimulatedJob) -> Iterator[Site]:
-    with serving(job.folder) as site:
+    with serving(job) as site:
         yield site
 
 
@@ -120,7 +119,6 @@ def test_the_feed_sends_everything_and_then_news(site: Site, job: SimulatedJob) 
         kind, whole = next(events)
         assert kind == "whole"
         assert {row["name"] for row in whole["processes"]} == {"server 0", "worker 0", "worker 1"}
-        job.at = time.time()
         job.run(1)
         kind, news = next(events)
         assert kind == "news"
@@ -143,9 +141,9 @@ def test_a_client_that_reads_nothing_has_no_queue(
 
     monkeypatch.setattr(JobFeed, "message", counted)
     monkeypatch.setattr(feed_module, "EVERY_S", 0.01)
-    job = SimulatedJob(tmp_path, workers=96, servers=1, start=time.time() - 100)
+    job = SimulatedJob(tmp_path, workers=96, servers=1)
     job.run(20)
-    with serving(job.folder) as site, site.events() as events:
+    with serving(job) as site, site.events() as events:
         next(events)
         made.clear()
         stalled = site.stalled()
@@ -171,10 +169,10 @@ def test_too_many_pages_are_refused(site: Site) -> None:
 
 
 def test_a_process_that_dies_is_down_in_metrics(tmp_path: Path) -> None:
-    job = SimulatedJob(tmp_path, 2, 1, start=time.time() - 10)
+    job = SimulatedJob(tmp_path, 2, 1)
     job.launcher()
     job.run(10)
-    with serving(job.folder) as site:
+    with serving(job) as site:
         text = site.get("/metrics")[2].decode()
         assert 'fleetlight_up{index="0",role="server"} 1.0' in text
         assert 'fleetlight_table_rows{index="0",role="server",table="users"}' in text

@@ -79,9 +79,8 @@ def _missing() -> Response:
     return PlainTextResponse("not found\n", 404)
 
 
-def application(folder: Path, token: str, port: int) -> tuple[ASGIApp, JobFeed]:
+def application(feed: JobFeed, folder: Path, token: str, port: int) -> ASGIApp:
     """The application for the job in a log folder."""
-    feed = JobFeed(folder)
     pages = Pages(feed, folder)
 
     @contextlib.asynccontextmanager
@@ -91,7 +90,7 @@ def application(folder: Path, token: str, port: int) -> tuple[ASGIApp, JobFeed]:
         following.cancel()
 
     app = Starlette(routes=pages.routes, lifespan=lifespan)
-    return Guard(app, token, port), feed
+    return Guard(app, token, port)
 
 
 class PageServer(uvicorn.Server):
@@ -109,7 +108,8 @@ class PageServer(uvicorn.Server):
 
 def serve(folder: Path, listener: socket.socket, token: str, ready: Callable[[], None]) -> None:
     """Serve the page until SIGINT or SIGTERM."""
-    app, feed = application(folder, token, listener.getsockname()[1])
+    feed = JobFeed(folder)
+    app = application(feed, folder, token, listener.getsockname()[1])
     config = uvicorn.Config(
         app,
         # a request may have the token in its address

@@ -208,12 +208,12 @@ def test_a_page_gets_everything_once_and_then_what_is_new(job: SimulatedJob) -> 
 
 def test_a_page_gets_everything_again_when_the_axis_changes(job: SimulatedJob) -> None:
     follower = Follower(job)
-    job.run(590)
+    job.run(390)
     assert follower.news()[0] == "whole"
     job.run(20)
     kind, whole = follower.news()
     assert kind == "whole"
-    assert len(whole["lines"]["times"]) == 304
+    assert len(whole["lines"]["times"]) == 204
 
 
 def test_a_finished_job_has_means_of_its_whole_time(job: SimulatedJob) -> None:

@@ -62,6 +62,9 @@ class ProcessView:
         self._consumed = -math.inf
         #: when the number of steps last grew
         self._stepped: float | None = None
+        #: the figures with labels that have lines: key, name and label
+        self._labelled: list[tuple[str, str, str]] = []
+        self._known_columns = 0
 
     @property
     def title(self) -> str:
@@ -103,14 +106,19 @@ class ProcessView:
         timeline.spread(f"bytes:{self.name}", before, at, moved, at - before)
 
     def _put_newest(self, i: int, at: float, timeline: Timeline) -> None:
-        for key, column in self._series.columns.items():
-            figure, label = split_key(key)
-            if math.isnan(column[i]) or not label:
+        columns = self._series.columns
+        if len(columns) != self._known_columns:
+            self._known_columns = len(columns)
+            found = ((key, *split_key(key)) for key in columns)
+            self._labelled = [one for one in found if one[1] in ("logged", "table_rows")]
+        for key, figure, label in self._labelled:
+            value = columns[key][i]
+            if math.isnan(value):
                 continue
             if figure == "logged":
-                timeline.spread(f"logged:{label}", at, at, column[i], 1.0)
-            elif figure == "table_rows":
-                timeline.put(f"rows:{label}:{self.name}", at, column[i])
+                timeline.spread(f"logged:{label}", at, at, value, 1.0)
+            else:
+                timeline.put(f"rows:{label}:{self.name}", at, value)
 
     def _grown(self, key: str, i: int, j: int) -> float:
         """How much a figure grew between two moments; 0 if it is missing."""

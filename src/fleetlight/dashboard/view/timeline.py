@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 
 #: moments of the axis; when it has more, two and two become one
-MOST_BINS = 600
+MOST_BINS = 400
 _NONE = math.nan
 
 
