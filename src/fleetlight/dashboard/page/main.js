@@ -13,6 +13,9 @@ let feed = null;
 let behind = 0;
 let isLost = false;
 let isDue = false;
+let isNew = false;
+let hasDrawn = false;
+const visible = new Set();
 
 // The lines of news replace the end of those that are known.
 function joined(old, news, first) {
@@ -36,13 +39,19 @@ function receive(kind, message) {
   job.events.sort((a, b) => a.at - b.at);
   isLost = false;
   if (job.over) feed.close();
-  later();
+  renew();
 }
 
 function later() {
   if (isDue || document.hidden) return;
   isDue = true;
   requestAnimationFrame(() => { isDue = false; if (job) draw(); });
+}
+
+// Draws what depends on figures, too, and not only on the time.
+function renew() {
+  isNew = true;
+  later();
 }
 
 const now = () => (job.over ? job.now : Date.now() / 1000 - behind);
@@ -55,12 +64,25 @@ function draw() {
   drawState();
   drawTiles();
   drawProcesses();
-  drawSteps();
-  drawDelay();
-  drawTables();
-  drawLogged();
+  if (!isNew) return;
+  isNew = false;
   drawEvents();
-  drawProgram();
+  const sections = { steps: drawSteps, delay: drawDelay, tables: drawTables, logged: drawLogged, program: drawProgram };
+  for (const [id, drawSection] of Object.entries(sections)) {
+    if (!hasDrawn || visible.has(id) || byId(id).hidden) drawSection();
+  }
+  hasDrawn = true;
+}
+
+// Sections out of sight are drawn once, and again when they come into view.
+function watchSections() {
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) visible.add(target.id); else visible.delete(target.id);
+    }
+    renew();
+  });
+  for (const section of document.querySelectorAll("section")) observer.observe(section);
 }
 
 function drawState() {
@@ -311,7 +333,7 @@ function drawProgram() {
 function startTheme() {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const choose = (name) => { root.dataset.theme = name; later(); };
+  const choose = (name) => { root.dataset.theme = name; hasDrawn = false; renew(); };
   const saved = localStorage.getItem("fleetlight-theme");
   choose(saved || (system.matches ? "dark" : "light"));
   system.addEventListener("change", () => { if (!localStorage.getItem("fleetlight-theme")) choose(system.matches ? "dark" : "light"); });
@@ -324,12 +346,13 @@ function startTheme() {
 function start() {
   startTheme();
   startLogs();
+  watchSections();
   feed = new EventSource("feed");
   for (const kind of ["whole", "news"]) feed.addEventListener(kind, (event) => receive(kind, JSON.parse(event.data)));
   feed.addEventListener("error", () => { isLost = true; later(); });
-  byId("range").addEventListener("change", later);
-  addEventListener("visibilitychange", later);
-  addEventListener("resize", () => { fitCharts(); later(); });
+  byId("range").addEventListener("change", () => { hasDrawn = false; renew(); });
+  addEventListener("visibilitychange", renew);
+  addEventListener("resize", () => { fitCharts(); renew(); });
   setInterval(later, 1000);
 }
 
