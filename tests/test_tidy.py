@@ -152,7 +152,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/dashboard/feed.py": 1,
     "src/fleetlight/observe/tracing/spans.py": 1,
     "src/fleetlight/cli/stored/running_tables.py": 1,
-    "src/fleetlight/cli/top.py": 1,
+    "src/fleetlight/cli/watch/top.py": 1,
 }
 TIME_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 

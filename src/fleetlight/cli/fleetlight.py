@@ -9,7 +9,6 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from fleetlight.cli.dashboard import add_dashboard
 from fleetlight.cli.jobs import add_jobs
 from fleetlight.cli.member import add_member
 from fleetlight.cli.plan import add_plan
@@ -17,8 +16,9 @@ from fleetlight.cli.stored.checkpoints import add_checkpoints
 from fleetlight.cli.stored.tables import add_table
 from fleetlight.cli.terminal import output
 from fleetlight.cli.terminal.completion import SHELLS, script
-from fleetlight.cli.top import add_top
-from fleetlight.cli.trace import add_trace
+from fleetlight.cli.watch.dashboard import add_dashboard
+from fleetlight.cli.watch.top import add_top
+from fleetlight.cli.watch.trace import add_trace
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
 from fleetlight.observe.console import Tone, fitted
