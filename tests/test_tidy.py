@@ -32,6 +32,7 @@ ELSEWHERE = (
     "multiprocess/",
     "benchmarks/",
     "ported/",
+    "release/",
     "rig/",
     "chaos/",
     "engines/",

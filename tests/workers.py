@@ -24,7 +24,8 @@ _context.set_forkserver_preload(
         *("torch.distributed.tensor", "torch.profiler._cupti_monitor", "torch._inductor.sizevars"),
         *("sympy.tensor.tensor", "encodings.idna", "numpy.ma", "numba.np.arrayobj"),
         *("pytest", "hypothesis.strategies"),
-        *("fleetlight.fleet.api", "fleetlight.fleet.collective.programs"),
+        *("fleetlight.fleet.api", "fleetlight.fleet.bootstrap", "fleetlight.data.public"),
+        "fleetlight.fleet.collective.programs",
         *("fleetlight.static.executor", "fleetlight.static.capturing"),
     ]
 )

@@ -7,7 +7,9 @@ launcher, which uses none, does not wait for torch.
 
 from __future__ import annotations
 
+import gc
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fleetlight.version import VERSION
@@ -33,8 +35,7 @@ if not TYPE_CHECKING:  # mypy must see the names above only
             return _public()
         if name.startswith("__"):
             raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
-        from fleetlight.fleet import api
-
+        api = _api()
         if name in _PACKAGES:
             return importlib.import_module(f"fleetlight.{name}")
         if name == "main_program":
@@ -55,9 +56,20 @@ def __dir__() -> list[str]:
 
 def _public() -> list[str]:
     """The names that `from fleetlight import *` and `pydoc fleetlight` show."""
-    from fleetlight.fleet import api
+    return sorted({*_api().__all__, *_PACKAGES})
 
-    return sorted({*api.__all__, *_PACKAGES})
+
+def _api() -> ModuleType:
+    """The module of the public names."""
+    # loading leaves no garbage, and the collector would read all objects of torch to find that out
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        from fleetlight.fleet import api
+    finally:
+        if was_on:
+            gc.enable()
+    return api
 
 
 def _instead(name: str) -> str:

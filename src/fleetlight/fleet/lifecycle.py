@@ -15,7 +15,6 @@ from typing import NamedTuple
 from fleetlight.collective.forming import form
 from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
-from fleetlight.fleet.bootstrap import join_servers
 from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.exit.exit_status import (
     exit_with_error,
@@ -138,6 +137,9 @@ def _join(
         formed, group = form(role, VERSION, deadline_s, tls=tls)
         job = CollectiveJob(role=formed, group=group, strategy=strategy, tls=tls)
     else:
+        # jobs without servers do not wait for the servers' modules
+        from fleetlight.fleet.bootstrap import join_servers
+
         job = join_servers(role, strategy, deadline_s, tls)
     _configure_log(job.role)
     _warn_of_unsupported_variables(job.role)

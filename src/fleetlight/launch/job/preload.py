@@ -21,6 +21,8 @@ _HARMLESS = sys.stdlib_module_names | {"numpy", "fleetlight"}
 #: they import nearly all that `fleetlight.fleet.api` does; it reads the role, so processes load it
 _FLEET = (
     "fleetlight.fleet.lifecycle",
+    "fleetlight.fleet.bootstrap",
+    "fleetlight.data.public",
     "fleetlight.fleet.public.inference",
     "fleetlight.fleet.checkpoints.persistables",
 )
