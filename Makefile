@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs pages clean
+.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs pages release-check sbom clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -71,6 +71,13 @@ docs: $(VENV)/.ready  ## the documentation as a site in site/, warnings are erro
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+release-check: $(VENV)/.ready  ## build and try what a release publishes; PYTHONS='python3.10 python3.13' tries others
+	$(BIN)/pip install --quiet --group release
+	$(BIN)/python -m release.check --torch '$(TORCH)' --pythons '$(PYTHONS)'
+
+sbom: $(VENV)/.ready  ## the packages that Fleetlight runs with, as CycloneDX JSON in dist/
+	$(BIN)/python -m release.sbom dist/fleetlight.cdx.json
+
 clean:
 	rm -rf $(VENV) build dist site log output .pytest_cache .mypy_cache .ruff_cache
 
@@ -79,8 +86,9 @@ $(VENV)/.ready: pyproject.toml
 	  { echo "Fleetlight needs Python 3.10 to 3.14; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
 	         "Say which one to use: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first with --group
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable . --group dev
 	@$(BIN)/python -c 'import torch; print("torch", torch.__version__, \
 	  "for CUDA " + torch.version.cuda if torch.version.cuda else "for CPU")'
 	@touch $@

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "versions.md"
+DEV = ("--group", f"{ROOT / 'pyproject.toml'}:dev")
 #: the lines of the page between these markers are generated
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->"
 HEAD = (
@@ -51,9 +52,10 @@ def environment(folder: Path, torch: str, python: str) -> Path:
         print(f"making {home}", flush=True)
         subprocess.run([python, "-m", "venv", str(home)], check=True)
         pip = [str(inside), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)  # the first with --group
         exact = torch if torch.count(".") > 1 else f"{torch}.*"
         subprocess.run([*pip, f"torch=={exact}"], check=True)
-        subprocess.run([*pip, "--editable", f"{ROOT}[dev]"], check=True)
+        subprocess.run([*pip, "--editable", str(ROOT), *DEV], check=True)
         (home / ".ready").touch()
     return inside
 
