@@ -14,7 +14,7 @@ pytestmark = pytest.mark.style
 
 PYTHON = sorted(
     path
-    for folder in ("src", "tests", "examples", "benchmarks", "rig", "pages")
+    for folder in ("src", "tests", "examples", "benchmarks", "rig", "pages", "release")
     for path in (ROOT / folder).rglob("*.py")
 )
 

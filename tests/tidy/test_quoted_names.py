@@ -66,7 +66,7 @@ def quoted(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_files_that_pages_name_exist() -> None:
-    folders = ("src", "tests", "rig", "benchmarks", "examples", "docs", "pages")
+    folders = ("src", "tests", "rig", "benchmarks", "examples", "docs", "pages", "release")
     files = [str(p.relative_to(ROOT)) for f in folders for p in (ROOT / f).rglob("*.py")]
     for page in PAGES:
         for number, line in enumerate(text(page).splitlines(), 1):
