@@ -177,9 +177,10 @@ print(ends["server"].cipher()[0])
 def test_the_openssl_configuration_selects_a_suite(certificates: Path, tmp_path: Path) -> None:
     """The error recommends it, and docs/launcher.md shows it."""
     page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
-    lines = page.partition("    openssl_conf = ")[2].partition("\n\n")[0]
+    lines = page.partition("```ini\nopenssl_conf = ")[2].partition("\n```")[0]
+    assert lines
     file = tmp_path / "openssl.cnf"
-    file.write_text("\n".join(line.strip() for line in f"openssl_conf = {lines}".splitlines()))
+    file.write_text(f"openssl_conf = {lines}\n")
     root = str(Path(__file__).parents[2])
     output = subprocess.run(
         [sys.executable, "-c", CONFIGURED, str(certificates), root],
