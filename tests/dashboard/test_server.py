@@ -126,6 +126,7 @@ def test_the_feed_sends_everything_and_then_news(site: Site, job: SimulatedJob) 
         assert len(news["lines"]["times"]) < len(whole["lines"]["times"]) + 3
 
 
+@pytest.mark.long
 def test_a_client_that_reads_nothing_has_no_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ TRAIN = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_some_steps_of_all_processes_are_in_one_file(place: Workplace) -> None:
     job = place.start("--server_num", "1", "--worker_num", "2", place.script(TRAIN))
     place.wait_for("seen")
