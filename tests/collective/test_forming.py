@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fleetlight.collective.forming import form, given_device, located
 from fleetlight.collective.membership import liveness, rendezvous
 from fleetlight.errors import MembershipError, RoleError, StrategyError
 from fleetlight.fleet.job import current
-from fleetlight.roles import Role, from_environment
+from fleetlight.roles import Role, from_environment, members
 from fleetlight.roles.members import MemberHello
 from fleetlight.security.certificates import make
 from fleetlight.security.context import both_contexts
@@ -269,3 +270,31 @@ def test_workers_that_share_a_gpu_unknowingly_are_refused() -> None:
     for error in run_processes(with_nccl, [("",), ("",)]):
         assert error.startswith("2 workers share the 1 GPU(s) of this host")
         assert "LOCAL_WORLD_SIZE" in error
+
+
+def test_an_error_waits_until_all_workers_have_read_the_hellos() -> None:
+    store, raised = dist.HashStore(), []
+    store.set("hello/0", members.encode(hello(0, "a")).decode())
+
+    def refused() -> None:
+        try:
+            with rendezvous.kept_for_readers(store, 2):
+                rendezvous.gather(store, 1, [], rendezvous.RendezvousDeadline(1))
+                raise MembershipError("another version")
+        except MembershipError:
+            raised.append(True)
+
+    thread = threading.Thread(target=refused)
+    thread.start()
+    thread.join(timeout=0.2)
+    assert not raised
+    store.add("hellos gathered", 1)
+    thread.join()
+    assert raised
+
+
+def test_an_error_before_the_hellos_are_there_is_raised_at_once() -> None:
+    store = dist.HashStore()
+    with pytest.raises(MembershipError), rendezvous.kept_for_readers(store, 2):
+        raise MembershipError("a worker is missing")
+    assert store.add("hellos gathered", 0) == 0

@@ -20,6 +20,7 @@ from fleetlight.collective.membership.rendezvous import (
     RendezvousDeadline,
     gather,
     join,
+    kept_for_readers,
     serve,
     store_errors,
 )
@@ -60,15 +61,17 @@ def form(
         if role.index is None:
             role, hello = register(store, role, hello, deadline)
         liveness = Liveness(store, _index(role))
-        hellos = _introduce(store, role, hello, deadline)
-        role = located(role, hellos)
-        _check_own_gpu(role, hello)
+        with kept_for_readers(store, role.worker_num):
+            hellos = _introduce(store, role, hello, deadline)
+            role = located(role, hellos)
+            _check_own_gpu(role, hello)
+            if role.worker_num > 1:
+                _refuse_unencrypted_nccl(hellos, hello, tls)
+                if is_plain and len(hosts_of(hellos)) > 1:
+                    raise _no_tls_error(role)
         device = _device(role)
         links = None
         if role.worker_num > 1:
-            _refuse_unencrypted_nccl(hellos, hello, tls)
-            if is_plain and len(hosts_of(hellos)) > 1:
-                raise _no_tls_error(role)
             links = _links(store, role, hellos, tls)
             _open_process_group(store, role, hello, deadline, links)
         liveness.set_workers(hellos).start()
@@ -256,14 +259,15 @@ def _adopt(role: Role, version: str, deadline_s: float, tls: Contexts | None) ->
             role.replace(address=role.address or _address_towards_store(role, outside)), version
         )
         liveness = Liveness(store, index)
-        hellos = _introduce(store, role, hello, RendezvousDeadline(deadline_s))
-        if tls is not None and len(hosts_of(hellos)) > 1:
-            raise StrategyError(
-                "strategy.ssl: the script opened torch's process group itself, and what its "
-                f"workers send between {len(hosts_of(hellos))} hosts is not encrypted; leave "
-                "init_process_group out, so that fleet.init opens one inside TLS, or leave ssl out "
-                "and put the hosts into an encrypted network (WireGuard, IPsec)"
-            )
+        with kept_for_readers(store, size):
+            hellos = _introduce(store, role, hello, RendezvousDeadline(deadline_s))
+            if tls is not None and len(hosts_of(hellos)) > 1:
+                raise StrategyError(
+                    "strategy.ssl: the script opened torch's process group itself, and what its "
+                    f"workers send between {len(hosts_of(hellos))} hosts is not encrypted; leave "
+                    "init_process_group out, so that fleet.init opens one inside TLS, or leave "
+                    "ssl out and put the hosts into an encrypted network (WireGuard, IPsec)"
+                )
         role = located(role, hellos)
         liveness.set_workers(hellos).start()
         control = _control(hello, deadline_s)

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from fleetlight.collective.membership.diagnosis import first_sentence
-from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
+from fleetlight.errors import DeadlineError, FleetError, MembershipError, PeerLostError
 from fleetlight.observe.log import logger
 from fleetlight.roles.address import resolve
 from fleetlight.roles.members import MemberHello, decode, missing_text
@@ -33,6 +33,8 @@ REPLY_S = 5.0
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
 _REPORT_EVERY_S = 3.0
+#: the key of the number of workers that have read all hellos
+_GATHERED = "hellos gathered"
 
 
 #: tunnels that carry the store inside TLS, as long as this process may use it
@@ -136,7 +138,25 @@ def gather(
         text = missing_text(size, here, endpoints, deadline.deadline_s)
         if len(here) < size and not deadline.wait(lambda: _not_ready(size, here, endpoints)):
             raise MembershipError(text)
+    with store_errors():
+        store.add(_GATHERED, 1)
     return here
+
+
+@contextlib.contextmanager
+def kept_for_readers(store: Store, size: int) -> Iterator[None]:
+    """Delay an error until all workers have gathered: it may end the process that serves the store.
+
+    So each worker finds the same error itself, and none reports a lost store.
+    """
+    try:
+        yield
+    except FleetError:
+        last = time.monotonic() + REPLY_S
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            while 0 < store.add(_GATHERED, 0) < size and time.monotonic() < last:
+                time.sleep(_POLL_S)
+        raise
 
 
 def cloned(store: Store) -> Store:
