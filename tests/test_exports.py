@@ -13,6 +13,8 @@ import pytest
 import fleetlight as fleet
 from fleetlight.fleet import api
 
+#: public names that are modules, each imported at its first use
+MODULES = {"data", "metrics", "nn", "optim", "util"}
 PUBLIC = [
     "CountFilterEntry",
     "DistributedStrategy",
@@ -77,7 +79,7 @@ PUBLIC = [
 
 
 def test_public_names() -> None:
-    assert sorted(api.__all__) == sorted(PUBLIC)
+    assert sorted({*api.__all__, *MODULES}) == sorted(PUBLIC)
     assert set(PUBLIC) <= set(dir(fleet))
 
 

@@ -2,7 +2,7 @@
 """Distributed training for PyTorch: `import fleetlight as fleet`.
 
 The public names are in `fleetlight.fleet.api`. The first use of one imports them all, so the
-launcher, which uses none, does not wait for torch.
+launcher, which uses none, does not wait for torch. Each package is imported at its first use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any
 from fleetlight.version import VERSION
 
 if TYPE_CHECKING:
+    from fleetlight import data as data
+    from fleetlight import optim as optim
     from fleetlight import static as static
     from fleetlight.fleet.api import *  # noqa: F403
+    from fleetlight.fleet.public import metrics as metrics
+    from fleetlight.fleet.public import nn as nn
+    from fleetlight.fleet.public import util as util
     from fleetlight.static import Program
 
     #: the program of the last `minimize`
@@ -24,8 +29,15 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-#: public names that are packages
-_PACKAGES = {"static"}
+#: public names that are packages, and where they are
+_PACKAGES = {
+    "data": "data",
+    "metrics": "fleet.public.metrics",
+    "nn": "fleet.public.nn",
+    "optim": "optim",
+    "static": "static",
+    "util": "fleet.public.util",
+}
 
 
 if not TYPE_CHECKING:  # mypy must see the names above only
@@ -37,7 +49,8 @@ if not TYPE_CHECKING:  # mypy must see the names above only
             raise AttributeError(f"module 'fleetlight' has no attribute {name!r}")
         api = _api()
         if name in _PACKAGES:
-            return importlib.import_module(f"fleetlight.{name}")
+            package = globals()[name] = importlib.import_module(f"fleetlight.{_PACKAGES[name]}")
+            return package
         if name == "main_program":
             # not cached: it changes with each `minimize`
             from fleetlight.fleet.training.programs import main_program

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of `fleetlight.checkpoint`."""
+"""The names of `fleetlight.checkpoint`, but for those of `inference.api`."""
 
 from fleetlight.checkpoint.formats.tables import read_tables
 from fleetlight.checkpoint.formats.values import pack, unpack
-from fleetlight.checkpoint.inference.exported import save_inference
-from fleetlight.checkpoint.inference.loaded import InferenceModel, load_inference
-from fleetlight.checkpoint.inference.lookups import TakenRows
-from fleetlight.checkpoint.inference.served import RowReader
 from fleetlight.checkpoint.reader import Checkpoint, export, read
 from fleetlight.checkpoint.renaming import RenamedCheckpoint
 from fleetlight.checkpoint.snapshot import JobSnapshot, SavedTables, write
@@ -47,25 +43,21 @@ __all__ = [
     "FileTarget",
     "FolderTarget",
     "HighWaterEntry",
-    "InferenceModel",
     "JobSnapshot",
     "Manifest",
     "ModelState",
     "OptimizerState",
     "RenamedCheckpoint",
     "RngState",
-    "RowReader",
     "SavedBase",
     "SavedTables",
     "TableEntry",
     "TableFileEntry",
-    "TakenRows",
     "WorkerState",
     "class_name",
     "exists",
     "export",
     "is_extra",
-    "load_inference",
     "load_model_state",
     "load_optimizer_state",
     "model_state",
@@ -77,7 +69,6 @@ __all__ = [
     "read_tables",
     "refuse_differences",
     "rng_state",
-    "save_inference",
     "set_rng_state",
     "source_of",
     "unpack",

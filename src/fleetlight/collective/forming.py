@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 from collections.abc import Mapping
@@ -226,6 +227,9 @@ def _open_process_group(
     backend = "cpu:gloo,cuda:nccl" if hello.backend == "nccl" else "gloo"
     if links is not None:
         backend = ENCRYPTED
+    # Defaults of its functions hold the process group of the moment of import, and so all
+    # connections. torch's compiler imports it some time; import it while there is no process group.
+    importlib.import_module("torch.distributed.nn.functional")
     try:
         dist.init_process_group(
             backend,

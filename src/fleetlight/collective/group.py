@@ -12,10 +12,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-
-# Defaults of its functions hold the process group of the moment of import, and so all connections.
-# torch's compiler imports it some time; import it now, while there is no process group.
-import torch.distributed.nn.functional
 from torch import Tensor
 
 from fleetlight.collective.communication_cost import meter_of

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fleetlight import data, errors, optim
+from fleetlight import errors
 from fleetlight.fleet.checkpoints.persistables import load_persistables, save_persistables
 from fleetlight.fleet.checkpoints.whole_state import load_state_dict, state_dict
 from fleetlight.fleet.exit.exit_status import install_startup_hook
@@ -15,7 +15,6 @@ from fleetlight.fleet.lifecycle import (
     run_server,
     stop_worker,
 )
-from fleetlight.fleet.public import metrics, nn, util
 from fleetlight.fleet.public.collectives import (
     all_gather,
     all_reduce,
@@ -77,7 +76,6 @@ __all__ = [
     "barrier_worker",
     "clip_grad_norm_",
     "collective_perf",
-    "data",
     "distributed_model",
     "distributed_optimizer",
     "errors",
@@ -93,12 +91,9 @@ __all__ = [
     "load_state_dict",
     "local_rank",
     "log",
-    "metrics",
-    "nn",
     "no_sync",
     "node_num",
     "nranks",
-    "optim",
     "progress",
     "publish",
     "rank",
@@ -115,7 +110,6 @@ __all__ = [
     "shrink",
     "state_dict",
     "stop_worker",
-    "util",
     "worker_endpoints",
     "worker_index",
     "worker_num",

@@ -9,20 +9,13 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import Bases, Checkpoint
-from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.group import Group
-from fleetlight.data.loader import ShardLoader
-from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, PlanError, RoleError
 from fleetlight.fleet.parts.background import BackgroundSave
-from fleetlight.fleet.parts.loss import LossProbe
-from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.parts.schedulers import Schedulers
 from fleetlight.fleet.protocols import (
     Autosave,
@@ -44,6 +37,15 @@ from fleetlight.observe.figures.step_times import step_times
 from fleetlight.roles import Role
 from fleetlight.security.context import Contexts
 from fleetlight.strategy import DistributedStrategy
+
+if TYPE_CHECKING:  # a job loads only what it uses
+    from fleetlight.checkpoint import Bases, Checkpoint
+    from fleetlight.collective.codecs.compression import Compression
+    from fleetlight.collective.group import Group
+    from fleetlight.data.loader import ShardLoader
+    from fleetlight.data.queue.client import QueueOptions
+    from fleetlight.fleet.parts.loss import LossProbe
+    from fleetlight.fleet.parts.publishing import PublishOptions
 
 #: returns the ids that a batch looks up, by name of the table
 IdsOf = Callable[[Any], Mapping[str, Tensor]]

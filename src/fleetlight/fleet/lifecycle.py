@@ -10,12 +10,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetlight.collective.forming import form
 from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, FleetError, RoleError, names_arguments
-from fleetlight.fleet.collective.job import CollectiveJob
 from fleetlight.fleet.exit.exit_status import (
     exit_with_error,
     install_error_hook,
@@ -28,11 +27,9 @@ from fleetlight.fleet.exit.exit_status import (
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
 from fleetlight.fleet.recording.figures import start_figures
 from fleetlight.fleet.reinit import InitCall, accept_repeated_call, forget_last_job
-from fleetlight.fleet.rendezvous import size_of
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
 from fleetlight.observe.log import logger
-from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 from fleetlight.roles import Kind, Role, RoleMaker, unsupported_variables
 from fleetlight.roles.environment import output_variables
 from fleetlight.security.context import Contexts, both_contexts
@@ -41,6 +38,9 @@ from fleetlight.strategy.features.ssl import encryption_of
 from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
 from fleetlight.version import VERSION
+
+if TYPE_CHECKING:
+    from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 
 
 class Deadline(NamedTuple):
@@ -133,11 +133,13 @@ def _join(
     _check_mode(role, is_collective)
     _check_resume(role, strategy, is_collective)
     job: Job
+    # a job loads the modules of its kind only
     if is_collective:
+        from fleetlight.fleet.collective.job import CollectiveJob
+
         formed, group = form(role, VERSION, deadline_s, tls=tls)
         job = CollectiveJob(role=formed, group=group, strategy=strategy, tls=tls)
     else:
-        # jobs without servers do not wait for the servers' modules
         from fleetlight.fleet.bootstrap import join_servers
 
         job = join_servers(role, strategy, deadline_s, tls)
@@ -153,6 +155,9 @@ def _scheduler(
     if not role.server_num:
         return Scheduler(role, deadline_s, tls)
     assert role.master is not None
+    from fleetlight.fleet.rendezvous import size_of
+    from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
+
     return RendezvousScheduler(role.master, size_of(role), deadline_s, tls=tls, token=role.token)
 
 

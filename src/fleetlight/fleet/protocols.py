@@ -6,21 +6,22 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fleetlight.checkpoint import JobSnapshot
-from fleetlight.collective.data_parallel.replica import Replica
-from fleetlight.collective.local_training.engine import LocalTrainingEngine
-from fleetlight.collective.local_training.outer import Means
-from fleetlight.collective.stamp import Position
-from fleetlight.data.loader import ShardLoader
-from fleetlight.data.observer import BatchShare
-from fleetlight.errors import MembershipError
-from fleetlight.publication.manifest import Publication, PublicationManifest
-from fleetlight.roles.members import MemberHello
+if TYPE_CHECKING:  # a job loads only what it uses
+    from fleetlight.checkpoint import JobSnapshot
+    from fleetlight.collective.data_parallel.replica import Replica
+    from fleetlight.collective.local_training.engine import LocalTrainingEngine
+    from fleetlight.collective.local_training.outer import Means
+    from fleetlight.collective.stamp import Position
+    from fleetlight.data.loader import ShardLoader
+    from fleetlight.data.observer import BatchShare
+    from fleetlight.errors import MembershipError
+    from fleetlight.publication.manifest import Publication, PublicationManifest
+    from fleetlight.roles.members import MemberHello
 
 
 class Peers(Protocol):

@@ -11,11 +11,6 @@ from typing import Any
 from fleetlight.errors import StrategyError
 from fleetlight.strategy.settings import Settings
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # the same parser, for Python 3.10
-
 
 def dumps(settings: Settings) -> str:
     """The settings that differ from their defaults as TOML; nested configs become tables."""
@@ -32,6 +27,10 @@ def dumps(settings: Settings) -> str:
 
 def load(path: Path) -> dict[str, Any]:
     """The content of a TOML file."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # the same parser, for Python 3.10
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         return content

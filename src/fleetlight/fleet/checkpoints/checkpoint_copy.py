@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleetlight.checkpoint import MANIFEST, read, source_of
+import fleetlight.checkpoint as checkpoint
 from fleetlight.errors import CheckpointError, FleetError
 from fleetlight.fleet.protocols import Peers
 
@@ -72,9 +72,9 @@ class _FileReceiver:
 
 def _found(dirname: str, tables: bool) -> dict[str, Path | bytes]:
     """The files of a checkpoint by their names in the copy, verified; the manifest first."""
-    saved = read(dirname)
+    saved = checkpoint.read(dirname)
     names = saved.files(tables=tables)
-    manifest = {MANIFEST: saved.source.manifest_bytes()}
+    manifest = {checkpoint.MANIFEST: saved.source.manifest_bytes()}
     return manifest | {saved.stored_name(name): saved.path(name) for name in names}
 
 
@@ -108,6 +108,6 @@ def _read(path: Path, receiver: _FileReceiver) -> Iterator[bytes]:
 def _manifest_digest(dirname: str) -> bytes:
     """Empty where this worker cannot read the manifest."""
     try:
-        return hashlib.sha256(source_of(dirname).manifest_bytes()).digest()
+        return hashlib.sha256(checkpoint.source_of(dirname).manifest_bytes()).digest()
     except FleetError:
         return b""

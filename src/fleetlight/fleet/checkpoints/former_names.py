@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import Checkpoint
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.training.registering import registered_model
 from fleetlight.observe.log import logger
+
+if TYPE_CHECKING:
+    from fleetlight.checkpoint import Checkpoint
 
 #: a table's name is a part of the seed of first values
 _LATER_IDS = "; ids that are not in it get other first values than in that job"

@@ -10,14 +10,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch import nn
 
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import Checkpoint, WorkerState
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.checkpoint_copy import copy_checkpoint
 from fleetlight.fleet.checkpoints.former_names import read_named
@@ -28,6 +27,9 @@ from fleetlight.fleet.protocols import Purpose, SavedPart
 from fleetlight.fleet.training.registering import names_of, registered_model
 from fleetlight.observe.log import logger
 from fleetlight.ps.layers.table_weight import TableWeight
+
+if TYPE_CHECKING:
+    from fleetlight.checkpoint import Checkpoint, WorkerState
 
 
 def load_job(

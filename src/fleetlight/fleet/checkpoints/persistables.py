@@ -13,7 +13,6 @@ from torch import nn
 
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import JobSnapshot, WorkerState
 from fleetlight.errors import ConfigError, PeerLostError, names_arguments
 from fleetlight.fleet.checkpoints.loading import load_job
 from fleetlight.fleet.checkpoints.save_options import FOLDER, SaveOptions, check_via
@@ -32,10 +31,11 @@ from fleetlight.roles import Role
 from fleetlight.store import absolute
 
 if TYPE_CHECKING:
+    from fleetlight.checkpoint import JobSnapshot, WorkerState
     from fleetlight.static.program import Program
 
 Directory = str | os.PathLike[str]
-_Write = Callable[[Directory, JobSnapshot], None]
+_Write = Callable[[Directory, "JobSnapshot"], None]
 
 
 @names_arguments
@@ -231,7 +231,7 @@ def _write_and_drop(
 def _snapshot(
     job: Job, model: nn.Module, workers: Sequence[WorkerState], extra: Mapping[str, Any]
 ) -> JobSnapshot:
-    return JobSnapshot(
+    return checkpoint.JobSnapshot(
         model=checkpoint.model_state(model),
         optimizers=[
             checkpoint.optimizer_state(managed.optimizer, names_of(model))
@@ -249,7 +249,7 @@ def _workers(job: Job) -> list[WorkerState]:
     mine = worker_record(job)
     sent = b"" if job.group.index == 0 else mine.to_bytes()
     _, *others = job.group.bytes_to_first(sent, "save_persistables") or [b""]
-    states = [mine, *map(WorkerState.from_bytes, others)]
+    states = [mine, *map(checkpoint.WorkerState.from_bytes, others)]
     # number them again: a worker may have been lost
     return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(states)]
 

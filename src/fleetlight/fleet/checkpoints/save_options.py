@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import TYPE_CHECKING
 
-from fleetlight.checkpoint import Bases
+# not `from fleetlight import`, which imports the API and would be a circle
+import fleetlight.checkpoint as checkpoint
 from fleetlight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fleetlight.checkpoint import Bases
 
 #: `via`: servers write their tables into the folder, or send them to worker 0
 FOLDER, WORKER0 = "folder", "worker0"
@@ -41,4 +46,4 @@ class SaveOptions:
 
     def bases(self, location: str | os.PathLike[str]) -> Bases | None:
         """For saves that may need an earlier one; None: each has all rows."""
-        return Bases(location, self.base_every) if self.base_every > 1 else None
+        return checkpoint.Bases(location, self.base_every) if self.base_every > 1 else None

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 # not `from fleetlight import`, which imports the API and would be a circle
 import fleetlight.checkpoint as checkpoint
-from fleetlight.checkpoint import WorkerState
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import Purpose, SavedPart, Stateful
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.fleet.training.registering import names_of, registered_model
 from fleetlight.observe.log import logger
+
+if TYPE_CHECKING:
+    from fleetlight.checkpoint import WorkerState
 
 
 @dataclasses.dataclass
@@ -316,7 +318,7 @@ def load_replayed(job: Job, values: Mapping[str, Any], *, but: Collection[str] =
 def worker_record(job: Job) -> WorkerState:
     """The record of this worker in a checkpoint."""
     also = () if job.autosave is None else (Purpose.RESUME,)
-    return WorkerState(
+    return checkpoint.WorkerState(
         rank=job.group.index,
         rng=checkpoint.rng_state(),
         values=saved_values(job, Purpose.CHECKPOINT, *also),

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fleetlight import checkpoint
-from fleetlight.checkpoint import InferenceModel, RowReader
 from fleetlight.errors import ConfigError, PlanError, names_arguments
 from fleetlight.fleet.job import Job, PlainLayer, Rows, current, current_or_none
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, plain_layer
@@ -23,6 +22,7 @@ from fleetlight.ps.layers.embedding import TableLayer
 from fleetlight.torch_compat.modules import children
 
 if TYPE_CHECKING:
+    from fleetlight.checkpoint import InferenceModel, RowReader
     from fleetlight.static.inference import Feeds
     from fleetlight.static.program import Program
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
@@ -161,7 +160,7 @@ def _measure(group: Group, operation: Operation, size: int, rounds: int) -> floa
     first = max(_round(group, operation, values) for _ in range(2))
     rounds = min(rounds, max(_FEWEST, int(_BUDGET_S / _longest(group, first))))
     taken = [_round(group, operation, values) for _ in range(rounds)]
-    return _longest(group, statistics.median(taken))
+    return _longest(group, sorted(taken)[len(taken) // 2])
 
 
 def _round(group: Group, operation: Operation, values: Tensor) -> float:

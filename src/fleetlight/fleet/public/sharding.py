@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fleetlight.collective.stamp import UNKNOWN, Position
-from fleetlight.data.loader import ShardLoader
-from fleetlight.data.observer import BatchShare, NoObserver
-from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, did_you_mean, names_arguments
 from fleetlight.fleet.job import IdsOf, Job, current
 from fleetlight.fleet.parts.background import in_main_thread
@@ -20,6 +17,11 @@ from fleetlight.fleet.protocols import BatchWeights
 from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.observe.log import logger
 from fleetlight.observe.progress import Progress
+
+if TYPE_CHECKING:
+    from fleetlight.data.loader import ShardLoader
+    from fleetlight.data.observer import BatchShare
+    from fleetlight.data.queue.client import QueueOptions
 
 #: ways to deal out records
 DEALS = ("blocks", "shards", "queue")
@@ -84,6 +86,8 @@ def shard(
         >>> [batch.tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5]]
     """
+    from fleetlight.data.loader import ShardLoader
+
     job = current()
     _check_lookahead(lookahead)
     sharded: ShardLoader[Any] = ShardLoader(
@@ -207,6 +211,8 @@ class JobObserver:
             self._hints.announce(batches)
 
     def __reduce__(self) -> Any:
+        from fleetlight.data.observer import NoObserver
+
         # in a loading process the loader has no job
         return NoObserver, ()
 
@@ -243,6 +249,8 @@ def progress(loader: Iterable[T], total: int | None = None) -> Progress[T]:
         >>> for batch in batches:
         ...     batches.show(loss=1 / batch)
     """
+    from fleetlight.data.loader import ShardLoader
+
     job = current()
     return Progress(
         loader,

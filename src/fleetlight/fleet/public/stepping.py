@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from fleetlight.data.read_ahead import ReadAhead
 from fleetlight.errors import ConfigError, names_arguments
 from fleetlight.fleet.job import Job, current
+
+if TYPE_CHECKING:
+    from fleetlight.data.read_ahead import ReadAhead
 
 B = TypeVar("B")
 R = TypeVar("R")
@@ -48,6 +50,9 @@ def run_steps(
         >>> fleet.run_steps(lambda batch: batch * 10, batches, steps=2)
         StepsRun(result=20.0, steps=2)
     """
+    # jobs that run their own loop do not wait for the readers of data
+    from fleetlight.data.read_ahead import ReadAhead
+
     job = current()
     early = ReadAhead(_limited(batches, steps))
     made, result = 0, None

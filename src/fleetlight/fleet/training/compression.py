@@ -14,7 +14,6 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.loss import scaler_at_work
 from fleetlight.fleet.protocols import RegisteredModel
-from fleetlight.fleet.training.dgc import DeepCompression
 from fleetlight.observe.log import logger
 from fleetlight.strategy.features.reduction.compression import CODECS
 
@@ -36,6 +35,8 @@ def compression_of(job: Job, module: nn.Module) -> Compression | None:
 
 def _made(job: Job, module: nn.Module) -> Compression:
     if job.strategy.dgc:
+        from fleetlight.fleet.training.dgc import DeepCompression
+
         return DeepCompression(job, module)
     strategy, configs = job.strategy, job.strategy.compression_configs
     return Compression(

@@ -22,6 +22,9 @@ _HARMLESS = sys.stdlib_module_names | {"numpy", "fleetlight"}
 _FLEET = (
     "fleetlight.fleet.lifecycle",
     "fleetlight.fleet.bootstrap",
+    "fleetlight.fleet.collective.job",
+    "fleetlight.fleet.public.nn",
+    "fleetlight.checkpoint.api",
     "fleetlight.data.public",
     "fleetlight.fleet.public.inference",
     "fleetlight.fleet.checkpoints.persistables",
