@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlight.observe.figures.history import Series
-from fleetlight.observe.figures.job_figures import job_figures, rate
+from fleetlight.observe.figures.job_figures import job_figures
 from fleetlight.observe.figures.snapshot import Snapshot
 
 
@@ -53,14 +53,6 @@ def test_a_process_that_is_gone_does_not_count() -> None:
     here = series((99.0, {"steps": 3, "logged{loss}": 1.0}))
     step, found = job_figures({"worker.0": lost, "worker.1": here}, 100.0, 5.0)
     assert (step, found["loss"]) == (3, 1.0)
-
-
-def test_a_restarted_process_counts_from_zero() -> None:
-    one = series((0.0, {"samples": 1000}), (1.0, {"samples": 1100}))
-    one.add(Snapshot(2.0, 2, {"samples": 10}))
-    assert rate(one, "samples", 10.0) is None
-    one.add(Snapshot(3.0, 2, {"samples": 30}))
-    assert rate(one, "samples", 10.0) == 20.0
 
 
 def test_an_empty_job_has_no_figures() -> None:

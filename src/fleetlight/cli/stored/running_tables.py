@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleetlight.errors import ConfigError, counted, did_you_mean
 from fleetlight.observe.figures.history import History, Series
-from fleetlight.observe.figures.job_figures import FRESH_S, rate
+from fleetlight.observe.figures.job_figures import FRESH_S
 from fleetlight.observe.figures.snapshot import FOLDER, labelled, split_key
 
 #: seconds over which growth is measured
@@ -59,9 +59,7 @@ def _print(name: str, servers: Mapping[str, Series]) -> None:
     }
     rows = sum(count for count, _ in found.values())
     size = sum(size for _, size in found.values())
-    growth = sum(
-        rate(one, labelled("table_rows", name), _SPAN_S) or 0.0 for one in servers.values()
-    )
+    growth = sum(one.rate(labelled("table_rows", name), _SPAN_S) or 0.0 for one in servers.values())
     print(
         f"table {name}: {counted(int(rows), 'row', ',')}, {size / 2**20:,.1f} MiB in memory, "
         f"{60 * growth:+,.0f} rows/min"

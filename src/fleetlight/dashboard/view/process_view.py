@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,7 +86,7 @@ class ProcessView:
             self._stepped = None
             return
         before = self._series.times[i - 1]
-        steps = self._grown("steps", i - 1, i)
+        steps = self._series.grown("steps", i - 1, i)
         if steps > 0:
             # the first step has the start of the process, too
             if self._stepped is not None:
@@ -94,15 +94,15 @@ class ProcessView:
                 timeline.spread(f"step:{self.name}", since, at, at - since, steps)
             self._stepped = at
         if "steps" in self._series.columns:
-            waited = self._grown(step_figure("wait"), i - 1, i)
+            waited = self._series.grown(step_figure("wait"), i - 1, i)
             timeline.spread(f"wait:{self.name}", before, at, waited, at - before)
-            samples = self._grown("samples", i - 1, i)
+            samples = self._series.grown("samples", i - 1, i)
             timeline.spread(f"rate:{self.name}", before, at, samples, at - before)
             timeline.spread(f"pace:{self.name}", before, at, steps, at - before)
         late, number = count_keys("staleness")
-        if (pushes := self._grown(number, i - 1, i)) > 0:
-            timeline.spread("staleness", before, at, self._grown(late, i - 1, i), pushes)
-        moved = sum(self._grown(key, i - 1, i) for key in ("sent_bytes", "received_bytes"))
+        if (pushes := self._series.grown(number, i - 1, i)) > 0:
+            timeline.spread("staleness", before, at, self._series.grown(late, i - 1, i), pushes)
+        moved = sum(self._series.grown(key, i - 1, i) for key in ("sent_bytes", "received_bytes"))
         timeline.spread(f"bytes:{self.name}", before, at, moved, at - before)
 
     def _put_newest(self, i: int, at: float, timeline: Timeline) -> None:
@@ -119,17 +119,6 @@ class ProcessView:
                 timeline.spread(f"logged:{label}", at, at, value, 1.0)
             else:
                 timeline.put(f"rows:{label}:{self.name}", at, value)
-
-    def _grown(self, key: str, i: int, j: int) -> float:
-        """How much a figure grew between two moments; 0 if it is missing."""
-        column = self._series.columns.get(key)
-        if column is None:
-            return 0.0
-        before, after = column[i], column[j]
-        if math.isnan(after):
-            return 0.0
-        # a figure may appear later than its process
-        return max(0.0, after - (0.0 if math.isnan(before) else before))
 
     def row(self, facts: ProcessFacts, now: float) -> dict[str, Any]:
         """The process at this moment."""
@@ -179,19 +168,19 @@ class ProcessView:
 
     def _current(self, window_s: float) -> dict[str, Any]:
         """Rates, and the parts of a step, over a time."""
-        first, last = self._window(window_s)
+        first, last = self._series.window(window_s)
         seconds = self._series.times[last] - self._series.times[first]
         if seconds <= 0:
             return {}
         found: dict[str, Any] = {
-            name: self._grown(key, first, last) / seconds
-            for key, name in _RATES.items()
-            if key in self._series.columns
+            name: self._series.rate(key, window_s) for key, name in _RATES.items()
         }
         for name, part, others in _SHARES:
-            found[name] = _share(self._grown(part, first, last), self._grown(others, first, last))
-        steps = self._grown("steps", first, last)
-        parts = [self._grown(key, first, last) for key in _PARTS]
+            found[name] = _share(
+                self._series.grown(part, first, last), self._series.grown(others, first, last)
+            )
+        steps = self._series.grown("steps", first, last)
+        parts = [self._series.grown(key, first, last) for key in _PARTS]
         if steps and sum(parts):
             found["step_s"] = seconds / steps
             found["parts"] = [part / steps for part in parts]
@@ -199,22 +188,13 @@ class ProcessView:
 
     def _newest_part(self) -> dict[str, str]:
         """The part of a step that took most time lately."""
-        first, last = self._window(SILENT_S / 2)
-        newest = [self._grown(key, first, last) for key in _PARTS]
+        first, last = self._series.window(SILENT_S / 2)
+        newest = [self._series.grown(key, first, last) for key in _PARTS]
         return {"part": STEP_PARTS[newest.index(max(newest))]} if sum(newest) else {}
 
     def growth(self, key: str, seconds: float) -> float:
         """How much a figure grows in a second, over the last `seconds`."""
-        if not self._series.times:
-            return 0.0
-        first, last = self._window(seconds)
-        column = self._series.columns.get(key)
-        if column is None or math.isnan(column[last]):
-            return 0.0
-        # a table appears later than its server
-        first = next(i for i in range(first, last + 1) if not math.isnan(column[i]))
-        between = self._series.times[last] - self._series.times[first]
-        return (column[last] - column[first]) / between if between > 0 else 0.0
+        return self._series.rate(key, seconds) or 0.0
 
     def newest(self, figure: str) -> Mapping[str, float]:
         """The newest values of a figure by label."""
@@ -229,15 +209,6 @@ class ProcessView:
     def counts(self) -> Mapping[str, Mapping[int, int]]:
         """How often each number occurred."""
         return self._series.counts
-
-    def _window(self, seconds: float) -> tuple[int, int]:
-        """The first and the last moment of the window in this start of the process."""
-        times, pids = self._series.times, self._series.pids
-        last = len(times) - 1
-        first = bisect_left(times, times[last] - seconds)
-        while pids[first] != pids[last]:
-            first += 1
-        return first, last
 
 
 def _state(facts: ProcessFacts, seen: float | None, now: float) -> str:

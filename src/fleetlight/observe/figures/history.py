@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,38 @@ class Series:
         """The newest value of a figure; None if the newest snapshot has none."""
         column = self.columns.get(key)
         return None if not column or math.isnan(column[-1]) else column[-1]
+
+    def window(self, span_s: float) -> tuple[int, int]:
+        """The first and the last moment of the last seconds, in this start of the process.
+
+        Where moments are further apart than that, the last two.
+        """
+        last = len(self.times) - 1
+        first = max(0, min(bisect_left(self.times, self.times[last] - span_s), last - 1))
+        # a restarted process counts from zero
+        while self.pids[first] != self.pids[last]:
+            first += 1
+        return first, last
+
+    def grown(self, key: str, first: int, last: int) -> float:
+        """How much a counter grew between two moments of one start; 0 if it is missing."""
+        column = self.columns.get(key)
+        if column is None or math.isnan(column[last]):
+            return 0.0
+        # a counter may appear later than its process
+        before = 0.0 if math.isnan(column[first]) else column[first]
+        return max(0.0, column[last] - before)
+
+    def rate(self, key: str, span_s: float) -> float | None:
+        """How much a figure grew in a second of the last ones; None if that is not known."""
+        column = self.columns.get(key)
+        if not column or math.isnan(column[-1]):
+            return None
+        first, last = self.window(span_s)
+        while math.isnan(column[first]):
+            first += 1
+        seconds = self.times[last] - self.times[first]
+        return (column[last] - column[first]) / seconds if seconds > 0 else None
 
 
 def _columns_of(snapshot: Snapshot) -> Iterator[tuple[str, float]]:

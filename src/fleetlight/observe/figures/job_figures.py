@@ -7,7 +7,6 @@ Workers that log a value give its mean, rates of samples add up, and so do the r
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 from fleetlight.observe.figures.catalogue import STEP_PARTS, step_figure
@@ -46,21 +45,8 @@ def job_figures(
     return int(max(steps, default=0.0)), found
 
 
-def rate(series: Series, key: str, span_s: float) -> float | None:
-    """How fast a counter of one process grew in the last seconds; None if that is not known."""
-    column, times = series.columns.get(key), series.times
-    if column is None or len(times) < 2:
-        return None
-    first = min(bisect_left(times, times[-1] - span_s), len(times) - 2)
-    # a restarted process counts from zero
-    while series.pids[first] != series.pids[-1]:
-        first += 1
-    seconds, grown = times[-1] - times[first], column[-1] - column[first]
-    return grown / seconds if seconds > 0 and math.isfinite(grown) else None
-
-
 def _rates(series: Iterable[Series], key: str, span_s: float) -> list[float]:
-    found = (rate(one, key, span_s) for one in series)
+    found = (one.rate(key, span_s) for one in series)
     return [one for one in found if one is not None]
 
 
