@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from fleetlight.cli.fleetlight import main
+from fleetlight.cli.terminal import output
 from fleetlight.observe.figures.recorder import ThinnedFile
 from fleetlight.observe.figures.snapshot import FOLDER, Snapshot, snapshot_file
 
@@ -31,6 +32,20 @@ def test_rows_bytes_growth_and_balance(tmp_path: Path, capsys: pytest.CaptureFix
     assert first.startswith("table users: 40 rows, 40.0 MiB in memory, +1")
     assert zero == "  server 0: 30 rows, 30.0 MiB, 1.500 of the average"
     assert one == "  server 1: 10 rows, 10.0 MiB, 0.500 of the average, 40 s ago"
+
+
+def test_lines_are_broken_in_a_narrow_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, 0, 40.0, 1)
+    assert main(["table", "stats", str(tmp_path)]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(output, "columns", lambda stream=None: 40)
+    assert main(["table", "stats", str(tmp_path)]) == 0
+    narrow = capsys.readouterr().out
+    assert all(len(line) <= 40 for line in narrow.splitlines())
+    assert narrow.split() == whole.split()
+    assert len(narrow.splitlines()) > len(whole.splitlines()) == 2
 
 
 def test_an_unknown_table_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from fleetlight.cli.watch.top import add_top
 from fleetlight.cli.watch.trace import add_trace
 from fleetlight.errors import ConfigError, FleetError, counted
 from fleetlight.launch.job.spec import DEFAULT_PORT
-from fleetlight.observe.console import Tone, fitted
+from fleetlight.observe.console import Tone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,7 +202,7 @@ def _doctor(found: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    print(fitted(f"fleetlight: {text}", output.columns()), flush=True)
+    output.print_fitted(f"fleetlight: {text}")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.checkpoint.states import snapshot, whole_step
 from tests.store.s3 import FaultProxy
 
 from fleetlight import checkpoint
+from fleetlight.checkpoint.storage import maintenance
 from fleetlight.checkpoint.storage.manifest import FORMAT
 from fleetlight.checkpoint.storage.stored_generations import new_stored_generation
 from fleetlight.cli.fleetlight import main
+from fleetlight.cli.terminal import output
 from fleetlight.store import store_at
 
 
@@ -42,6 +45,23 @@ def test_list_prints_a_line_for_each_generation(
     checkpoint.write(tmp_path / "folder", snapshot(7))
     assert said(capsys, "list", str(tmp_path / "folder"))[1].split()[3] == "7"
     assert "no such directory" in said(capsys, "list", str(tmp_path / "no"), code=1)[0]
+
+
+def test_the_list_follows_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.write(tmp_path, snapshot(7))
+    [plain] = maintenance.generations(tmp_path)
+    large = msgspec.structs.replace(plain, workers=1000, servers=16)
+    monkeypatch.setattr(maintenance, "generations", lambda location: [large])
+    [_, line] = said(capsys, "list", str(tmp_path))
+    assert line.endswith("  3      1000 workers, 16 servers, 0 rows"), "a pipe gets whole lines"
+    monkeypatch.setattr(output, "columns", lambda stream=None: 40)
+    lines = said(capsys, "list", str(tmp_path))
+    assert all(len(line) <= 40 for line in lines)
+    assert lines[0] == "1"
+    assert "  step: 7" in lines
+    assert lines[-1] == "  job: 1000 workers, 16 servers, 0 rows"
 
 
 def test_verify_finds_a_changed_byte(url: str, capsys: pytest.CaptureFixture[str]) -> None:

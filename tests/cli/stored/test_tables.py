@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from fleetlight.checkpoint.storage.files import FileTarget
 from fleetlight.checkpoint.storage.maintenance import copy
 from fleetlight.checkpoint.storage.manifest import FileEntry, TableEntry, TableFileEntry
 from fleetlight.cli.fleetlight import main
+from fleetlight.cli.terminal import output
 from fleetlight.kernels import buckets, servers_of
 from fleetlight.ps.plan import EntryPlan, TablePlan
 from fleetlight.ps.tables.counts import admission
@@ -97,13 +99,27 @@ def test_the_figures_of_each_table(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(plain) == 4
     assert counted[0].startswith("table ads: 1,000 rows of dim 3, sgd (eps 1e-08), ")
     assert counted[4].split()[:8] == ["counts", "of", "all", "rows", "0", "%", "10", "%"]
-    quantiles = {line[:36].strip(): line[36:].split() for line in counted[5:]}
+    # columns are two spaces apart, and names have single ones
+    rows = (re.split(" {2,}", line) for line in counted[5:])
+    quantiles = {name: values for name, *values in rows}
     assert quantiles == {
         "shows": ["0", "0.9", "4.5", "8.1", "9", "9"],
         "clicks": ["0"] * 6,
         "unseen days": ["0"] * 6,
         "pushes since its last": ["0", "0", "0.5", "1", "1", "1"],
     }
+
+
+def test_the_figures_follow_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, COUNTED)
+    monkeypatch.setattr(output, "columns", lambda stream=None: 40)
+    lines = said(capsys, str(tmp_path))
+    assert all(len(line) <= 40 for line in lines)
+    text = "\n".join(lines)
+    assert " ".join(text.split()).startswith("table ads: 1,000 rows of dim 3, sgd (eps 1e-08), ")
+    assert "\nshows\n  0 %: 0\n  10 %: 0.9\n" in text
 
 
 def test_the_part_that_an_entry_admits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 
+from fleetlight.cli.terminal.output import print_table
 from fleetlight.errors import CheckpointError, counted
 
 _LOCATION = "a folder, or a URL such as s3://bucket/run"
@@ -38,20 +39,19 @@ def _list(found: argparse.Namespace) -> int:
     from fleetlight.checkpoint.storage.maintenance import generations
     from fleetlight.checkpoint.storage.manifest import BaseEntry
 
-    kept = generations(found.location)
-    print(f"{'generation':>10}  {'saved (UTC)':<16}  {'step':>10}  {'MiB':>10}  files  job")
-    for manifest in kept:
+    rows = [("generation", "saved (UTC)", "step", "MiB", "files", "job")]
+    for manifest in generations(found.location):
         size = sum(file.bytes for file in manifest.files) / 2**20
         job = counted(manifest.workers, "worker")
         if manifest.servers:
-            rows = sum(table.rows for table in manifest.tables)
-            job += f", {counted(manifest.servers, 'server')}, {counted(rows, 'row', ',')}"
+            count = sum(table.rows for table in manifest.tables)
+            job += f", {counted(manifest.servers, 'server')}, {counted(count, 'row', ',')}"
         if isinstance(manifest.base, BaseEntry):
             job += f", changes since generation {manifest.base.generation}"
-        print(
-            f"{manifest.generation:>10}  {manifest.created:%Y-%m-%d %H:%M}  {manifest.step:>10}  "
-            f"{size:>10,.1f}  {len(manifest.files):>5}  {job}"
-        )
+        saved = f"{manifest.created:%Y-%m-%d %H:%M}"
+        step, files = str(manifest.step), str(len(manifest.files))
+        rows.append((str(manifest.generation), saved, step, f"{size:,.1f}", files, job))
+    print_table(rows)
     return 0
 
 

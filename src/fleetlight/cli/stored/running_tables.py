@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from fleetlight.cli.terminal.output import print_fitted
 from fleetlight.errors import ConfigError, counted, did_you_mean
 from fleetlight.observe.figures.history import History, Series
 from fleetlight.observe.figures.job_figures import FRESH_S
@@ -43,7 +44,7 @@ def print_running(location: str, wanted: str | None) -> None:
         known = did_you_mean(wanted, names) if names else "no table has figures there"
         raise ConfigError(f"{location} has no table {wanted!r}; {known}")
     if not names:
-        print(f"{location}: no tables yet")
+        print_fitted(f"{location}: no tables yet")
     for name in names:
         if wanted in (None, name):
             _print(name, servers)
@@ -60,7 +61,7 @@ def _print(name: str, servers: Mapping[str, Series]) -> None:
     rows = sum(count for count, _ in found.values())
     size = sum(size for _, size in found.values())
     growth = sum(one.rate(labelled("table_rows", name), _SPAN_S) or 0.0 for one in servers.values())
-    print(
+    print_fitted(
         f"table {name}: {counted(int(rows), 'row', ',')}, {size / 2**20:,.1f} MiB in memory, "
         f"{60 * growth:+,.0f} rows/min"
     )
@@ -68,7 +69,7 @@ def _print(name: str, servers: Mapping[str, Series]) -> None:
         share = f", {count * len(found) / rows:.3f} of the average" if rows else ""
         age = time.time() - servers[server].times[-1]
         old = f", {age:.0f} s ago" if age > FRESH_S else ""
-        print(
+        print_fitted(
             f"  {server.replace('.', ' ')}: {counted(int(count), 'row', ',')}, "
             f"{size / 2**20:,.1f} MiB{share}{old}"
         )

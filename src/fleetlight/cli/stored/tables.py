@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fleetlight.cli.stored.running_tables import is_log_folder, print_running
+from fleetlight.cli.terminal.output import print_fitted, print_table
 from fleetlight.errors import ConfigError, counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def _stats(found: argparse.Namespace) -> int:
         known = did_you_mean(found.table, names) if names else "it has no tables"
         raise ConfigError(f"{found.location} has no table {found.table!r}; {known}")
     if not names:
-        print(f"step {manifest.step}: no tables")
+        print_fitted(f"step {manifest.step}: no tables")
     for table in manifest.tables:
         if found.table in (None, table.name):
             _print(table_stats(found.location, manifest, table))
@@ -58,36 +60,43 @@ def _stats(found: argparse.Namespace) -> int:
 def _print(stats: TableStats) -> None:
     from fleetlight.checkpoint.storage.table_stats import PERCENTS
 
+    for line in _lines(stats):
+        print_fitted(line)
+    if stats.quantiles:
+        of = "all rows" if stats.sampled == stats.rows else f"{stats.sampled:,} rows, by chance"
+        heads = [f"counts of {of}", *(f"{percent} %" for percent in PERCENTS)]
+        counts = [
+            [name, *(f"{value:,.4g}" for value in values)]
+            for name, values in stats.quantiles.items()
+        ]
+        print_table([heads, *counts])
+    if stats.admitted is not None:
+        print_fitted(f"  admitted: {100 * stats.admitted:.1f} % of the rows")
+
+
+def _lines(stats: TableStats) -> Iterator[str]:
     entry = stats.entry
     options = ", ".join(f"{name} {value:g}" for name, value in entry.options.items())
     rule = f"{entry.rule} ({options})" if options else entry.rule
-    print(
+    yield (
         f"table {entry.name}: {counted(stats.rows, 'row', ',')} of dim {entry.dim}, {rule}, "
         f"{stats.bytes / 2**20:,.1f} MiB"
     )
     if stats.changed is not None:
         rows, removed, size = stats.changed
-        print(
+        yield (
             f"  changed since this base: {counted(rows, 'row', ',')}, {size / 2**20:,.1f} MiB; "
             f"{removed:,} removed"
         )
     average = stats.rows / max(1, len(stats.servers))
     for part in stats.servers:
         share = f", {part.rows / average:.3f} of the average" if average else ""
-        print(
+        yield (
             f"  server {part.server}: {counted(part.rows, 'row', ',')}, "
             f"{part.bytes / 2**20:,.1f} MiB{share}"
         )
     if stats.buckets is not None and stats.rows:
-        print(
+        yield (
             f"  {len(stats.buckets):,} buckets: {stats.buckets.min():,} to "
             f"{stats.buckets.max():,} rows, {stats.buckets.mean():,.2f} on average"
         )
-    if not stats.quantiles:
-        return
-    of = "all rows" if stats.sampled == stats.rows else f"{stats.sampled:,} rows, by chance"
-    print(f"  {'counts of ' + of:<34}" + "".join(f"{percent:>9} %" for percent in PERCENTS))
-    for name, values in stats.quantiles.items():
-        print(f"    {name:<32}" + "".join(f"{value:>11,.4g}" for value in values))
-    if stats.admitted is not None:
-        print(f"  admitted: {100 * stats.admitted:.1f} % of the rows")

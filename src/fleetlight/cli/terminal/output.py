@@ -42,6 +42,11 @@ def say(text: str, tone: Tone = Tone.PLAIN) -> None:
     print(painted(text, tone, colour()))
 
 
+def print_fitted(text: str) -> None:
+    """Print lines, broken at words where the terminal is narrow."""
+    print(fitted(text, columns()), flush=True)
+
+
 def complain(program: str, error: Exception) -> None:
     """Print an error to standard error."""
     text = fitted(f"{program}: error: {error}", columns(sys.stderr))
