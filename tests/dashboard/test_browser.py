@@ -14,6 +14,9 @@ import pytest
 from tests.dashboard.clients import Site, serving
 from tests.dashboard.simulated import SimulatedJob
 
+from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox
+from fleetlight.static.drawing.svg import svg_of
+
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -52,6 +55,21 @@ CHECKS = """() => {
 }"""
 
 
+#: the picture of a static program
+PROGRAM = Picture(
+    "Training step of Net",
+    (),
+    (PictureBox("f0", "forward", ("<b>layer</b>",)), PictureBox("b0", "backward", ("∂ layer",))),
+    (PictureArrow("f0", "b0", "1 kept", "kept"),),
+    (),
+    (),
+)
+#: a picture that would run scripts, if it were part of the page
+HARMFUL = """<svg xmlns="http://www.w3.org/2000/svg" width="30" height="20"
+ onload="alert('onload')"><script>alert("script")</script><script href="main.js"/>
+<image href="/logs/workerlog.0"/></svg>"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as found:
@@ -81,10 +99,7 @@ def _job(folder: Path, workers: int) -> SimulatedJob:
     job.run(30, random.Random(1))
     job.launcher()
     (folder / "workerlog.0").write_text("step 1 <b>loss</b> 0.5\nValueError: a bad row\n")
-    said = {
-        "explain": "a_sync takes effect: ...",
-        "svg": "<svg xmlns='http://www.w3.org/2000/svg'/>",
-    }
+    said = {"explain": "a_sync takes effect: ...", "svg": svg_of(PROGRAM)}
     (folder / "figures" / "job.json").write_text(json.dumps(said))
     return job
 
@@ -133,7 +148,29 @@ def test_each_section_has_its_content(page: Any) -> None:
     assert page.locator("#chart-rate canvas").count() == 1
     assert page.locator("#logged-charts figure").count() == 1
     assert "worker 1" in page.locator("tr.slow").inner_text()
-    page.wait_for_function("() => document.querySelector('#picture img').complete")
+
+
+def test_the_program_is_shown(page: Any) -> None:
+    page.wait_for_function("() => document.querySelector('#picture img').naturalWidth > 100")
+    assert page.locator("#picture img").is_visible()
+    assert page.locator("#picture svg").count() == 0, "an image, not a part of the page"
+
+
+def test_a_picture_runs_no_script(browser: Any, tmp_path: Path) -> None:
+    job = _job(tmp_path, workers=2)
+    (tmp_path / "figures" / "job.json").write_text(json.dumps({"svg": HARMFUL}))
+    with serving(job) as site:
+        ran: list[str] = []
+        with _opened(browser, site.link) as page:
+            page.on("dialog", lambda dialog: (ran.append(dialog.message), dialog.dismiss()))
+            page.wait_for_function("() => document.querySelector('#picture img').naturalWidth")
+            # on its own, it is a document: its policy has to hold
+            alone = page.context.new_page()
+            alone.on("dialog", lambda dialog: (ran.append(dialog.message), dialog.dismiss()))
+            answer = alone.goto(f"http://127.0.0.1:{site.port}/program.svg")
+            assert answer.status == 200
+            alone.wait_for_load_state()
+        assert ran == []
 
 
 def test_logs_are_text_and_can_be_searched(page: Any) -> None:

@@ -112,6 +112,10 @@ def test_a_picture_is_there_once_the_job_has_one(site: Site, job: SimulatedJob) 
     (job.folder / "figures/job.json").write_text('{"svg": "<svg/>", "explain": "a_sync: on"}')
     status, headers, body = site.get("/program.svg")
     assert (status, headers["content-type"], body) == (200, "image/svg+xml", b"<svg/>")
+    # no script of it runs, also where it is opened as a page
+    [policy] = headers.get_all("content-security-policy") or []
+    assert policy.split("; ") == ["default-src 'none'", "frame-ancestors 'none'", "sandbox"]
+    assert headers["x-content-type-options"] == "nosniff"
 
 
 def test_the_feed_sends_everything_and_then_news(site: Site, job: SimulatedJob) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from tests.dashboard.clients import messages
@@ -35,6 +36,28 @@ SCRIPT = """
         optimizer.step()
         optimizer.zero_grad()
         fleet.log(loss=loss)
+"""
+
+PROGRAM = """
+    import torch
+    import fleetlight as fleet
+    from fleetlight import static
+    fleet.init()
+    model = fleet.distributed_model(
+        torch.nn.Sequential(fleet.nn.SparseEmbedding(4, table="users"), torch.nn.Linear(4, 1))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy = fleet.DistributedStrategy(a_sync=True)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    feed = {"ids": torch.arange(8), "y": torch.ones(8, 1)}
+    program = static.capture(model, torch.nn.functional.mse_loss, optimizer, feed)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+    else:
+        fleet.init_worker()
+        while True:
+            static.Executor().run(program, feed, ["loss"])
 """
 
 
@@ -96,6 +119,26 @@ def test_a_kill_shows_on_the_page(place: Workplace) -> None:
         pass
     assert not (place.path / "log" / "dashboard.token").exists()
     assert (place.path / "log" / "dashboard.log").read_text() == ""
+
+
+def test_the_page_shows_the_program_that_trains(place: Workplace) -> None:
+    sizes = ("--server_num", "1", "--worker_num", "2")
+    job = place.start("--dashboard", *sizes, place.script(PROGRAM))
+    job.wait_for_line("page: ")
+    link = re.search(r"page: (\S+)", job.printed)
+    assert link is not None
+    page = Page(link[1])
+    with page.reply("/feed") as reply:
+        # the picture comes with the first run
+        next(said for _, said in messages(reply) if said.get("description", {}).get("picture"))
+    with page.reply("/program.svg") as reply:
+        assert (reply.status, reply.headers["content-type"]) == (200, "image/svg+xml")
+        words = "".join(ElementTree.fromstring(reply.read()).itertext())
+    assert "Training step of Sequential" in words
+    assert "pull users" in words
+    job.process.send_signal(signal.SIGINT)
+    code, printed = job.end()
+    assert code == 130, printed
 
 
 def test_the_page_ends_with_a_launcher_that_is_killed(place: Workplace) -> None:

@@ -53,7 +53,10 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    # a response may have a stricter policy of its own
+                    headers.setdefault(name, value)
             await send(message)
 
         answer = self._refusal(scope) or self._without_token_in_link(scope)

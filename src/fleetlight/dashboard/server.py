@@ -28,6 +28,8 @@ _FILES = {path.name: path for path in _PAGE.iterdir()}
 #: programs on one machine: more would only cost memory
 _MOST_CONNECTIONS = 128
 _LONGEST_SEARCH = 200
+#: scripts and loads of a picture are refused, also where it is opened as a page of its own
+_PICTURE_POLICY = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox"}
 _END_S = 2
 
 
@@ -72,7 +74,9 @@ class Pages:
 
     async def _picture(self, request: Request) -> Response:
         picture = self._feed.picture
-        return _missing() if picture is None else Response(picture, media_type="image/svg+xml")
+        if picture is None:
+            return _missing()
+        return Response(picture, headers=_PICTURE_POLICY, media_type="image/svg+xml")
 
 
 def _missing() -> Response:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # a job loads only what it uses
     from fleetlight.data.queue.client import QueueOptions
     from fleetlight.fleet.parts.loss import LossProbe
     from fleetlight.fleet.parts.publishing import PublishOptions
+    from fleetlight.static.program import Program
 
 #: returns the ids that a batch looks up, by name of the table
 IdsOf = Callable[[Any], Mapping[str, Tensor]]
@@ -110,6 +111,8 @@ class Job(abc.ABC):
     skipped: int = 0
     #: called after each step, while a trace is recorded
     step_made: Callable[[], None] | None = None
+    #: called once, with the first program that trains, where figures are recorded
+    program_runs: Callable[[Program], None] | None = None
     #: where servers and workers keep their state; absolute, since the script may change directory
     durability_dir: Path = dataclasses.field(init=False)
     #: what leaving the job does; the last callback runs first

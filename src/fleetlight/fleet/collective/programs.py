@@ -24,7 +24,7 @@ from fleetlight.fleet.training.consistency import settings_of
 from fleetlight.fleet.training.dgc import clipping_error, uses_dgc
 from fleetlight.fleet.training.model import ManagedModel, explain_deadline
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
-from fleetlight.fleet.training.programs import options_of, remember
+from fleetlight.fleet.training.programs import options_of, remember, tell_of
 from fleetlight.fleet.training.registering import has_all_of
 from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.observe.log import logger
@@ -244,6 +244,7 @@ class ReducedRunner(RunsAlone):
         """Make a step with gradients averaged over the workers."""
         number = self._agree(program)
         derive_worker_seeds(self._managed.job)
+        tell_of(program, self._managed.job)
         self._steps.before_program_step()
         for slot in program.state:
             if slot.kind == "weight":

@@ -6,7 +6,7 @@ from __future__ import annotations
 import atexit
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -23,6 +23,12 @@ from fleetlight.observe.log import logger
 from fleetlight.roles import Role
 from fleetlight.torch_compat.used_graphs import time_backwards
 
+if TYPE_CHECKING:
+    from fleetlight.static.program import Program
+
+#: a larger picture is left out: pages read files of a few MiB
+_MOST_LETTERS = 1 << 20
+
 
 def start_figures(job: Job) -> None:
     """Count the time of steps in this thread; record figures where there is a log folder."""
@@ -37,6 +43,7 @@ def start_figures(job: Job) -> None:
     if log_dir is not None and role.index is not None:
         if role.is_worker and not role.index:
             _describe(job, log_dir)
+            job.program_runs = functools.partial(_draw, job, log_dir)
         tracer = ProcessTracer(job, log_dir)
         recorder = FigureRecorder(
             log_dir, role.kind.value, role.index, registry, each_time=tracer.look
@@ -56,10 +63,24 @@ def _start_sinks(job: Job, log_dir: Path | None) -> None:
     job.closers.callback(feeder.close)
 
 
-def _describe(job: Job, log_dir: Path) -> None:
+def _draw(job: Job, log_dir: Path, program: Program) -> None:
+    """Add the picture of the program that the job trains."""
+    from fleetlight.static.drawing.svg import svg_of
+
+    try:
+        svg = svg_of(program.draw().picture)
+    except Exception as error:  # a job trains without its picture
+        logger.warning("the program is not drawn: %s: %s", type(error).__name__, error)
+        return
+    if len(svg) <= _MOST_LETTERS:
+        _describe(job, log_dir, svg=svg)
+
+
+def _describe(job: Job, log_dir: Path, **more: str) -> None:
     """Write down what the job is, for pages about it."""
     mode = mode_of(job.strategy) if job.collective_group is None else "collective"
     facts = {"mode": mode, "explain": job.strategy.explain(), "torch": str(torch.__version__)}
+    facts |= more
     try:
         (log_dir / FOLDER).mkdir(exist_ok=True)
         data = msgspec.json.encode(facts)

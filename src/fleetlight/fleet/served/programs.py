@@ -17,7 +17,7 @@ from fleetlight.fleet.protocols import RegisteredModel
 from fleetlight.fleet.served.prefetch_hints import batches_ahead
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
-from fleetlight.fleet.training.programs import options_of, remember
+from fleetlight.fleet.training.programs import options_of, remember, tell_of
 from fleetlight.fleet.training.registering import has_all_of, register_model
 from fleetlight.fleet.training.worker_seeds import derive_worker_seeds
 from fleetlight.ps.layers.table_gradient import TableGradient
@@ -114,6 +114,7 @@ class ServedRunner:
         for model in job.models:
             model.freeze()
         derive_worker_seeds(job)
+        tell_of(program, job)
         known = self._of(program)
         arrived = self._lookups(known.form, feeds).pull(insert=True)
         known.set_weights()

@@ -19,6 +19,13 @@ def options_of(job: Job) -> RunOptions:
     return RunOptions(strategy.fetch_frequency, threads)
 
 
+def tell_of(program: Program, job: Job) -> None:
+    """Tell of the program that the job trains, once, before it runs."""
+    if job.program_runs is not None and program.form.trains:
+        told, job.program_runs = job.program_runs, None
+        told(program)
+
+
 def main_program() -> Program:
     """The last program that `minimize` of a registered optimizer has completed."""
     if _main is None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from fleetlight.static.drawing.picture import Flow, Kind, Picture
+from fleetlight.static.drawing.picture import Flow, Kind, Picture, PictureBox
 
 #: fill and border
-_COLOURS: dict[Kind, tuple[str, str]] = {
+COLOURS: dict[Kind, tuple[str, str]] = {
     "feed": ("#eef1f4", "#8b98a5"),
     "table": ("#e3f4ee", "#3d9b7c"),
     "forward": ("#e7f0fd", "#4a86d8"),
@@ -43,9 +43,9 @@ def _dot(picture: Picture) -> Iterator[str]:
     yield "edge [fontname=Helvetica, fontsize=9, arrowsize=0.7];"
     upward = set()
     for box in picture.boxes:
-        fill, border = _COLOURS[box.kind]
-        label = "\\n".join(_quoted(_short(line)) for line in box.lines)
-        tip = "\\n".join(map(_quoted, _all_of(box.lines[0], box.full).split("\n")))
+        fill, border = COLOURS[box.kind]
+        label = "\\n".join(_quoted(shortened(line)) for line in box.lines)
+        tip = "\\n".join(map(_quoted, full_of(box).split("\n")))
         colours = f'fillcolor="{fill}", color="{border}"'
         yield f'{box.name} [label="{label}", tooltip="{tip}", {colours}];'
         if box.name[0] in "br":
@@ -83,7 +83,7 @@ def _mermaid(picture: Picture) -> Iterator[str]:
     heading = "<br/>".join(map(_entities, (picture.title, *picture.lines)))
     yield f'heading["{heading}"]'
     for box in picture.boxes:
-        label = "<br/>".join(_entities(_short(line)) for line in box.lines)
+        label = "<br/>".join(_entities(shortened(line)) for line in box.lines)
         yield f'{box.name}["{label}"]:::{box.kind}'
     for number, frame in enumerate(picture.frames):
         yield f'subgraph g{number}["{_entities(frame.title)}"]'
@@ -92,26 +92,33 @@ def _mermaid(picture: Picture) -> Iterator[str]:
     for arrow in picture.arrows:
         label = f'|"{_entities(arrow.label)}"|' if arrow.label else ""
         yield f"{arrow.source} {_ARROWS[arrow.flow]}{label} {arrow.target}"
-    for kind, (fill, border) in _COLOURS.items():
+    for kind, (fill, border) in COLOURS.items():
         yield f"classDef {kind} fill:{fill},stroke:{border},color:#1c2329"
 
 
-def _short(line: str) -> str:
+def shortened(line: str) -> str:
+    """A line of a box; the tooltip has all of it."""
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
-def _all_of(title: str, full: str) -> str:
+def full_of(box: PictureBox) -> str:
     """The tooltip, with the title first."""
-    return full if full.startswith(title) else f"{title}\n{full}"
+    title = box.lines[0]
+    return box.full if box.full.startswith(title) else f"{title}\n{box.full}"
+
+
+def writable(text: str) -> str:
+    """The text, with a mark for each character that XML does not allow."""
+    return _UNWRITABLE.sub("\ufffd", text)
 
 
 def _quoted(text: str) -> str:
     """Escape a quoted string of DOT, whose labels also have HTML's entities."""
-    text = _UNWRITABLE.sub("\ufffd", text).replace("&", "&amp;")
+    text = writable(text).replace("&", "&amp;")
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _entities(text: str) -> str:
     """Escape a quoted string of Mermaid, which may have HTML and Markdown."""
-    plain = _UNWRITABLE.sub("\ufffd", text)
+    plain = writable(text)
     return _SPECIAL.sub(lambda found: f"#{ord(found[0])};", plain)
