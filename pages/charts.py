@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ def charts() -> dict[str, str]:
         "slow-link": _slow_link,
         "geo": _geo,
         "durability": _durability,
+        "kills": _kills,
         "scaling": _scaling,
         "quality": _quality,
     }
@@ -161,32 +162,61 @@ def _scaling() -> Drawing:
     return _lines("Wide & deep with 1 server on 2 cores: examples/s by workers", curves)
 
 
-def _lines(title: str, curves: dict[str, list[tuple[float, float]]]) -> Drawing:
-    left, right, top, bottom = 52.0, 148.0, 34.0, 210.0
+def _kills() -> Drawing:
+    """Examples per second over time, with a line at each kill."""
+    page = "2026-11-27-kills"
+    events = rows_of(page, "The kills of the round in the middle")
+    rates = rows_of(page, "Examples per second in the round in the middle")
+    # the last one is on top
+    columns = {"no kill": 3, "both workers": 0, "worker 0": 1, "worker 1": 2}
+    curves = {
+        name: [(float(at), number(cells[column])) for at, cells in rates.items() if at[0].isdigit()]
+        for name, column in columns.items()
+    }
+    killed = {
+        f"{name} killed": number(cells[0])
+        for name, cells in events.items()
+        if cells[0][0].isdigit()
+    }
+    return _lines(
+        'Wide & deep in async mode, durability="log": examples/s by seconds', curves, killed
+    )
+
+
+def _lines(
+    title: str,
+    curves: dict[str, list[tuple[float, float]]],
+    events: Mapping[str, float] | None = None,
+) -> Drawing:
+    """Lines with their names; `events` are moments, where x is time."""
+    right, top = (148.0, 34.0) if events is None else (122.0, 52.0)
+    left, bottom = 52.0, 210.0
     drawing = Drawing(_WIDTH, bottom + 26, title)
     drawing.text(0, 16, title)
     widest = max(x for curve in curves.values() for x, _ in curve)
     ticks = marks(0, max(y for curve in curves.values() for _, y in curve))
     most = ticks[-1]
+
+    def across(x: float) -> float:
+        return left + (_WIDTH - left - right) * x / widest
+
     for tick in ticks:
         y = bottom - (bottom - top) * tick / most
         drawing.line(left, y, _WIDTH - right, y)
         drawing.text(left - 6, y + 4, f"{tick:,.0f}", "soft", "end")
-    for x in sorted({x for curve in curves.values() for x, _ in curve}):
-        across = left + (_WIDTH - left - right) * x / widest
-        drawing.text(across, bottom + 18, f"{x:g}", "soft", "middle")
+    points = sorted({x for curve in curves.values() for x, _ in curve})
+    for x in points if events is None else [one for one in marks(0, widest) if one <= widest]:
+        drawing.text(across(x), bottom + 18, f"{x:g}", "soft", "middle")
+    for name, x in (events or {}).items():
+        drawing.line(across(x), top - 8, across(x), bottom)
+        drawing.text(across(x), top - 12, name, "soft", "middle")
     for place, (name, curve) in enumerate(curves.items()):
-        points = [
-            (left + (_WIDTH - left - right) * x / widest, bottom - (bottom - top) * y / most)
-            for x, y in curve
-        ]
-        drawing.curve(points, COLOURS[place])
-        drawing.line(
-            _WIDTH - right + 10,
-            top + 20 * place,
-            _WIDTH - right + 26,
-            top + 20 * place,
+        drawing.curve(
+            [(across(x), bottom - (bottom - top) * y / most) for x, y in curve],
             COLOURS[place],
+            dots=events is None,
         )
-        drawing.text(_WIDTH - right + 32, top + 20 * place + 4, name, "soft")
+        y = top + 20 * place
+        drawing.line(_WIDTH - right + 10, y, _WIDTH - right + 26, y, COLOURS[place])
+        drawing.text(_WIDTH - right + 32, y + 4, name, "soft")
     return drawing

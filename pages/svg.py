@@ -78,12 +78,12 @@ class Drawing:
             f'<polygon points="{points}" class="tip"/>'
         )
 
-    def curve(self, points: list[tuple[float, float]], colour: str) -> None:
-        """A line through points, with a dot at each."""
+    def curve(self, points: list[tuple[float, float]], colour: str, *, dots: bool = True) -> None:
+        """A line through points, with a dot at each unless there are many."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self._parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.2"/>'
         )
-        self._parts += [
+        self._parts += dots * [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points
         ]
