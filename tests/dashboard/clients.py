@@ -17,7 +17,7 @@ from tests.dashboard.simulated import SimulatedJob
 
 from fleetlight.dashboard.feed import JobFeed
 from fleetlight.dashboard.server import PageServer, application
-from fleetlight.launch.processes.dashboard import listen
+from fleetlight.launch.processes.followers.dashboard import listen
 
 TOKEN = "the-token-of-the-test"
 #: every wait in these tests ends here; only a broken server gets near it

@@ -257,7 +257,11 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="time between SIGTERM and SIGKILL (default: 3, with a save 30)",
     )
-    add("--sinks", metavar="KIND:PLACE,...", help="tensorboard:DIR, mlflow:URI or wandb:PROJECT")
+    add(
+        "--sinks",
+        metavar="KIND:PLACE,...",
+        help="figures to tensorboard:DIR, mlflow:URI or wandb:PROJECT; events to opentelemetry:URL",
+    )
     add("--checkpoint", metavar="DIR", help="save into DIR periodically, and when stopped")
     add("--resume", action="store_true", help="resume the training of an earlier job")
     add(

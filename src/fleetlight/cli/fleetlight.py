@@ -17,6 +17,7 @@ from fleetlight.cli.stored.tables import add_table
 from fleetlight.cli.terminal import output
 from fleetlight.cli.terminal.completion import SHELLS, script
 from fleetlight.cli.watch.dashboard import add_dashboard
+from fleetlight.cli.watch.events import add_events
 from fleetlight.cli.watch.top import add_top
 from fleetlight.cli.watch.trace import add_trace
 from fleetlight.errors import ConfigError, FleetError, counted
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add_plan(commands)
     add_jobs(commands)
     add_dashboard(commands)
+    add_events(commands)
     add_member(commands)
     add_top(commands)
     add_trace(commands)

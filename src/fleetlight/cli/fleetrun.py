@@ -54,7 +54,7 @@ def _run(options: LaunchOptions) -> int:
     from fleetlight.launch import backends, inventory
     from fleetlight.launch.job.plan import plan
     from fleetlight.launch.job.script import check_script
-    from fleetlight.launch.processes.dashboard import check_packages
+    from fleetlight.launch.processes.followers import dashboard, event_export
     from fleetlight.launch.screen import arguments_block
 
     backend = None if options.on is None else backends.named(options.on)
@@ -64,7 +64,9 @@ def _run(options: LaunchOptions) -> int:
     machine = inventory.this_machine(os.environ) if is_placed_here else None
     job = plan(options, machine, os.environ)
     if job.dashboard is not None:
-        check_packages()
+        dashboard.check_packages()
+    if job.sinks.events is not None:
+        event_export.check_packages()
     if options.print:
         # the notes would be a part of what goes to another program
         print(*job.notes, sep="\n", end="\n" if job.notes else "", file=sys.stderr)

@@ -24,8 +24,9 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.machines.other_machines import NextAction, OtherMachines
 from fleetlight.launch.machines.own_node import reserve_node
 from fleetlight.launch.processes.child import Reaper
-from fleetlight.launch.processes.dashboard import DashboardProcess
 from fleetlight.launch.processes.failure import JobFailure, failure_of
+from fleetlight.launch.processes.followers.dashboard import DashboardProcess
+from fleetlight.launch.processes.followers.event_export import EventExport
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 from fleetlight.launch.processes.logs import LogFolder, claim, relative
@@ -133,7 +134,7 @@ class _Session:
             reaper=self._reaper,
             screen=self._screen,
             outside=self._outside,
-            record=self._open_record(folder, job_id).update,
+            record=self._open_record(folder, job_id, layout).update,
         )
         self._announce(gang)
         for reservation in reservations:
@@ -175,10 +176,15 @@ class _Session:
         self._stack.callback(page.close)
         self._screen.say(f"page: {page.link}")
 
-    def _open_record(self, folder: LogFolder, job_id: str) -> RecordFile:
+    def _open_record(self, folder: LogFolder, job_id: str, layout: JobLayout) -> RecordFile:
         """The record of this launcher, which another one moves away once the folder is unlocked."""
         if self._record is None:
-            self._record = RecordFile(folder.path, job_id, self._job.machine.host)
+            job = self._job
+            self._record = RecordFile(folder.path, job_id, job.machine.host, job.name)
+            if job.sinks.events is not None and not layout.own:
+                export = EventExport(folder.path, job.sinks.events, self._outside, self._reaper)
+                self._stack.callback(export.close)
+            # closed before: the export ends once the record says that the job is over
             self._stack.callback(self._record.close)
         return self._record
 

@@ -31,7 +31,8 @@ def test_what_changes_is_an_event() -> None:
         ),
     ]
     for before, after, expected in cases:
-        assert list(changes(before, after)) == expected
+        found = [(one.name, kind, text) for one, kind, text in changes(before, after)]
+        assert found == expected
 
 
 def test_a_launcher_records_its_events(tmp_path: Path) -> None:
@@ -46,4 +47,20 @@ def test_a_launcher_records_its_events(tmp_path: Path) -> None:
         ("worker 1", "exit"),
         ("fleetrun", "end"),
     ]
-    assert "SIGKILL" in history.events[1].text
+    started, ended, end = history.events
+    assert "SIGKILL" in ended.text
+    assert [(one.host, one.pid, one.status) for one in (started, ended, end)] == [
+        ("127.0.0.1", 3, None),
+        ("127.0.0.1", 3, -9),
+        ("127.0.0.1", None, 1),
+    ]
+
+
+def test_a_restart_has_its_number(tmp_path: Path) -> None:
+    record = RecordFile(tmp_path, "job", "127.0.0.1")
+    record.update([entry(3)])
+    record.update([entry(3, -9)])
+    record.update([entry(4, restarts=1)])
+    history = History(tmp_path)
+    history.poll()
+    assert [one.restart for one in history.events] == [0, 0, 1]

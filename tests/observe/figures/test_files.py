@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from fleetlight.observe.figures import recorder
-from fleetlight.observe.figures.history import History, Series
+from fleetlight.observe.figures.history import EventFiles, History, Series
 from fleetlight.observe.figures.recorder import EventFile, FigureRecorder, ThinnedFile
 from fleetlight.observe.figures.registry import Registry
-from fleetlight.observe.figures.snapshot import Snapshot, events_in, snapshots_in
+from fleetlight.observe.figures.snapshot import Event, Snapshot, events_in, snapshots_in
 
 
 def moment(at: float, **values: float) -> Snapshot:
@@ -95,6 +95,20 @@ def test_events_of_several_files_are_in_the_order_of_time(tmp_path: Path) -> Non
     history = History(tmp_path)
     history.poll()
     assert [event.text for event in history.events] == ["b", "a"]
+
+
+def test_events_are_new_once_although_their_file_is_thinned_out(tmp_path: Path) -> None:
+    files, path = EventFiles(tmp_path), tmp_path / "figures" / "events.a.jsonl"
+    file = ThinnedFile(path, most_bytes=1000)
+    seen: list[float] = []
+    sizes = []
+    for at in range(100):
+        file.append(msgspec.json.encode(Event(float(at), "worker 0", "checkpoint", "saved")))
+        sizes.append(path.stat().st_size)
+        seen += [event.at for event in files.poll()]
+    assert sorted(sizes) != sizes
+    assert seen == [float(at) for at in range(100)]
+    assert files.poll() == []
 
 
 def test_a_series_has_columns_for_figures_that_come_and_go() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fleetlight.cli import flag_values as read
 from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import ANY_PORT
-from fleetlight.launch.processes import dashboard
+from fleetlight.launch.processes.followers import dashboard
 
 _GRAFANA = "grafana.json"
 

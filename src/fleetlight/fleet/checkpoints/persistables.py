@@ -257,7 +257,7 @@ def _workers(job: Job) -> list[WorkerState]:
 def _write(dirname: Directory, snapshot: JobSnapshot, keep: int, role: Role) -> None:
     checkpoint.write(dirname, snapshot, keep=keep)
     logger.info("saved %s at step %d", dirname, snapshot.step)
-    note(role, "checkpoint", f"saved {dirname} at step {snapshot.step}")
+    note(role, "checkpoint", f"saved {dirname} at step {snapshot.step}", snapshot.step)
 
 
 def _check_program(name: str, program: Any, job: Job) -> None:

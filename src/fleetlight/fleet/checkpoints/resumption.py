@@ -58,7 +58,8 @@ class Resumption:
             self._restore_random()
         if not job.replay.is_catching_up:
             logger.info("resuming from %s, saved at step %d", self._folder, job.step)
-            note(job.role, "resume", f"from {self._folder}, saved at step {job.step}")
+            text = f"resumed from {self._folder}, saved at step {job.step}"
+            note(job.role, "resume", text, job.step)
         return True
 
     def between(self, number: int) -> None:

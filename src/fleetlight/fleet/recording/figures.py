@@ -89,9 +89,9 @@ def _describe(job: Job, log_dir: Path, **more: str) -> None:
         logger.warning("the job is not described in %s: %s", log_dir, error)
 
 
-def note(role: Role, kind: str, text: str) -> None:
+def note(role: Role, kind: str, text: str, step: int | None = None) -> None:
     """Record an event of this process."""
-    registry.event(f"{role.kind.value} {role.index}", kind, text)
+    registry.event(f"{role.kind.value} {role.index}", kind, text, step)
 
 
 def log(**values: Any) -> None:

@@ -70,7 +70,7 @@ class JoiningReplay(NoReplay):
         self._group.prelude = None
         replies = self._session.client.replies
         replies.go_on(replies.made, state.meetings)
-        note(job.role, "join", f"joined at step {job.step}")
+        note(job.role, "join", f"joined at step {job.step}", job.step)
         logger.warning(
             "joined at step %d, in epoch %d; learning rates are those of worker 0",
             job.step,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from fleetlight.errors import ConfigError
+from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.launch.inventory import Machine
 from fleetlight.launch.job.encryption import read_encryption
 from fleetlight.launch.job.environment import is_set_by_launcher
@@ -21,11 +21,13 @@ from fleetlight.launch.job.spec import (
     RendezvousSpec,
     Resources,
     RoleSpec,
+    Sinks,
 )
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
 from fleetlight.roles.role import MOST_PLACES, Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.store import absolute
+from fleetlight.strategy.features.figures import OPENTELEMETRY, SINK_KINDS
 from fleetlight.strategy.features.ssl import Encryption
 
 #: defaults of the time between SIGTERM and SIGKILL, without and with a save
@@ -93,7 +95,7 @@ def plan(
         worker_max=_worker_max(options, worker.count, collective=collective),
         join=None if point is None else point.server,
         checkpoint=_folder(options),
-        sinks=options.sinks,
+        sinks=_sinks(options, is_placed_elsewhere=is_placed_elsewhere),
         resume=options.resume,
         token=token if point is None else point.token,
         notes=tuple(notes),
@@ -104,6 +106,32 @@ def _log_level(options: LaunchOptions) -> str:
     if options.verbose and options.quiet:
         raise ConfigError("--verbose and --quiet: expected one of them; omit the other")
     return "debug" if options.verbose else "warning" if options.quiet else ""
+
+
+def _sinks(options: LaunchOptions, *, is_placed_elsewhere: bool) -> Sinks:
+    if options.sinks is None:
+        return Sinks()
+    figures, events = [], None
+    for one in filter(None, map(str.strip, options.sinks.split(","))):
+        kind, _, place = one.partition(":")
+        if kind == OPENTELEMETRY:
+            events = place
+        elif kind in SINK_KINDS:
+            figures.append(one)
+        else:
+            known = did_you_mean(kind, (*SINK_KINDS, OPENTELEMETRY))
+            raise ConfigError(f"--sinks {options.sinks}: got {one!r}; {known}")
+    if events and not events.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--sinks {OPENTELEMETRY}:{events}: expected the address of a collector, such as "
+            f"{OPENTELEMETRY}:http://collector:4318"
+        )
+    if events is not None and is_placed_elsewhere:
+        raise ConfigError(
+            f"--sinks {OPENTELEMETRY}: sends what fleetrun records of processes that it starts "
+            f"itself, not of a job with --on {options.on}; omit it"
+        )
+    return Sinks(figures=",".join(figures), events=events)
 
 
 def _join_point(options: LaunchOptions, environment: Mapping[str, str]) -> JoinPoint | None:

@@ -94,6 +94,16 @@ class EngineSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Sinks:
+    """Where figures and events go besides the log folder."""
+
+    #: the services that worker 0 feeds, for `FLEET_SINKS`; None: the user's variable stays
+    figures: str | None = None
+    #: the collector of OpenTelemetry that gets events; "": its own variables name it; None: none
+    events: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """One job: its processes, their command, and how it handles failures and stops."""
 
@@ -133,8 +143,8 @@ class JobSpec:
     join: str | None = None
     #: the folder for automatic checkpoints
     checkpoint: str | None = None
-    #: services that get the figures of the job
-    sinks: str | None = None
+    #: services that get figures and events of the job
+    sinks: Sinks = Sinks()
     #: True when the job resumes an earlier one
     resume: bool = False
     #: the secret that the processes share; None: the user gives none
@@ -153,7 +163,7 @@ class JobSpec:
         return {
             **variables(self.ssl),
             **({} if self.checkpoint is None else {"FLEET_CHECKPOINT": self.checkpoint}),
-            **({} if self.sinks is None else {"FLEET_SINKS": self.sinks}),
+            **({} if self.sinks.figures is None else {"FLEET_SINKS": self.sinks.figures}),
             **({"FLEET_RESUME": "1"} if self.resume else {}),
             **({} if self.worker_max is None else {"FLEET_WORKER_MAX": str(self.worker_max)}),
             **({} if self.join is None else {"FLEET_JOIN": self.join}),

@@ -40,6 +40,8 @@ class LauncherRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """A launcher and its processes."""
 
     job: str
+    #: what the job runs: the name of its script
+    name: str = ""
     #: the address of this machine in the job
     host: str
     system: System
@@ -55,24 +57,32 @@ class LauncherRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class RecordFile:
     """The record of this launcher, replaced as a whole at each change, which is an event."""
 
-    def __init__(self, folder: pathlib.Path, job: str, host: str) -> None:
+    def __init__(self, folder: pathlib.Path, job: str, host: str, name: str = "") -> None:
         pid = os.getpid()
-        self._events = EventFile(folder, f"fleetrun.{host}.{pid}", "fleetrun")
+        self._events = EventFile(folder, f"fleetrun.{host}.{pid}", "fleetrun", host)
         self._path = folder / PATTERN.replace("*", f"{host}.{pid}")
         self._record = LauncherRecord(
-            job=job, host=host, system=this_system(), pid=pid, start=start_of(pid)
+            job=job, name=name, host=host, system=this_system(), pid=pid, start=start_of(pid)
         )
         self._write()
 
     def update(self, processes: Sequence[ProcessEntry]) -> None:
         """Record the processes."""
-        for who, kind, text in changes(self._record.processes, processes):
-            self._events.add(kind, text, who)
+        for entry, kind, text in changes(self._record.processes, processes):
+            is_restart, has_ended = kind == "restart", kind == "exit"
+            self._events.add(
+                kind,
+                text,
+                entry.name,
+                pid=entry.pid,
+                status=entry.status if has_ended else None,
+                restart=entry.restarts if is_restart else 0,
+            )
         self._replace(processes=tuple(processes))
 
     def conclude(self, code: int) -> None:
         """Record the exit code of fleetrun."""
-        self._events.add("end", f"ended with code {code}")
+        self._events.add("end", f"ended with code {code}", status=code)
         self._replace(code=code)
 
     def close(self) -> None:
@@ -92,17 +102,17 @@ class RecordFile:
 
 def changes(
     before: Sequence[ProcessEntry], after: Sequence[ProcessEntry]
-) -> Iterator[tuple[str, str, str]]:
-    """The name of each process that has started or ended, the kind of the event, and a text."""
+) -> Iterator[tuple[ProcessEntry, str, str]]:
+    """Each process that has started or ended, the kind of the event, and a text."""
     known = {entry.name: entry for entry in before}
     for entry in after:
         last = known.get(entry.name)
         if last is None or (last.pid, last.restarts) != (entry.pid, entry.restarts):
             again = f"restart {entry.restarts}" if entry.restarts else "started"
-            yield entry.name, "restart" if entry.restarts else "start", f"{again}, pid {entry.pid}"
+            yield entry, "restart" if entry.restarts else "start", f"{again}, pid {entry.pid}"
             last = None
         if entry.status is not None and (last is None or last.status is None):
-            yield entry.name, "exit", how(entry.status)
+            yield entry, "exit", how(entry.status)
 
 
 def read_records(folder: pathlib.Path) -> list[tuple[LauncherRecord, int]]:

@@ -122,6 +122,7 @@ class History:
 
     def __init__(self, log_dir: Path, most: int = MOST_MOMENTS) -> None:
         self._folder, self._most = log_dir / FOLDER, most
+        self._event_files = EventFiles(log_dir)
         self._files: dict[str, LineFollower] = {}
         #: by file name without its suffix: `worker.0`
         self.series: dict[str, Series] = {}
@@ -129,32 +130,62 @@ class History:
 
     def poll(self) -> bool:
         """Read what was appended; returns whether anything was."""
-        has_new = False
-        for name in sorted(self._names()):
+        has_new = self._poll_events()
+        for name in _names_in(self._folder):
+            if name.startswith(EVENTS_PREFIX):
+                continue
             follower = self._files.setdefault(name, LineFollower(self._folder / name))
             data = follower.read()
             if not data:
                 continue
             has_new = True
-            if name.startswith(EVENTS_PREFIX):
-                known = set(self.events) if follower.has_restarted else ()
-                self.events += [event for event in events_in(data) if event not in known]
-                self.events.sort(key=lambda event: event.at)
-                del self.events[:-_MOST_EVENTS]
-            else:
-                series = self.series.setdefault(name.removesuffix(SUFFIX), Series(self._most))
-                for snapshot in snapshots_in(data):
-                    series.add(snapshot)
+            series = self.series.setdefault(name.removesuffix(SUFFIX), Series(self._most))
+            for snapshot in snapshots_in(data):
+                series.add(snapshot)
         return has_new
 
-    def _names(self) -> Iterator[str]:
-        try:
-            with os.scandir(self._folder) as entries:
-                for entry in entries:
-                    if entry.name.endswith(SUFFIX):
-                        yield entry.name
-        except FileNotFoundError:
-            return
+    def _poll_events(self) -> bool:
+        new = self._event_files.poll()
+        self.events += new
+        self.events.sort(key=lambda event: event.at)
+        del self.events[:-_MOST_EVENTS]
+        return bool(new)
+
+
+class EventFiles:
+    """Follows the events of all processes and launchers in a log folder."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._folder = log_dir / FOLDER
+        self._files: dict[str, LineFollower] = {}
+        #: by name of a file: the time of its newest event
+        self._newest: dict[str, float] = {}
+
+    def poll(self) -> list[Event]:
+        """The events since the last call, in the order of their times."""
+        new: list[Event] = []
+        for name in _names_in(self._folder):
+            if name.startswith(EVENTS_PREFIX):
+                new += self._events_of(name)
+        return sorted(new, key=lambda event: event.at)
+
+    def _events_of(self, name: str) -> list[Event]:
+        follower = self._files.setdefault(name, LineFollower(self._folder / name))
+        events = list(events_in(follower.read()))
+        newest = self._newest.get(name, -math.inf)
+        if follower.has_restarted:
+            # it was thinned out: the older ones are known
+            events = [event for event in events if event.at > newest]
+        self._newest[name] = max([newest, *(event.at for event in events)])
+        return events
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The files of snapshots and events."""
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return []
 
 
 class LineFollower:

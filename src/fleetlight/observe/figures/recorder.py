@@ -106,13 +106,36 @@ class EventFile:
     """The events of one launcher."""
 
     def __init__(
-        self, log_dir: Path, name: str, who: str, clock: Callable[[], float] = time.time
+        self,
+        log_dir: Path,
+        name: str,
+        who: str,
+        host: str = "",
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`name` distinguishes the files of several launchers."""
         self._file = ThinnedFile(log_dir / FOLDER / f"{EVENTS_PREFIX}{name}{SUFFIX}")
-        self._who, self._clock = who, clock
+        self._who, self._host, self._clock = who, host, clock
 
-    def add(self, kind: str, text: str, who: str | None = None) -> None:
+    def add(
+        self,
+        kind: str,
+        text: str,
+        who: str | None = None,
+        *,
+        pid: int | None = None,
+        status: int | None = None,
+        restart: int = 0,
+    ) -> None:
         """Append an event of this launcher, or of a process that it has started."""
-        event = Event(self._clock(), self._who if who is None else who, kind, text)
+        event = Event(
+            self._clock(),
+            self._who if who is None else who,
+            kind,
+            text,
+            host=self._host,
+            pid=pid,
+            status=status,
+            restart=restart,
+        )
         self._file.append(msgspec.json.encode(event))

@@ -73,11 +73,12 @@ class Registry:
 
         return remove
 
-    def event(self, who: str, kind: str, text: str) -> None:
+    def event(self, who: str, kind: str, text: str, step: int | None = None) -> None:
         """Note that something happened."""
         now, figure = self._clock(), f"{kind}_time_seconds"
         with self._lock:
-            self._events = [*self._events[-_MOST_EVENTS:], Event(now, who, kind, text)]
+            event = Event(now, who, kind, text, pid=os.getpid(), step=step)
+            self._events = [*self._events[-_MOST_EVENTS:], event]
             if figure in FIGURES:
                 self._times[figure] = now
 

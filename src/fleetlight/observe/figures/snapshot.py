@@ -36,9 +36,17 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float
     #: `worker 1`, or `fleetrun`
     who: str
-    #: one word: `start`, `exit`, `restart`, `checkpoint`, `publication`, `join`, `leave`, `end`
+    #: one word: `start`, `exit`, `restart`, `checkpoint`, `resume`, `publication`, `join`, `end`
     kind: str
     text: str
+    #: the address of its machine in the job
+    host: str = ""
+    pid: int | None = None
+    #: how it ended: the exit code, or -N for signal N
+    status: int | None = None
+    #: the number of this restart
+    restart: int = 0
+    step: int | None = None
 
 
 def labelled(name: str, label: str) -> str:

@@ -10,7 +10,10 @@ from fleetlight.strategy.feature import Checks, Feature
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, setting, settings_class
 
-_KINDS = ("tensorboard", "mlflow", "wandb")
+#: services that worker 0 sends figures to
+SINK_KINDS = ("tensorboard", "mlflow", "wandb")
+#: gets events, which fleetrun sends
+OPENTELEMETRY = "opentelemetry"
 
 
 def _sinks(strategy: FiguresFeature, job: JobFacts) -> Effect:
@@ -27,10 +30,17 @@ def _every(strategy: FiguresFeature, job: JobFacts) -> Effect:
 
 def _check_sinks(strategy: FiguresFeature, job: JobFacts) -> None:
     for one in filter(None, map(str.strip, strategy.sinks.split(","))):
-        if one.partition(":")[0] not in _KINDS:
+        kind = one.partition(":")[0]
+        if kind == OPENTELEMETRY:
             raise StrategyError(
-                f"strategy.sinks: got {one!r}, expected one of {', '.join(_KINDS)}, each with a "
-                "place after a colon, as in 'tensorboard:runs'"
+                f"strategy.sinks: got {one!r}, which gets the events that fleetrun records; pass "
+                "fleetrun --sinks opentelemetry, or after the job: fleetlight events LOGDIR "
+                "--export"
+            )
+        if kind not in SINK_KINDS:
+            raise StrategyError(
+                f"strategy.sinks: got {one!r}, expected one of {', '.join(SINK_KINDS)}, each with "
+                "a place after a colon, as in 'tensorboard:runs'"
             )
 
 

@@ -184,7 +184,8 @@ class Publisher:
         kind = "a delta" if since else "a base"
         rows = sum(file.rows for file in files)
         removed = sum(file.removed for file in files)
-        note(self._job.role, "publication", f"number {number}, {kind} of {rows:,} rows")
+        text = f"published number {number}, {kind} of {rows:,} rows"
+        note(self._job.role, "publication", text, step)
         logger.debug(
             "published %s to %s: number %d, step %d, %d rows, %d removed",
             kind,

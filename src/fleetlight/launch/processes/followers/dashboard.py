@@ -10,27 +10,22 @@ import errno
 import importlib.util
 import os
 import secrets
-import signal
 import socket
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from fleetlight.errors import ConfigError, LaunchError
-from fleetlight.launch.processes.child import Child, Reaper
-from fleetlight.roles.password import PASSWORD, PASSWORD_FILE
+from fleetlight.launch.processes.child import Reaper
+from fleetlight.launch.processes.followers.follower import Follower
 
 #: the token of the page, for programs of this user such as Prometheus
 TOKEN_FILE = "dashboard.token"
 LOG_FILE = "dashboard.log"
 _HOST = "127.0.0.1"
 #: how long the process has to end on request
-_END_S, _POLL_S = 4.0, 0.01
+_END_S = 4.0
 _SEND_BUFFER = 256 << 10
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
-#: secrets of the job, which the page needs not
-_SECRETS = ("FLEET_TOKEN", PASSWORD, PASSWORD_FILE)
 
 
 def check_packages() -> None:
@@ -100,25 +95,17 @@ class DashboardProcess:
             token = make_token(folder)
             self.link = link(listener, token)
             descriptor = listener.fileno()
-            command = (sys.executable, "-m", "fleetlight", "dashboard", str(folder))
-            variables = {name: value for name, value in environment.items() if name not in _SECRETS}
+            command = ("dashboard", str(folder), "--descriptor", str(descriptor))
             log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
-                self._child = Child(
-                    (*command, "--descriptor", str(descriptor)),
-                    variables,
-                    log,
-                    reaper,
-                    keep=(descriptor,),
+                self._follower = Follower(
+                    command, environment, reaper, output=log, keep=(descriptor,)
                 )
             finally:
                 os.close(log)
 
     def close(self) -> None:
         """Let the process show how the job has ended, and end it."""
-        self._child.ask(signal.SIGTERM)
-        deadline = time.monotonic() + _END_S
-        while self._child.poll() is None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        self._child.end()
+        self._follower.ask_to_end()
+        self._follower.end(_END_S)
         self._token_file.unlink(missing_ok=True)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`EventExporter`: sends the events of a job to a collector of OpenTelemetry, by OTLP over HTTP.
+
+Each event is a log record. Each incarnation of a process is a span, from its start to its exit, in
+the span of the job. The SDK reads its own variables, OTEL_EXPORTER_OTLP_* among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from opentelemetry import context as otel_context
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk._logs import (
+    LoggerProvider,
+    LogRecordProcessor,
+    ReadableLogRecord,
+    ReadWriteLogRecord,
+)
+from opentelemetry.sdk._logs.export import LogRecordExportResult
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
+
+from fleetlight.observe.figures.snapshot import Event
+from fleetlight.observe.sinks.delivery import Delivery
+from fleetlight.observe.sinks.event_records import (
+    Severity,
+    attributes,
+    body,
+    event_name,
+    severity,
+)
+from fleetlight.version import VERSION
+
+T = TypeVar("T")
+
+_SCOPE = "fleetlight"
+#: the cause in the middle of a message of the SDK
+_CAUSE = re.compile(r"\[Errno -?\d+\] [\w ]+|[\w ]*timed out")
+_STARTS = ("start", "restart")
+_END = "end"
+
+
+class ExportedJob(NamedTuple):
+    """What the resource of all records says of the job."""
+
+    #: which run this is, as in `endpoints.log`
+    id: str
+    #: what it runs
+    name: str
+
+
+class EventExporter:
+    """Sends the events of one job."""
+
+    def __init__(
+        self, job: ExportedJob, warn: Callable[[str], None], most: int | None = None
+    ) -> None:
+        """`warn` gets the first failure; `most` bounds the records that wait."""
+        self._failures = _Failures(warn)
+        logs, spans = OTLPLogExporter(), OTLPSpanExporter()
+        self._logs: Delivery[ReadableLogRecord] = Delivery(
+            self._failures.guarded(logs.export, LogRecordExportResult.SUCCESS), most
+        )
+        self._spans: Delivery[ReadableSpan] = Delivery(
+            self._failures.guarded(spans.export, SpanExportResult.SUCCESS), most
+        )
+        resource = resource_of(job)
+        loggers = LoggerProvider(resource, shutdown_on_exit=False)
+        loggers.add_log_record_processor(_LogRecords(self._logs.add))
+        tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        tracers.add_span_processor(_EndedSpans(self._spans.add))
+        self._logger = loggers.get_logger(_SCOPE, VERSION)
+        self._trace = JobTrace(tracers.get_tracer(_SCOPE, VERSION), job.name)
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Send events soon; in the order of their times."""
+        for event in events:
+            context, host = self._trace.follow(event)
+            level = severity(event)
+            record = LogRecord(
+                timestamp=_nanoseconds(event.at),
+                context=context,
+                severity_number=SeverityNumber(level.value),
+                severity_text=level.name,
+                body=body(event),
+                attributes=attributes(event, host),
+                event_name=event_name(event),
+            )
+            self._logger.emit(record)
+
+    def end_trace(self) -> None:
+        """End the span of the job, once the job is over."""
+        self._trace.end()
+
+    def close(self, within_s: float) -> tuple[int, int]:
+        """Send the rest; returns how many events and spans the collector lacks."""
+        until = time.monotonic() + within_s
+        return self._logs.close(until), self._spans.close(until)
+
+    @property
+    def failure(self) -> str:
+        """Why the collector takes nothing now; "" if it does."""
+        return self._failures.reason
+
+
+class JobTrace:
+    """The spans of a job: one for the job, and in it one for each incarnation of a process."""
+
+    def __init__(self, tracer: Tracer, name: str) -> None:
+        self._tracer, self._name = tracer, name
+        self._job: Span | None = None
+        #: by name and pid, also those that have ended: a process may record events late
+        self._incarnations: dict[tuple[str, int | None], tuple[Span, str]] = {}
+        self._running: dict[str, Span] = {}
+        self._last = 0
+
+    def follow(self, event: Event) -> tuple[Context, str]:
+        """The span in which an event happens, and the host of its process."""
+        at = _nanoseconds(event.at)
+        self._last = max(self._last, at)
+        if self._job is None:
+            # no span of this process is the parent
+            self._job = self._tracer.start_span(self._name, otel_context.Context(), start_time=at)
+        key = (event.who, event.pid)
+        if event.kind in _STARTS:
+            self._start(event, at, self._job)
+        span, host = self._incarnations.get(key, (self._job, ""))
+        if event.status is not None:
+            _judge(span, event)
+            if event.kind != _END:
+                span.end(at)
+                self._running.pop(event.who, None)
+        return set_span_in_context(span, otel_context.Context()), host
+
+    def end(self) -> None:
+        """End all spans, at the time of the last event."""
+        for span in self._running.values():
+            span.end(self._last)
+        self._running.clear()
+        if self._job is not None:
+            self._job.end(self._last)
+
+    def _start(self, event: Event, at: int, job: Span) -> None:
+        before = self._running.pop(event.who, None)
+        if before is not None:
+            # a launcher that was lost has recorded no exit
+            before.end(at)
+        parent = set_span_in_context(job, otel_context.Context())
+        found = attributes(event)
+        span = self._tracer.start_span(event.who, parent, start_time=at, attributes=found)
+        self._running[event.who] = span
+        self._incarnations[(event.who, event.pid)] = (span, event.host)
+
+
+def resource_of(job: ExportedJob) -> Resource:
+    """What all records share; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come first."""
+    own = {
+        "service.name": "fleetlight",
+        "service.version": VERSION,
+        "fleetlight.job.id": job.id,
+        "fleetlight.job.name": job.name,
+    }
+    return Resource.create(own).merge(OTELResourceDetector().detect())
+
+
+def _judge(span: Span, event: Event) -> None:
+    """What a span says about its end."""
+    for name, value in attributes(event).items():
+        span.set_attribute(name, value)
+    if severity(event) is Severity.ERROR:
+        span.set_status(Status(StatusCode.ERROR, event.text))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+class _Failures(logging.Handler):
+    """Tells the user of the first failure only; the SDK would log each attempt."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._warn: Callable[[str], None] | None = warn
+        self._looking = threading.Lock()
+        self.reason = ""
+        sdk = logging.getLogger("opentelemetry")
+        sdk.handlers, sdk.propagate = [self], False
+        for kind in (OTLPLogExporter, OTLPSpanExporter):
+            # they omit what the SDK has said before: the cause, if it comes back
+            logging.getLogger(kind.__module__).filters.clear()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what the SDK says."""
+        self._keep(record.getMessage())
+
+    def guarded(
+        self, export: Callable[[Sequence[T]], object], success: object
+    ) -> Callable[[Sequence[T]], bool]:
+        """The same as a function that never raises, and says whether it succeeded."""
+
+        def send(batch: Sequence[T]) -> bool:
+            try:
+                has_arrived = export(batch) is success
+            except Exception as error:
+                # some versions of the SDK raise what the connection raises
+                self._keep(str(error))
+                has_arrived = False
+            self._look(has_arrived)
+            return has_arrived
+
+        return send
+
+    def _keep(self, text: str) -> None:
+        # what the SDK says later is that it gives up
+        if not self.reason:
+            cause = _CAUSE.search(text)
+            self.reason = text if cause is None else cause[0]
+
+    def _look(self, has_arrived: bool) -> None:
+        # records and spans have a thread each
+        with self._looking:
+            if has_arrived:
+                self.reason = ""
+            elif self._warn is not None:
+                warn, self._warn = self._warn, None
+                warn(self.reason or "no answer")
+
+
+class _LogRecords(LogRecordProcessor):
+    """Passes each record on to its delivery."""
+
+    def __init__(self, add: Callable[[ReadableLogRecord], None]) -> None:
+        self._add = add
+
+    def on_emit(self, log_record: ReadWriteLogRecord) -> None:
+        """Pass a record on."""
+        self._add(
+            ReadableLogRecord(
+                log_record=log_record.log_record,
+                resource=log_record.resource or Resource.get_empty(),
+                instrumentation_scope=log_record.instrumentation_scope,
+                limits=log_record.limits,
+            )
+        )
+
+    def shutdown(self) -> None:
+        """Nothing: the exporter ends the delivery."""
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing: the exporter ends the delivery."""
+        return True
+
+
+class _EndedSpans(SpanProcessor):
+    """Passes each span that has ended on to its delivery."""
+
+    def __init__(self, add: Callable[[ReadableSpan], None]) -> None:
+        self._add = add
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Pass a span on."""
+        self._add(span)
