@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs pages release-check sbom clean
+.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -66,6 +66,9 @@ gpu: $(VENV)/.ready  ## the tests that need a GPU, and their benchmark; without 
 
 pages: $(VENV)/.ready  ## write the pages, diagrams and charts of docs/ that are made from code and results
 	$(BIN)/python -m pages
+
+outputs: $(VENV)/.ready  ## run the commands that pages print and write their outputs, in minutes: make outputs PAGE=docs/quickstart.md
+	$(BIN)/python -m pages outputs $(PAGE) $(ARGS)
 
 docs: $(VENV)/.ready  ## the documentation as a site in site/, warnings are errors
 	$(BIN)/pip install --quiet --editable '.[docs]'

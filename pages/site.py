@@ -27,6 +27,8 @@ PICTURES = [
 ]
 #: the place on the site of a file of the repository
 _PLACES = {path: place for place, path in [*OUTSIDE.items(), *zip(PICTURES, PICTURES, strict=True)]}
+#: the comment above a block that shows an output (`pages/printed/outputs.py`)
+MARK = re.compile(r"^ *<!-- output\b(.*) -->\n", re.MULTILINE)
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _IMAGE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*/)?(\w[\w-]*\.svg)" ?/?></p>')
@@ -45,10 +47,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Let links into the repository work on the site."""
+    """Let links into the repository work on the site, and leave marks of outputs out."""
     place = page.file.src_uri
     here = posixpath.dirname(OUTSIDE.get(place, f"docs/{place}"))
-    parts = _FENCE.split(markdown)
+    parts = _FENCE.split(MARK.sub("", markdown))
 
     def link(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(here, match[1]))

@@ -11,10 +11,10 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from pages.printed.blocks import FENCED, blocks_of
 from pages.site import OUTSIDE
 
 from fleetlight.cli.fleetrun import main as fleetrun
@@ -30,8 +30,6 @@ PLAIN = "train_torch.py"
 PAIRS = sorted(path.parent for path in (ROOT / "examples").glob(f"*/{PLAIN}"))
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-#: in tabs, fences are indented
-_FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 def relative(path: Path) -> str:
@@ -45,13 +43,12 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def fenced(text: str) -> list[tuple[str, str]]:
     """The language and the code of each fenced block."""
-    found = _FENCED.findall(text)
-    return [(kind, textwrap.dedent(code) if indent else code) for indent, kind, code in found]
+    return [(block.language, block.code) for block in blocks_of(text)]
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings."""
-    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text in headings}
 
 
@@ -62,14 +59,14 @@ _OWN = [
 
 
 def test_links_of_the_readme_work_on_other_sites() -> None:
-    links = _LINK.findall(_FENCED.sub("", (ROOT / "README.md").read_text()))
+    links = _LINK.findall(FENCED.sub("", (ROOT / "README.md").read_text()))
     assert len(links) > 20
     assert [link for link in links if not link.startswith("https://")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_have_targets(page: Path) -> None:
-    for link in _LINK.findall(_FENCED.sub("", page.read_text())):
+    for link in _LINK.findall(FENCED.sub("", page.read_text())):
         # pages that leave the repository, such as README.md, link to it
         own = next((link[len(one) :] for one in _OWN if link.startswith(one)), None)
         if own is None and re.match(r"[a-z]+:", link):
@@ -118,7 +115,7 @@ def test_code_has_a_language(page: Path) -> None:
     opened = re.findall(r"^ *```(\S*)$", page.read_text(), re.MULTILINE)[::2]
     assert "" not in opened
     # code by indentation has no language; in a list it is a paragraph
-    outside = _FENCED.sub("", page.read_text())
+    outside = FENCED.sub("", page.read_text())
     assert not re.search(r"^[^\s\-*=\d].*\n\n    \S", outside, re.MULTILINE)
 
 
