@@ -190,7 +190,7 @@ def _sections(rows: Sequence[Sequence[str]], options: argparse.Namespace) -> Ite
     yield report.table(head, rows)
     yield (
         f"Rounds: {options.rounds}; seconds are median (min..max). The task install {packages}. "
-        "Other programs ran on the machine meanwhile."
+        "The load by other programs was not measured."
     )
 
 
