@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of `fleetlight.checkpoint`, but for those of `inference.api`."""
+"""The names of `fleetlight.checkpoint`, but for those of exported models."""
 
 from fleetlight.checkpoint.formats.tables import read_tables
 from fleetlight.checkpoint.formats.values import pack, unpack
