@@ -23,6 +23,7 @@ UNMARKED = {
     "processes that are killed, or a job that is not on the page": (
         "docs/checkpoints.md: [fleet worker 0] stop requested",
         "docs/launcher.md: Traceback",
+        "docs/metrics.md: 2026-07-05",
         "docs/parameter-servers.md: [fleet worker 0] servers: 1,564 pushes",
         "docs/reliability.md: fleetrun: server 1 of 2 was killed",
         "docs/reliability.md: [fleet worker 0] resuming each worker",

@@ -44,6 +44,9 @@ def test_the_link_sets_a_cookie_and_leaves_the_token_out(site: Site) -> None:
     for path in ("/", "/main.js", "/logs", "/metrics"):
         assert site.ask(path, {"Cookie": value})[0] == 200
     assert site.ask("/", {"Cookie": value + "x"})[0] == 401
+    # those of other ports of this machine may have any form
+    for other in ('prefs={"a": 1}', "a=x y", "a", "[x]=1"):
+        assert site.ask("/", {"Cookie": f"{other}; {value}"})[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/main.js", "/feed", "/logs", "/metrics", "/nothing"])
@@ -128,6 +131,16 @@ def test_the_feed_sends_everything_and_then_news(site: Site, job: SimulatedJob) 
         assert kind == "news"
         assert news["processes"][1]["step"] > whole["processes"][1]["step"]
         assert len(news["lines"]["times"]) < len(whole["lines"]["times"]) + 3
+
+
+def test_news_that_another_poll_finds_wake_pages(site: Site, job: SimulatedJob) -> None:
+    with site.events() as events:
+        next(events)
+        for _ in range(3):
+            job.run(1)
+            # it reads the files before the feed does
+            assert site.ask("/metrics", {"Authorization": f"Bearer {TOKEN}"})[0] == 200
+            assert next(events)[0] == "news"
 
 
 @pytest.mark.long

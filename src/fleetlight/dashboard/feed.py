@@ -58,8 +58,8 @@ class JobFeed:
 
     def poll(self) -> bool:
         """Read what is new; returns whether anything is."""
-        facts, now = self._files.read(), self._clock()
         with self._lock:
+            facts, now = self._files.read(), self._clock()
             is_new = self._history.poll()
             before = self._view.facts
             has_changed = (facts.processes, facts.is_over) != (before.processes, before.is_over)
@@ -74,8 +74,12 @@ class JobFeed:
 
     async def run(self) -> None:
         """Poll until this is cancelled."""
+        woken = self._version
         while True:
-            if await asyncio.to_thread(self.poll):
+            await asyncio.to_thread(self.poll)
+            # another poll, such as that of a new client, may have found the news
+            if self._version != woken:
+                woken = self._version
                 self._wake()
             if self._clients:
                 await asyncio.sleep(EVERY_S)
@@ -129,4 +133,5 @@ class JobFeed:
     @property
     def picture(self) -> str | None:
         """The picture of the job's program as SVG."""
-        return self._files.picture
+        with self._lock:
+            return self._files.picture

@@ -97,7 +97,9 @@ def test_fish_offers_the_flags_of_a_command_there_only(capsys: pytest.CaptureFix
     assert main(["completion", "fish"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("complete -c fleet") for line in lines)
-    [follow] = [line for line in lines if "-l follow" in line]
-    assert follow.startswith("complete -c fleetlight -n '__fish_seen_subcommand_from logs' -s f")
+    follow = [line for line in lines if "-l follow" in line]
+    for command, line in zip(("events", "logs"), sorted(follow), strict=True):
+        start = f"complete -c fleetlight -n '__fish_seen_subcommand_from {command}' -s f"
+        assert line.startswith(start)
     [on] = [line for line in lines if "-l on " in line]
     assert "-x -a 'hosts kubernetes processes ray slurm'" in on

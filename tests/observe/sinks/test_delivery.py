@@ -97,3 +97,23 @@ def test_a_service_that_does_not_answer_delays_the_end_by_no_more_than_asked() -
     assert service.was_called.wait(FAR_S)
     assert delivery.close(until(0.0)) == 1
     service.opens.set()
+
+
+def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -> None:
+    arrived: list[int] = []
+    is_done = threading.Event()
+
+    def send(batch: Sequence[int]) -> bool:
+        if 7 in batch or len(batch) > 100:
+            return False
+        arrived.extend(batch)
+        if len(arrived) == 299:
+            is_done.set()
+        return True
+
+    delivery = Delivery(send, retry_s=0.0)
+    for number in range(300):
+        delivery.add(number)
+    assert is_done.wait(30)
+    assert sorted(arrived) == [number for number in range(300) if number != 7]
+    assert delivery.close(time.monotonic() + 5) == 1

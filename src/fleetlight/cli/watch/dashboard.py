@@ -52,11 +52,16 @@ def _dashboard(found: argparse.Namespace) -> int:
         listener, token = socket.socket(fileno=found.descriptor), dashboard.read_token(folder)
         return _serve(folder, listener, token, shown="")
     listener = dashboard.listen(found.port, "--port")
+    file = folder / dashboard.TOKEN_FILE
+    if file.exists():
+        # the job's own page uses it, and so may what reads its metrics
+        token = dashboard.read_token(folder)
+        return _serve(folder, listener, token, dashboard.link(listener, token))
     token = dashboard.make_token(folder)
     try:
         return _serve(folder, listener, token, dashboard.link(listener, token))
     finally:
-        (folder / dashboard.TOKEN_FILE).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
 
 def _serve(folder: Path, listener: socket.socket, token: str, shown: str) -> int:

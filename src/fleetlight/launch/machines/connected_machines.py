@@ -105,7 +105,8 @@ class ConnectedMachines:
     def follow_figures(self, log_dir: Path) -> None:
         layout = self._board.layout
         store = self._board.store
-        self._figures = FiguresExchange(store, layout.own, len(layout.nodes), log_dir)
+        copies = None if self._figures is None else self._figures.copies
+        self._figures = FiguresExchange(store, layout.own, len(layout.nodes), log_dir, copies)
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:

@@ -184,7 +184,8 @@ def _names_in(folder: Path) -> list[str]:
     """The files of snapshots and events."""
     try:
         return sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-    except FileNotFoundError:
+    except OSError:
+        # it is not there yet, or a network file system does not reply now
         return []
 
 

@@ -16,7 +16,10 @@ _RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
 
 
 class Delivery(Generic[T]):
-    """Sends items in their order; a service that fails gets them again later."""
+    """Sends items in their order; a service that fails gets them again later.
+
+    One that the service refuses while the next arrives is dropped, and counts as such.
+    """
 
     def __init__(
         self,
@@ -55,22 +58,38 @@ class Delivery(Generic[T]):
             return self._dropped + len(self._waiting)
 
     def _run(self) -> None:
-        pause = self._retry_s
+        pause, size = self._retry_s, _BATCH
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._is_closing)
-                batch, dropped = self._waiting[:_BATCH], self._dropped
+                batch, dropped = self._waiting[:size], self._dropped
                 is_last = self._is_closing
             if not batch:
                 return
             if self._send(batch):
-                pause = self._retry_s
+                pause, size = self._retry_s, _BATCH
                 self._remove(len(batch), dropped)
             elif is_last:
                 return
+            elif len(batch) == 1 and self._next_arrives():
+                size = _BATCH
             else:
+                # the service may refuse one of them, or so many
+                size = max(1, len(batch) // 2)
                 self._await_close(pause)
                 pause = min(2 * pause, _LONGEST_RETRY_S)
+
+    def _next_arrives(self) -> bool:
+        """Send the second item; if it arrives, the service refuses the first, which is dropped."""
+        with self._changed:
+            two = self._waiting[:2]
+        if len(two) < 2 or not self._send(two[1:]):
+            return False
+        with self._changed:
+            left = [item for item in self._waiting if item is not two[1]]
+            self._waiting = [item for item in left if item is not two[0]]
+            self._dropped += len(left) - len(self._waiting)
+        return True
 
     def _remove(self, arrived: int, dropped_before: int) -> None:
         with self._changed:

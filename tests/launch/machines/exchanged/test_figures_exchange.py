@@ -49,6 +49,23 @@ def test_snapshots_and_events_arrive_once(tmp_path: Path) -> None:
     assert [one.text for one in history.events] == ["started, pid 9", "at 0.0", "at 0.5", "at 2.0"]
 
 
+def test_a_restarted_job_continues_the_copies(tmp_path: Path) -> None:
+    store = Store()
+    first, second = (Machine(store, own, tmp_path) for own in range(2))
+    for start, at in enumerate((1.0, 2.0)):
+        second.record(1, at)
+        if start:
+            store = Store()
+            for own, machine in enumerate((first, second)):
+                copies = machine.exchange.copies
+                machine.exchange = FiguresExchange(store, own, 3, machine.folder, copies)
+        second.exchange.bring()
+        first.exchange.bring()
+    history = History(first.folder)
+    history.poll()
+    assert list(history.series["worker.1"].times) == [1.0, 2.0]
+
+
 def test_the_last_lines_are_brought_at_once(tmp_path: Path) -> None:
     store = Store()
     first, second, _ = (Machine(store, own, tmp_path) for own in range(3))

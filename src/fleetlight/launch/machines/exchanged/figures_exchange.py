@@ -32,7 +32,10 @@ class _RecordedLines(msgspec.Struct):
 class FiguresExchange:
     """One machine's part in one start of the job."""
 
-    def __init__(self, store: Counters, own: int, nodes: int, log_dir: Path) -> None:
+    def __init__(
+        self, store: Counters, own: int, nodes: int, log_dir: Path, copies: Copies | None = None
+    ) -> None:
+        """`copies` are those of earlier starts, which this one continues."""
         self._store, self._own, self._nodes = store, own, nodes
         self._folder = log_dir / FOLDER
         self._next = 0.0
@@ -42,9 +45,7 @@ class FiguresExchange:
         self._last: dict[str, deque[str]] = {}
         #: by node: the number of its last message
         self._seen: dict[int, int] = {}
-        #: by name: a file that this machine writes for another, with its last lines; None: it has
-        #: the file already
-        self._copies: dict[str, _Copy | None] = {}
+        self.copies: Copies = {} if copies is None else copies
 
     def exchange(self, now: float) -> None:
         """`bring` once per interval."""
@@ -99,10 +100,10 @@ class FiguresExchange:
         # a name from another machine must not lead out of the folder
         if os.path.basename(name) != name or not name.endswith(SUFFIX):
             return None
-        if name not in self._copies:
+        if name not in self.copies:
             path = self._folder / name
-            self._copies[name] = None if path.exists() else _Copy(path)
-        return self._copies[name]
+            self.copies[name] = None if path.exists() else _Copy(path)
+        return self.copies[name]
 
 
 class _Copy:
@@ -118,3 +119,8 @@ class _Copy:
             if line not in self._last:
                 self._last.append(line)
                 self._file.append(line.encode())
+
+
+#: by name: a file that this machine writes for another, with its last lines; None: it has the file
+#: already
+Copies = dict[str, _Copy | None]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What figures and an open page cost: two jobs that take turns, one with a log folder and a page.
+
+`--page LOGDIR` is the process of the page, with a client that reads its stream as a browser does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import report, turns
+from benchmarks.jobs import Command, Job
+from benchmarks.ps_jobs import Ours
+
+CLAIM = (
+    "Wide & deep in async mode, 2 servers and 2 workers: with all figures recorded and the live "
+    "page open, a job makes at least 0.99 of the steps per second."
+)
+WITH, WITHOUT = "figures and page", "neither"
+AT_LEAST = 0.99
+_ENDLESS = 10_000_000
+
+
+def job(name: str, folder: Path | None) -> Job:
+    """The job; with a folder its processes record figures there, and a page is open."""
+    made = Ours(name, "wide_deep", "async", _ENDLESS, servers=2, count=True).job()
+    if folder is None:
+        return made
+    log = {"FLEET_LOG_DIR": str(folder)}
+    commands = [
+        dataclasses.replace(one, environment={**one.environment, **log}) for one in made.commands
+    ]
+    page = [sys.executable, "-m", "benchmarks.figures_cost", "--page", str(folder)]
+    return dataclasses.replace(made, commands=[*commands, Command(page)])
+
+
+def serve_page(folder: Path) -> None:
+    """Serve the page of a log folder, and read its stream."""
+    from fleetlight.dashboard.server import serve
+    from fleetlight.launch.processes.followers import dashboard
+
+    listener, token = dashboard.listen(0), "benchmark"
+    url = dashboard.link(listener, token).replace("/?", "/feed?")
+    reader = threading.Thread(target=_read, args=(url,), daemon=True)
+    serve(folder, listener, token, reader.start)
+
+
+def _read(url: str) -> None:
+    with urllib.request.urlopen(url) as stream:
+        for _ in stream:
+            pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write the result page."""
+    options = _parse(argv)
+    if options.page is not None:
+        serve_page(options.page)
+        return 0
+    report.page("figures_cost", CLAIM, _sections(options), keep=options.write)
+    return 0
+
+
+def _sections(options: argparse.Namespace) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        make = {
+            WITH: functools.partial(job, WITH, folder),
+            WITHOUT: functools.partial(job, WITHOUT, None),
+        }
+        series, foreign = turns.take(make, options.rounds, options.turns, options.turn_s)
+        ratio = report.Ratio(series[0], series[1], AT_LEAST)
+        yield report.section("wide & deep: async", series, [ratio], foreign)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=6, help="of each job in a round")
+    parser.add_argument("--turn_s", type=float, default=2.0)
+    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
