@@ -26,7 +26,8 @@ CLAIM = (
     "While a worker is away, the other one continues. The input gives each worker a fixed number "
     "of batches a second (512 examples each), less than it could train on; what is missed during "
     "a kill does not come later. The rate is back at the end of the first second with 0.9 of the "
-    "mean of the 5 s before the kill."
+    "mean of the 5 s before the kill; "
+    "a later low counts in the lost training only."
 )
 PROGRAM = str(Path(__file__).parent / "kills_train.py")
 BACK_S, BACK = 5.0, 0.9

@@ -40,6 +40,12 @@ def test_a_search_ignores_case_and_finds_old_lines(tmp_path: Path) -> None:
     assert "ValueError: first" not in _lines(tmp_path, "workerlog.0")
 
 
+@pytest.mark.parametrize("find", ["ÄRGER", "ärger", "STRASSE"])
+def test_a_search_ignores_the_case_of_all_letters(tmp_path: Path, find: str) -> None:
+    (tmp_path / "workerlog.0").write_text("Ärger in der Straße\nnothing\n", encoding="utf-8")
+    assert _lines(tmp_path, "workerlog.0", find) == ["Ärger in der Straße"]
+
+
 def test_only_the_end_of_a_large_log_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,10 @@ def test_the_own_origin_is_accepted(site: Site) -> None:
     assert site.get("/logs", {"Host": host, "Origin": f"http://{host}"})[0] == 200
 
 
+def test_the_headers_of_the_feed_end_at_once(site: Site) -> None:
+    assert site.get("/feed", method="HEAD")[0] == 200
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_the_page_is_read_only(site: Site, method: str) -> None:
     assert site.get("/", method=method)[0] == 405
@@ -133,14 +139,34 @@ def test_the_feed_sends_everything_and_then_news(site: Site, job: SimulatedJob) 
         assert len(news["lines"]["times"]) < len(whole["lines"]["times"]) + 3
 
 
-def test_news_that_another_poll_finds_wake_pages(site: Site, job: SimulatedJob) -> None:
-    with site.events() as events:
-        next(events)
-        for _ in range(3):
+def test_news_that_another_poll_finds_wake_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = SimulatedJob(tmp_path, 1, 0)
+    job.run(1)
+    polled = threading.Event()
+
+    def poll(feed: JobFeed, read: Callable[[JobFeed], bool] = JobFeed.poll) -> bool:
+        found = read(feed)
+        polled.set()
+        return found
+
+    async def scenario() -> None:
+        feed = JobFeed(job.folder, lambda: 0.0)
+        feed.poll()
+        last = feed.message(None)
+        assert last is not None
+        monkeypatch.setattr(JobFeed, "poll", poll)
+        with feed.client():
+            following = asyncio.create_task(feed.run())
+            waiting = asyncio.create_task(feed.wait(last.version, 60))
+            await asyncio.to_thread(polled.wait)
             job.run(1)
-            # it reads the files before the feed does
-            assert site.ask("/metrics", {"Authorization": f"Bearer {TOKEN}"})[0] == 200
-            assert next(events)[0] == "news"
+            feed.newest()
+            await asyncio.wait_for(waiting, 20)
+            following.cancel()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.long

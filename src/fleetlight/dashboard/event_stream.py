@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from fleetlight.dashboard.feed import JobFeed, Message
@@ -27,6 +27,9 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send messages until the client leaves, takes none, or the server ends."""
+        if scope["method"] == "HEAD":
+            await Response(media_type="text/event-stream")(scope, receive, send)
+            return
         with self._feed.client() as clients:
             if clients > _MOST_CLIENTS:
                 text = f"{_MOST_CLIENTS} pages are open; close one\n"

@@ -34,9 +34,9 @@ def read_log(folder: Path, name: str, find: str = "") -> dict[str, Any] | None:
         size = path.stat().st_size
         begin = max(0, size - limit)
         file.seek(begin)
-        wanted = find.lower().encode()
+        wanted = find.casefold()
         for at, line in _lines(file.read, begin, size):
-            if wanted in line.lower():
+            if wanted in line.decode(errors="replace").casefold():
                 text = line[:_LONGEST_LINE].decode(errors="replace")
                 lines.append((at, text))
                 if len(lines) > 2 * _MOST_LINES:

@@ -17,6 +17,7 @@ from fleetlight.cli import fleetrun
 from fleetlight.cli.arguments import parse
 from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import ANY_PORT
+from fleetlight.launch.processes.followers import dashboard
 
 
 @pytest.mark.parametrize(
@@ -106,3 +107,19 @@ def test_folders_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_grafana_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["dashboard", "--grafana"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "Fleetlight"
+
+
+def test_a_second_page_of_a_job_keeps_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens: list[str] = []
+    monkeypatch.setattr(
+        "fleetlight.dashboard.server.serve", lambda _folder, _socket, token, _: tokens.append(token)
+    )
+    assert tool.main(["dashboard", str(tmp_path)]) == 0
+    file = tmp_path / dashboard.TOKEN_FILE
+    assert not file.exists()
+    first = dashboard.make_token(tmp_path)
+    assert tool.main(["dashboard", str(tmp_path)]) == 0
+    assert (tokens[1], file.read_text()) == (first, first)
+    assert tokens[0] != first

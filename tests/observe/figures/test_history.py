@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+from pathlib import Path
 
 import pytest
 
-from fleetlight.observe.figures.history import Series
+from fleetlight.observe.figures.history import History, Series
 from fleetlight.observe.figures.snapshot import Snapshot
 
 
@@ -65,3 +68,13 @@ def test_a_figure_that_appears_late_grows_from_its_first_value() -> None:
 def test_growth_between_two_moments(key: str, grown: float) -> None:
     one = series((0.0, 1, {"steps": 4, "rows": 9}), (1.0, 1, {"steps": 7, "rows": 5}))
     assert one.grown(key, 0, 1) == grown
+
+
+def test_a_file_system_that_does_not_reply_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(*_: object) -> list[str]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "listdir", stale)
+    assert not History(tmp_path).poll()
