@@ -42,7 +42,7 @@ def test_the_launcher_shows_what_the_document_says(tmp_path: Path) -> None:
         "server_num: 1",
         "Value (server 0)",
         "Value (worker 0)",
-        "log/endpoints.log",
+        "logs: log/serverlog.N, log/workerlog.N",
     ):
         assert words in output
     assert "worker 1" in (tmp_path / "log" / "endpoints.log").read_text()

@@ -43,6 +43,7 @@ from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.replay.step_journal import NoJournal
 from fleetlight.ps.worker.reply_values import Wanted
 from fleetlight.ps.worker.served_group import ServedGroup
+from fleetlight.roles.role import Role
 
 #: the lane of the request for a place, and how often a worker sends a heartbeat
 _PLACE, _BEAT_S = "place", 5.0
@@ -62,6 +63,7 @@ class _Departure:
 class _JobOfWorker:
     """What the package reads of a job."""
 
+    role: Role
     replay: Any
     departure: _Departure
     loaders: list[Any] = dataclasses.field(default_factory=list)
@@ -296,7 +298,9 @@ class ElasticWorker:
         )
         group = ServedGroup(client, 1e6)
         session = ServerSession(client, None)
-        job = _JobOfWorker(JoiningReplay() if self.joins else NoReplay(), self.departure)
+        role = Role(index=None if self.joins else self.index, worker_num=script.places)
+        replay = JoiningReplay() if self.joins else NoReplay()
+        job = _JobOfWorker(role, replay, self.departure)
         try:
             if self.joins:
                 group.prelude = _prelude(client)
