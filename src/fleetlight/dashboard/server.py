@@ -8,12 +8,13 @@ import contextlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from mimetypes import guess_type
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -24,7 +25,8 @@ from fleetlight.dashboard.log_files import log_names, read_log
 from fleetlight.dashboard.prometheus import metrics_text
 
 _PAGE = Path(__file__).with_name("page")
-_FILES = {path.name: path for path in _PAGE.iterdir()}
+#: in memory: reading them in threads takes long beside processes that train
+_FILES = {path.name: (path.read_bytes(), guess_type(path.name)[0]) for path in _PAGE.iterdir()}
 #: programs on one machine: more would only cost memory
 _MOST_CONNECTIONS = 128
 _LONGEST_SEARCH = 200
@@ -53,11 +55,10 @@ class Pages:
         ]
 
     async def _index(self, request: Request) -> Response:
-        return FileResponse(_FILES["index.html"])
+        return _file("index.html")
 
     async def _file(self, request: Request) -> Response:
-        path = _FILES.get(request.path_params["name"])
-        return _missing() if path is None else FileResponse(path)
+        return _file(request.path_params["name"])
 
     async def _logs(self, request: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(log_names, self._folder))
@@ -77,6 +78,13 @@ class Pages:
         if picture is None:
             return _missing()
         return Response(picture, headers=_PICTURE_POLICY, media_type="image/svg+xml")
+
+
+def _file(name: str) -> Response:
+    if name not in _FILES:
+        return _missing()
+    content, kind = _FILES[name]
+    return Response(content, media_type=kind)
 
 
 def _missing() -> Response:

@@ -2,6 +2,7 @@
 // Receives what the server sends, keeps it, and draws at most once a frame.
 
 import { fitCharts, setEvents, showChart } from "./charts.js";
+import { endFeed, follow } from "./feed.js";
 import { median, showHeat } from "./heat.js";
 import { startLogs } from "./logs.js";
 import { showTopology } from "./topology.js";
@@ -9,11 +10,11 @@ import { byId, bytes, clock, count, duration, fillTable, known, make, number, PA
 
 const FEW = 6;
 let job = null;
-let feed = null;
 let behind = 0;
 let isLost = false;
 let isDue = false;
 let isNew = false;
+let hasBegun = false;
 let hasDrawn = false;
 const visible = new Set();
 
@@ -38,7 +39,7 @@ function receive(kind, message) {
   }
   job.events.sort((a, b) => a.at - b.at);
   isLost = false;
-  if (job.over) feed.close();
+  if (job.over) endFeed();
   renew();
 }
 
@@ -65,6 +66,12 @@ function draw() {
   drawTiles();
   drawProcesses();
   if (!isNew) return;
+  if (!hasBegun) {
+    // charts take longer: the first figures show without them
+    hasBegun = true;
+    later();
+    return;
+  }
   isNew = false;
   drawEvents();
   const sections = { steps: drawSteps, delay: drawDelay, tables: drawTables, logged: drawLogged, program: drawProgram };
@@ -347,9 +354,7 @@ function start() {
   startTheme();
   startLogs();
   watchSections();
-  feed = new EventSource("feed");
-  for (const kind of ["whole", "news"]) feed.addEventListener(kind, (event) => receive(kind, JSON.parse(event.data)));
-  feed.addEventListener("error", () => { isLost = true; later(); });
+  follow(receive, () => { isLost = true; later(); });
   byId("range").addEventListener("change", () => { hasDrawn = false; renew(); });
   addEventListener("visibilitychange", renew);
   addEventListener("resize", () => { fitCharts(); renew(); });
