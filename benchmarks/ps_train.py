@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
+from benchmarks.figures_switch import FiguresSwitch
 from benchmarks.peers import ps_timed
 from benchmarks.ps_models import MODELS, Bags
 from benchmarks.turns import Counter
@@ -38,6 +39,8 @@ def main() -> None:
         os.sched_setaffinity(0, {_cores()[options.core]})
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if options.figures_switch is not None:
+        FiguresSwitch(options.figures_switch).install()
     {"torch": plain_torch}.get(options.system, fleetlight)(options)
 
 
@@ -229,6 +232,7 @@ def _parse() -> Any:
     parser.add_argument("--core", type=int, help="stay on this one of the cores, counted from 0")
     parser.add_argument("--steps_per_call", type=int, default=1, help="a divisor of the others")
     parser.add_argument("--count", action="store_true", help="for jobs that take turns")
+    parser.add_argument("--figures_switch", type=Path, help="figures are recorded while it is on")
     parser.add_argument("--profile", default="", metavar="FILE", help="with FILE.<worker>")
     return parser.parse_args()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -111,21 +112,47 @@ def take(
 
     Every other turn is in the opposite order, so no job always follows the same one.
     """
-    shares: list[float | None] = []
-    played: dict[str, list[_Share]] = {name: [] for name in make}
     with contextlib.ExitStack() as ending:
         ending.enter_context(jobs.ending_at_sigterm())
         players = {name: ending.enter_context(_player(one())) for name, one in make.items()}
-        for number in range(rounds):
-            before = sum(player.spent_s() for player in players.values())
-            with Meter() as meter:
-                found = _round(players, turns, turn_s)
-            own = sum(player.spent_s() for player in players.values()) - before
-            shares.append(foreign_share(meter.wall_s, meter.busy_s, own))
-            for name, share in found.items():
-                played[name].append(share)
-            told = ", ".join(f"{n} {s.steps / s.seconds:.1f} steps/s" for n, s in found.items())
-            print(f"round {number + 1}/{rounds}: {told}", flush=True)
+        turn = {name: functools.partial(one.play, turn_s) for name, one in players.items()}
+        return _rounds(turn, lambda: sum(one.spent_s() for one in players.values()), rounds, turns)
+
+
+def take_switched(
+    job: jobs.Job, switch: Mapping[str, Callable[[], None]], rounds: int, turns: int, turn_s: float
+) -> tuple[list[Series], list[float | None]]:
+    """As `take`, with one job that a function switches before each turn.
+
+    Two jobs of one kind differ by some percent, since their memory and their places differ. So
+    this tells smaller differences.
+    """
+    with contextlib.ExitStack() as ending:
+        ending.enter_context(jobs.ending_at_sigterm())
+        player = ending.enter_context(_player(job))
+
+        def played(make_ready: Callable[[], None]) -> _Share:
+            make_ready()
+            return player.play(turn_s)
+
+        turn = {name: functools.partial(played, one) for name, one in switch.items()}
+        return _rounds(turn, player.spent_s, rounds, turns)
+
+
+def _rounds(
+    turn: Mapping[str, Callable[[], _Share]], spent_s: Callable[[], float], rounds: int, turns: int
+) -> tuple[list[Series], list[float | None]]:
+    shares: list[float | None] = []
+    played: dict[str, list[_Share]] = {name: [] for name in turn}
+    for number in range(rounds):
+        before = spent_s()
+        with Meter() as meter:
+            found = _round(turn, turns)
+        shares.append(foreign_share(meter.wall_s, meter.busy_s, spent_s() - before))
+        for name, share in found.items():
+            played[name].append(share)
+        told = ", ".join(f"{n} {s.steps / s.seconds:.1f} steps/s" for n, s in found.items())
+        print(f"round {number + 1}/{rounds}: {told}", flush=True)
     series = [
         Series(name, [s.steps / s.seconds for s in of], [1e3 * s.cpu_s / s.steps for s in of])
         for name, of in played.items()
@@ -133,11 +160,11 @@ def take(
     return series, shares
 
 
-def _round(players: Mapping[str, _Player], turns: int, turn_s: float) -> dict[str, _Share]:
-    found = {name: _Share() for name in players}
-    for turn in range(turns):
-        for name in players if turn % 2 == 0 else reversed(list(players)):
-            share = players[name].play(turn_s)
+def _round(turn: Mapping[str, Callable[[], _Share]], turns: int) -> dict[str, _Share]:
+    found = {name: _Share() for name in turn}
+    for number in range(turns):
+        for name in turn if number % 2 == 0 else reversed(list(turn)):
+            share = turn[name]()
             found[name].steps += share.steps
             found[name].seconds += share.seconds
             found[name].cpu_s += share.cpu_s

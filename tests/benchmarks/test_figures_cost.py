@@ -1,17 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of figures: one job records them beside a page, the other does not."""
+"""The cost of figures: a job that records them beside a page, and the switch of both."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from benchmarks.figures_switch import FiguresSwitch
+
 from benchmarks import figures_cost
+from fleetlight.dashboard.feed import JobFeed
+from fleetlight.observe.figures.recorder import FigureRecorder
+from fleetlight.observe.figures.registry import Registry
 
 
-def test_only_one_job_records_figures_and_has_a_page(tmp_path: Path) -> None:
-    recorded = figures_cost.job(figures_cost.WITH, tmp_path).commands
-    plain = figures_cost.job(figures_cost.WITHOUT, None).commands
-    assert [one.argv for one in recorded[:-1]] == [one.argv for one in plain]
-    assert all(one.environment["FLEET_LOG_DIR"] == str(tmp_path) for one in recorded[:-1])
-    assert not any("FLEET_LOG_DIR" in one.environment for one in plain)
-    assert recorded[-1].argv[-2:] == ["--page", str(tmp_path)]
+def test_every_process_records_figures_and_a_page_is_open(tmp_path: Path) -> None:
+    *processes, page = figures_cost.job(tmp_path).commands
+    assert len(processes) == 4
+    assert all(one.environment["FLEET_LOG_DIR"] == str(tmp_path) for one in processes)
+    assert all(one.argv[-2] == "--figures_switch" for one in processes)
+    assert page.argv[-2:] == ["--page", str(tmp_path)]
+
+
+def test_nothing_is_recorded_or_read_while_the_switch_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, name in ((FigureRecorder, "record"), (JobFeed, "poll")):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    switch = FiguresSwitch(tmp_path / "switch")
+    # a process of the job finds the file
+    installed = FiguresSwitch(tmp_path / "switch")
+    installed.install()
+    installed.install_in_page()
+    switch.turn(on=False)
+    recorder = FigureRecorder(tmp_path, "worker", 0, Registry(), every_s=1e6)
+    feed = JobFeed(tmp_path)
+    recorder.record()
+    assert not feed.poll()
+    assert not (tmp_path / "figures").exists()
+    switch.turn(on=True)
+    recorder.record()
+    assert feed.poll()
+    recorder.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -44,6 +45,18 @@ def test_each_job_has_its_turns_and_all_are_ended(tmp_path: Path) -> None:
     for name in make:
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
+
+
+def test_one_job_is_switched_before_each_turn(tmp_path: Path) -> None:
+    said: list[str] = []
+    switch = {name: functools.partial(said.append, name) for name in ("on", "off")}
+    job = stepping("one", tmp_path / "one")
+    series, shares = turns.take_switched(job, switch, rounds=1, turns=2, turn_s=0.1)
+    # every second turn is in the opposite order
+    assert said == ["on", "off", "off", "on"]
+    assert [one.name for one in series] == ["on", "off"]
+    assert all(rate > 0 for one in series for rate in one.rates)
+    assert len(shares) == 1
 
 
 def test_a_job_without_a_turn_is_stopped(tmp_path: Path) -> None:
