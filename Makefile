@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long test-engines slowest matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
+.PHONY: demo quick test test-all test-long test-engines test-browser slowest matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
 
 demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -29,6 +29,10 @@ test-long: $(VENV)/.ready  ## the long tests only
 
 test-engines: $(VENV)/.ready  ## jobs on real engines; without an engine its tests are skipped
 	$(PYTEST) -m long -rs tests/engines
+
+test-browser: $(VENV)/.ready  ## the live page in Chromium; without one its tests are skipped
+	$(BIN)/pip install --quiet --group browser
+	$(PYTEST) -rs tests/dashboard/test_browser.py
 
 test-all: test test-long  ## the whole suite
 

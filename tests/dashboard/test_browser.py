@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,15 @@ from typing import Any
 import pytest
 from tests.dashboard.clients import Site, serving
 from tests.dashboard.simulated import SimulatedJob
+from tests.launch.conftest import place
+from tests.launch.workplace import Workplace
+from tests.multiprocess.test_dashboard import SCRIPT
 
 from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox
 from fleetlight.static.drawing.svg import svg_of
 
 playwright = pytest.importorskip("playwright.sync_api")
+__all__ = ["place"]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 pytestmark = [
@@ -68,6 +75,15 @@ PROGRAM = Picture(
 HARMFUL = """<svg xmlns="http://www.w3.org/2000/svg" width="30" height="20"
  onload="alert('onload')"><script>alert("script")</script><script href="main.js"/>
 <image href="/logs/workerlog.0"/></svg>"""
+
+
+#: the ids of processes by name
+_PIDS = """() => {
+  const { tHead, tBodies } = document.querySelector("#process-table");
+  const at = [...tHead.rows[0].cells].findIndex((cell) => cell.textContent === "PID");
+  const pid = (row) => [row.cells[0].textContent, Number(row.cells[at].textContent)];
+  return Object.fromEntries([...tBodies[0].rows].map(pid));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +244,26 @@ def test_a_kill_shows_without_a_reload(browser: Any, tmp_path: Path) -> None:
         job.launcher()
         page.wait_for_selector("#topology .node.failed")
         assert "worker 2: killed by SIGKILL" in page.inner_text("#state")
+
+
+@pytest.mark.multiprocess
+def test_a_real_job_and_its_kill_are_shown(browser: Any, place: Workplace) -> None:
+    job = place.start("--dashboard", "--nproc_per_node", "2", place.script(SCRIPT))
+    job.wait_for_line("page: ")
+    link = re.search(r"page: (\S+)", job.printed)
+    assert link is not None
+    with _opened(browser, link[1]) as page:
+        page.wait_for_function("() => document.querySelectorAll('#splits .split').length === 2")
+        assert page.inner_text("#state") == "running"
+        pid = page.evaluate(_PIDS)["worker 1"]
+        assert pid > 1
+        os.kill(pid, signal.SIGKILL)
+        page.wait_for_selector("#topology .node.failed")
+        # the feed ends with the job
+        page.wait_for_function("() => document.querySelector('#state').innerText.includes('137')")
+        assert "worker 1\nexit\nwas killed by SIGKILL" in page.inner_text("#event-list")
+    code, printed = job.end()
+    assert code == 137, printed
 
 
 def test_64_workers_are_drawn_fast(browser: Any, tmp_path: Path) -> None:
