@@ -29,6 +29,8 @@ class Collector:
         self.spans: list[Received] = []
         #: the status of its answers; others than 200 take nothing
         self.status = 200
+        #: a collector without this path answers it with 404
+        self.lacks_path = ""
         self.requests = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -68,9 +70,10 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 collector.requests += 1
-                if collector.status == 200:
+                status = 404 if self.path == collector.lacks_path else collector.status
+                if status == 200:
                     collector._take(self.path, body)
-                self.send_response(collector.status)
+                self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 

@@ -126,29 +126,46 @@ def test_variables_of_the_sdk_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_collector_that_refuses_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
+    warnings: list[tuple[str, str]] = []
     with Collector() as collector:
         collector.status = 401
         monkeypatch.setenv(ENDPOINT, collector.url)
-        exporter = EventExporter(JOB, warnings.append, most=5)
+        exporter = EventExporter(JOB, lambda *said: warnings.append(said), most=5)
         exporter.add(STORY)
         exporter.end_trace()
         lacks = exporter.close(60.0)
     assert lacks == (len(STORY), 4)
-    [warning] = warnings
-    assert "401" in warning
+    [(_, reason)] = warnings
+    assert "401" in reason
     assert collector.records == []
+
+
+def test_a_collector_without_traces_takes_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[tuple[str, str]] = []
+    with Collector() as collector:
+        collector.lacks_path = "/v1/traces"
+        monkeypatch.setenv(ENDPOINT, collector.url)
+        exporter = EventExporter(JOB, lambda *said: warnings.append(said))
+        exporter.add(STORY)
+        exporter.end_trace()
+        lacks = exporter.close(60.0)
+    assert lacks == (0, 4)
+    [(what, reason)] = warnings
+    assert what == "spans"
+    assert "404" in reason
+    assert exporter.failure == reason
+    assert len(collector.records) == len(STORY)
 
 
 @pytest.mark.slow
 def test_a_collector_that_is_down_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
+    warnings: list[tuple[str, str]] = []
     # the SDK names the cause only where it has time to try again
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")
     with Collector() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
-    exporter = EventExporter(JOB, warnings.append)
+    exporter = EventExporter(JOB, lambda *said: warnings.append(said))
     exporter.add(STORY)
     assert exporter.close(60.0) == (len(STORY), 2)
-    [warning] = warnings
-    assert exporter.failure == warning == "[Errno 111] Connection refused"
+    [(_, reason)] = warnings
+    assert exporter.failure == reason == "[Errno 111] Connection refused"

@@ -174,13 +174,13 @@ class _Export:
         """Print a line of this export; the script's output is on the other stream."""
         print(f"{self._program}: {text}", file=sys.stderr, flush=True)
 
-    def _warn(self, reason: str) -> None:
+    def _warn(self, what: str, reason: str) -> None:
         if not self._is_closing:
             self.has_warned = True
-            self.say(
-                f"warning: OpenTelemetry takes no events: {reason}; {_REMEDY}. The job continues, "
-                f"and its newest {_MOST:,} events wait"
-            )
+            text = f"warning: OpenTelemetry takes no {what}: {reason}; {_REMEDY}"
+            if self._most is not None:
+                text += f". The job continues, and its newest {self._most:,} {what} wait"
+            self.say(text)
 
     def _identity(self) -> ExportedJob:
         from fleetlight.observe.sinks.otlp import ExportedJob

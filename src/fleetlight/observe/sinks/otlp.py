@@ -47,6 +47,9 @@ T = TypeVar("T")
 _SCOPE = "fleetlight"
 #: the cause in the middle of a message of the SDK
 _CAUSE = re.compile(r"\[Errno -?\d+\] [\w ]+|[\w ]*timed out")
+EVENTS, SPANS = "events", "spans"
+#: what each logger of the SDK is about
+_LOGGERS = {OTLPLogExporter.__module__: EVENTS, OTLPSpanExporter.__module__: SPANS}
 _STARTS = ("start", "restart")
 _END = "end"
 
@@ -64,16 +67,16 @@ class EventExporter:
     """Sends the events of one job."""
 
     def __init__(
-        self, job: ExportedJob, warn: Callable[[str], None], most: int | None = None
+        self, job: ExportedJob, warn: Callable[[str, str], None], most: int | None = None
     ) -> None:
-        """`warn` gets the first failure; `most` bounds the records that wait."""
+        """`warn` gets what fails first, and why; `most` bounds the records that wait."""
         self._failures = _Failures(warn)
         logs, spans = OTLPLogExporter(), OTLPSpanExporter()
         self._logs: Delivery[ReadableLogRecord] = Delivery(
-            self._failures.guarded(logs.export, LogRecordExportResult.SUCCESS), most
+            self._failures.guarded(EVENTS, logs.export, LogRecordExportResult.SUCCESS), most
         )
         self._spans: Delivery[ReadableSpan] = Delivery(
-            self._failures.guarded(spans.export, SpanExportResult.SUCCESS), most
+            self._failures.guarded(SPANS, spans.export, SpanExportResult.SUCCESS), most
         )
         resource = resource_of(job)
         loggers = LoggerProvider(resource, shutdown_on_exit=False)
@@ -110,7 +113,7 @@ class EventExporter:
 
     @property
     def failure(self) -> str:
-        """Why the collector takes nothing now; "" if it does."""
+        """Why the collector does not take all; "" if it does."""
         return self._failures.reason
 
 
@@ -189,23 +192,30 @@ def _nanoseconds(seconds: float) -> int:
 class _Failures(logging.Handler):
     """Tells the user of the first failure only; the SDK would log each attempt."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._warn: Callable[[str], None] | None = warn
+        self._warn: Callable[[str, str], None] | None = warn
         self._looking = threading.Lock()
-        self.reason = ""
+        #: why the collector takes no events, or no spans; "" if it does
+        self._reasons = dict.fromkeys(_LOGGERS.values(), "")
         sdk = logging.getLogger("opentelemetry")
         sdk.handlers, sdk.propagate = [self], False
-        for kind in (OTLPLogExporter, OTLPSpanExporter):
+        for name in _LOGGERS:
             # they omit what the SDK has said before: the cause, if it comes back
-            logging.getLogger(kind.__module__).filters.clear()
+            logging.getLogger(name).filters.clear()
+
+    @property
+    def reason(self) -> str:
+        """Why the collector does not take all; "" if it does."""
+        return "; ".join(dict.fromkeys(filter(None, self._reasons.values())))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep what the SDK says."""
-        self._keep(record.getMessage())
+        if record.name in _LOGGERS:
+            self._keep(_LOGGERS[record.name], record.getMessage())
 
     def guarded(
-        self, export: Callable[[Sequence[T]], object], success: object
+        self, what: str, export: Callable[[Sequence[T]], object], success: object
     ) -> Callable[[Sequence[T]], bool]:
         """The same as a function that never raises, and says whether it succeeded."""
 
@@ -214,27 +224,27 @@ class _Failures(logging.Handler):
                 has_arrived = export(batch) is success
             except Exception as error:
                 # some versions of the SDK raise what the connection raises
-                self._keep(str(error))
+                self._keep(what, str(error))
                 has_arrived = False
-            self._look(has_arrived)
+            self._look(what, has_arrived)
             return has_arrived
 
         return send
 
-    def _keep(self, text: str) -> None:
+    def _keep(self, what: str, text: str) -> None:
         # what the SDK says later is that it gives up
-        if not self.reason:
+        if not self._reasons[what]:
             cause = _CAUSE.search(text)
-            self.reason = text if cause is None else cause[0]
+            self._reasons[what] = text if cause is None else cause[0]
 
-    def _look(self, has_arrived: bool) -> None:
+    def _look(self, what: str, has_arrived: bool) -> None:
         # records and spans have a thread each
         with self._looking:
             if has_arrived:
-                self.reason = ""
+                self._reasons[what] = ""
             elif self._warn is not None:
                 warn, self._warn = self._warn, None
-                warn(self.reason or "no answer")
+                warn(what, self._reasons[what] or "no answer")
 
 
 class _LogRecords(LogRecordProcessor):
