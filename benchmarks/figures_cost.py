@@ -16,18 +16,19 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import report, turns
+from benchmarks import machine, report, turns
 from benchmarks.figures_switch import FiguresSwitch
 from benchmarks.jobs import Command, Job
 from benchmarks.ps_jobs import Ours
 
 CLAIM = (
-    "Wide & deep in async mode, 2 servers and 2 workers: with all figures recorded and the live "
-    "page open, a job makes at least 0.99 of the steps per second. It is one job, whose figures "
-    "and page are off in every other turn. It counts in both kinds of turns."
+    "Wide & deep in async mode, 2 servers and 2 workers: all figures and the open live page take "
+    "at most 1 % of the CPU seconds that the job has, and a job with them makes at least 0.99 of "
+    "the steps per second. It is one job, whose figures and page are off in every other turn. It "
+    "counts in both kinds of turns: 14 changes of the part of a step, of 0.4 us each."
 )
 WITH, WITHOUT = "figures and page", "neither"
-AT_LEAST = 0.99
+AT_LEAST, AT_MOST = 0.99, 0.01
 _ENDLESS = 10_000_000
 _SWITCH = "figures.switch"
 
@@ -84,8 +85,29 @@ def _sections(options: argparse.Namespace) -> Iterator[str]:
         series, foreign = turns.take_switched(
             job(folder), sides, options.rounds, options.turns, options.turn_s
         )
+        on_s = options.rounds * options.turns * (options.turn_s + turns.SETTLE_S)
+        yield shares(switch.spent_s(), on_s)
         ratio = report.Ratio(series[0], series[1], AT_LEAST)
         yield report.section("wide & deep: async", series, [ratio], foreign)
+
+
+def shares(spent_s: Sequence[float], on_s: float) -> str:
+    """The CPU seconds of figures, by process, as shares of those that there are."""
+    *recorders, page = sorted(spent_s)
+    share = sum(spent_s) / (on_s * (cores := machine.cores()))
+    verdict = "met" if share <= AT_MOST else "missed"
+    rows = [
+        ("recording, the process with the most", f"{1e3 * max(recorders) / on_s:.2f}", "-"),
+        ("recording, all processes", f"{1e3 * sum(recorders) / on_s:.2f}", "-"),
+        ("the page's server, and the reader of its stream", f"{1e3 * page / on_s:.2f}", "-"),
+        (
+            f"all, as a share of {cores} cores",
+            f"{1e3 * sum(spent_s) / on_s:.2f}",
+            f"{share:.2%}; at most {AT_MOST:.0%}: {verdict}",
+        ),
+    ]
+    head = ("what", "CPU ms a second", "share")
+    return "## CPU time of figures\n\n" + report.table(head, rows)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

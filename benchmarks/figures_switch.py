@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,13 @@ import numpy as np
 
 
 class FiguresSwitch:
-    """One byte in a file, which all processes of a job look at; on at first."""
+    """One byte in a file, which all processes of a job look at; on at first.
+
+    Each process keeps the CPU seconds that its figures take in a file beside it.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         is_new = not path.exists()
         self._state = np.memmap(path, np.uint8, "w+" if is_new else "r+", shape=(1,))
         if is_new:
@@ -22,25 +28,40 @@ class FiguresSwitch:
         """Turn it on or off."""
         self._state[0] = on
 
+    def spent_s(self) -> list[float]:
+        """The CPU seconds of figures so far, in each process."""
+        files = self._path.parent.glob(f"{self._path.name}.*")
+        return [float(np.fromfile(file, np.float64).sum()) for file in files]
+
     def install(self) -> None:
-        """From now on this process records figures, or reads them for a page, only while it is on.
+        """From now on this process records figures only while it is on.
 
         What is counted meanwhile is in the next record.
         """
         from fleetlight.observe.figures.recorder import FigureRecorder
 
-        self._guard(FigureRecorder, "record")
+        spent, record = self._spent(), FigureRecorder.record
+
+        def recorded(recorder: FigureRecorder) -> None:
+            if self._state[0]:
+                before = time.thread_time()
+                record(recorder)
+                spent[0] += time.thread_time() - before
+
+        setattr(FigureRecorder, FigureRecorder.record.__name__, recorded)
 
     def install_in_page(self) -> None:
-        """As `install`, in the process of a page."""
+        """From now on the page of this process reads figures only while it is on."""
         from fleetlight.dashboard.feed import JobFeed
 
-        self._guard(JobFeed, "poll")
+        spent, poll, began = self._spent(), JobFeed.poll, time.process_time()
 
-    def _guard(self, kind: type, name: str) -> None:
-        method = getattr(kind, name)
+        def polled(feed: JobFeed) -> bool:
+            # all that this process does is for the page
+            spent[0] = time.process_time() - began
+            return bool(self._state[0]) and poll(feed)
 
-        def only_while_on(self_: Any) -> Any:
-            return method(self_) if self._state[0] else False
+        setattr(JobFeed, JobFeed.poll.__name__, polled)
 
-        setattr(kind, name, only_while_on)
+    def _spent(self) -> Any:
+        return np.memmap(f"{self._path}.{os.getpid()}", np.float64, "w+", shape=(1,))

@@ -26,7 +26,7 @@ from benchmarks.peers.ps_timed import cpu_s
 from benchmarks.report import Series
 
 #: a turn is counted once what has stood still is warm again
-_SETTLE_S = 0.3
+SETTLE_S = 0.3
 _LOOK_EVERY_S = 0.05
 
 
@@ -83,7 +83,7 @@ class _Player:
     def play(self, turn_s: float) -> _Share:
         """Go on for so long, and stand still again."""
         self.say(signal.SIGCONT)
-        time.sleep(_SETTLE_S)
+        time.sleep(SETTLE_S)
         steps, cpu, began = self._reached()
         time.sleep(turn_s)
         now = self._reached()

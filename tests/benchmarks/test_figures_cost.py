@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.figures_switch import FiguresSwitch
 
-from benchmarks import figures_cost
+from benchmarks import figures_cost, machine
 from fleetlight.dashboard.feed import JobFeed
 from fleetlight.observe.figures.recorder import FigureRecorder
 from fleetlight.observe.figures.registry import Registry
@@ -42,3 +42,12 @@ def test_nothing_is_recorded_or_read_while_the_switch_is_off(
     recorder.record()
     assert feed.poll()
     recorder.close()
+    [spent] = switch.spent_s()
+    assert spent > 0
+
+
+def test_the_share_of_all_cores_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    told = figures_cost.shares([0.01, 0.02, 0.07], on_s=10.0)
+    assert "| recording, the process with the most | 2.00 | - |" in told
+    assert "| all, as a share of 2 cores | 10.00 | 0.50%; at most 1%: met |" in told
