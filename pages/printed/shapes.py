@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 #: a number with separators, a fraction, an exponent or a unit, which depends on its size
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?: (?:ms|s|[KMG]iB)\b)?")
-_SPACES = re.compile(r"[ ]+")
+_WORD = re.compile(r"#|[^\s#]+")
 
 
 def portable(text: str, places: Mapping[str, str]) -> str:
@@ -19,5 +19,8 @@ def portable(text: str, places: Mapping[str, str]) -> str:
 
 
 def shape(text: str) -> list[str]:
-    """The lines with numbers masked, in any order, since processes print beside each other."""
-    return sorted(_SPACES.sub(" ", _NUMBER.sub("#", line)).strip() for line in text.splitlines())
+    """The words with numbers masked, in any order, since processes print beside each other.
+
+    Two that print at once may end up in one line.
+    """
+    return sorted(_WORD.findall(_NUMBER.sub("#", text)))

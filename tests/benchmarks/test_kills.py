@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from benchmarks.kills import Line, binned, dip
 
@@ -56,8 +58,12 @@ def test_the_page_has_costs_and_the_round_in_the_middle() -> None:
 @pytest.mark.long
 @pytest.mark.multiprocess
 def test_a_job_goes_on_after_both_kills(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--rounds", "1", "--calm_s", "2", "--between_s", "10", "--no-write"]
+    small = ["--rounds", "1", "--calm_s", "2", "--between_s", "15", "--no-write"]
     assert kills.main(small) == 0
     output = capsys.readouterr().out
     assert "| SIGKILL of server 1 | 0.00 " in output
-    assert "inf" not in output
+    # a machine with other programs may be slower than the pace, but both workers train again
+    bins = re.findall(r"^\| [\d.]+ \| \S+ \| (\S+) \| (\S+) \| \S+ \|$", output, re.MULTILINE)
+    assert len(bins) == 64
+    for worker in range(2):
+        assert any(one[worker] != "0" for one in bins[-10:]), output

@@ -61,7 +61,10 @@ def training_job(place: Path, flags: list[str], workers: int = 2, **env: str) ->
 
 def finish_job(place: Path, process: Process, how: str = "well") -> tuple[int, str]:
     """Let the job end; returns its exit code and output."""
-    (place / "go").write_text(how)
+    # whole at once, since the processes look for it
+    fresh = place / "go.new"
+    fresh.write_text(how)
+    fresh.replace(place / "go")
     codes, text = finish([process])
     return codes[0], text
 

@@ -121,6 +121,7 @@ def test_shapes_ignore_numbers_with_their_units_and_the_order_of_lines() -> None
     assert shape("1,024 rows in 3.5 ms\nend") == shape("end\n7 rows in 2 s")
     assert shape("2 servers") != shape("2 workers")
     assert shape("pid  12\n") == shape("pid 7\n")
+    assert shape("worker 0: 1.5worker 1: 1.5\n\n") == shape("worker 0: 1.5\nworker 1: 1.5\n")
 
 
 def test_paths_and_the_host_are_those_that_pages_show() -> None:
