@@ -138,7 +138,7 @@ def test_names_and_arguments_of_python_exist(page: Path) -> None:
         if block.language == "python":
             tree = ast.parse(block.code)
             printed = PrintedNames(names)
-            # a page imports once, and goes on
+            # a page imports once, for all blocks below
             names = printed.imported(tree)
             printed.visit(tree)
             wrong += printed.wrong

@@ -29,7 +29,7 @@ class Collector:
         self.spans: list[Received] = []
         #: the status of its answers; others than 200 take nothing
         self.status = 200
-        #: a collector without this path answers it with 404
+        #: a collector without this path returns 404 for it
         self.lacks_path = ""
         self.requests = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
