@@ -111,6 +111,8 @@ class Job(abc.ABC):
     skipped: int = 0
     #: called after each step, while a trace is recorded
     step_made: Callable[[], None] | None = None
+    #: called when another strategy replaces this one, where figures are recorded
+    strategy_changes: Callable[[], None] | None = None
     #: called once, with the first program that trains, where figures are recorded
     program_runs: Callable[[Program], None] | None = None
     #: where servers and workers keep their state; absolute, since the script may change directory

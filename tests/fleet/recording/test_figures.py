@@ -85,3 +85,24 @@ def test_a_program_that_cannot_be_drawn_trains(tmp_path: Path) -> None:
     [found] = run_processes(refused, [(str(tmp_path),)])
     assert "svg" not in found[-1]
     assert found[-1] == found[0]
+
+
+def described_later(folder: str) -> tuple[str, str]:
+    """The mode and the strategy after one that is given with the optimizer."""
+    for name in [one for one in os.environ if one.startswith("FLEET_")]:
+        # one process without a launcher, and a server in it
+        del os.environ[name]
+    os.environ["FLEET_LOG_DIR"] = folder
+    fleet.init()
+    model = fleet.distributed_model(nn.Sequential(fleet.nn.SparseEmbedding(2), nn.Flatten()))
+    strategy = fleet.DistributedStrategy(a_sync=True)
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+    found = json.loads(Path(folder, "figures", "job.json").read_text())
+    fleet.stop_worker()
+    return found["mode"], found["explain"]
+
+
+def test_a_strategy_of_the_optimizer_is_described(tmp_path: Path) -> None:
+    [(mode, explain)] = run_processes(described_later, [(str(tmp_path),)])
+    assert mode == "async"
+    assert "* a_sync" in explain

@@ -41,7 +41,8 @@ def lines_of(given: list[dict[str, Any] | None]) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         fleet.distributed_optimizer(optimizer, strategy)
     fleet.stop_worker()
-    return [line for line in lines if "its strategy replaces" in line]
+    told = ("its strategy replaces", "takes effect only when given to")
+    return [line for line in lines if any(words in line for words in told)]
 
 
 def lines(*given: dict[str, Any] | None) -> list[str]:
@@ -64,6 +65,13 @@ def test_equal_or_single_strategies_are_not_logged() -> None:
 def test_different_strategies_of_two_optimizers_are_logged() -> None:
     [line] = lines(None, {"amp": True}, {"amp": True}, {})
     assert "the one given to an earlier fleet.distributed_optimizer" in line
+
+
+def test_settings_that_are_too_late_are_logged() -> None:
+    assert lines(None, {"sinks": "tensorboard", "deadline_s": 77.0}) == [
+        "strategy.deadline_s takes effect only when given to fleet.init",
+        "strategy.sinks takes effect only when given to fleet.init",
+    ]
 
 
 @pytest.fixture

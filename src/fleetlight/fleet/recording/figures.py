@@ -43,6 +43,7 @@ def start_figures(job: Job) -> None:
     if log_dir is not None and role.index is not None:
         if role.is_worker and not role.index:
             _describe(job, log_dir)
+            job.strategy_changes = functools.partial(_describe, job, log_dir)
             job.program_runs = functools.partial(_draw, job, log_dir)
         tracer = ProcessTracer(job, log_dir)
         recorder = FigureRecorder(

@@ -203,6 +203,8 @@ def _take_strategy(job: Job, strategy: DistributedStrategy) -> None:
         logger.warning("strategy.deadline_s takes effect only when given to fleet.init")
     if strategy.checkpoint != job.strategy.checkpoint and strategy.is_set("checkpoint"):
         logger.warning("strategy.checkpoint takes effect only when given to fleet.init")
+    if strategy.sinks != job.strategy.sinks and strategy.is_set("sinks"):
+        logger.warning("strategy.sinks takes effect only when given to fleet.init")
     if strategy.ssl_configs != job.strategy.ssl_configs and strategy.is_set("ssl_configs"):
         logger.warning("strategy.ssl_configs takes effect only when given to fleet.init")
     if strategy.seed != job.strategy.seed and job.loaders:
@@ -216,6 +218,8 @@ def _take_strategy(job: Job, strategy: DistributedStrategy) -> None:
         )
     job.strategy = strategy
     job.strategy_from = "an earlier fleet.distributed_optimizer"
+    if job.strategy_changes is not None:
+        job.strategy_changes()
 
 
 @names_arguments
