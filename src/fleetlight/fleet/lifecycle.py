@@ -177,6 +177,7 @@ def _begin(job: Job, is_collective: bool, deadline: Deadline) -> None:
             deadline_from=deadline.source,
             ssl=strategy.ssl,
             checkpoint=strategy.checkpoint,
+            sinks=strategy.sinks,
         )
     )
     strategy.check()

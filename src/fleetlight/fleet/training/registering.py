@@ -203,8 +203,6 @@ def _take_strategy(job: Job, strategy: DistributedStrategy) -> None:
         logger.warning("strategy.deadline_s takes effect only when given to fleet.init")
     if strategy.checkpoint != job.strategy.checkpoint and strategy.is_set("checkpoint"):
         logger.warning("strategy.checkpoint takes effect only when given to fleet.init")
-    if strategy.sinks != job.strategy.sinks and strategy.is_set("sinks"):
-        logger.warning("strategy.sinks takes effect only when given to fleet.init")
     if strategy.ssl_configs != job.strategy.ssl_configs and strategy.is_set("ssl_configs"):
         logger.warning("strategy.ssl_configs takes effect only when given to fleet.init")
     if strategy.seed != job.strategy.seed and job.loaders:

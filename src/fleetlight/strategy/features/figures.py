@@ -19,6 +19,9 @@ OPENTELEMETRY = "opentelemetry"
 def _sinks(strategy: FiguresFeature, job: JobFacts) -> Effect:
     if not strategy.sinks:
         return True, "figures go into the log folder only"
+    if job.deadline_s is not None and job.sinks != strategy.sinks:
+        force = f"in force is {job.sinks!r}" if job.sinks else "the job has no sinks"
+        return False, f"it takes effect only when given to fleet.init; {force}"
     return True, f"worker 0 sends the job's figures to {strategy.sinks}"
 
 
