@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import math
+import threading
 from pathlib import Path
 
 import msgspec
@@ -36,6 +40,40 @@ def test_a_recorder_writes_a_first_and_a_last_snapshot(tmp_path: Path) -> None:
     assert 1 <= len(history.series["worker.2"].times) <= 2
     assert [event.text for event in history.events] == ["saved step 4"]
     assert not history.poll()
+
+
+def test_values_that_are_not_finite_lose_no_other_figure(tmp_path: Path) -> None:
+    registry = Registry()
+    registry.add(lambda: {"steps": 4})
+    registry.logged.add({"loss": math.nan, "norm": math.inf, "auc": 0.5})
+    recorder = FigureRecorder(tmp_path, "worker", 0, registry, every_s=3600)
+    recorder.close()
+    history = History(tmp_path)
+    history.poll()
+    series = history.series["worker.0"]
+    assert series.last("steps") == 4.0
+    assert series.last("logged{auc}") == 0.5
+    assert math.isnan(series.columns["logged{loss}"][-1])
+    assert series.columns["logged{norm}"][-1] == math.inf
+
+
+def test_a_source_that_fails_ends_no_recorder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds, is_done = itertools.count(), threading.Event()
+
+    def look() -> None:
+        if next(rounds) < 2:
+            raise OSError(116, "Stale file handle")
+        is_done.set()
+
+    registry = Registry()
+    registry.add(lambda: {"steps": 4})
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        recorder = FigureRecorder(tmp_path, "worker", 0, registry, every_s=0.0, each_time=look)
+        assert is_done.wait(60.0)
+        recorder.close()
+    assert len([one for one in caplog.messages if "Stale file handle" in one]) == 1
 
 
 def test_old_lines_are_thinned_out_and_new_ones_stay(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from fleetlight.errors import ConfigError
 from fleetlight.observe.figures.catalogue import FIGURES, FigureKind
+from fleetlight.observe.figures.logged_values import MOST_NAMES
 from fleetlight.observe.figures.registry import MOST_LABELS, Registry
 from fleetlight.observe.figures.snapshot import labelled, split_key
 
@@ -80,14 +82,33 @@ def test_a_nan_shows() -> None:
 def test_many_values_between_snapshots_take_little_memory() -> None:
     registry = Registry()
     for value in range(10_000):
-        registry.logged.add({"step": float(value % 2)})
-    assert 0.0 <= registry.snapshot().values["logged{step}"] <= 1.0
+        registry.logged.add({"step": float(value), "loss": torch.tensor(value, dtype=torch.half)})
+    assert registry.logged.now()["logged{step}"] == 4999.5
+    waiting = registry.logged._waiting["step"]
+    assert len(waiting._values) < 5000
+    values = registry.snapshot().values
+    assert values["logged{step}"] == 4999.5
+    assert values["logged{loss}"] == pytest.approx(4999.5, rel=1e-3)
+
+
+def test_names_beyond_the_limit_take_no_memory(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry()
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        for number in range(MOST_NAMES + 500):
+            registry.logged.add({f"loss_{number}": 1.0, "loss_0": 2.0})
+    [warned] = caplog.messages
+    assert f"got 'loss_{MOST_NAMES}' after {MOST_NAMES} other names" in warned
+    values = registry.snapshot().values
+    assert sum(key.startswith("logged{") for key in values) == MOST_NAMES
+    assert values["dropped_values"] == 500.0
+    assert len(registry.logged._last) == len(registry.logged._names) == MOST_NAMES
 
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
         ("loss", torch.zeros(3), r"got a tensor of shape \(3,\), expected one number"),
+        ("loss", torch.tensor(1j), "got a complex tensor, expected a real number"),
         ("loss", "high", "got 'high' \\(str\\), expected one number"),
         ("a{b}", 1.0, "expected 1 to 64 characters without braces"),
         ("x" * 65, 1.0, "expected 1 to 64 characters"),

@@ -130,6 +130,7 @@ _FIGURES = (
     Figure("cpu_seconds", _COUNTER, "s", "CPU time of this process"),
     Figure("resident_bytes", _GAUGE, "bytes", "memory of this process"),
     Figure("gpu_bytes", _GAUGE, "bytes", "memory of tensors on this worker's GPU"),
+    Figure("dropped_values", _COUNTER, "values", "logged values whose names were over the limit"),
     Figure("dropped_labels", _COUNTER, "labels", "labels that were over the limit of a figure"),
 )
 

@@ -8,11 +8,43 @@ from typing import Any
 
 from fleetlight.errors import ConfigError
 from fleetlight.observe.figures.snapshot import labelled
+from fleetlight.observe.log import logger
 
-#: values of a name that wait for a snapshot; then those so far become one mean
+#: values of a name that wait for a snapshot; then those so far become one sum
 _MOST_WAITING = 4096
 #: the length of a name
 _LONGEST = 64
+#: how many names a job may log
+MOST_NAMES = 256
+
+
+class _Waiting:
+    """The values of a name since the last snapshot."""
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+        #: of values that are no longer kept; a tensor stays on its device
+        self._sum: Any = 0.0
+        self._summed = 0
+
+    def add(self, value: Any) -> None:
+        """Keep a value, or its part of a sum."""
+        if len(self._values) == _MOST_WAITING:
+            self._sum = sum(map(_exact, self._values), self._sum)
+            self._summed += len(self._values)
+            self._values.clear()
+        self._values.append(value)
+
+    def copy(self) -> _Waiting:
+        """The same values, while more are added here."""
+        other = _Waiting()
+        other._values, other._sum, other._summed = [*self._values], self._sum, self._summed
+        return other
+
+    def mean(self) -> float:
+        """The mean of all; one NaN or infinity shows."""
+        whole = sum(map(float, self._values), float(self._sum))
+        return whole / (self._summed + len(self._values))
 
 
 class LoggedValues:
@@ -20,32 +52,48 @@ class LoggedValues:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, list[Any]] = {}
+        self._waiting: dict[str, _Waiting] = {}
         #: the last mean of each name
         self._last: dict[str, float] = {}
+        self._names: set[str] = set()
+        #: values of names beyond the limit
+        self.dropped = 0
 
     def add(self, values: dict[str, Any]) -> None:
         """Add one value for each name."""
         kept = {_checked(name): _detached(name, value) for name, value in values.items()}
         with self._lock:
             for name, value in kept.items():
-                waiting = self._waiting.setdefault(name, [])
-                if len(waiting) >= _MOST_WAITING:
-                    waiting[:] = [_mean(waiting)]
-                waiting.append(value)
+                if name not in self._names and not self._admit(name):
+                    continue
+                self._waiting.setdefault(name, _Waiting()).add(value)
+
+    def _admit(self, name: str) -> bool:
+        if len(self._names) < MOST_NAMES:
+            self._names.add(name)
+            return True
+        if not self.dropped:
+            logger.warning(
+                "fleet.log: got %r after %d other names; values of further names are dropped. Log "
+                "under a fixed set of names",
+                name,
+                MOST_NAMES,
+            )
+        self.dropped += 1
+        return False
 
     def take(self) -> dict[str, float]:
         """The mean of each name since the last call; without new values, the last one."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-        self._last.update({name: _mean(values) for name, values in waiting.items()})
+        self._last.update({name: values.mean() for name, values in waiting.items()})
         return _labelled(self._last)
 
     def now(self) -> dict[str, float]:
         """As `take`, but the next call of it has these values, too."""
         with self._lock:
-            waiting = {name: list(values) for name, values in self._waiting.items()}
-        return _labelled({**self._last, **{name: _mean(v) for name, v in waiting.items()}})
+            waiting = {name: values.copy() for name, values in self._waiting.items()}
+        return _labelled({**self._last, **{name: one.mean() for name, one in waiting.items()}})
 
 
 def _labelled(means: dict[str, float]) -> dict[str, float]:
@@ -70,6 +118,11 @@ def _detached(name: str, value: Any) -> Any:
                 f"fleet.log({name}=...): got a tensor of shape {tuple(value.shape)}, expected one "
                 "number; log its mean, for example"
             )
+        if value.is_complex():
+            raise ConfigError(
+                f"fleet.log({name}=...): got a complex tensor, expected a real number; log its "
+                "absolute value, for example"
+            )
         # the script may change the tensor in place
         return detach().clone()
     try:
@@ -80,6 +133,6 @@ def _detached(name: str, value: Any) -> Any:
         ) from None
 
 
-def _mean(values: list[Any]) -> float:
-    """The mean; one NaN or infinity shows."""
-    return sum(map(float, values)) / len(values)
+def _exact(value: Any) -> Any:
+    """A value whose sum keeps its digits; not read, so that a GPU does not make the script wait."""
+    return value if isinstance(value, float) else value.double()

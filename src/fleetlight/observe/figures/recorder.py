@@ -13,7 +13,14 @@ import msgspec
 
 from fleetlight.files.atomic import replace_file
 from fleetlight.observe.figures.registry import Registry
-from fleetlight.observe.figures.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX, Event, snapshot_file
+from fleetlight.observe.figures.snapshot import (
+    EVENTS_PREFIX,
+    FOLDER,
+    SUFFIX,
+    Event,
+    line_of,
+    snapshot_file,
+)
 from fleetlight.observe.log import logger
 
 EVERY_S = 1.0
@@ -41,6 +48,8 @@ class FigureRecorder:
         self._over = threading.Event()
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        #: the last failure that was logged
+        self._told = ""
         self._thread = threading.Thread(target=self._run, name="fleet-figures", daemon=True)
         self._thread.start()
 
@@ -48,22 +57,32 @@ class FigureRecorder:
         """Record the last figures, and end."""
         if not self._over.is_set() and os.getpid() == self._pid:
             self._over.set()
-            self.record()
+            self._guarded(self.record)
 
     def record(self) -> None:
         """Append a snapshot, and the events since the last one."""
         with self._lock:
             events = self._registry.take_events()
-            self._snapshots.append(msgspec.json.encode(self._registry.snapshot()))
+            self._snapshots.append(line_of(self._registry.snapshot()))
             for event in events:
                 self._events.append(msgspec.json.encode(event))
 
     def _run(self) -> None:
         while True:
-            self.record()
-            self._each_time()
+            self._guarded(self.record)
+            self._guarded(self._each_time)
             if self._over.wait(self._every_s):
                 return
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Training continues without figures, and figures without what fails once."""
+        try:
+            act()
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            if told != self._told:
+                self._told = told
+                logger.warning("figures of this process are incomplete: %s", told)
 
 
 class ThinnedFile:

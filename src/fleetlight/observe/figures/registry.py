@@ -104,6 +104,8 @@ class Registry:
         values.update(times)
         values.update(self.logged.take() if takes else self.logged.now())
         _limit_labels(values)
+        if self.logged.dropped:
+            values["dropped_values"] = float(self.logged.dropped)
         return Snapshot(self._clock(), os.getpid(), values, counts)
 
     def _ask(self, source: Source) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -65,6 +66,17 @@ def snapshot_file(kind: str, index: int) -> str:
     return f"{kind}.{index}{SUFFIX}"
 
 
+def line_of(snapshot: Snapshot) -> bytes:
+    """A snapshot as a line of a file."""
+    odd = {key: str(value) for key, value in snapshot.values.items() if not math.isfinite(value)}
+    if not odd:
+        return msgspec.json.encode(snapshot)
+    # JSON has no NaN and no infinity; the reader takes them as text
+    return msgspec.json.encode(
+        {**msgspec.structs.asdict(snapshot), "values": {**snapshot.values, **odd}}
+    )
+
+
 def snapshots_in(data: bytes) -> Iterator[Snapshot]:
     """The snapshots of whole lines; damaged lines are left out."""
     yield from _decoded(data, _SNAPSHOTS)
@@ -84,5 +96,5 @@ def _decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> Iterator[T]:
                 continue
 
 
-_SNAPSHOTS = msgspec.json.Decoder(Snapshot)
+_SNAPSHOTS = msgspec.json.Decoder(Snapshot, strict=False)
 _EVENTS = msgspec.json.Decoder(Event)

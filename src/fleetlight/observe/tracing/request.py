@@ -48,7 +48,8 @@ def requested(log_dir: Path) -> TraceRequest | None:
     """The last request."""
     try:
         return msgspec.json.decode((log_dir / FOLDER / _REQUEST).read_bytes(), type=TraceRequest)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError):
+        # there is none, or a network file system does not reply now
         return None
 
 
