@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from fleetlight.observe.sinks.delivery import Delivery
+from fleetlight.observe.sinks.delivery import Delivery, Outcome
 
 FAR_S = 60.0
 
@@ -24,14 +24,14 @@ class Service:
         self.failures = failures
         self.was_called, self.opens = threading.Event(), threading.Event()
 
-    def send(self, batch: Sequence[int]) -> bool:
+    def send(self, batch: Sequence[int]) -> Outcome:
         self.was_called.set()
         assert self.opens.wait(FAR_S)
         if self.failures:
             self.failures -= 1
-            return False
+            return Outcome.LOST
         self.taken += batch
-        return True
+        return Outcome.ARRIVED
 
 
 def test_all_items_arrive_in_their_order() -> None:
@@ -103,13 +103,13 @@ def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -
     arrived: list[int] = []
     is_done = threading.Event()
 
-    def send(batch: Sequence[int]) -> bool:
+    def send(batch: Sequence[int]) -> Outcome:
         if 7 in batch or len(batch) > 100:
-            return False
+            return Outcome.REFUSED
         arrived.extend(batch)
         if len(arrived) == 299:
             is_done.set()
-        return True
+        return Outcome.ARRIVED
 
     delivery = Delivery(send, retry_s=0.0)
     for number in range(300):
@@ -117,3 +117,33 @@ def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -
     assert is_done.wait(30)
     assert sorted(arrived) == [number for number in range(300) if number != 7]
     assert delivery.close(time.monotonic() + 5) == 1
+
+
+def test_an_item_that_is_refused_at_the_end_keeps_no_other_back() -> None:
+    arrived: list[int] = []
+
+    def send(batch: Sequence[int]) -> Outcome:
+        if 700 in batch:
+            return Outcome.REFUSED
+        arrived.extend(batch)
+        return Outcome.ARRIVED
+
+    delivery = Delivery(send, retry_s=FAR_S)
+    for number in range(2000):
+        delivery.add(number)
+    assert delivery.close(until()) == 1
+    assert sorted(arrived) == [number for number in range(2000) if number != 700]
+
+
+def test_a_service_that_refuses_all_ends_the_attempts() -> None:
+    asked: list[int] = []
+
+    def send(batch: Sequence[int]) -> Outcome:
+        asked.append(len(batch))
+        return Outcome.REFUSED
+
+    delivery = Delivery(send, retry_s=FAR_S)
+    for number in range(2000):
+        delivery.add(number)
+    assert delivery.close(until()) == 2000
+    assert len(asked) < 30

@@ -113,6 +113,15 @@ def test_a_restart_ends_an_incarnation_without_an_exit(monkeypatch: pytest.Monke
     assert ends == [121.0, 121.0, 121.0]
 
 
+def test_an_exit_without_a_start_ends_no_other_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Collector() as collector:
+        exported(collector, [STORY[0], STORY[3], *STORY[6:]], monkeypatch)
+    spans = {one.data.name: one.data for one in collector.spans}
+    assert spans.keys() == {"train", "worker 0"}
+    assert spans["train"].end_time_unix_nano == 131e9
+    assert len(collector.records) == 4
+
+
 def test_variables_of_the_sdk_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "clicks")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=ads")

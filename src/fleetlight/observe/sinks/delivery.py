@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,16 @@ _BATCH = 512
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
 
 
+class Outcome(enum.Enum):
+    """What became of items that were sent."""
+
+    ARRIVED = enum.auto()
+    #: the service has answered that it does not take them
+    REFUSED = enum.auto()
+    #: the service has not answered
+    LOST = enum.auto()
+
+
 class Delivery(Generic[T]):
     """Sends items in their order; a service that fails gets them again later.
 
@@ -23,11 +34,11 @@ class Delivery(Generic[T]):
 
     def __init__(
         self,
-        send: Callable[[Sequence[T]], bool],
+        send: Callable[[Sequence[T]], Outcome],
         most: int | None = None,
         retry_s: float = _RETRY_S,
     ) -> None:
-        """`send` returns whether the service has the items; `most`: how many may wait."""
+        """`most`: how many items may wait."""
         self._send, self._most, self._retry_s = send, most, retry_s
         self._waiting: list[T] = []
         self._dropped = 0
@@ -48,7 +59,7 @@ class Delivery(Generic[T]):
     def close(self, until: float) -> int:
         """Send the rest until a monotonic time; returns how many items the service lacks.
 
-        The first failure from now on ends this early.
+        A service that does not answer, or takes nothing, ends this early.
         """
         with self._changed:
             self._is_closing = True
@@ -66,13 +77,14 @@ class Delivery(Generic[T]):
                 is_last = self._is_closing
             if not batch:
                 return
-            if self._send(batch):
+            outcome = self._send(batch)
+            if outcome is Outcome.ARRIVED:
                 pause, size = self._retry_s, _BATCH
                 self._remove(len(batch), dropped)
-            elif is_last:
-                return
             elif len(batch) == 1 and self._next_arrives():
                 size = _BATCH
+            elif is_last and (outcome is Outcome.LOST or len(batch) == 1):
+                return
             else:
                 # the service may refuse one of them, or so many
                 size = max(1, len(batch) // 2)
@@ -83,7 +95,7 @@ class Delivery(Generic[T]):
         """Send the second item; if it arrives, the service refuses the first, which is dropped."""
         with self._changed:
             two = self._waiting[:2]
-        if len(two) < 2 or not self._send(two[1:]):
+        if len(two) < 2 or self._send(two[1:]) is not Outcome.ARRIVED:
             return False
         with self._changed:
             left = [item for item in self._waiting if item is not two[1]]

@@ -32,7 +32,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
 
 from fleetlight.observe.figures.snapshot import Event
-from fleetlight.observe.sinks.delivery import Delivery
+from fleetlight.observe.sinks.delivery import Delivery, Outcome
 from fleetlight.observe.sinks.event_records import (
     Severity,
     attributes,
@@ -139,11 +139,13 @@ class JobTrace:
         if event.kind in _STARTS:
             self._start(event, at, self._job)
         span, host = self._incarnations.get(key, (self._job, ""))
-        if event.status is not None:
+        if event.status is not None and event.kind == _END:
+            _judge(self._job, event)
+        elif event.status is not None and key in self._incarnations:
+            # the start of others is not known: only their record says how they ended
             _judge(span, event)
-            if event.kind != _END:
-                span.end(at)
-                self._running.pop(event.who, None)
+            span.end(at)
+            self._running.pop(event.who, None)
         return set_span_in_context(span, otel_context.Context()), host
 
     def end(self) -> None:
@@ -216,18 +218,22 @@ class _Failures(logging.Handler):
 
     def guarded(
         self, what: str, export: Callable[[Sequence[T]], object], success: object
-    ) -> Callable[[Sequence[T]], bool]:
-        """The same as a function that never raises, and says whether it succeeded."""
+    ) -> Callable[[Sequence[T]], Outcome]:
+        """The same as a function that never raises, and says what became of the batch."""
 
-        def send(batch: Sequence[T]) -> bool:
+        def send(batch: Sequence[T]) -> Outcome:
             try:
                 has_arrived = export(batch) is success
             except Exception as error:
                 # some versions of the SDK raise what the connection raises
                 self._keep(what, str(error))
                 has_arrived = False
+            if not has_arrived and _CAUSE.fullmatch(self._reasons[what]):
+                outcome = Outcome.LOST
+            else:
+                outcome = Outcome.ARRIVED if has_arrived else Outcome.REFUSED
             self._look(what, has_arrived)
-            return has_arrived
+            return outcome
 
         return send
 
