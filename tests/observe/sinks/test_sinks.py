@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import socket
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.observe.figures.recorder import FigureRecorder
 from fleetlight.observe.figures.registry import Registry
 from fleetlight.observe.sinks.feeder import SinkFeeder
-from fleetlight.observe.sinks.services import open_sinks
+from fleetlight.observe.sinks.services import openers
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -25,7 +28,8 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 def written(text: str) -> None:
     """Two steps through a sink."""
-    [sink] = open_sinks(text)
+    [opener] = openers(text).values()
+    sink = opener()
     sink.write(1, {"loss": 0.5, "table_rows/users": 10.0}, at=1000.0)
     sink.write(2, {"loss": 0.25, "table_rows/users": 20.0}, at=1001.0)
     sink.close()
@@ -75,7 +79,7 @@ def test_wandb_has_a_run_on_this_machine(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_an_unknown_service_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        open_sinks(text)
+        openers(text)
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "wandb", "tensorboard"])
@@ -83,7 +87,7 @@ def test_a_missing_package_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) 
     for name in ("mlflow", "wandb", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"pip install \"fleetlight\[{kind}\]\""):
-        open_sinks(kind)
+        SinkFeeder(openers(kind), Registry(), None, every_s=3600)
 
 
 class Kept:
@@ -103,7 +107,8 @@ class Kept:
 
 
 def fed(sinks: list[Kept], log_dir: Path | None, registry: Registry) -> SinkFeeder:
-    return SinkFeeder(sinks, registry, log_dir, every_s=3600)
+    openers = {f"sink {i}": lambda sink=sink: sink for i, sink in enumerate(sinks)}
+    return SinkFeeder(openers, registry, log_dir, every_s=3600)
 
 
 def test_one_process_alone_feeds_its_own_figures() -> None:
@@ -153,3 +158,47 @@ def test_a_service_that_comes_back_gets_figures_again() -> None:
     kept.fails = False
     feeder.close()
     assert len(kept.lines) == 2
+
+
+def test_a_service_that_cannot_be_opened_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    kept, attempts = Kept(), itertools.count()
+
+    def opener() -> Kept:
+        if next(attempts) < 2:
+            raise OSError("no route to host")
+        return kept
+
+    registry = Registry()
+    registry.add(lambda: {"steps": 7})
+    feeder = SinkFeeder({"mlflow": opener}, registry, None, every_s=3600)
+    feeder.feed()
+    feeder.feed()
+    feeder.close()
+    assert [step for step, _ in kept.lines] == [7, 7]
+    assert caplog.messages == ["mlflow does not take figures: no route to host"] * 2
+    assert kept.is_closed
+
+
+def test_a_service_that_hangs_delays_the_end_by_no_more_than_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    opens = threading.Event()
+
+    class Hanging(Kept):
+        def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+            assert opens.wait(60.0)
+
+    feeder = SinkFeeder({"wandb": Hanging}, Registry(), None, every_s=3600, close_s=0.05)
+    feeder.close()
+    opens.set()
+    assert "the last figures did not reach wandb within 0.05 s" in caplog.text
+
+
+@needs("mlflow")
+@pytest.mark.slow
+def test_a_job_starts_without_its_server_of_mlflow(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        one = f"mlflow:http://127.0.0.1:{closed.getsockname()[1]}"
+        SinkFeeder(openers(one), Registry(), None, every_s=3600).close()
+    assert f"{one} does not take figures" in caplog.text

@@ -57,10 +57,10 @@ def start_figures(job: Job) -> None:
 def _start_sinks(job: Job, log_dir: Path | None) -> None:
     # imported late, since most jobs have no sinks
     from fleetlight.observe.sinks.feeder import SinkFeeder
-    from fleetlight.observe.sinks.services import open_sinks
+    from fleetlight.observe.sinks.services import openers
 
     strategy = job.strategy
-    feeder = SinkFeeder(open_sinks(strategy.sinks), registry, log_dir, strategy.sinks_every_s)
+    feeder = SinkFeeder(openers(strategy.sinks), registry, log_dir, strategy.sinks_every_s)
     job.closers.callback(feeder.close)
 
 

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fleetlight.errors import ConfigError, did_you_mean
+
+#: how long a service may take to begin a run
+_OPEN_S = 10.0
 
 
 class FigureSink(Protocol):
@@ -53,7 +58,8 @@ class MLflowSink:
         self._client: Any = mlflow.MlflowClient()
         active = mlflow.active_run()
         self._is_own = active is None
-        self._run = (active or mlflow.start_run()).info.run_id
+        with _few_attempts():
+            self._run = (active or mlflow.start_run()).info.run_id
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
         from mlflow.entities import Metric
@@ -66,7 +72,28 @@ class MLflowSink:
         import mlflow
 
         if self._is_own:
-            mlflow.end_run()
+            with _few_attempts():
+                mlflow.end_run()
+
+
+@contextlib.contextmanager
+def _few_attempts() -> Iterator[None]:
+    """Without a server MLflow would try for minutes; what the user has set remains."""
+    from mlflow import environment_variables
+
+    of: Any = environment_variables
+    wanted = {
+        of.MLFLOW_HTTP_REQUEST_TIMEOUT: round(_OPEN_S),
+        of.MLFLOW_HTTP_REQUEST_MAX_RETRIES: 1,
+    }
+    own = {variable: value for variable, value in wanted.items() if not variable.is_set()}
+    for variable, value in own.items():
+        variable.set(value)
+    try:
+        yield
+    finally:
+        for variable in own:
+            variable.unset()
 
 
 class WandbSink:
@@ -82,7 +109,9 @@ class WandbSink:
         if self._is_own:
             has_login = bool(wandb.api.api_key)
             self._run = wandb.init(
-                project=project or "fleetlight", mode=None if has_login else "offline"
+                project=project or "fleetlight",
+                mode=None if has_login else "offline",
+                settings=wandb.Settings(init_timeout=_OPEN_S),
             )
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
@@ -102,16 +131,16 @@ _KINDS: Mapping[str, Callable[[str], FigureSink]] = {
 }
 
 
-def open_sinks(text: str) -> list[FigureSink]:
-    """The sinks of a setting, such as `tensorboard:runs,wandb:clicks`."""
-    return [_opened(one.strip()) for one in text.split(",") if one.strip()]
+def openers(text: str) -> dict[str, Callable[[], FigureSink]]:
+    """What opens each sink of a setting, such as `tensorboard:runs,wandb:clicks`."""
+    return {one: _opener(one) for one in map(str.strip, text.split(",")) if one}
 
 
-def _opened(one: str) -> FigureSink:
+def _opener(one: str) -> Callable[[], FigureSink]:
     kind, _, where = one.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"sinks: got {one!r}; {did_you_mean(kind, _KINDS)}")
-    return _KINDS[kind](where)
+    return functools.partial(_KINDS[kind], where)
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
