@@ -138,10 +138,15 @@ class _opened:
         page = self._context.new_page()
         page.on("console", lambda message: self._errors.append(message.text))
         page.on("pageerror", lambda error: self._errors.append(str(error)))
-        page.on("requestfailed", lambda request: self._errors.append(request.url))
+        page.on("requestfailed", self._keep)
         page.goto(self._link)
         page.wait_for_selector("#process-table tbody tr")
         return page
+
+    def _keep(self, request: Any) -> None:
+        # the page closes the stream of a job that has ended
+        if not request.url.endswith("/feed"):
+            self._errors.append(request.url)
 
     def __exit__(self, *raised: Any) -> None:
         errors = list(self._errors)

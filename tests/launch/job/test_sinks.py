@@ -44,7 +44,7 @@ def test_each_service_goes_to_the_process_that_feeds_it(
     ("sinks", "message"),
     [
         ("wandb:x,tensorbord:runs", r"got 'tensorbord:runs'; did you mean 'tensorboard'\?"),
-        ("csv", "got 'csv'; known names: mlflow, opentelemetry, tensorboard, wandb"),
+        ("csv", "got 'csv'; known names: mlflow, opentelemetry, python, tensorboard, wandb"),
         ("opentelemetry:collector", "expected the address of a collector, such as"),
     ],
 )

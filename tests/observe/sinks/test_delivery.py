@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from fleetlight.observe.sinks.delivery import Delivery, Outcome
+from fleetlight.observe.sinks.delivery import Delivery, DeliveryOutcome
 
 FAR_S = 60.0
 
@@ -24,14 +24,14 @@ class Service:
         self.failures = failures
         self.was_called, self.opens = threading.Event(), threading.Event()
 
-    def send(self, batch: Sequence[int]) -> Outcome:
+    def send(self, batch: Sequence[int]) -> DeliveryOutcome:
         self.was_called.set()
         assert self.opens.wait(FAR_S)
         if self.failures:
             self.failures -= 1
-            return Outcome.LOST
+            return DeliveryOutcome.LOST
         self.taken += batch
-        return Outcome.ARRIVED
+        return DeliveryOutcome.ARRIVED
 
 
 def test_all_items_arrive_in_their_order() -> None:
@@ -103,13 +103,13 @@ def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -
     arrived: list[int] = []
     is_done = threading.Event()
 
-    def send(batch: Sequence[int]) -> Outcome:
+    def send(batch: Sequence[int]) -> DeliveryOutcome:
         if 7 in batch or len(batch) > 100:
-            return Outcome.REFUSED
+            return DeliveryOutcome.REFUSED
         arrived.extend(batch)
         if len(arrived) == 299:
             is_done.set()
-        return Outcome.ARRIVED
+        return DeliveryOutcome.ARRIVED
 
     delivery = Delivery(send, retry_s=0.0)
     for number in range(300):
@@ -122,11 +122,11 @@ def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -
 def test_an_item_that_is_refused_at_the_end_keeps_no_other_back() -> None:
     arrived: list[int] = []
 
-    def send(batch: Sequence[int]) -> Outcome:
+    def send(batch: Sequence[int]) -> DeliveryOutcome:
         if 700 in batch:
-            return Outcome.REFUSED
+            return DeliveryOutcome.REFUSED
         arrived.extend(batch)
-        return Outcome.ARRIVED
+        return DeliveryOutcome.ARRIVED
 
     delivery = Delivery(send, retry_s=FAR_S)
     for number in range(2000):
@@ -138,9 +138,9 @@ def test_an_item_that_is_refused_at_the_end_keeps_no_other_back() -> None:
 def test_a_service_that_refuses_all_ends_the_attempts() -> None:
     asked: list[int] = []
 
-    def send(batch: Sequence[int]) -> Outcome:
+    def send(batch: Sequence[int]) -> DeliveryOutcome:
         asked.append(len(batch))
-        return Outcome.REFUSED
+        return DeliveryOutcome.REFUSED
 
     delivery = Delivery(send, retry_s=FAR_S)
     for number in range(2000):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.printed.blocks import blocks_of
 
 from fleetlight.errors import ConfigError
 from fleetlight.observe.figures.recorder import FigureRecorder
@@ -60,6 +61,21 @@ def test_mlflow_has_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(one.step, one.value) for one in history] == [(1, 0.5), (2, 0.25)]
     assert run.info.status == "FINISHED"
+
+
+def test_a_class_of_the_page_gets_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+    [program] = [one.code for one in blocks_of(page.read_text()) if one.file == "my_sinks.py"]
+    (tmp_path / "my_sinks.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    written("python:my_sinks.CsvSink")
+    lines = (tmp_path / "figures.csv").read_text().splitlines()
+    assert lines[0] == "1,loss,0.5"
+    assert len(lines) == 4
+    for name in ("my_sinks.Other", "no_such_module.Sink", "Sink"):
+        with pytest.raises(ConfigError, match=f"python:{name} cannot be imported"):
+            SinkFeeder(openers(f"python:{name}"), Registry(), None, every_s=3600)
 
 
 @needs("wandb")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from fleetlight.errors import ConfigError
@@ -21,11 +22,9 @@ MOST_NAMES = 256
 class _Waiting:
     """The values of a name since the last snapshot."""
 
-    def __init__(self) -> None:
-        self._values: list[Any] = []
-        #: of values that are no longer kept; a tensor stays on its device
-        self._sum: Any = 0.0
-        self._summed = 0
+    def __init__(self, values: Sequence[Any] = (), sum_: Any = 0.0, summed: int = 0) -> None:
+        """`sum_`: of `summed` values that are no longer kept; a tensor stays on its device."""
+        self._values, self._sum, self._summed = list(values), sum_, summed
 
     def add(self, value: Any) -> None:
         """Keep a value, or its part of a sum."""
@@ -37,9 +36,7 @@ class _Waiting:
 
     def copy(self) -> _Waiting:
         """The same values, while more are added here."""
-        other = _Waiting()
-        other._values, other._sum, other._summed = [*self._values], self._sum, self._summed
-        return other
+        return _Waiting(self._values, self._sum, self._summed)
 
     def mean(self) -> float:
         """The mean of all; one NaN or infinity shows."""

@@ -16,7 +16,7 @@ _BATCH = 512
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
 
 
-class Outcome(enum.Enum):
+class DeliveryOutcome(enum.Enum):
     """What became of items that were sent."""
 
     ARRIVED = enum.auto()
@@ -34,7 +34,7 @@ class Delivery(Generic[T]):
 
     def __init__(
         self,
-        send: Callable[[Sequence[T]], Outcome],
+        send: Callable[[Sequence[T]], DeliveryOutcome],
         most: int | None = None,
         retry_s: float = _RETRY_S,
     ) -> None:
@@ -78,12 +78,12 @@ class Delivery(Generic[T]):
             if not batch:
                 return
             outcome = self._send(batch)
-            if outcome is Outcome.ARRIVED:
+            if outcome is DeliveryOutcome.ARRIVED:
                 pause, size = self._retry_s, _BATCH
                 self._remove(len(batch), dropped)
             elif len(batch) == 1 and self._next_arrives():
                 size = _BATCH
-            elif is_last and (outcome is Outcome.LOST or len(batch) == 1):
+            elif is_last and (outcome is DeliveryOutcome.LOST or len(batch) == 1):
                 return
             else:
                 # the service may refuse one of them, or so many
@@ -95,7 +95,7 @@ class Delivery(Generic[T]):
         """Send the second item; if it arrives, the service refuses the first, which is dropped."""
         with self._changed:
             two = self._waiting[:2]
-        if len(two) < 2 or self._send(two[1:]) is not Outcome.ARRIVED:
+        if len(two) < 2 or self._send(two[1:]) is not DeliveryOutcome.ARRIVED:
             return False
         with self._changed:
             left = [item for item in self._waiting if item is not two[1]]

@@ -32,7 +32,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
 
 from fleetlight.observe.figures.snapshot import Event
-from fleetlight.observe.sinks.delivery import Delivery, Outcome
+from fleetlight.observe.sinks.delivery import Delivery, DeliveryOutcome
 from fleetlight.observe.sinks.event_records import (
     Severity,
     attributes,
@@ -218,10 +218,10 @@ class _Failures(logging.Handler):
 
     def guarded(
         self, what: str, export: Callable[[Sequence[T]], object], success: object
-    ) -> Callable[[Sequence[T]], Outcome]:
+    ) -> Callable[[Sequence[T]], DeliveryOutcome]:
         """The same as a function that never raises, and says what became of the batch."""
 
-        def send(batch: Sequence[T]) -> Outcome:
+        def send(batch: Sequence[T]) -> DeliveryOutcome:
             try:
                 has_arrived = export(batch) is success
             except Exception as error:
@@ -229,9 +229,9 @@ class _Failures(logging.Handler):
                 self._keep(what, str(error))
                 has_arrived = False
             if not has_arrived and _CAUSE.fullmatch(self._reasons[what]):
-                outcome = Outcome.LOST
+                outcome = DeliveryOutcome.LOST
             else:
-                outcome = Outcome.ARRIVED if has_arrived else Outcome.REFUSED
+                outcome = DeliveryOutcome.ARRIVED if has_arrived else DeliveryOutcome.REFUSED
             self._look(what, has_arrived)
             return outcome
 

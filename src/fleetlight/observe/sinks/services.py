@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -124,10 +125,24 @@ class WandbSink:
             self._run.finish()
 
 
+def imported_sink(name: str) -> FigureSink:
+    """A sink of the user: what a class or a function makes, by its name with its module."""
+    module, _, made = name.rpartition(".")
+    try:
+        make: Callable[[], FigureSink] = getattr(importlib.import_module(module), made)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"sinks: python:{name} cannot be imported ({error}); expected a class in a module "
+            "that the script can import, such as python:my_sinks.MySink"
+        ) from None
+    return make()
+
+
 _KINDS: Mapping[str, Callable[[str], FigureSink]] = {
     "tensorboard": TensorBoardSink,
     "mlflow": MLflowSink,
     "wandb": WandbSink,
+    "python": imported_sink,
 }
 
 

@@ -11,7 +11,7 @@ from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, setting, settings_class
 
 #: services that worker 0 sends figures to
-SINK_KINDS = ("tensorboard", "mlflow", "wandb")
+SINK_KINDS = ("tensorboard", "mlflow", "wandb", "python")
 #: gets events, which fleetrun sends
 OPENTELEMETRY = "opentelemetry"
 
