@@ -8,7 +8,8 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fleetlight.torch_compat import fakes, inductor
+from fleetlight.torch_compat import fakes
+from fleetlight.torch_compat.compiler import inductor
 
 pytestmark = pytest.mark.contract
 

@@ -14,7 +14,7 @@ from tests.launch.workplace import free_ports
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fleetlight.torch_compat.lazy_dynamo import late_step, postpone_compiler
+from fleetlight.torch_compat.compiler.lazy_dynamo import late_step, postpone_compiler
 
 pytestmark = [pytest.mark.contract, pytest.mark.slow]
 

@@ -35,7 +35,7 @@ from fleetlight.roles.environment import output_variables
 from fleetlight.security.context import Contexts, both_contexts
 from fleetlight.strategy import DistributedStrategy, JobFacts, set_current_job
 from fleetlight.strategy.features.ssl import encryption_of
-from fleetlight.torch_compat.lazy_dynamo import postpone_compiler
+from fleetlight.torch_compat.compiler.lazy_dynamo import postpone_compiler
 from fleetlight.torch_compat.version import untested_torch
 from fleetlight.version import VERSION
 

@@ -18,13 +18,13 @@ from fleetlight.checkpoint.inference.served import RowView, new_values
 from fleetlight.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from fleetlight.torch_compat.inductor import CompiledPackage
+    from fleetlight.torch_compat.compiler.inductor import CompiledPackage
 
 
 def compile_program(program: ExportedProgram) -> bytes:
     """The compiled program, as a package."""
     # imported late: the compiler is slow to import, and most processes never need it
-    from fleetlight.torch_compat.inductor import compile_package
+    from fleetlight.torch_compat.compiler.inductor import compile_package
 
     with tempfile.TemporaryDirectory(prefix="fleet-compile-") as folder:
         path = Path(folder, "compiled.pt2")
@@ -40,7 +40,7 @@ def compile_program(program: ExportedProgram) -> bytes:
 
 def load_compiled(path: Path, manifest: InferenceManifest, device: torch.device) -> CompiledProgram:
     """Load a package. Its code runs in this process: load only what you trust."""
-    from fleetlight.torch_compat.inductor import load_package
+    from fleetlight.torch_compat.compiler.inductor import load_package
 
     state = {entry.name: _shaped(entry) for entry in manifest.state}
     try:

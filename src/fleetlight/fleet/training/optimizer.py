@@ -18,7 +18,7 @@ from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.training.gradient_merge import MergedGradients
 from fleetlight.observe.figures.step_times import OPTIMIZER, step_times
 from fleetlight.static.graph.variable import is_variable
-from fleetlight.torch_compat.lazy_dynamo import late_step
+from fleetlight.torch_compat.compiler.lazy_dynamo import late_step
 from fleetlight.torch_compat.optimizers import is_watched
 from fleetlight.torch_compat.tensors import version
 from fleetlight.torch_compat.used_graphs import (

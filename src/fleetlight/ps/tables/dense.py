@@ -26,7 +26,7 @@ from fleetlight.ps.plan import Plan
 from fleetlight.ps.tables.dense_state import DenseState, PieceState
 from fleetlight.ps.tables.optimizers import class_path
 from fleetlight.ps.wire_forms import Output, no_output
-from fleetlight.torch_compat.lazy_dynamo import late_step
+from fleetlight.torch_compat.compiler.lazy_dynamo import late_step
 
 Array = NDArray[Any]
 #: attributes that Fleetlight and schedulers bind to the user's object

@@ -22,7 +22,7 @@ from fleetlight.static.coding.examples import Examples, Fit
 from fleetlight.static.coding.python import function_of
 from fleetlight.static.coding.segments import GraphSegment, segments
 from fleetlight.static.graph.feeds import Shape
-from fleetlight.torch_compat import inductor
+from fleetlight.torch_compat.compiler import inductor
 
 #: compiled versions of one graph, for different batch sizes
 _VERSIONS = 4
