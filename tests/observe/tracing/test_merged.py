@@ -70,3 +70,9 @@ def test_a_part_is_taken_once(tmp_path: Path) -> None:
     write_part(tmp_path, wanted, worker)
     assert take_part(tmp_path, wanted, "worker 0") == worker
     assert take_part(tmp_path, wanted, "worker 0") is None
+
+
+def test_a_note_is_a_label_of_its_process() -> None:
+    events = merged([TracePart("worker 0", 77, [PUSH], note="no events of torch")])["traceEvents"]
+    labels = [(e["pid"], e["args"]["labels"]) for e in events if e["name"] == "process_labels"]
+    assert labels == [(1, "no events of torch")]

@@ -55,6 +55,9 @@ def _trace(found: argparse.Namespace) -> int:
         f"{found.output}: {found.steps} steps of {len(workers)} workers, and {len(servers)} "
         "servers; open it at https://ui.perfetto.dev"
     )
+    for part in parts:
+        if part.note:
+            print(f"{part.name}: {part.note}")
     return 0
 
 

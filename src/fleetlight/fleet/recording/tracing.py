@@ -16,9 +16,11 @@ from fleetlight.fleet.job import Job
 from fleetlight.observe.log import logger
 from fleetlight.observe.tracing.request import TracePart, TraceRequest, requested, write_part
 from fleetlight.observe.tracing.spans import spans
+from fleetlight.torch_compat.profiling import YieldingProfiler
 
 #: a server ends after so long, even if no request says that the workers have
 _LONGEST_S = 300.0
+_OWN_PROFILER = "no events of torch, since the script uses torch's profiler itself"
 
 
 class ProcessTracer:
@@ -39,7 +41,7 @@ class ProcessTracer:
         if self._running is not None and self._job.role.is_server:
             is_over = wanted is None or wanted.id != self._running.id or wanted.is_over
             if is_over or time.monotonic() > self._until:
-                self.finish(self._running, [], 0.0)
+                self.finish(self._running)
         elif wanted is not None and wanted.id != self._done and not wanted.is_over:
             self._done, self._running = wanted.id, wanted
             if self._job.role.is_server:
@@ -48,7 +50,13 @@ class ProcessTracer:
             else:
                 self._job.step_made = _StepTrace(self, self._job, wanted).step
 
-    def finish(self, wanted: TraceRequest, events: list[dict[str, Any]], base_us: float) -> None:
+    def finish(
+        self,
+        wanted: TraceRequest,
+        events: list[dict[str, Any]] | None = None,
+        base_us: float = 0.0,
+        note: str = "",
+    ) -> None:
         """Write the trace of this process."""
         self._running = None
         index = self._job.role.index
@@ -57,11 +65,13 @@ class ProcessTracer:
             msgspec.structs.replace(span, ends=f"{span.ends}.{index}") if span.ends else span
             for span in spans.stop()
         ]
-        part = TracePart(self._name, os.getpid(), found, events, base_us)
+        part = TracePart(self._name, os.getpid(), found, events or [], base_us, note)
         try:
             write_part(self._log_dir, wanted, part)
-        except OSError as error:
-            logger.warning("the trace of this process cannot be written: %s", error)
+        except Exception as error:  # the process works without its trace
+            logger.warning(
+                "the trace of %s is not written to %s: %s", self._name, self._log_dir, _text(error)
+            )
 
 
 class _StepTrace:
@@ -70,20 +80,47 @@ class _StepTrace:
     def __init__(self, tracer: ProcessTracer, job: Job, wanted: TraceRequest) -> None:
         self._tracer, self._job, self._wanted = tracer, job, wanted
         self._left = wanted.steps
-        self._profiler: torch.profiler.profile | None = None
+        self._profiler: YieldingProfiler | None = None
+        #: why there are no events of torch
+        self._note = ""
 
     def step(self) -> None:
         """A step was made."""
         if self._profiler is None:
-            self._profiler = torch.profiler.profile()
-            self._profiler.start()
+            self._profiler = YieldingProfiler()
+            self._start(self._profiler)
             spans.start()
             return
         self._left -= 1
         if self._left <= 0:
             self._job.step_made = None
-            self._profiler.stop()
-            self._tracer.finish(self._wanted, *_events_of(self._profiler))
+            found = self._events(self._profiler)
+            self._tracer.finish(self._wanted, *found, self._note)
+
+    def _start(self, profiler: YieldingProfiler) -> None:
+        try:
+            if not profiler.start():
+                self._note = _OWN_PROFILER
+        except Exception as error:  # the script trains without it
+            self._warn(error)
+
+    def _events(self, profiler: YieldingProfiler) -> tuple[list[dict[str, Any]], float]:
+        try:
+            recorded = profiler.stop()
+            if recorded is not None:
+                return _events_of(recorded)
+            self._note = self._note or _OWN_PROFILER
+        except Exception as error:  # a full disk, or a trace that is not JSON
+            self._warn(error)
+        return [], 0.0
+
+    def _warn(self, error: Exception) -> None:
+        self._note = f"no events of torch, since its profiler failed: {_text(error)}"
+        logger.warning("the trace of this process has %s", self._note)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _events_of(profiler: torch.profiler.profile) -> tuple[list[dict[str, Any]], float]:

@@ -33,6 +33,7 @@ def merged(parts: Sequence[TracePart]) -> dict[str, Any]:
                 "name": "process_sort_index",
                 "args": {"sort_index": number},
             },
+            *_of_note(part, number),
             *_of_spans(part, number, base),
             *_of_torch(part, number, base),
         ]
@@ -41,6 +42,11 @@ def merged(parts: Sequence[TracePart]) -> dict[str, Any]:
 
 def _named(what: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
+
+
+def _of_note(part: TracePart, number: int) -> Iterator[Event]:
+    if part.note:
+        yield {"ph": "M", "pid": number, "name": "process_labels", "args": {"labels": part.note}}
 
 
 def _of_spans(part: TracePart, number: int, base: float) -> Iterator[Event]:

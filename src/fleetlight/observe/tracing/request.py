@@ -35,6 +35,8 @@ class TracePart(msgspec.Struct, frozen=True):
     #: events of torch's profiler, and the microseconds since 1970 to which their times are relative
     torch_events: list[dict[str, Any]] = []
     torch_base_us: float = 0.0
+    #: why something is missing, for the user
+    note: str = ""
 
 
 def request(log_dir: Path, wanted: TraceRequest) -> None:
