@@ -56,8 +56,7 @@ def test_some_steps_of_all_processes_are_in_one_file(place: Workplace) -> None:
     begun = {e["id"] for e in events if e["ph"] == "s" and e.get("cat") == "fleetlight"}
     ended = {e["id"] for e in events if e["ph"] == "f" and e.get("cat") == "fleetlight"}
     assert begun & ended
-    # nothing is left but the request
-    assert not list((place.path / "log" / "figures").glob("trace-*.worker*"))
+    assert not list((place.path / "log" / "figures").glob("trace-*"))
 
 
 def test_a_job_that_does_not_run_is_an_error(

@@ -15,10 +15,16 @@ from tests.workers import run_processes
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.recording import tracing
 from fleetlight.fleet.recording.tracing import ProcessTracer
-from fleetlight.observe.tracing.request import TracePart, TraceRequest, request, take_part
+from fleetlight.observe.tracing.request import (
+    TracePart,
+    TraceRequest,
+    request,
+    take_part,
+    withdraw,
+)
 from fleetlight.observe.tracing.spans import spans
 from fleetlight.roles.role import Kind, Role
-from fleetlight.torch_compat.profiling import YieldingProfiler
+from fleetlight.torch_compat.profiling import YieldingProfiler, is_profiled
 
 WANTED = TraceRequest("ab", 2)
 
@@ -28,7 +34,7 @@ class TracedJob:
 
     def __init__(self, folder: Path, kind: Kind = Kind.WORKER) -> None:
         self.folder = folder
-        self.role = Role(kind=kind, index=0)
+        self.role = Role(kind=kind, index=0, server_num=1)
         self.step_made: Callable[[], None] | None = None
         self.tracer = ProcessTracer(cast(Job, self), folder)
 
@@ -45,8 +51,8 @@ class TracedJob:
         if self.step_made is not None:
             self.step_made()
 
-    def part(self) -> TracePart | None:
-        return take_part(self.folder, WANTED, f"{self.role.kind.value} 0")
+    def part(self, wanted: TraceRequest = WANTED) -> TracePart | None:
+        return take_part(self.folder, wanted, f"{self.role.kind.value} 0")
 
 
 def names_in(part: TracePart | None) -> set[str]:
@@ -127,3 +133,69 @@ def test_a_part_that_cannot_be_written_is_a_warning(
         job.step()
     assert "the trace of worker 0 is not written" in caplog.text
     assert "TypeError: not JSON" in caplog.text
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_withdrawn_trace_ends_at_the_next_step(job: TracedJob, steps: int) -> None:
+    job.begin()
+    for _ in range(steps):
+        job.step()
+    withdraw(job.folder, WANTED)
+    job.tracer.look()
+    job.step()
+    assert job.step_made is None
+    assert not is_profiled()
+    assert not spans.is_on
+    assert job.part() is None
+
+
+def test_another_trace_replaces_the_first(job: TracedJob) -> None:
+    job.begin()
+    job.step()
+    other = TraceRequest("cd", 1)
+    job.begin(other)
+    job.step()
+    job.tracer.look()
+    for _ in range(2):
+        job.step()
+    assert job.part() is None
+    assert {"aten::cos", "request"} <= names_in(job.part(other))
+
+
+def test_a_part_that_comes_late_does_not_stay(job: TracedJob) -> None:
+    job.begin()
+    job.step()
+    withdraw(job.folder, WANTED)
+    for _ in range(2):
+        job.step()
+    assert job.step_made is None
+    assert not list(job.folder.glob("figures/*"))
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_a_server_writes_what_is_wanted(tmp_path: Path, is_withdrawn: bool) -> None:
+    job = TracedJob(tmp_path, Kind.SERVER)
+    job.begin()
+    job.step()
+    if is_withdrawn:
+        withdraw(tmp_path, WANTED)
+        job.tracer.look()
+    else:
+        job.begin(TraceRequest(WANTED.id, WANTED.steps, is_over=True))
+    assert not spans.is_on
+    assert (job.part() is None) == is_withdrawn
+
+
+def test_a_folder_out_of_reach_ends_nothing(
+    job: TracedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(116, "Stale file handle")
+
+    job.begin()
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing, "requested", refuse)
+        job.tracer.look()
+    for _ in range(3):
+        job.step()
+    assert job.part() is not None

@@ -14,7 +14,15 @@ from fleetlight.errors import DeadlineError, LaunchError
 from fleetlight.files.atomic import replace_file
 from fleetlight.launch.processes.record import read_records
 from fleetlight.observe.tracing.merged import merged
-from fleetlight.observe.tracing.request import TracePart, TraceRequest, request, take_part
+from fleetlight.observe.tracing.request import (
+    TracePart,
+    TraceRequest,
+    is_wanted,
+    remove_parts,
+    request,
+    take_part,
+    withdraw,
+)
 
 _POLL_S = 0.1
 
@@ -44,12 +52,16 @@ def _trace(found: argparse.Namespace) -> int:
         raise LaunchError(f"--steps {found.steps}: expected 1 or more")
     wanted = TraceRequest(secrets.token_hex(4), found.steps)
     until = time.monotonic() + found.deadline_s
+    # parts of a command that was killed
+    remove_parts(log_dir)
     request(log_dir, wanted)
     try:
         parts = _parts(log_dir, wanted, workers, until)
+        if is_wanted(log_dir, wanted):
+            request(log_dir, msgspec.structs.replace(wanted, is_over=True))
+        parts += _parts(log_dir, wanted, servers, until)
     finally:
-        request(log_dir, msgspec.structs.replace(wanted, is_over=True))
-    parts += _parts(log_dir, wanted, servers, until)
+        withdraw(log_dir, wanted)
     replace_file(Path(found.output), msgspec.json.encode(merged(parts)), durable=False)
     print(
         f"{found.output}: {found.steps} steps of {len(workers)} workers, and {len(servers)} "
@@ -93,6 +105,11 @@ def _parts(log_dir: Path, wanted: TraceRequest, names: list[str], until: float) 
                 f"no trace of {missing} arrived in time: a worker records its next {wanted.steps} "
                 "steps; look whether it makes steps (fleetlight logs), or wait longer with "
                 "--deadline_s"
+            )
+        if not is_wanted(log_dir, wanted):
+            raise LaunchError(
+                f"another fleetlight trace of {log_dir} has begun, which ends this one; wait "
+                "until that one ends, and repeat the command"
             )
         time.sleep(_POLL_S)
     return [parts[name] for name in names]

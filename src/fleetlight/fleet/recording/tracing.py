@@ -33,22 +33,44 @@ class ProcessTracer:
         last = requested(log_dir)
         self._done = "" if last is None else last.id
         self._running: TraceRequest | None = None
+        self._steps: _StepTrace | None = None
         self._until = 0.0
 
     def look(self) -> None:
         """Begin or end a trace, if that is requested."""
-        wanted = requested(self._log_dir)
-        if self._running is not None and self._job.role.is_server:
-            is_over = wanted is None or wanted.id != self._running.id or wanted.is_over
-            if is_over or time.monotonic() > self._until:
-                self.finish(self._running)
-        elif wanted is not None and wanted.id != self._done and not wanted.is_over:
-            self._done, self._running = wanted.id, wanted
-            if self._job.role.is_server:
-                self._until = time.monotonic() + _LONGEST_S
-                spans.start()
-            else:
-                self._job.step_made = _StepTrace(self, self._job, wanted).step
+        try:
+            wanted = requested(self._log_dir)
+        except OSError:  # a shared folder that is out of reach for a moment
+            return
+        # the thread that trains may end it meanwhile
+        running = self._running
+        if running is None:
+            if wanted is not None and wanted.id != self._done and not wanted.is_over:
+                self._begin(wanted)
+            return
+        is_wanted = wanted is not None and wanted.id == running.id
+        is_over = wanted is not None and wanted.is_over
+        if self._steps is not None:
+            # the thread that trains ends it
+            self._steps.is_given_up = is_over or not is_wanted
+        elif not is_wanted:
+            self.give_up()
+        elif is_over or time.monotonic() > self._until:
+            self.finish(running)
+
+    def _begin(self, wanted: TraceRequest) -> None:
+        self._done, self._running = wanted.id, wanted
+        if self._job.role.is_server:
+            self._until = time.monotonic() + _LONGEST_S
+            spans.start()
+        else:
+            self._steps = _StepTrace(self, self._job, wanted)
+            self._job.step_made = self._steps.step
+
+    def give_up(self) -> None:
+        """End without a trace, since no command waits for it."""
+        spans.stop()
+        self._running = None
 
     def finish(
         self,
@@ -58,7 +80,6 @@ class ProcessTracer:
         note: str = "",
     ) -> None:
         """Write the trace of this process."""
-        self._running = None
         index = self._job.role.index
         found = [
             # workers number the requests to each server
@@ -72,6 +93,7 @@ class ProcessTracer:
             logger.warning(
                 "the trace of %s is not written to %s: %s", self._name, self._log_dir, _text(error)
             )
+        self._running = None
 
 
 class _StepTrace:
@@ -83,19 +105,32 @@ class _StepTrace:
         self._profiler: YieldingProfiler | None = None
         #: why there are no events of torch
         self._note = ""
+        #: True once no command waits for the trace
+        self.is_given_up = False
 
     def step(self) -> None:
         """A step was made."""
-        if self._profiler is None:
+        if self.is_given_up:
+            self._give_up()
+        elif self._profiler is None:
             self._profiler = YieldingProfiler()
             self._start(self._profiler)
             spans.start()
-            return
-        self._left -= 1
-        if self._left <= 0:
+        elif self._left > 1:
+            self._left -= 1
+        else:
             self._job.step_made = None
             found = self._events(self._profiler)
             self._tracer.finish(self._wanted, *found, self._note)
+
+    def _give_up(self) -> None:
+        self._job.step_made = None
+        try:
+            if self._profiler is not None:
+                self._profiler.stop()
+        except Exception as error:  # the script trains on
+            logger.warning("torch's profiler, which a trace has started: %s", _text(error))
+        self._tracer.give_up()
 
     def _start(self, profiler: YieldingProfiler) -> None:
         try:

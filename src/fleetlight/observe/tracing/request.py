@@ -55,10 +55,32 @@ def requested(log_dir: Path) -> TraceRequest | None:
         return None
 
 
+def withdraw(log_dir: Path, wanted: TraceRequest) -> None:
+    """End a trace: no process records for it from now on, and no part of it stays."""
+    if is_wanted(log_dir, wanted):
+        (log_dir / FOLDER / _REQUEST).unlink(missing_ok=True)
+    remove_parts(log_dir, wanted.id)
+
+
+def is_wanted(log_dir: Path, wanted: TraceRequest) -> bool:
+    """True until the trace is withdrawn, or another one is requested."""
+    last = requested(log_dir)
+    return last is not None and last.id == wanted.id
+
+
+def remove_parts(log_dir: Path, number: str = "*") -> None:
+    """Remove the parts of a trace, or of all traces, that no command has taken."""
+    for path in (log_dir / FOLDER).glob(f"trace-{number}.*.json"):
+        path.unlink(missing_ok=True)
+
+
 def write_part(log_dir: Path, wanted: TraceRequest, part: TracePart) -> None:
-    """Write the trace of this process."""
+    """Write the trace of this process, if the command still wants it."""
     path = _part_file(log_dir, wanted.id, part.name)
     replace_file(path, msgspec.json.encode(part), unique=True, durable=False)
+    # asked after the file is there: a command that withdraws first removes no later part
+    if not is_wanted(log_dir, wanted):
+        path.unlink(missing_ok=True)
 
 
 def take_part(log_dir: Path, wanted: TraceRequest, name: str) -> TracePart | None:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fleetlight trace` that is given up leaves no request and no part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleetlight.cli.fleetlight import main
+from fleetlight.cli.watch import trace
+from fleetlight.observe.tracing.request import (
+    TracePart,
+    TraceRequest,
+    request,
+    requested,
+    write_part,
+)
+
+
+@pytest.fixture(autouse=True)
+def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    names = ["worker 0", "worker 1"], ["server 0"]
+    monkeypatch.setattr(trace, "_running", lambda log_dir: names)
+
+
+def traced(folder: Path, *options: str) -> int:
+    return main(["trace", str(folder), "--output", str(folder / "trace.json"), *options])
+
+
+def files(folder: Path) -> list[Path]:
+    return list((folder / "figures").iterdir())
+
+
+def write(folder: Path, *names: str) -> None:
+    """The parts of these processes."""
+    wanted = requested(folder)
+    assert wanted is not None
+    for name in names:
+        write_part(folder, wanted, TracePart(name, 1, []))
+
+
+def test_a_deadline_withdraws_the_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = TraceRequest("ab", 3)
+    request(tmp_path, old)
+    write_part(tmp_path, old, TracePart("worker 0", 1, []))
+    assert traced(tmp_path, "--deadline_s", "0") != 0
+    assert "no trace of worker 0, worker 1 arrived in time" in capsys.readouterr().err
+    assert files(tmp_path) == []
+
+
+def test_ctrl_c_withdraws_the_request_and_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        write(tmp_path, "worker 1", "server 0")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trace.time, "sleep", interrupted)
+    assert traced(tmp_path) != 0
+    assert files(tmp_path) == []
+
+
+def test_a_trace_that_ends_leaves_its_output_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[bool] = []
+
+    def arrived(seconds: float) -> None:
+        last = requested(tmp_path)
+        asked.append(last is not None and last.is_over)
+        write(tmp_path, *(["server 0"] if asked[-1] else ["worker 0", "worker 1"]))
+
+    monkeypatch.setattr(trace.time, "sleep", arrived)
+    assert traced(tmp_path) == 0
+    assert set(asked) == {False, True}
+    assert files(tmp_path) == []
+    assert (tmp_path / "trace.json").exists()
+
+
+def test_a_later_trace_keeps_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = TraceRequest("cd", 3)
+    monkeypatch.setattr(trace.time, "sleep", lambda seconds: request(tmp_path, other))
+    assert traced(tmp_path) != 0
+    assert "another fleetlight trace" in capsys.readouterr().err
+    assert requested(tmp_path) == other
