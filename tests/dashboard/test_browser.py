@@ -20,6 +20,7 @@ from tests.launch.conftest import place
 from tests.launch.workplace import Workplace
 from tests.multiprocess.test_dashboard import SCRIPT
 
+from fleetlight.dashboard import event_stream
 from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox
 from fleetlight.static.drawing.svg import svg_of
 
@@ -249,6 +250,33 @@ def test_a_kill_shows_without_a_reload(browser: Any, tmp_path: Path) -> None:
         job.launcher()
         page.wait_for_selector("#topology .node.failed")
         assert "worker 2: killed by SIGKILL" in page.inner_text("#state")
+
+
+#: the state line has a text
+_SAYS = "(text) => document.querySelector('#state').innerText.includes(text)"
+
+
+def test_a_page_without_a_connection_says_so(browser: Any, site: Site) -> None:
+    with browser.new_page() as page:
+        page.route("**/feed", lambda route: route.abort("connectionrefused"))
+        page.goto(site.link)
+        page.wait_for_function(_SAYS, arg="out of reach")
+        page.unroute("**/feed")
+        page.wait_for_function(_SAYS, arg="running")
+        assert page.locator("#process-table tbody tr").count() == 6
+
+
+def test_a_page_too_many_says_so_until_another_closes(
+    browser: Any, job: SimulatedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "_MOST_CLIENTS", 1)
+    with serving(job) as site, browser.new_page() as page:
+        with site.events() as events:
+            next(events)
+            page.goto(site.link)
+            page.wait_for_function(_SAYS, arg="1 pages are open; close one")
+        page.wait_for_function(_SAYS, arg="running")
+        assert page.locator("#process-table tbody tr").count() == 6
 
 
 @pytest.mark.multiprocess

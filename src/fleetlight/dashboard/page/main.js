@@ -11,7 +11,8 @@ import { byId, bytes, clock, count, duration, fillTable, known, make, number, PA
 const FEW = 6;
 let job = null;
 let behind = 0;
-let isLost = false;
+// why no figures arrive; null while they do
+let lost = null;
 let isDue = false;
 let isNew = false;
 let hasBegun = false;
@@ -29,6 +30,11 @@ function joined(old, news, first) {
 }
 
 function receive(kind, message) {
+  if (kind === "lost") {
+    lost = message || "the page's server has ended or is out of reach; fleetlight dashboard LOGDIR shows the job";
+    later();
+    return;
+  }
   behind = Date.now() / 1000 - message.now;
   if (kind === "whole") {
     job = message;
@@ -38,7 +44,7 @@ function receive(kind, message) {
     job = { ...job, ...message, lines: job.lines, events: [...job.events, ...message.events].slice(-500) };
   }
   job.events.sort((a, b) => a.at - b.at);
-  isLost = false;
+  lost = null;
   if (job.over) endFeed();
   renew();
 }
@@ -46,7 +52,7 @@ function receive(kind, message) {
 function later() {
   if (isDue || document.hidden) return;
   isDue = true;
-  requestAnimationFrame(() => { isDue = false; if (job) draw(); });
+  requestAnimationFrame(() => { isDue = false; if (job) draw(); else if (lost) showState(lost, "warn"); });
 }
 
 // Draws what depends on figures, too, and not only on the time.
@@ -92,24 +98,27 @@ function watchSections() {
   for (const section of document.querySelectorAll("section")) observer.observe(section);
 }
 
+function showState(text, tone) {
+  setText(byId("state"), text);
+  byId("state").className = tone;
+}
+
 function drawState() {
   const failed = job.processes.filter((row) => row.state === "failed" || row.state === "silent");
-  const state = byId("state");
   setText(byId("job"), job.folder);
   document.title = `${job.folder} – Fleetlight`;
   let text = "running", tone = "good";
   if (job.over) {
     [text, tone] = job.code === 0 ? ["ended with code 0", "good"] : [`ended${known(job.code) ? ` with code ${job.code}` : ""}`, "bad"];
-  } else if (isLost) {
-    [text, tone] = ["the page's server has ended or is out of reach; fleetlight dashboard LOGDIR shows the job", "warn"];
+  } else if (lost) {
+    [text, tone] = [lost, "warn"];
   } else if (failed.length) {
     // fleetrun ends the others by SIGTERM
     const first = failed.filter((row) => row.detail !== "killed by SIGTERM");
     const named = (first.length ? first : failed).slice(0, 3);
     [text, tone] = [named.map((row) => `${row.name}: ${row.detail || row.state}`).join("; "), "bad"];
   }
-  setText(state, text);
-  state.className = tone;
+  showState(text, tone);
   const notice = byId("straggler"), slow = job.straggler;
   notice.hidden = !slow;
   if (slow) {
@@ -354,7 +363,7 @@ function start() {
   startTheme();
   startLogs();
   watchSections();
-  follow(receive, () => { isLost = true; later(); });
+  follow(receive);
   byId("range").addEventListener("change", () => { hasDrawn = false; renew(); });
   addEventListener("visibilitychange", renew);
   addEventListener("resize", () => { fitCharts(); renew(); });
