@@ -119,7 +119,7 @@ class PageServer(uvicorn.Server):
 
 
 def serve(folder: Path, listener: socket.socket, token: str, ready: Callable[[], None]) -> None:
-    """Serve the page until SIGINT or SIGTERM."""
+    """Serve the page until SIGINT, SIGTERM or a hangup; then return."""
     feed = JobFeed(folder)
     app = application(feed, folder, token, listener.getsockname()[1])
     config = uvicorn.Config(
@@ -132,7 +132,12 @@ def serve(folder: Path, listener: socket.socket, token: str, ready: Callable[[],
         timeout_graceful_shutdown=_END_S,
         ws="none",
     )
-    ready()
+    server = PageServer(config, feed)
     with contextlib.suppress(KeyboardInterrupt):
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        asyncio.run(PageServer(config, feed).serve(sockets=[listener]))
+        # after its end uvicorn raises the signal again, which would kill the process
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # nohup ignores SIGHUP, and so does the page then
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, server.handle_exit)
+        ready()
+        asyncio.run(server.serve(sockets=[listener]))

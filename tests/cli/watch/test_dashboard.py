@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +110,49 @@ def test_folders_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_grafana_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["dashboard", "--grafana"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "Fleetlight"
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A page that runs, with the token in its folder; the parameter is what SIGHUP does."""
+    before = signal.signal(signal.SIGHUP, request.param)
+    try:
+        page = subprocess.Popen(
+            [sys.executable, "-m", "fleetlight", "dashboard", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with page:
+        assert page.stdout is not None
+        assert "page: http" in page.stdout.readline()
+        yield page
+        page.kill()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("page", [signal.SIG_DFL], indirect=True)
+def test_a_signal_ends_a_page_and_its_token(
+    page: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    assert (tmp_path / dashboard.TOKEN_FILE).exists()
+    page.send_signal(number)
+    assert page.wait(30) == 0
+    assert not (tmp_path / dashboard.TOKEN_FILE).exists()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("page", [signal.SIG_IGN], indirect=True)
+def test_a_page_under_nohup_outlives_a_hangup(page: subprocess.Popen[str], tmp_path: Path) -> None:
+    page.send_signal(signal.SIGHUP)
+    status = Path(f"/proc/{page.pid}/status").read_text()
+    [ignored] = [int(line.split()[1], 16) for line in status.splitlines() if "SigIgn" in line]
+    assert ignored & 1 << (signal.SIGHUP - 1)
+    page.send_signal(signal.SIGTERM)
+    assert page.wait(30) == 0
+    assert not (tmp_path / dashboard.TOKEN_FILE).exists()
 
 
 def test_a_second_page_of_a_job_keeps_its_token(

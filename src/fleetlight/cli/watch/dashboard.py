@@ -48,6 +48,9 @@ def _dashboard(found: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; expected the log folder of a job")
     dashboard.check_packages()
+    # slow, so only here, and before there is a token that a signal might leave
+    import fleetlight.dashboard.server
+
     if found.descriptor is not None:
         listener, token = socket.socket(fileno=found.descriptor), dashboard.read_token(folder)
         return _serve(folder, listener, token, shown="")
@@ -65,13 +68,12 @@ def _dashboard(found: argparse.Namespace) -> int:
 
 
 def _serve(folder: Path, listener: socket.socket, token: str, shown: str) -> int:
-    # what the page needs is imported only where it is served
-    from fleetlight.dashboard.server import serve
+    from fleetlight.dashboard import server
 
     def ready() -> None:
         if shown:
             print(f"fleetlight: page: {shown}", flush=True)
 
     with listener:
-        serve(folder, listener, token, ready)
+        server.serve(folder, listener, token, ready)
     return 0
