@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from fleetlight.cli import fleetrun
 from fleetlight.cli.arguments import parse
 from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import ANY_PORT
+from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.followers import dashboard
 
 
@@ -169,3 +171,24 @@ def test_a_second_page_of_a_job_keeps_its_token(
     assert tool.main(["dashboard", str(tmp_path)]) == 0
     assert (tokens[1], file.read_text()) == (first, first)
     assert tokens[0] != first
+
+
+def test_a_page_leaves_the_token_of_a_later_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later: list[str] = []
+    monkeypatch.setattr(
+        "fleetlight.dashboard.server.serve",
+        lambda *given: later.append(dashboard.make_token(tmp_path)),
+    )
+    assert tool.main(["dashboard", str(tmp_path)]) == 0
+    assert dashboard.read_token(tmp_path) == later[0]
+
+
+@pytest.mark.multiprocess
+def test_the_page_of_a_job_leaves_the_token_of_a_later_one(tmp_path: Path) -> None:
+    with Reaper() as reaper:
+        page = dashboard.DashboardProcess(tmp_path, 0, os.environ, reaper)
+        later = dashboard.make_token(tmp_path)
+        page.close()
+    assert dashboard.read_token(tmp_path) == later

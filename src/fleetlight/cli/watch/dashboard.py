@@ -55,8 +55,7 @@ def _dashboard(found: argparse.Namespace) -> int:
         listener, token = socket.socket(fileno=found.descriptor), dashboard.read_token(folder)
         return _serve(folder, listener, token, shown="")
     listener = dashboard.listen(found.port, "--port")
-    file = folder / dashboard.TOKEN_FILE
-    if file.exists():
+    if (folder / dashboard.TOKEN_FILE).exists():
         # the job's own page uses it, and so may what reads its metrics
         token = dashboard.read_token(folder)
         return _serve(folder, listener, token, dashboard.link(listener, token))
@@ -64,7 +63,7 @@ def _dashboard(found: argparse.Namespace) -> int:
     try:
         return _serve(folder, listener, token, dashboard.link(listener, token))
     finally:
-        file.unlink(missing_ok=True)
+        dashboard.remove_token(folder, token)
 
 
 def _serve(folder: Path, listener: socket.socket, token: str, shown: str) -> int:

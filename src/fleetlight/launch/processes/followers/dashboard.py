@@ -6,6 +6,7 @@ The port is bound here, so that a port that is taken is an error before the job 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -84,16 +85,23 @@ def read_token(folder: Path) -> str:
     return (folder / TOKEN_FILE).read_text(encoding="ascii")
 
 
+def remove_token(folder: Path, token: str) -> None:
+    """Remove the file of a token, unless a later page has made its own."""
+    with contextlib.suppress(OSError, ValueError):
+        if read_token(folder) == token:
+            (folder / TOKEN_FILE).unlink()
+
+
 class DashboardProcess:
     """The page of the job in a log folder; it ends with the launcher, however that ends."""
 
     def __init__(
         self, folder: Path, port: int, environment: Mapping[str, str], reaper: Reaper
     ) -> None:
-        self._token_file = folder / TOKEN_FILE
+        self._folder = folder
         with listen(port) as listener:
-            token = make_token(folder)
-            self.link = link(listener, token)
+            self._token = make_token(folder)
+            self.link = link(listener, self._token)
             descriptor = listener.fileno()
             command = ("dashboard", str(folder), "--descriptor", str(descriptor))
             log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -108,4 +116,4 @@ class DashboardProcess:
         """Let the process show how the job has ended, and end it."""
         self._follower.ask_to_end()
         self._follower.end(_END_S)
-        self._token_file.unlink(missing_ok=True)
+        remove_token(self._folder, self._token)
