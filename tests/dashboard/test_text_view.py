@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -71,6 +74,96 @@ def test_a_narrow_terminal_breaks_no_word(job: Path) -> None:
 
 def test_a_terminal_gets_colours(job: Path) -> None:
     assert "\x1b[2m" in shown(job, 120, colour=True)
+
+
+def process(name: str, **more: Any) -> dict[str, Any]:
+    kind = name.split()[0]
+    return {"name": name, "kind": kind, "state": "running", "restarts": 0, "step": 9} | more
+
+
+def many(workers: int, tables: int = 1) -> dict[str, Any]:
+    """What the page shows of a job with a slow worker, 3, and a failed one, 5."""
+    processes = [process("server 0")]
+    processes += [process(f"worker {n}", step_s=0.1 + 0.001 * n) for n in range(workers)]
+    processes[4]["step_s"] = 2.0
+    processes[6]["state"] = "failed"
+    table = {"rows": 10, "growth": 0, "servers": {"server 0": 2**20}}
+    return {
+        "folder": "log",
+        "description": {"mode": "async"},
+        "over": False,
+        "code": None,
+        "processes": processes,
+        "staleness": {"mean": None},
+        "hit": None,
+        "skipped": 0,
+        "lines": {"logged": {}},
+        "parts": ["wait"],
+        "straggler": {"name": "worker 3", "part": "data"},
+        "tables": [{"name": f"t{n}", **table} for n in range(tables)],
+        "events": [{"at": 0.0, "who": "fleetrun", "text": f"event {n}"} for n in range(9)],
+    }
+
+
+def lines_of(whole: dict[str, Any], columns: int, lines: int) -> list[str]:
+    return text_of(whole, columns, False, lambda at: "12:00:00", lines=lines).split("\n")
+
+
+def test_few_lines_leave_out_fast_workers() -> None:
+    found = lines_of(many(64), 120, 24)
+    assert len(found) == 24
+    assert found[0] == "log: async"
+    shown = [line[:9].strip() for line in found if re.match(r"(worker|server) \d", line)]
+    slow = [f"worker {n}" for n in range(57, 64)]
+    assert shown == ["server 0", "worker 3", "worker 5", *slow]
+    assert "and 55 more" in found
+    assert "slowest: worker 3, mostly in data" in found
+    assert found[-1] == "12:00:00 fleetrun: event 8"
+
+
+def test_fewer_lines_leave_out_old_events() -> None:
+    found = lines_of(many(64, tables=9), 120, 18)
+    assert len(found) <= 18
+    events = [line for line in found if "event" in line]
+    assert events == [f"12:00:00 fleetrun: event {n}" for n in (6, 7, 8)]
+    assert "and 6 more" in found
+
+
+@pytest.mark.parametrize("lines", [1, 3, 6, 10, 24, 200])
+@pytest.mark.parametrize("columns", [20, 40, 80, 120])
+def test_no_more_lines_than_the_terminal_has(columns: int, lines: int) -> None:
+    whole = many(64)
+    whole["folder"] = "a long name of a folder" if lines > 3 else "log"
+    whole["events"][-1]["text"] = "word " * 60
+    found = lines_of(whole, columns, lines)
+    assert sum(max(1, -(-len(line) // columns)) for line in found) <= lines
+
+
+def test_enough_lines_show_everything() -> None:
+    whole = many(64)
+    shown = "\n".join(lines_of(whole, 120, 200))
+    assert shown == text_of(whole, 120, False, lambda at: "12:00:00")
+    assert "more" not in shown
+
+
+def test_ctrl_c_restores_the_terminal_and_leaves_the_last_state(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    for name, value in {"COLUMNS": "120", "LINES": "7", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("fleetlight.cli.watch.top.time.sleep", interrupted)
+    assert main(["top", str(job)]) == 0
+    before, alternate, rest = capsys.readouterr().out.partition("\x1b[?1049h")
+    screen, normal, after = rest.partition("\x1b[?1049l")
+    assert (before, bool(alternate), bool(normal)) == ("", True, True)
+    assert screen.count("\n") < 7
+    assert "server 0" in screen
+    assert "restart 1, pid 9" in after
+    assert "\x1b" not in after
 
 
 def test_a_pipe_gets_it_once(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
