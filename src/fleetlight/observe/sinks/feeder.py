@@ -21,7 +21,7 @@ _MOST_FAILURES = 5
 _CLOSE_S = 10.0
 
 
-class _Service:
+class _FedSink:
     """A service that gets figures; one that cannot be opened is tried again later."""
 
     def __init__(self, name: str, opener: Callable[[], FigureSink]) -> None:
@@ -85,7 +85,7 @@ class SinkFeeder:
         self._close_s = close_s
         self._history = None if log_dir is None else History(log_dir)
         self._own = Series()
-        self._services = [_Service(name, opener) for name, opener in openers.items()]
+        self._services = [_FedSink(name, opener) for name, opener in openers.items()]
         for service in self._services:
             # in the thread of the script, whose run of MLflow they may join
             service.open()

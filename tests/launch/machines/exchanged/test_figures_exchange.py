@@ -49,6 +49,30 @@ def test_snapshots_and_events_arrive_once(tmp_path: Path) -> None:
     assert [one.text for one in history.events] == ["started, pid 9", "at 0.0", "at 0.5", "at 2.0"]
 
 
+def test_no_event_of_a_large_machine_is_lost(tmp_path: Path) -> None:
+    store = Store()
+    first, second = (Machine(store, own, tmp_path) for own in range(2))
+    events = EventFile(second.folder, "fleetrun.host.9", "fleetrun")
+    expected = []
+    for kind in ("start", "exit"):
+        for worker in range(64):
+            events.add(kind, f"{kind} of {worker}", f"worker {worker}")
+            expected.append(f"{kind} of {worker}")
+        second.exchange.bring()
+        # this message replaces the one before, which node 0 has not read
+        second.exchange.bring()
+        first.exchange.bring()
+    # what has arrived is not sent again
+    second.exchange.bring()
+    second.record(1, 1.0)
+    second.exchange.bring()
+    assert b"exit of" not in store.get("figures/1")
+    first.exchange.bring()
+    history = History(first.folder)
+    history.poll()
+    assert [one.text for one in history.events] == expected
+
+
 def test_a_restarted_job_continues_the_copies(tmp_path: Path) -> None:
     store = Store()
     first, second = (Machine(store, own, tmp_path) for own in range(2))

@@ -2,7 +2,7 @@
 """`FiguresExchange`: node 0 gets the figures and events that other machines record.
 
 They travel in the store, with the heartbeats of launchers: of each process the newest snapshot, and
-the last events. Machines that share a log folder have all files already.
+the events that node 0 has not confirmed. Machines that share a log folder have all files already.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fleetlight.observe.figures.history import LineFollower
 from fleetlight.observe.figures.recorder import ThinnedFile
 from fleetlight.observe.figures.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX
 
-#: how many events a message has at most
-_EVENTS = 50
+#: how many events of a file wait for node 0, if it is away
+_MOST_EVENTS = 1000
 
 
 class _RecordedLines(msgspec.Struct):
@@ -41,8 +41,8 @@ class FiguresExchange:
         self._next = 0.0
         self._number = 0
         self._followers: dict[str, LineFollower] = {}
-        #: by name: the last lines of a file, which all messages have, since node 0 may miss some
-        self._last: dict[str, deque[str]] = {}
+        #: by name: the lines that node 0 lacks, each with the number of its first message
+        self._waiting: dict[str, deque[tuple[int, str]]] = {}
         #: by node: the number of its last message
         self._seen: dict[int, int] = {}
         self.copies: Copies = {} if copies is None else copies
@@ -62,7 +62,9 @@ class FiguresExchange:
                 self._receive(node)
 
     def _send(self) -> None:
-        lines = {name: self._newest(name) for name in self._names()}
+        seen = f"figures_seen/{self._own}"
+        confirmed = int(self._store.get(seen)) if self._store.check([seen]) else 0
+        lines = {name: self._newest(name, confirmed) for name in self._names()}
         lines = {name: some for name, some in lines.items() if some}
         if lines:
             self._number += 1
@@ -75,13 +77,15 @@ class FiguresExchange:
         except FileNotFoundError:
             return []
 
-    def _newest(self, name: str) -> list[str]:
+    def _newest(self, name: str, confirmed: int) -> list[str]:
         follower = self._followers.setdefault(name, LineFollower(self._folder / name))
-        lines = follower.read().decode(errors="replace").splitlines()
-        count = _EVENTS if name.startswith(EVENTS_PREFIX) else 1
-        last = self._last.setdefault(name, deque(maxlen=count))
-        last += lines
-        return list(last)
+        count = _MOST_EVENTS if name.startswith(EVENTS_PREFIX) else 1
+        waiting = self._waiting.setdefault(name, deque(maxlen=count))
+        while waiting and waiting[0][0] <= confirmed:
+            waiting.popleft()
+        for line in follower.read().decode(errors="replace").splitlines():
+            waiting.append((self._number + 1, line))
+        return [line for _, line in waiting]
 
     def _receive(self, node: int) -> None:
         key = f"figures/{node}"
@@ -95,6 +99,8 @@ class FiguresExchange:
             copy = self._copy(name)
             if copy is not None:
                 copy.add(lines)
+        # the machine may omit them from now on
+        self._store.set(f"figures_seen/{node}", str(message.number))
 
     def _copy(self, name: str) -> _Copy | None:
         # a name from another machine must not lead out of the folder
@@ -111,7 +117,7 @@ class _Copy:
 
     def __init__(self, path: Path) -> None:
         self._file = ThinnedFile(path)
-        self._last: deque[str] = deque(maxlen=2 * _EVENTS)
+        self._last: deque[str] = deque(maxlen=2 * _MOST_EVENTS)
 
     def add(self, lines: list[str]) -> None:
         """Append the lines that are new."""
