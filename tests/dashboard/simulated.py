@@ -20,6 +20,7 @@ from fleetlight.observe.figures.snapshot import (
     Event,
     Snapshot,
     labelled,
+    line_of,
     snapshot_file,
 )
 
@@ -109,7 +110,7 @@ class SimulatedJob:
         """Append a snapshot of a process."""
         snapshot = Snapshot(self.at + shift, pid, dict(values), dict(counts or {}))
         with (self.folder / FOLDER / snapshot_file(kind, index)).open("ab") as file:
-            file.write(msgspec.json.encode(snapshot) + b"\n")
+            file.write(line_of(snapshot) + b"\n")
 
     def event(self, who: str, kind: str, text: str) -> None:
         """Append an event."""

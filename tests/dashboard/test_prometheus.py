@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fleetlight.dashboard.feed import JobFeed
 from fleetlight.dashboard.prometheus import PREFIX, RESTARTS, UP, metrics_text
 from fleetlight.dashboard.view.facts import ProcessReading
 from fleetlight.observe.figures.catalogue import FIGURES, FigureKind
+from fleetlight.observe.figures.recorder import FigureRecorder
+from fleetlight.observe.figures.registry import Registry
 from fleetlight.observe.figures.snapshot import labelled
 
 
@@ -67,6 +72,17 @@ def test_a_process_that_is_down_has_only_that() -> None:
     assert found[("fleetlight_up", "0", "worker")] == 0.0
     assert ("fleetlight_steps_total", "0", "worker") not in found
     assert found[("fleetlight_steps_total", "1", "worker")] == 8.0
+
+
+def test_values_that_are_not_finite_are_passed_on(tmp_path: Path) -> None:
+    registry = Registry()
+    registry.add(lambda: {"steps": 7})
+    registry.logged.add({"loss": math.nan, "norm": math.inf})
+    FigureRecorder(tmp_path, "worker", 0, registry).close()
+    found = _samples(JobFeed(tmp_path).newest())
+    assert found[("fleetlight_steps_total", "0", "worker")] == 7.0
+    assert math.isnan(found[("fleetlight_logged", "0", "loss", "worker")])
+    assert found[("fleetlight_logged", "0", "norm", "worker")] == math.inf
 
 
 def test_counts_are_a_histogram() -> None:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from fleetlight.cli.fleetlight import main
@@ -18,14 +18,14 @@ from fleetlight.dashboard.text_view import text_of
 from fleetlight.dashboard.view.job_view import JobView
 from fleetlight.observe.figures.history import History
 from fleetlight.observe.figures.recorder import EventFile, ThinnedFile
-from fleetlight.observe.figures.snapshot import FOLDER, Snapshot, snapshot_file
+from fleetlight.observe.figures.snapshot import FOLDER, Snapshot, line_of, snapshot_file
 
 
 def record(folder: Path, kind: str, index: int, at: float, **values: float) -> None:
     file = ThinnedFile(folder / FOLDER / snapshot_file(kind, index))
     counts = {"staleness": {2: 4}} if kind == "server" else {}
     found = {key.replace("__", "{") + "}" * ("__" in key): v for key, v in values.items()}
-    file.append(msgspec.json.encode(Snapshot(at, 5, found, counts)))
+    file.append(line_of(Snapshot(at, 5, found, counts)))
 
 
 @pytest.fixture
@@ -66,6 +66,12 @@ def test_what_matters_is_shown(job: Path) -> None:
     assert "table users: 400 rows" in text
     assert "12:00:00 worker 0: restart 1, pid 9" in text
     assert "\x1b" not in text
+
+
+def test_a_value_that_is_no_number_is_named(job: Path) -> None:
+    assert "loss 0.25" in shown(job, 120)
+    record(job, "worker", 1, time.time(), logged__loss=math.nan, logged__auc=0.5)
+    assert "loss NaN or infinite" in shown(job, 120)
 
 
 def test_a_narrow_terminal_breaks_no_word(job: Path) -> None:

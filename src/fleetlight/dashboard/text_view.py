@@ -127,7 +127,9 @@ def _headline(whole: Mapping[str, Any]) -> str:
     if whole["skipped"]:
         said.append(f"{whole['skipped']:,.0f} steps skipped")
     for name, values in whole["lines"]["logged"].items():
-        if (value := next((v for v in reversed(values) if v is not None), None)) is not None:
+        if name in whole["not_finite"]:
+            said.append(f"{name} NaN or infinite")
+        elif (value := next((v for v in reversed(values) if v is not None), None)) is not None:
             said.append(f"{name} {value:.4g}")
     return ", ".join(said)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,22 @@ def test_logged_values_are_means_over_workers(job: SimulatedJob) -> None:
         worker.logged["loss"] = loss
     job.run(5)
     assert Follower(job).poll()["lines"]["logged"]["loss"][0] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_makes_a_gap(job: SimulatedJob, odd: float) -> None:
+    for worker in job.workers:
+        worker.logged = {"loss": 0.5, "auc": 0.75}
+    follower, lines = Follower(job), []
+    for loss in (0.5, odd, 0.5):
+        job.workers[1].logged["loss"] = loss
+        job.run(5)
+        whole = msgspec.json.decode(msgspec.json.encode(follower.poll(later=3.0)))
+        lines.append(whole["not_finite"])
+    assert lines == [[], ["loss"], []]
+    assert whole["lines"]["logged"]["loss"] == [0.5] * 5 + [None] * 5 + [0.5] * 5
+    assert whole["lines"]["logged"]["auc"] == [0.75] * 15
+    assert follower.row("worker 1")["state"] == "running"
 
 
 def test_a_script_that_invents_names_fills_no_page(job: SimulatedJob) -> None:

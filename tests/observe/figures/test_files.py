@@ -53,8 +53,10 @@ def test_values_that_are_not_finite_lose_no_other_figure(tmp_path: Path) -> None
     series = history.series["worker.0"]
     assert series.last("steps") == 4.0
     assert series.last("logged{auc}") == 0.5
-    assert math.isnan(series.columns["logged{loss}"][-1])
-    assert series.columns["logged{norm}"][-1] == math.inf
+    assert math.isnan(series.newest["logged{loss}"])
+    assert series.newest["logged{norm}"] == math.inf
+    assert (series.last("logged{loss}"), series.last("logged{norm}")) == (None, None)
+    assert series.rate("logged{loss}", 10.0) is None
 
 
 def test_a_source_that_fails_ends_no_recorder(

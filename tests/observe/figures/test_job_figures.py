@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fleetlight.observe.figures.history import Series
@@ -53,6 +55,15 @@ def test_a_process_that_is_gone_does_not_count() -> None:
     here = series((99.0, {"steps": 3, "logged{loss}": 1.0}))
     step, found = job_figures({"worker.0": lost, "worker.1": here}, 100.0, 5.0)
     assert (step, found["loss"]) == (3, 1.0)
+
+
+@pytest.mark.parametrize("other", [math.nan, math.inf, -math.inf])
+def test_a_worker_without_a_finite_value_shows_in_the_mean(other: float) -> None:
+    one = series((1.0, {"logged{loss}": other, "logged{auc}": 0.5}))
+    two = series((1.0, {"logged{loss}": math.inf}))
+    _, found = job_figures({"worker.0": one, "worker.1": two}, 2.0, 10.0)
+    assert not math.isfinite(found["loss"])
+    assert found["auc"] == 0.5
 
 
 def test_an_empty_job_has_no_figures() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 import socket
 import sys
 import threading
@@ -148,6 +149,17 @@ def test_the_figures_of_all_workers_arrive(tmp_path: Path) -> None:
         FigureRecorder(tmp_path, "worker", index, registry).close()
     fed([kept], tmp_path, Registry()).close()
     assert kept.lines[-1][1]["loss"] == 2.0
+
+
+def test_values_that_are_not_finite_stop_no_sink(tmp_path: Path) -> None:
+    kept = Kept()
+    for index, loss in enumerate((math.inf, -math.inf)):
+        registry = Registry()
+        registry.logged.add({"loss": loss, "auc": 0.5})
+        FigureRecorder(tmp_path, "worker", index, registry).close()
+    fed([kept], tmp_path, Registry()).close()
+    assert kept.lines[-1][1]["auc"] == 0.5
+    assert "loss" not in kept.lines[-1][1]
 
 
 def test_a_service_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:

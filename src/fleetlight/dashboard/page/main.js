@@ -318,6 +318,7 @@ function drawLogged() {
       place = list.appendChild(make("figure", {}, make("figcaption", { textContent: name }), make("div")));
       place.dataset.name = name;
     }
+    setText(place.firstChild, job.not_finite.includes(name) ? `${name}: now NaN or infinite` : name);
     showChart(`logged:${name}`, name, times, [[name, job.lines.logged[name].slice(first)]], number, place.lastChild);
   });
 }

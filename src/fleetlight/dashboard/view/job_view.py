@@ -75,7 +75,7 @@ class JobView:
             for process in sorted(self._processes.values(), key=_order)
         ]
         for process in self._processes.values():
-            self._logged |= process.newest("logged").keys()
+            self._logged |= process.logged.keys()
             self._tables |= process.newest("table_rows").keys()
         if facts.description != self._description:
             # clients get it only with everything else
@@ -152,6 +152,7 @@ class JobView:
             "tables": _rounded(tables(servers)),
             "memory": _rounded(memory(servers, hosts, facts.free_bytes)),
             "staleness": self._staleness(servers),
+            "not_finite": self._not_finite(),
             "hit": _mean(row["hit"] for row in rows if "hit" in row),
             "skipped": sum(row.get("skipped", 0) for row in rows),
             "checkpoint": self._latest("checkpoint_time_seconds"),
@@ -169,6 +170,16 @@ class JobView:
             bars[min(number, _BARS - 1)] += times
         mean = sum(number * times for number, times in counts.items()) / counts.total()
         return {"bars": bars, "mean": _short(mean), "most": max(counts)}
+
+    def _not_finite(self) -> list[str]:
+        """The logged values that are NaN or infinite now, on any worker."""
+        found = {
+            name
+            for process in self._processes.values()
+            for name, value in process.logged.items()
+            if not math.isfinite(value)
+        }
+        return sorted(found)[:_MOST_LOGGED]
 
     def _latest(self, figure: str) -> float | None:
         moments = [

@@ -116,6 +116,7 @@ class ProcessView:
             if math.isnan(value):
                 continue
             if figure == "logged":
+                # an infinity makes a gap: the mean of the others would hide it
                 timeline.spread(f"logged:{label}", at, at, value, 1.0)
             else:
                 timeline.put(f"rows:{label}:{self.name}", at, value)
@@ -159,9 +160,7 @@ class ProcessView:
             is_up=_state(facts, seen, now) == "running",
             restarts=facts.restarts,
             values={
-                key: value
-                for key in series.columns
-                if split_key(key)[0] in FIGURES and (value := series.last(key)) is not None
+                key: value for key, value in series.newest.items() if split_key(key)[0] in FIGURES
             },
             counts=series.counts,
         )
@@ -204,6 +203,12 @@ class ProcessView:
             if name == figure and (value := self._series.last(key)) is not None:
                 found[label] = value
         return found
+
+    @property
+    def logged(self) -> Mapping[str, float]:
+        """The newest values of `fleet.log` by name; some may be NaN or infinite."""
+        found = ((split_key(key), value) for key, value in self._series.newest.items())
+        return {label: value for (name, label), value in found if name == "logged"}
 
     @property
     def counts(self) -> Mapping[str, Mapping[int, int]]:

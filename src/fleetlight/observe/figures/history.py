@@ -10,7 +10,7 @@ import math
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fleetlight.observe.figures.snapshot import (
@@ -41,8 +41,10 @@ class Series:
         self._most = most
         self.times = array("d")
         self.pids = array("q")
+        #: NaN where a snapshot has no value, and infinity where its value is not finite
         self.columns: dict[str, array[float]] = {}
-        #: the newest counts of whole numbers
+        #: the values of the newest snapshot as they are, and its counts of whole numbers
+        self.newest: Mapping[str, float] = {}
         self.counts: dict[str, dict[int, int]] = {}
 
     def add(self, snapshot: Snapshot) -> None:
@@ -60,7 +62,7 @@ class Series:
         for column in self.columns.values():
             if len(column) == before:
                 column.append(_NO_VALUE)
-        self.counts = snapshot.counts
+        self.newest, self.counts = snapshot.values, snapshot.counts
         if len(self.times) > self._most:
             self._thin()
 
@@ -72,9 +74,9 @@ class Series:
         self.pids = self.pids[:half:2] + self.pids[half:]
 
     def last(self, key: str) -> float | None:
-        """The newest value of a figure; None if the newest snapshot has none."""
+        """The newest value of a figure; None if the newest snapshot has no finite one."""
         column = self.columns.get(key)
-        return None if not column or math.isnan(column[-1]) else column[-1]
+        return column[-1] if column and math.isfinite(column[-1]) else None
 
     def window(self, span_s: float) -> tuple[int, int]:
         """The first and the last moment of the last seconds, in this start of the process.
@@ -91,26 +93,27 @@ class Series:
     def grown(self, key: str, first: int, last: int) -> float:
         """How much a counter grew between two moments of one start; 0 if it is missing."""
         column = self.columns.get(key)
-        if column is None or math.isnan(column[last]):
+        if column is None or not math.isfinite(column[last]):
             return 0.0
         # a counter may appear later than its process
-        before = 0.0 if math.isnan(column[first]) else column[first]
+        before = column[first] if math.isfinite(column[first]) else 0.0
         return max(0.0, column[last] - before)
 
     def rate(self, key: str, span_s: float) -> float | None:
         """How much a figure grew in a second of the last ones; None if that is not known."""
         column = self.columns.get(key)
-        if not column or math.isnan(column[-1]):
+        if not column or not math.isfinite(column[-1]):
             return None
         first, last = self.window(span_s)
-        while math.isnan(column[first]):
+        while not math.isfinite(column[first]):
             first += 1
         seconds = self.times[last] - self.times[first]
         return (column[last] - column[first]) / seconds if seconds > 0 else None
 
 
 def _columns_of(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
-    yield from snapshot.values.items()
+    for key, value in snapshot.values.items():
+        yield key, value if math.isfinite(value) else math.inf
     for key, counts in snapshot.counts.items():
         total, number = count_keys(key)
         yield total, float(sum(value * times for value, times in counts.items()))

@@ -58,11 +58,12 @@ def _mean(values: Iterable[float]) -> float:
 def _logged(workers: Iterable[Series]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for one in workers:
-        for key in one.columns:
+        for key, value in one.newest.items():
             name, label = split_key(key)
-            if name == "logged" and (value := one.last(key)) is not None:
+            if name == "logged":
                 values.setdefault(label, []).append(value)
-    return {name: _mean(some) for name, some in values.items()}
+    # fsum refuses both infinities; their mean is NaN
+    return {name: sum(some) / len(some) for name, some in values.items()}
 
 
 def _step_shares(workers: Iterable[Series], span_s: float) -> dict[str, float]:
