@@ -78,6 +78,29 @@ def test_a_source_that_fails_ends_no_recorder(
     assert len([one for one in caplog.messages if "Stale file handle" in one]) == 1
 
 
+def test_errors_of_two_kinds_are_each_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds, is_done = itertools.count(), threading.Event()
+
+    def look() -> None:
+        number = next(rounds)
+        if number == 4:
+            is_done.set()
+        raise OSError(5, f"error {number}")
+
+    registry = Registry()
+    registry.add(lambda: {"stpes": 4})
+    registry.event("worker 0", "checkpoint", "saved step 4")
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        recorder = FigureRecorder(tmp_path, "worker", 0, registry, every_s=0.0, each_time=look)
+        assert is_done.wait(60.0)
+        recorder.close()
+    assert len([one for one in caplog.messages if "KeyError: 'stpes'" in one]) == 1
+    assert len([one for one in caplog.messages if "OSError" in one]) == 1
+    assert [event.text for event in EventFiles(tmp_path).poll()] == ["saved step 4"]
+
+
 def test_old_lines_are_thinned_out_and_new_ones_stay(tmp_path: Path) -> None:
     path = tmp_path / "figures" / "worker.0.jsonl"
     file = ThinnedFile(path, most_bytes=2000)

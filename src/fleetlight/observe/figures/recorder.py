@@ -48,8 +48,8 @@ class FigureRecorder:
         self._over = threading.Event()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        #: the last failure that was logged
-        self._told = ""
+        #: the kinds of errors that were logged
+        self._warned: set[type[Exception]] = set()
         self._thread = threading.Thread(target=self._run, name="fleet-figures", daemon=True)
         self._thread.start()
 
@@ -62,10 +62,10 @@ class FigureRecorder:
     def record(self) -> None:
         """Append a snapshot, and the events since the last one."""
         with self._lock:
-            events = self._registry.take_events()
-            self._snapshots.append(line_of(self._registry.snapshot()))
-            for event in events:
+            # events first: they are taken once, and a snapshot may fail
+            for event in self._registry.take_events():
                 self._events.append(msgspec.json.encode(event))
+            self._snapshots.append(line_of(self._registry.snapshot()))
 
     def _run(self) -> None:
         while True:
@@ -75,14 +75,15 @@ class FigureRecorder:
                 return
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Training continues without figures, and figures without what fails once."""
+        """Training continues without figures, and figures without what fails."""
         try:
             act()
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            if told != self._told:
-                self._told = told
-                logger.warning("figures of this process are incomplete: %s", told)
+            # each second has the next one, with another text perhaps
+            if type(error) not in self._warned:
+                self._warned.add(type(error))
+                name = type(error).__name__
+                logger.warning("figures of this process are incomplete: %s: %s", name, error)
 
 
 class ThinnedFile:
