@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -112,13 +113,13 @@ class SimulatedJob:
         with (self.folder / FOLDER / snapshot_file(kind, index)).open("ab") as file:
             file.write(line_of(snapshot) + b"\n")
 
-    def event(self, who: str, kind: str, text: str) -> None:
+    def event(self, who: str, kind: str, text: str, **more: Any) -> None:
         """Append an event."""
         with (self.folder / FOLDER / f"{EVENTS_PREFIX}test.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(Event(self.at, who, kind, text)) + b"\n")
+            file.write(msgspec.json.encode(Event(self.at, who, kind, text, **more)) + b"\n")
 
-    def launcher(self, *, ended: bool = False) -> None:
-        """Write the record of the launcher, which is this process."""
+    def launcher(self, *, ended: bool = False, only: Collection[str] = ()) -> None:
+        """Write the record of the launcher, which is this process; `only`: its processes."""
         entries = [
             ProcessEntry(
                 name=name,
@@ -128,6 +129,7 @@ class SimulatedJob:
                 restarts=self.restarts.get(name, 0),
             )
             for name, pid in self._names()
+            if not only or name in only
         ]
         pid = os.getpid()
         record = LauncherRecord(

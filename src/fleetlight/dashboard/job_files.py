@@ -6,12 +6,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetlight.dashboard.view.facts import LogFolderFacts, ProcessFacts, ProcessState
+from fleetlight.dashboard.view.facts import (
+    LogFolderFacts,
+    ProcessFacts,
+    ProcessState,
+    how_ended,
+)
 from fleetlight.launch.process_identity import Presence, presence, this_system
 from fleetlight.launch.processes.logs import ENDPOINTS
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry, read_records
@@ -110,7 +114,7 @@ def _facts(record: LauncherRecord, entry: ProcessEntry) -> ProcessFacts:
     state, detail = ProcessState.RUNNING, ""
     if entry.status is not None:
         state = ProcessState.FAILED if entry.status else ProcessState.ENDED
-        detail = _ended(entry.status)
+        detail = how_ended(entry.status)
     elif _is_over(record):
         left = presence(entry.pid, entry.start, record.system)
         state = ProcessState.RUNNING if left is Presence.RUNNING else ProcessState.ENDED
@@ -123,15 +127,6 @@ def _facts(record: LauncherRecord, entry: ProcessEntry) -> ProcessFacts:
         detail=detail,
         restarts=entry.restarts,
     )
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 def _free_bytes() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ class ProcessFacts:
     #: `killed by SIGKILL`
     detail: str = ""
     restarts: int = 0
+    #: when its launcher started it, if an event says so
+    started: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,3 +70,13 @@ class ProcessReading:
     def role(self) -> tuple[str, str]:
         """The labels of the process."""
         return self.kind, str(self.index)
+
+
+def how_ended(status: int) -> str:
+    """How a process ended, by its exit code, or -N for signal N."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fleetlight.dashboard.view.facts import LogFolderFacts, ProcessFacts, ProcessReading
+from fleetlight.dashboard.view.facts import (
+    LogFolderFacts,
+    ProcessFacts,
+    ProcessReading,
+)
+from fleetlight.dashboard.view.launcher_events import LauncherEvents
 from fleetlight.dashboard.view.process_view import ProcessView
 from fleetlight.dashboard.view.stragglers import straggler
 from fleetlight.dashboard.view.tables import memory, tables
@@ -52,6 +57,9 @@ class JobView:
         self._logged: set[str] = set()
         self._tables: set[str] = set()
         self._facts = LogFolderFacts()
+        self._launchers = LauncherEvents()
+        #: the facts of each process, by name
+        self._known: Mapping[str, ProcessFacts] = {}
         self._description: Mapping[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         self._now = 0.0
@@ -66,12 +74,13 @@ class JobView:
         for name, series in history.series.items():
             process = self._processes.setdefault(name, ProcessView(name))
             process.follow(series, self._timeline)
-        for name in facts.processes:
+        self._add_events(history.events)
+        self._known = self._launchers.completed(facts)
+        for name in self._known:
             key = name.replace(" ", ".")
             self._processes.setdefault(key, ProcessView(key))
-        self._add_events(history.events)
         self._rows = [
-            process.row(facts.processes.get(process.title, ProcessFacts(name=process.title)), now)
+            process.row(self._facts_of(process), now)
             for process in sorted(self._processes.values(), key=_order)
         ]
         for process in self._processes.values():
@@ -87,6 +96,7 @@ class JobView:
             if event not in self._known_events:
                 self._known_events.add(event)
                 self._events.append(event)
+                self._launchers.add(event)
                 self._event_count += 1
         del self._events[:-_MOST_EVENTS]
         if len(self._known_events) > 4 * len(events) + _MOST_EVENTS:
@@ -94,11 +104,13 @@ class JobView:
 
     def readings(self, now: float) -> list[ProcessReading]:
         """The newest figures of each process."""
-        known = self._facts.processes
         return [
-            process.reading(known.get(process.title, ProcessFacts(name=process.title)), now)
+            process.reading(self._facts_of(process), now)
             for process in sorted(self._processes.values(), key=_order)
         ]
+
+    def _facts_of(self, process: ProcessView) -> ProcessFacts:
+        return self._known.get(process.title, ProcessFacts(name=process.title))
 
     @property
     def facts(self) -> LogFolderFacts:
@@ -140,7 +152,7 @@ class JobView:
         """All that has no history."""
         facts, rows = self._facts, self._rows
         servers = [process for process in self._processes.values() if process.kind == "server"]
-        hosts = {name: one.host for name, one in facts.processes.items()}
+        hosts = {name: one.host for name, one in self._known.items()}
         return {
             "now": self._now,
             "job": facts.job,

@@ -18,6 +18,8 @@ from fleetlight.observe.figures.snapshot import split_key
 WINDOW_S = 10.0
 #: a running process without a snapshot for this long is silent
 SILENT_S = 5.0
+#: a process has its first snapshot after it has found all others, for which this is the usual limit
+STARTING_S = 300.0
 _PARTS = [step_figure(part) for part in STEP_PARTS]
 #: parts in which a worker is not busy itself
 WAITING = ("wait", "push")
@@ -125,45 +127,66 @@ class ProcessView:
         """The process at this moment."""
         series = self._series
         seen = series.times[-1] if series.times else None
-        state = _state(facts, seen, now)
+        is_new = self._is_new(facts)
         row: dict[str, Any] = {
             "name": self.title,
             "kind": self.kind,
             "index": self.index,
             "host": facts.host,
             "pid": facts.pid or (series.pids[-1] if series.pids else 0),
-            "state": state,
+            "state": self._state(facts, now),
             "detail": facts.detail,
             "restarts": facts.restarts,
             "seen": seen,
-            "stepped": self._stepped,
-            "step": series.last("steps"),
+            "stepped": None if is_new else self._stepped,
+            "step": None if is_new else series.last("steps"),
         }
-        if seen is None:
+        if is_new:
             return row
         for key, name in _NEWEST.items():
             if (value := series.last(key)) is not None:
                 row[name] = value
-        if state == "running":
+        if row["state"] == "running":
             row |= {**self._current(WINDOW_S), **self._newest_part()}
-        elif state == "ended":
+        elif row["state"] == "ended":
             row |= self._current(math.inf)
         return row
 
     def reading(self, facts: ProcessFacts, now: float) -> ProcessReading:
         """The newest figures as they were counted."""
         series = self._series
-        seen = series.times[-1] if series.times else None
         return ProcessReading(
             kind=self.kind,
             index=self.index,
-            is_up=_state(facts, seen, now) == "running",
+            is_up=self._state(facts, now) == "running",
             restarts=facts.restarts,
             values={
                 key: value for key, value in series.newest.items() if split_key(key)[0] in FIGURES
             },
             counts=series.counts,
         )
+
+    def _is_new(self, facts: ProcessFacts) -> bool:
+        """Whether the process that runs now has no snapshot yet."""
+        series = self._series
+        if not series.times:
+            return True
+        is_same = not facts.pid or series.pids[-1] == facts.pid
+        if is_same or facts.state is not ProcessState.RUNNING:
+            return False
+        # a script may train in a process of its own, whose id no launcher has
+        return facts.started is None or series.times[-1] < facts.started
+
+    def _state(self, facts: ProcessFacts, now: float) -> str:
+        if facts.state in (ProcessState.ENDED, ProcessState.FAILED):
+            return str(facts.state.value)
+        seen = self._series.times[-1] if self._series.times else None
+        if self._is_new(facts):
+            if facts.state is ProcessState.UNKNOWN:
+                return "unknown"
+            since = seen if facts.started is None else facts.started
+            return "silent" if since is not None and now - since > STARTING_S else "starting"
+        return "silent" if seen is not None and now - seen > SILENT_S else "running"
 
     def _current(self, window_s: float) -> dict[str, Any]:
         """Rates, and the parts of a step, over a time."""
@@ -214,14 +237,6 @@ class ProcessView:
     def counts(self) -> Mapping[str, Mapping[int, int]]:
         """How often each number occurred."""
         return self._series.counts
-
-
-def _state(facts: ProcessFacts, seen: float | None, now: float) -> str:
-    if facts.state in (ProcessState.ENDED, ProcessState.FAILED):
-        return str(facts.state.value)
-    if seen is None:
-        return "starting" if facts.state is ProcessState.RUNNING else "unknown"
-    return "silent" if now - seen > SILENT_S else "running"
 
 
 def _share(part: float, others: float) -> float | None:

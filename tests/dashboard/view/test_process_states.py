@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of processes: from the launcher's record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dashboard.simulated import SimulatedJob
+
+from fleetlight.dashboard.job_files import JobFiles
+from fleetlight.dashboard.view.job_view import JobView
+from fleetlight.observe.figures.history import History
+
+
+class Watched:
+    """A simulated job and its view."""
+
+    def __init__(self, folder: Path) -> None:
+        self.job = SimulatedJob(folder, workers=2, servers=0)
+        self._history, self._files = History(folder), JobFiles(folder)
+        self._view = JobView()
+
+    def row(self, name: str, later: float = 0.5) -> dict[str, Any]:
+        self._history.poll()
+        self._view.update(self._history, self._files.read(), self.job.at + later)
+        rows = self._view.whole()["processes"]
+        return next(row for row in rows if row["name"] == name)
+
+    def is_up(self, index: int) -> bool:
+        return self._view.readings(self.job.at + 0.5)[index].is_up
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_a_restarted_process_is_starting_until_its_first_snapshot(watched: Watched) -> None:
+    job = watched.job
+    job.launcher()
+    job.run(10)
+    assert watched.row("worker 1")["state"] == "running"
+    job.workers[1].pid, job.workers[1].seconds = 7777, 0.0
+    job.restarts["worker 1"] = 1
+    job.launcher()
+    row = watched.row("worker 1")
+    assert (row["state"], row["pid"], row["restarts"]) == ("starting", 7777, 1)
+    assert (row["step"], row["stepped"]) == (None, None)
+    assert not {"rate", "pace", "parts", "memory"} & row.keys()
+    assert not watched.is_up(1)
+    job.run(3)
+    assert watched.row("worker 1")["state"] == "running"
+    assert watched.is_up(1)
+
+
+def test_a_process_that_does_not_arrive_is_silent_at_last(watched: Watched) -> None:
+    job = watched.job
+    job.run(10)
+    job.workers[1].pid = 7777
+    job.at += 2
+    job.event("worker 1", "restart", "restart 1, pid 7777", pid=7777, restart=1)
+    job.launcher()
+    assert watched.row("worker 1", later=60.0)["state"] == "starting"
+    assert watched.row("worker 1", later=400.0)["state"] == "silent"
+
+
+def test_a_script_may_train_in_a_process_of_its_own(watched: Watched) -> None:
+    job = watched.job
+    job.event("worker 1", "start", "started, pid 1001", pid=1001)
+    job.launcher()
+    job.workers[1].pid = 5555
+    job.run(10)
+    row = watched.row("worker 1")
+    assert row["state"] == "running"
+    assert row["rate"] > 0
