@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of processes: from the launcher's record."""
+"""States of processes: from the launcher's record, and of other machines from events."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
+
+
+@pytest.fixture
+def remote(watched: Watched, tmp_path: Path) -> Watched:
+    """Worker 1 runs on a machine whose launcher has its record elsewhere."""
+    job = watched.job
+    job.launcher(only=["worker 0"])
+    (tmp_path / "endpoints.log").write_text("job x\nworker 1 10.0.0.2:3\n")
+    job.event("worker 1", "start", "started, pid 1001", pid=1001, host="10.0.0.2")
+    job.run(10)
+    return watched
 
 
 def test_a_restarted_process_is_starting_until_its_first_snapshot(watched: Watched) -> None:
@@ -75,3 +86,47 @@ def test_a_script_may_train_in_a_process_of_its_own(watched: Watched) -> None:
     row = watched.row("worker 1")
     assert row["state"] == "running"
     assert row["rate"] > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "detail"),
+    [(0, "ended", "exit code 0"), (-9, "failed", "killed by SIGKILL")],
+)
+def test_a_process_of_another_machine_that_ends(
+    remote: Watched, status: int, state: str, detail: str
+) -> None:
+    job = remote.job
+    row = remote.row("worker 1")
+    assert (row["state"], row["host"], row["pid"]) == ("running", "10.0.0.2", 1001)
+    job.event("worker 1", "exit", "exited", pid=1001, status=status)
+    row = remote.row("worker 1")
+    assert (row["state"], row["detail"]) == (state, detail)
+
+
+def test_a_process_of_another_machine_that_restarts(remote: Watched) -> None:
+    job = remote.job
+    job.event("worker 1", "exit", "was killed", pid=1001, status=-9)
+    job.at += 1
+    job.event("worker 1", "restart", "restart 1, pid 8888", pid=8888, restart=1)
+    row = remote.row("worker 1")
+    assert (row["state"], row["pid"], row["restarts"]) == ("starting", 8888, 1)
+    job.workers[1].pid = 8888
+    job.run(3)
+    assert remote.row("worker 1")["state"] == "running"
+
+
+def test_a_process_of_another_machine_that_fails_before_its_first_figures(remote: Watched) -> None:
+    job = remote.job
+    job.event("worker 2", "start", "started, pid 9", pid=9, host="10.0.0.3")
+    job.event("worker 2", "exit", "exited with code 3", pid=9, status=3)
+    row = remote.row("worker 2")
+    assert (row["state"], row["host"], row["detail"]) == ("failed", "10.0.0.3", "exit code 3")
+
+
+def test_no_process_outlasts_its_job(remote: Watched) -> None:
+    job = remote.job
+    job.statuses["worker 0"], job.code = 0, 0
+    job.launcher(ended=True, only=["worker 0"])
+    row = remote.row("worker 1", later=9999.0)
+    assert (row["state"], row["detail"]) == ("ended", "")
+    assert row["step_s"] > 0

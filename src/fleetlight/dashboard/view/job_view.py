@@ -13,6 +13,7 @@ from fleetlight.dashboard.view.facts import (
     LogFolderFacts,
     ProcessFacts,
     ProcessReading,
+    ProcessState,
 )
 from fleetlight.dashboard.view.launcher_events import LauncherEvents
 from fleetlight.dashboard.view.process_view import ProcessView
@@ -110,7 +111,8 @@ class JobView:
         ]
 
     def _facts_of(self, process: ProcessView) -> ProcessFacts:
-        return self._known.get(process.title, ProcessFacts(name=process.title))
+        over = ProcessState.ENDED if self._facts.is_over else ProcessState.UNKNOWN
+        return self._known.get(process.title, ProcessFacts(name=process.title, state=over))
 
     @property
     def facts(self) -> LogFolderFacts:
