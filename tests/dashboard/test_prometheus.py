@@ -70,7 +70,9 @@ def test_labels_are_role_index_and_that_of_the_figure() -> None:
 def test_a_process_that_is_down_has_only_that() -> None:
     found = _samples([_reading(0, is_up=False, steps=7.0), _reading(1, steps=8.0)])
     assert found[("fleetlight_up", "0", "worker")] == 0.0
-    assert ("fleetlight_steps_total", "0", "worker") not in found
+    assert found[("fleetlight_restarts_total", "0", "worker")] == 2.0
+    names = {name for name, index, *_ in found if index == "0" and not name.endswith("_created")}
+    assert names == {"fleetlight_up", "fleetlight_restarts_total"}
     assert found[("fleetlight_steps_total", "1", "worker")] == 8.0
 
 

@@ -2,7 +2,8 @@
 """`/metrics`: the newest figures of all processes in Prometheus' format.
 
 Names are those of the catalogue, with the prefix `fleetlight_`. A process that does not run has
-`fleetlight_up` 0 and no other figure, so that its last values do not look current.
+`fleetlight_up` 0 and `fleetlight_restarts_total`, but no other figure: its last values would look
+current.
 """
 
 from __future__ import annotations
