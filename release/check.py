@@ -24,6 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 1.1
 IMPORTS = {"torch": "import torch", "fleetlight": "import fleetlight; fleetlight.init"}
 TRAIN = ROOT / "examples" / "wide_deep" / "train_fleet.py"
+#: tests of the sdist that run: as make quick, of these rooms
+FAST = "not multiprocess and not long and not slow and not style"
+ROOMS = ("checkpoint", "dashboard", "data", "kernels", "pages", "roles", "strategy", "wire")
 VERSIONS = [f"3.{minor}" for minor in range(10, 15)]
 
 
@@ -65,14 +68,19 @@ def built(work: Path) -> tuple[Path, Path]:
     return wheel, sdist
 
 
-def collected(sdist: Path, work: Path) -> None:
-    """The tests of the unpacked sdist are found, and import what they need from it."""
+def tested(sdist: Path, work: Path) -> None:
+    """The tests of the unpacked sdist are found, and the fast ones of its rooms pass."""
     with tarfile.open(sdist) as archive:
         archive.extractall(work / "sdist", filter="data")
     (inside,) = (work / "sdist").iterdir()
-    command = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
-    found = run(*command, cwd=inside, PYTHONPATH=str(inside / "src")).strip().splitlines()[-1]
-    print(f"sdist: {found.strip('= ')}")
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    own = {"PYTHONPATH": str(inside / "src"), "OMP_NUM_THREADS": "1"}
+    for told, command in (
+        ("found", (*pytest, "--collect-only")),
+        ("fast", (*pytest, "-n", "2", "-m", FAST, *(f"tests/{room}" for room in ROOMS))),
+    ):
+        last = run(*command, cwd=inside, **own).strip().splitlines()[-1]
+        print(f"tests of the sdist, {told}: {last.strip('= ')}")
 
 
 def installed(package: Path, python: str, torch: str, work: Path) -> None:
@@ -145,7 +153,7 @@ def main() -> int:
         work = Path(folder)
         try:
             wheel, sdist = built(work)
-            collected(sdist, work)
+            tested(sdist, work)
             for python in pythons:
                 for package in (wheel, sdist):
                     installed(package, python, given.torch, work)
