@@ -76,7 +76,7 @@ def test_a_class_of_the_page_gets_figures(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(lines) == 4
     for name in ("my_sinks.Other", "no_such_module.Sink", "Sink"):
         with pytest.raises(ConfigError, match=f"python:{name} cannot be imported"):
-            SinkFeeder(openers(f"python:{name}"), Registry(), None, every_s=3600)
+            openers(f"python:{name}")
 
 
 @needs("wandb")
@@ -104,7 +104,7 @@ def test_a_missing_package_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) 
     for name in ("mlflow", "wandb", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"pip install \"fleetlight\[{kind}\]\""):
-        SinkFeeder(openers(kind), Registry(), None, every_s=3600)
+        openers(kind)
 
 
 class Kept:
@@ -169,8 +169,10 @@ def test_a_service_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -
         feeder.feed()
     feeder.close()
     assert len(kept.lines) == 9
-    assert caplog.text.count("no route to host") == 5
-    assert "gets no more figures after 5 failures" in caplog.text
+    assert caplog.messages == [
+        "sink 0 does not take figures, and is tried again: no route to host",
+        "sink 0 gets no more figures after 5 failures: no route to host",
+    ]
     assert not broken.is_closed
 
 
@@ -203,7 +205,7 @@ def test_a_service_that_cannot_be_opened_is_tried_again(caplog: pytest.LogCaptur
     feeder.feed()
     feeder.close()
     assert [step for step, _ in kept.lines] == [7, 7]
-    assert caplog.messages == ["mlflow does not take figures: no route to host"] * 2
+    assert caplog.messages == ["mlflow does not take figures, and is tried again: no route to host"]
     assert kept.is_closed
 
 
@@ -220,6 +222,48 @@ def test_a_service_that_hangs_delays_the_end_by_no_more_than_asked(
     feeder.close()
     opens.set()
     assert "the last figures did not reach wandb within 0.05 s" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["__init__", "close"])
+def test_a_service_that_hangs_delays_neither_start_nor_end(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opens, hung = threading.Event(), []
+
+    class Hanging(Kept):
+        pass
+
+    def hang(self: Hanging) -> None:
+        hung.append(threading.current_thread())
+        assert opens.wait(20.0)
+
+    monkeypatch.setattr(Hanging, method, hang)
+    openers = {"tensorboard": Kept, "wandb": Hanging}
+    feeder = SinkFeeder(openers, Registry(), None, every_s=3600, open_s=0.0, close_s=0.05)
+    feeder.close()
+    assert threading.main_thread() not in hung
+    assert "did not reach" in caplog.text
+    assert "wandb within 0.05 s" in caplog.text
+    opens.set()
+
+
+@needs("mlflow")
+def test_figures_join_the_run_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = f"file://{tmp_path}/mlruns"
+    mlflow.set_tracking_uri(uri)
+    registry = Registry()
+    registry.logged.add({"loss": 0.5})
+    with mlflow.start_run() as run:
+        SinkFeeder(openers(f"mlflow:{uri}"), registry, None, every_s=3600).close()
+        assert mlflow.active_run() is not None
+    client = mlflow.MlflowClient(uri)
+    [loss] = client.get_metric_history(run.info.run_id, "loss")
+    assert loss.value == 0.5
 
 
 @needs("mlflow")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fleetlight.errors import ConfigError
 from fleetlight.observe.figures.history import History, Series
 from fleetlight.observe.figures.job_figures import job_figures
 from fleetlight.observe.figures.registry import Registry
@@ -17,8 +16,8 @@ from fleetlight.observe.sinks.services import FigureSink, finite
 
 #: a sink that fails so often in a row is given up
 _MOST_FAILURES = 5
-#: how long the end of a job waits for the last figures
-_CLOSE_S = 10.0
+#: how long the start of a job waits for its services, and the end for the last figures
+_OPEN_S, _CLOSE_S = 3.0, 10.0
 
 
 class _FedSink:
@@ -28,13 +27,19 @@ class _FedSink:
         self.name, self._opener = name, opener
         self._sink: FigureSink | None = None
         self._failures = 0
+        self._is_closed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it gets nothing more."""
+        return self._is_closed or self.is_given_up
 
     @property
     def is_given_up(self) -> bool:
         return self._failures >= _MOST_FAILURES
 
     def open(self) -> None:
-        """Open it; a package that is missing is an error of the user."""
+        """Open it; if that fails, the next figures open it."""
         self._guarded(self._opened)
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
@@ -45,6 +50,7 @@ class _FedSink:
         """Deliver what was written; one that has failed would make the end wait."""
         if self._sink is not None and not self._failures:
             self._guarded(self._sink.close)
+        self._is_closed = True
 
     def _opened(self) -> FigureSink:
         if self._sink is None:
@@ -57,13 +63,17 @@ class _FedSink:
             return
         try:
             act()
-        except ConfigError:
-            raise
         except Exception as error:
             self._failures += 1
-            logger.warning("%s does not take figures: %s", self.name, error)
+            if self._failures == 1:
+                logger.warning("%s does not take figures, and is tried again: %s", self.name, error)
             if self.is_given_up:
-                logger.error("%s gets no more figures after %d failures", self.name, _MOST_FAILURES)
+                logger.error(
+                    "%s gets no more figures after %d failures: %s",
+                    self.name,
+                    self._failures,
+                    error,
+                )
         else:
             self._failures = 0
 
@@ -78,20 +88,22 @@ class SinkFeeder:
         log_dir: Path | None,
         every_s: float,
         clock: Callable[[], float] = time.time,
+        open_s: float = _OPEN_S,
         close_s: float = _CLOSE_S,
     ) -> None:
-        """`openers`: what opens each sink, by the name that messages have."""
+        """`openers`: what opens each sink, by the name that messages have.
+
+        They are called in the thread: a service may keep the job waiting for `open_s` only.
+        """
         self._registry, self._every_s, self._clock = registry, every_s, clock
         self._close_s = close_s
         self._history = None if log_dir is None else History(log_dir)
         self._own = Series()
         self._services = [_FedSink(name, opener) for name, opener in openers.items()]
-        for service in self._services:
-            # in the thread of the script, whose run of MLflow they may join
-            service.open()
-        self._over = threading.Event()
+        self._have_opened, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet-sinks", daemon=True)
         self._thread.start()
+        self._have_opened.wait(open_s)
 
     def close(self) -> None:
         """Send the last figures, and close the sinks, unless that takes too long."""
@@ -100,16 +112,12 @@ class SinkFeeder:
         self._over.set()
         self._thread.join(self._close_s)
         if self._thread.is_alive():
-            names = ", ".join(one.name for one in self._services if not one.is_given_up)
+            names = ", ".join(one.name for one in self._services if not one.is_over)
             logger.warning(
                 "the last figures did not reach %s within %g s; the job ends without them",
                 names,
                 self._close_s,
             )
-            return
-        for service in self._services:
-            # in the thread that has opened it: MLflow keeps runs by thread
-            service.close()
 
     def feed(self) -> None:
         """Send the present figures."""
@@ -126,6 +134,12 @@ class SinkFeeder:
         return {"worker.0": self._own}
 
     def _run(self) -> None:
+        # one thread opens, feeds and closes them: MLflow keeps runs by thread
+        for service in self._services:
+            service.open()
+        self._have_opened.set()
         while not self._over.wait(self._every_s):
             self.feed()
         self.feed()
+        for service in self._services:
+            service.close()

@@ -30,10 +30,8 @@ class TensorBoardSink:
     """Event files in a folder, as `tensorboard --logdir` reads them."""
 
     def __init__(self, folder: str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard", "tensorboard", error) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(folder or "runs")
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
@@ -49,15 +47,11 @@ class TensorBoardSink:
 class MLflowSink:
     """A run of MLflow: the one that the script has started, or a new one."""
 
-    def __init__(self, uri: str) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise _missing("mlflow", "mlflow", error) from None
-        if uri:
-            mlflow.set_tracking_uri(uri)
+    def __init__(self, active: Any) -> None:
+        """`active`: the run of the script, if any."""
+        import mlflow
+
         self._client: Any = mlflow.MlflowClient()
-        active = mlflow.active_run()
         self._is_own = active is None
         with _few_attempts():
             self._run = (active or mlflow.start_run()).info.run_id
@@ -101,10 +95,8 @@ class WandbSink:
     """A run of Weights & Biases; without a login it stays on this machine."""
 
     def __init__(self, project: str) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("wandb", "wandb", error) from None
+        import wandb
+
         self._is_own = wandb.run is None
         self._run: Any = wandb.run
         if self._is_own:
@@ -125,7 +117,25 @@ class WandbSink:
             self._run.finish()
 
 
-def imported_sink(name: str) -> FigureSink:
+def _tensorboard(folder: str) -> Callable[[], FigureSink]:
+    _imported("tensorboard", "torch.utils.tensorboard")
+    return functools.partial(TensorBoardSink, folder)
+
+
+def _mlflow(uri: str) -> Callable[[], FigureSink]:
+    mlflow = _imported("mlflow", "mlflow")
+    if uri:
+        mlflow.set_tracking_uri(uri)
+    # only the thread of the script knows its run
+    return functools.partial(MLflowSink, mlflow.active_run())
+
+
+def _wandb(project: str) -> Callable[[], FigureSink]:
+    _imported("wandb", "wandb")
+    return functools.partial(WandbSink, project)
+
+
+def _python(name: str) -> Callable[[], FigureSink]:
     """A sink of the user: what a class or a function makes, by its name with its module."""
     module, _, made = name.rpartition(".")
     try:
@@ -135,14 +145,15 @@ def imported_sink(name: str) -> FigureSink:
             f"sinks: python:{name} cannot be imported ({error}); expected a class in a module "
             "that the script can import, such as python:my_sinks.MySink"
         ) from None
-    return make()
+    return make
 
 
-_KINDS: Mapping[str, Callable[[str], FigureSink]] = {
-    "tensorboard": TensorBoardSink,
-    "mlflow": MLflowSink,
-    "wandb": WandbSink,
-    "python": imported_sink,
+#: by kind: imports what its sinks need, and returns what opens one, which may take long or fail
+_KINDS: Mapping[str, Callable[[str], Callable[[], FigureSink]]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
+    "python": _python,
 }
 
 
@@ -155,7 +166,7 @@ def _opener(one: str) -> Callable[[], FigureSink]:
     kind, _, where = one.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"sinks: got {one!r}; {did_you_mean(kind, _KINDS)}")
-    return functools.partial(_KINDS[kind], where)
+    return _KINDS[kind](where)
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
@@ -163,8 +174,11 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _missing(kind: str, package: str, error: ImportError) -> ConfigError:
-    return ConfigError(
-        f"sinks: {kind} needs a package that cannot be imported ({error}); install it with: "
-        f'pip install "fleetlight[{package}]"'
-    )
+def _imported(kind: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"sinks: {kind} needs a package that cannot be imported ({error}); install it with: "
+            f'pip install "fleetlight[{kind}]"'
+        ) from None
