@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tests.observe.sinks.collector import Collector
 
 from fleetlight.observe.figures.snapshot import Event
-from fleetlight.observe.sinks.otlp import EventExporter, ExportedJob
+from fleetlight.observe.sinks.delivery import DeliveryOutcome
+from fleetlight.observe.sinks.otlp import EVENTS, EventExporter, ExportedJob, _Failures
 from fleetlight.version import VERSION
 
 JOB = ExportedJob("a1b2", "train")
@@ -164,6 +169,19 @@ def test_a_collector_without_traces_takes_events(monkeypatch: pytest.MonkeyPatch
     assert "404" in reason
     assert exporter.failure == reason
     assert len(collector.records) == len(STORY)
+
+
+def test_a_refusal_after_a_lost_connection_is_a_refusal() -> None:
+    said = iter(["[Errno 111] Connection refused", "Failed to export, code: 400"])
+
+    def export(batch: Sequence[int]) -> bool:
+        logging.getLogger(OTLPLogExporter.__module__).error(next(said))
+        return False
+
+    failures = _Failures(lambda what, why: None)
+    send = failures.guarded(EVENTS, export, True)
+    assert [send([1]), send([1])] == [DeliveryOutcome.LOST, DeliveryOutcome.REFUSED]
+    assert failures.reason == "Failed to export, code: 400"
 
 
 @pytest.mark.slow

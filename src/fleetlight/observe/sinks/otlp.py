@@ -200,6 +200,8 @@ class _Failures(logging.Handler):
         self._looking = threading.Lock()
         #: why the collector takes no events, or no spans; "" if it does
         self._reasons = dict.fromkeys(_LOGGERS.values(), "")
+        #: the same of the attempt that runs
+        self._said = dict(self._reasons)
         sdk = logging.getLogger("opentelemetry")
         sdk.handlers, sdk.propagate = [self], False
         for name in _LOGGERS:
@@ -222,13 +224,14 @@ class _Failures(logging.Handler):
         """The same as a function that never raises, and says what became of the batch."""
 
         def send(batch: Sequence[T]) -> DeliveryOutcome:
+            self._said[what] = ""
             try:
                 has_arrived = export(batch) is success
             except Exception as error:
                 # some versions of the SDK raise what the connection raises
                 self._keep(what, str(error))
                 has_arrived = False
-            if not has_arrived and _CAUSE.fullmatch(self._reasons[what]):
+            if not has_arrived and _CAUSE.fullmatch(self._said[what]):
                 outcome = DeliveryOutcome.LOST
             else:
                 outcome = DeliveryOutcome.ARRIVED if has_arrived else DeliveryOutcome.REFUSED
@@ -239,16 +242,15 @@ class _Failures(logging.Handler):
 
     def _keep(self, what: str, text: str) -> None:
         # what the SDK says later is that it gives up
-        if not self._reasons[what]:
+        if not self._said[what]:
             cause = _CAUSE.search(text)
-            self._reasons[what] = text if cause is None else cause[0]
+            self._said[what] = text if cause is None else cause[0]
 
     def _look(self, what: str, has_arrived: bool) -> None:
         # records and spans have a thread each
         with self._looking:
-            if has_arrived:
-                self._reasons[what] = ""
-            elif self._warn is not None:
+            self._reasons[what] = "" if has_arrived else self._said[what]
+            if not has_arrived and self._warn is not None:
                 warn, self._warn = self._warn, None
                 warn(what, self._reasons[what] or "no answer")
 
