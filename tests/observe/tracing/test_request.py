@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fleetlight.observe.tracing.request import TraceRequest, request, requested
 
 
@@ -15,6 +17,12 @@ def test_the_last_request_is_read(tmp_path: Path) -> None:
     assert requested(tmp_path) == wanted
 
 
-def test_a_request_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    (tmp_path / "figures" / "trace-request.json").mkdir(parents=True)
+def test_a_damaged_request_is_none_and_a_folder_out_of_reach_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "figures" / "trace-request.json"
+    file.parent.mkdir()
+    file.write_text("{")
     assert requested(tmp_path) is None
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        requested(tmp_path)

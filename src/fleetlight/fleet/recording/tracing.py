@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -30,8 +31,10 @@ class ProcessTracer:
         self._job, self._log_dir = job, log_dir
         self._name = f"{job.role.kind.value} {job.role.index}"
         # a request that was there before this process is not for it
-        last = requested(log_dir)
-        self._done = "" if last is None else last.id
+        self._done = ""
+        with contextlib.suppress(OSError):
+            last = requested(log_dir)
+            self._done = "" if last is None else last.id
         self._running: TraceRequest | None = None
         self._steps: _StepTrace | None = None
         self._until = 0.0

@@ -47,11 +47,10 @@ def request(log_dir: Path, wanted: TraceRequest) -> None:
 
 
 def requested(log_dir: Path) -> TraceRequest | None:
-    """The last request."""
+    """The last request; an OSError says that the folder is out of reach now."""
     try:
         return msgspec.json.decode((log_dir / FOLDER / _REQUEST).read_bytes(), type=TraceRequest)
-    except (OSError, msgspec.MsgspecError):
-        # there is none, or a network file system does not reply now
+    except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
 
