@@ -260,7 +260,8 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     add(
         "--sinks",
         metavar="KIND:PLACE,...",
-        help="figures to tensorboard:DIR, mlflow:URI or wandb:PROJECT; events to opentelemetry:URL",
+        help="figures to tensorboard:DIR, mlflow:URI, wandb:PROJECT or python:MODULE.CLASS; "
+        "events to opentelemetry:URL",
     )
     add("--checkpoint", metavar="DIR", help="save into DIR periodically, and when stopped")
     add("--resume", action="store_true", help="resume the training of an earlier job")
