@@ -87,6 +87,12 @@ _PIDS = """() => {
 }"""
 
 
+#: charts that are wider than their places
+_OVERLAPS = """() => [...document.querySelectorAll("#logged-charts figure")]
+  .filter((one) => one.querySelector(".uplot").getBoundingClientRect().right
+    > one.getBoundingClientRect().right + 1).map((one) => one.dataset.name)"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as found:
@@ -277,6 +283,19 @@ def test_a_page_too_many_says_so_until_another_closes(
             page.wait_for_function(_SAYS, arg="1 pages are open; close one")
         page.wait_for_function(_SAYS, arg="running")
         assert page.locator("#process-table tbody tr").count() == 6
+
+
+def test_charts_of_new_values_overlap_no_other(browser: Any, tmp_path: Path) -> None:
+    job = _job(tmp_path, workers=2)
+    with serving(job) as site, _opened(browser, site.link) as page:
+        # sections out of sight are not drawn again
+        page.locator("#logged").scroll_into_view_if_needed()
+        for name in ("auc", "norm"):
+            for worker in job.workers:
+                worker.logged[name] = 0.5
+            job.run(2)
+            page.wait_for_selector(f"#logged-charts figure[data-name={name}] .u-over")
+            assert page.evaluate(_OVERLAPS) == []
 
 
 @pytest.mark.multiprocess

@@ -311,16 +311,26 @@ function drawLogged() {
   const { times, first } = shown();
   const names = Object.keys(job.lines.logged);
   byId("logged-hint").hidden = names.length > 0;
+  const places = loggedPlaces(names);
+  for (const name of names) {
+    const [caption, place] = places.get(name).children;
+    setText(caption, job.not_finite.includes(name) ? `${name}: now NaN or infinite` : name);
+    showChart(`logged:${name}`, name, times, [[name, job.lines.logged[name].slice(first)]], number, place);
+  }
+}
+
+// The figure of each name; a new one makes the others narrower.
+function loggedPlaces(names) {
   const list = byId("logged-charts");
-  names.forEach((name) => {
-    let place = [...list.children].find((one) => one.dataset.name === name);
-    if (!place) {
-      place = list.appendChild(make("figure", {}, make("figcaption", { textContent: name }), make("div")));
-      place.dataset.name = name;
-    }
-    setText(place.firstChild, job.not_finite.includes(name) ? `${name}: now NaN or infinite` : name);
-    showChart(`logged:${name}`, name, times, [[name, job.lines.logged[name].slice(first)]], number, place.lastChild);
-  });
+  const places = new Map([...list.children].map((place) => [place.dataset.name, place]));
+  const added = names.filter((name) => !places.has(name));
+  for (const name of added) {
+    const place = list.appendChild(make("figure", {}, make("figcaption"), make("div")));
+    place.dataset.name = name;
+    places.set(name, place);
+  }
+  if (added.length) fitCharts();
+  return places;
 }
 
 const BAD = /exit|fail|lost/;
