@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class FiguresSwitch:
                 record(recorder)
                 spent[0] += time.thread_time() - before
 
-        setattr(FigureRecorder, FigureRecorder.record.__name__, recorded)
+        mock.patch.object(FigureRecorder, "record", recorded).start()
 
     def install_in_page(self) -> None:
         """From now on the page of this process reads figures only while it is on."""
@@ -61,7 +62,7 @@ class FiguresSwitch:
             spent[0] = time.process_time() - began
             return bool(self._state[0]) and poll(feed)
 
-        setattr(JobFeed, JobFeed.poll.__name__, polled)
+        mock.patch.object(JobFeed, "poll", polled).start()
 
     def _spent(self) -> Any:
         return np.memmap(f"{self._path}.{os.getpid()}", np.float64, "w+", shape=(1,))

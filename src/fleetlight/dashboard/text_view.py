@@ -28,7 +28,7 @@ _RANKS = {"running": 1, "ended": 2}
 #: events that are shown
 _EVENTS = 5
 #: columns of a terminal that does not say how many it has
-_WIDEST = 80
+_USUAL_COLUMNS = 80
 
 
 def text_of(
@@ -49,7 +49,7 @@ def text_of(
     everything = max(len(whole["processes"]), len(whole["tables"]), _EVENTS)
     if lines is None:
         return text(everything)
-    width = columns or _WIDEST
+    width = columns or _USUAL_COLUMNS
     fitting = bisect_right(range(1, everything + 1), lines, key=lambda n: _height(text(n), width))
     return _top_of(text(max(1, fitting)), lines, width)
 
