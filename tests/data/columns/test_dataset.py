@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,40 @@ def test_names_of_folders_are_read_as_tools_write_them(write: Write, tmp_path: P
     write({"n": [2]}, "city=Bonn/x.parquet")
     found = fleet.data.parquet(tmp_path, where=[("city", "==", "New York")])
     assert batch_of(found)["city"].tolist() == hash_column("city", ["New York"]).tolist()
+
+
+def test_the_folder_of_missing_values_holds_missing_ones(write: Write, tmp_path: Path) -> None:
+    write({"n": [1]}, "day=20/x.parquet")
+    write({"n": [2]}, "day=__HIVE_DEFAULT_PARTITION__/x.parquet")
+    found = batch_of(fleet.data.parquet(tmp_path, fill={"day": 0}))
+    assert sorted(zip(found["n"].tolist(), found["day"].tolist(), strict=True)) == [(1, 20), (2, 0)]
+    kept = fleet.data.parquet(tmp_path, where=[("day", "<", 99)])
+    assert batch_of(kept)["day"].tolist() == [20]
+    for condition in (("day", "!=", 20), ("day", "not in", [20])):
+        with pytest.raises(DataError, match="no record for which the conditions are true"):
+            fleet.data.parquet(tmp_path, where=[condition])
+    with pytest.raises(DataError, match=r"DEFAULT_PARTITION__/x.parquet.* column 'day'.*missing"):
+        batch_of(fleet.data.parquet(tmp_path))
+
+
+@pytest.mark.parametrize("values", [["--5", "6"], ["9" * 20, "6"], ["__HIVE_DEFAULT_PARTITION__"]])
+def test_a_folder_that_is_no_int64_is_a_text(
+    write: Write, tmp_path: Path, values: Sequence[str]
+) -> None:
+    for one in values:
+        write({"n": [1]}, f"day={one}/x.parquet")
+    texts = sorted("none" if "HIVE" in one else one for one in values)
+    found = batch_of(fleet.data.parquet(tmp_path, fill={"day": "none"}))["day"].tolist()
+    assert found == hash_column("day", texts).tolist()
+
+
+def test_a_file_that_two_patterns_name_is_refused(write: Write, tmp_path: Path) -> None:
+    for day in (19, 20):
+        write({"n": [day]}, f"day={day}/x.parquet")
+    for first, second in (("day=*", "day=2*"), ("day=20", "../{}/day=20/x.parquet")):
+        paths = [f"{tmp_path}/{first}", f"{tmp_path}/{second.format(tmp_path.name)}"]
+        with pytest.raises(DataError, match=r"day=20/x.parquet: got the file twice, by .* and by"):
+            fleet.data.parquet(paths)
 
 
 def test_hidden_files_are_left_out(write: Write, tmp_path: Path) -> None:

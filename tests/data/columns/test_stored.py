@@ -53,6 +53,8 @@ def test_objects_of_a_pattern_are_read(store: ObjectStore) -> None:
         assert set(data.batch(range(len(data)))["day"].tolist()) == set(days)
     with pytest.raises(DataError, match=r"got s3://.*/day=3\*: no such file; expected a file"):
         fleet.data.parquet(f"{store.url}/day=3*")
+    with pytest.raises(DataError, match=r"day=20/part.parquet: got the file twice, by 's3://.*'"):
+        fleet.data.parquet([f"{store.url}/day=2*", f"{store.url}/*/part.parquet"])
 
 
 def test_workers_share_the_objects(store: ObjectStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -105,7 +106,7 @@ class Groups:
 
     def _kind(self, file: GroupFile, name: str) -> ColumnKind:
         if self._is_partition(name):
-            return kind_of(arrow().scalar(self._partitions[name][file.name]).type, name, file.name)
+            return kind_of(self._partitions[name][file.name].type, name, file.name)
         return kind_of(file.schema.field(name).type, name, file.name)
 
     def _groups_of(self, file: GroupFile) -> list[RecordGroup]:
@@ -120,8 +121,8 @@ class Groups:
         bounds = file.bounds(number, [name for name in names if not self._is_partition(name)])
         for name in names:
             if self._is_partition(name):
-                value = self._partitions[name][file.name]
-                bounds[name] = (value, value, False)
+                value = self._partitions[name][file.name].as_py()
+                bounds[name] = (value, value, value is None)
         decided = [one.decide(bounds) for one in self._conditions]
         if False in decided:
             return RecordGroup(file, number, 0, is_filtered=False)
@@ -138,8 +139,8 @@ class Groups:
         table = file.read(number, own) if own else pa.table({"": pa.nulls(file.rows[number])})
         for name in columns:
             if self._is_partition(name):
-                value = pa.scalar(self._partitions[name][file.name])
-                table = table.append_column(name, pa.repeat(value, table.num_rows))
+                value = pa.repeat(self._partitions[name][file.name], table.num_rows)
+                table = table.append_column(name, value)
         return table
 
 
@@ -163,11 +164,21 @@ def opened(open_one: Callable[[T], GroupFile], sources: Sequence[T]) -> list[Gro
 
 def _partitions(files: Sequence[GroupFile]) -> Mapping[str, Mapping[str, Any]]:
     """The values in the names of folders: by column and file; only columns that all files have."""
+    pa = arrow()
     own = {file.name: file.source.partition for file in files}
     names = [name for name in own[files[0].name] if all(name in one for one in own.values())]
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         texts = {file: values[name] for file, values in own.items()}
-        is_int = all(text.lstrip("-").isdecimal() for text in texts.values())
-        found[name] = {file: int(text) if is_int else text for file, text in texts.items()}
+        given = [text for text in texts.values() if text is not None]
+        is_int = bool(given) and all(_is_int64(text) for text in given)
+        kind, value_of = (pa.int64(), int) if is_int else (pa.string(), str)
+        found[name] = {
+            file: pa.scalar(None if text is None else value_of(text), kind)
+            for file, text in texts.items()
+        }
     return found
+
+
+def _is_int64(text: str) -> bool:
+    return bool(re.fullmatch(r"-?[0-9]+", text)) and -(2**63) <= int(text) < 2**63

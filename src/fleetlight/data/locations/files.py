@@ -18,6 +18,8 @@ from fleetlight.store import Span
 T = TypeVar("T")
 R = TypeVar("R")
 
+#: the folder that Hive, Spark and Arrow write for a missing value
+_MISSING = "__HIVE_DEFAULT_PARTITION__"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
@@ -52,11 +54,11 @@ class FoundFile(abc.ABC):
             )
 
     @property
-    def partition(self) -> dict[str, str]:
+    def partition(self) -> dict[str, str | None]:
         """Values in the names of its folders, such as day=2026-11-20 or city=New%20York."""
         folders = self.name.replace(os.sep, "/").split("/")[:-1]
         pairs = (folder.split("=", 1) for folder in folders if "=" in folder)
-        return {name: unquote(value) for name, value in pairs}
+        return {name: None if value == _MISSING else unquote(value) for name, value in pairs}
 
 
 class LocalFile(FoundFile):

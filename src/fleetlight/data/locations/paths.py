@@ -23,7 +23,8 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 def sources_of(paths: Paths, endings: Sequence[str]) -> list[FoundFile]:
     """The files of names, folders and patterns, each list sorted; `endings`: those in folders."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found: list[FoundFile] = []
+    found: dict[str, FoundFile] = {}
+    given_as: dict[str, str] = {}
     for one in given:
         for name, files in _found(os.fspath(one), endings):
             if not files:
@@ -35,10 +36,17 @@ def sources_of(paths: Paths, endings: Sequence[str]) -> list[FoundFile]:
                     f"got {name}: no such file{where}; expected a file, a pattern such as day_*/, "
                     f"or a folder with files that end with {wanted}"
                 )
-            found += files
+            for file in files:
+                place = file.name if is_url(name) else os.path.abspath(file.name)
+                if place in found:
+                    raise DataError(
+                        f"{file.name}: got the file twice, by {given_as[place]!r} and by {name!r}; "
+                        "its records would count twice"
+                    )
+                found[place], given_as[place] = file, name
     if not found:
         raise DataError(f"got {given}, expected at least one file")
-    return found
+    return [*found.values()]
 
 
 def _found(name: str, endings: Sequence[str]) -> Iterator[tuple[str, list[FoundFile]]]:
