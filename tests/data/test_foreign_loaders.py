@@ -1,50 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders and data sets of other libraries: torchdata's StatefulDataLoader, map-style ones."""
+"""torchdata's StatefulDataLoader, and the data sets of HuggingFace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.data.columns.making import numbered
 from tests.data.simulated import Numbers, Workers, counting, plain
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from tests.data.sources.sharded_streams import counted, read, split
+from torch.utils.data import DataLoader
 
-from fleetlight.data import ShardLoader
+from fleetlight.errors import ConfigError
 
+torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is absent")
+datasets = pytest.importorskip("datasets", reason="HuggingFace's datasets is absent")
 
-class _Random(Sampler[int]):
-    """What torchdata has in place of torch's sampler."""
+# torchdata asks for it
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
-    replacement = False
-
-    def __init__(self, data_source: Numbers) -> None:
-        self.data_source = data_source
-        self.generator = torch.Generator()
-
-    def __len__(self) -> int:
-        return len(self.data_source)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(len(self), generator=self.generator).tolist())
+_SIZES = [70, 30, 55, 90]
 
 
-def of_torchdata(name: str, base: type) -> Any:
-    return type(name, (base,), {"__module__": "torchdata.stateful_dataloader.sampler"})
+def _numbers(rows: list[dict[str, int]]) -> torch.Tensor:
+    return torch.tensor([row["number"] for row in rows])
 
 
-def stateful() -> DataLoader[Any]:
-    """A loader with the samplers of a StatefulDataLoader, which derives from DataLoader."""
-    loader = plain(4)
-    sampler = of_torchdata("RandomSampler", _Random)(Numbers(30))
-    batches = of_torchdata("BatchSampler", BatchSampler)(sampler, 4, drop_last=False)
-    # torch lets only the constructor set these
-    vars(loader).update(sampler=sampler, batch_sampler=batches)
-    return loader
+@pytest.fixture
+def stream(tmp_path: Path) -> Callable[[], Any]:
+    """Makes a stream of four files."""
+    numbered(tmp_path, _SIZES)
+
+    def make() -> Any:
+        return datasets.load_dataset(
+            "parquet",
+            data_files=f"{tmp_path}/*.parquet",
+            split="train",
+            streaming=True,
+            cache_dir=tmp_path / "cache",
+        )
+
+    return make
 
 
 def test_stateful_loader_has_the_order_of_a_plain_one() -> None:
+    def stateful() -> Any:
+        return torchdata.StatefulDataLoader(Numbers(30), 4, shuffle=True)
+
     ours, usual = Workers(stateful, 3), Workers(lambda: plain(4, shuffle=True), 3)
     assert ours.epoch() == usual.epoch()
     first = ours.epoch(1)
@@ -52,25 +58,45 @@ def test_stateful_loader_has_the_order_of_a_plain_one() -> None:
     assert sorted(counting(first) + counting(others.epoch())) == list(range(30))
 
 
-class Rows:
-    """A map-style data set that is not torch's."""
-
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        raise AssertionError("torch asks for whole batches")
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, int]]:
-        return [{"number": index} for index in indices]
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_dataset_of_dicts_is_sharded(workers: int) -> None:
-    rows: Any = Rows()
-    loader = DataLoader(rows, 4, shuffle=True)
-    every = [
-        ShardLoader(loader, worker=n, workers=workers, seed=0, tail="join") for n in range(workers)
-    ]
-    read = [n for one in every for batch in one for n in batch["number"][: one.counted].tolist()]
-    assert sorted(read) == list(range(23))
+def test_map_style_dataset_is_dealt_out(workers: int) -> None:
+    rows = datasets.Dataset.from_dict({"number": list(range(23))})
+    make = Workers(lambda: DataLoader(rows, 4, shuffle=True, collate_fn=_numbers), workers)
+    first, others = make.epoch(), make.epoch()
+    assert sorted(counting(first)) == sorted(counting(others)) == list(range(23))
+    assert first != others
+
+
+@pytest.mark.parametrize("deal", ["blocks", "shards"])
+@pytest.mark.parametrize("kind", ["DataLoader", "StatefulDataLoader"])
+@pytest.mark.parametrize("processes", [0, 2])
+def test_stream_resumes_exactly(
+    stream: Callable[[], Any], deal: str, kind: str, processes: int
+) -> None:
+    """Also where it computes columns, and leaves out records."""
+    make = DataLoader if kind == "DataLoader" else torchdata.StatefulDataLoader
+
+    def loaders() -> Any:
+        def loader() -> Any:
+            even = stream().map(lambda row: {"number": row["number"] * 2})
+            kept = even.filter(lambda row: row["number"] % 3)
+            return make(kept, 8, num_workers=processes, collate_fn=_numbers)
+
+        return split(loader, 2) if deal == "shards" else Workers(loader, 2).loaders
+
+    every = loaders()
+    before = read(every, 5)
+    states = [one.state_dict() for one in every]
+    every = loaders()
+    for one, state in zip(every, states, strict=True):
+        one.load_state_dict(state)
+    found = counted(before) + counted(read(every))
+    assert found == Counter(2 * n for n in range(sum(_SIZES)) if 2 * n % 3)
+
+
+def test_stream_that_is_split_already_is_refused(stream: Callable[[], Any]) -> None:
+    from datasets.distributed import split_dataset_by_node
+
+    loader = DataLoader(split_dataset_by_node(stream(), rank=0, world_size=2), 8)
+    with pytest.raises(ConfigError, match="split by split_dataset_by_node already"):
+        Workers(lambda: loader, 2)
