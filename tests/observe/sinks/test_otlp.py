@@ -184,6 +184,19 @@ def test_a_refusal_after_a_lost_connection_is_a_refusal() -> None:
     assert failures.reason == "Failed to export, code: 400"
 
 
+def test_the_reason_is_known_while_the_sdk_tries_again() -> None:
+    known = []
+
+    def export(batch: Sequence[int]) -> bool:
+        logging.getLogger(OTLPLogExporter.__module__).warning("[Errno 111] Connection refused")
+        known.append(failures.reason)
+        return True
+
+    failures = _Failures(lambda what, why: None)
+    assert failures.guarded(EVENTS, export, True)([1]) is DeliveryOutcome.ARRIVED
+    assert [*known, failures.reason] == ["[Errno 111] Connection refused", ""]
+
+
 @pytest.mark.slow
 def test_a_collector_that_is_down_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[tuple[str, str]] = []

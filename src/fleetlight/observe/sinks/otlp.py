@@ -211,7 +211,9 @@ class _Failures(logging.Handler):
     @property
     def reason(self) -> str:
         """Why the collector does not take all; "" if it does."""
-        return "; ".join(dict.fromkeys(filter(None, self._reasons.values())))
+        # the first attempt may still run, since the SDK tries for 10 s
+        found = [self._reasons[what] or self._said[what] for what in self._reasons]
+        return "; ".join(dict.fromkeys(filter(None, found)))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep what the SDK says."""
@@ -249,7 +251,9 @@ class _Failures(logging.Handler):
     def _look(self, what: str, has_arrived: bool) -> None:
         # records and spans have a thread each
         with self._looking:
-            self._reasons[what] = "" if has_arrived else self._said[what]
+            if has_arrived:
+                self._said[what] = ""
+            self._reasons[what] = self._said[what]
             if not has_arrived and self._warn is not None:
                 warn, self._warn = self._warn, None
                 warn(what, self._reasons[what] or "no answer")
