@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Prometheus scrapes the page of a job while a server of the job dies."""
+"""A real Prometheus scrapes the page while a server dies: of a simulated job, and of a real one."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -17,6 +20,13 @@ from urllib.parse import quote
 import pytest
 from tests.dashboard.clients import DEADLINE_S, TOKEN, serving
 from tests.dashboard.simulated import SimulatedJob
+from tests.launch.conftest import place
+from tests.launch.workplace import Workplace
+from tests.multiprocess.test_dashboard import PROGRAM
+
+from fleetlight.launch.processes.record import read_records
+
+__all__ = ["place"]
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,10 +34,10 @@ pytestmark = [
 ]
 
 CONFIG = """
-global: {{scrape_interval: 200ms}}
+global: {{scrape_interval: 500ms}}
 scrape_configs:
   - job_name: training
-    scrape_timeout: 200ms
+    scrape_timeout: 500ms
     authorization: {{credentials_file: {token}}}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
@@ -56,17 +66,19 @@ class Prometheus:
         finally:
             connection.close()
 
-    def wait_for(self, text: str, expected: dict[tuple[str, str], float]) -> None:
+    def wait_for(
+        self, text: str, expected: dict[tuple[str, str], float], within_s: float = DEADLINE_S
+    ) -> None:
         """Wait until a query has these values."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + within_s
         while (found := self.query(text)) != expected:
             assert time.monotonic() < deadline, f"{text}: {found}, expected {expected}"
             time.sleep(0.05)
 
 
 @contextlib.contextmanager
-def _scraping(folder: Path, port: int) -> Iterator[Prometheus]:
-    (folder / "token").write_text(TOKEN)
+def _scraping(folder: Path, port: int, token: str = TOKEN) -> Iterator[Prometheus]:
+    (folder / "token").write_text(token)
     config = folder / "prometheus.yml"
     config.write_text(CONFIG.format(token=folder / "token", port=port))
     with socket.socket() as sock:
@@ -98,3 +110,31 @@ def test_prometheus_follows_a_job(tmp_path: Path) -> None:
         prometheus.wait_for("fleetlight_up", {**running, ("server", "1"): 0.0})
         # its figures are stale at once
         prometheus.wait_for('fleetlight_table_rows{table="users"}', {("server", "0"): 1_000_500.0})
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(180)
+def test_prometheus_follows_a_real_job_whose_server_is_killed(place: Workplace) -> None:
+    sizes = ("--server_num", "2", "--worker_num", "1", "--max_restarts", "1")
+    job = place.start("--dashboard", *sizes, place.script(PROGRAM))
+    job.wait_for_line("page: ")
+    link = re.search(r"page: http://127\.0\.0\.1:(\d+)/\?token=(\S+)", job.printed)
+    assert link is not None
+    server = '{role="server", index="1"}'
+    one = {("server", "1"): 1.0}
+    with _scraping(place.path, int(link[1]), link[2]) as prometheus:
+        prometheus.wait_for(f"fleetlight_up{server}", one, 60)
+        prometheus.wait_for("fleetlight_steps_total > bool 0", {("worker", "0"): 1.0}, 60)
+        [(record, _)] = read_records(place.path / "log")
+        [pid] = [entry.pid for entry in record.processes if entry.name == "server 1"]
+        os.kill(pid, signal.SIGKILL)
+        prometheus.wait_for(f"fleetlight_restarts_total{server}", one, 60)
+        prometheus.wait_for(f"fleetlight_up{server}", one, 60)
+        # a scrape meanwhile has seen that it was down
+        down = prometheus.query(f"min_over_time(fleetlight_up{server}[10m])")
+        assert down == {("server", "1"): 0.0}
+        # all processes have started again, and train
+        prometheus.wait_for("fleetlight_steps_total > bool 0", {("worker", "0"): 1.0}, 60)
+    job.process.send_signal(signal.SIGINT)
+    code, printed = job.end()
+    assert code == 130, printed
