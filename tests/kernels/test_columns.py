@@ -10,7 +10,7 @@ from fleetlight.kernels.columns import SideBySide, follow_each_other
 
 
 @pytest.mark.parametrize("floats", [False, True])
-@pytest.mark.parametrize("shape", [(1, 0), (1, 5), (3, 1), (26, 1000)])
+@pytest.mark.parametrize("shape", [(1, 0), (1, 5), (3, 1), (4, 9), (7, 1030), (26, 2500)])
 def test_columns_become_rows(shape: tuple[int, int], floats: bool) -> None:
     columns = list(np.random.default_rng(0).integers(-(2**40), 2**40, shape))
     columns[0] = columns[0].astype(np.int32)

@@ -17,8 +17,9 @@ from fleetlight.kernels.arrays import Bytes, Ids, Int64Matrix, Int64s, Matrix, V
 from fleetlight.kernels.compiling.kernel import kernel
 from fleetlight.kernels.ids.hashing import mix
 
-#: rows that are written at once: each column has some cache lines of them
-_STRIP = 32
+#: rows that are written at once: the matrix of them is in the cache, and each column is read in one
+#: go, four of them at a time, since columns often lie at addresses that share few lines of a cache
+_STRIP = 1024
 #: bytes of a text that are mixed at once
 _WORD = 8
 
@@ -57,21 +58,39 @@ class SideBySide:
 
 @kernel
 def _fill_floats(columns: Values, offsets: Ids, matrix: Matrix) -> None:
-    rows = matrix.shape[0]
+    rows, width = matrix.shape
     for first in range(0, rows, _STRIP):
-        for column in range(matrix.shape[1]):
+        stop = min(first + _STRIP, rows)
+        for column in range(0, width - 3, 4):
+            a, b = offsets[column], offsets[column + 1]
+            c, d = offsets[column + 2], offsets[column + 3]
+            for row in range(first, stop):
+                matrix[row, column] = columns[a + row]
+                matrix[row, column + 1] = columns[b + row]
+                matrix[row, column + 2] = columns[c + row]
+                matrix[row, column + 3] = columns[d + row]
+        for column in range(width - width % 4, width):
             offset = offsets[column]
-            for row in range(first, min(first + _STRIP, rows)):
+            for row in range(first, stop):
                 matrix[row, column] = columns[offset + row]
 
 
 @kernel
 def _fill_ints(columns: Ids, offsets: Ids, matrix: Int64Matrix) -> None:
-    rows = matrix.shape[0]
+    rows, width = matrix.shape
     for first in range(0, rows, _STRIP):
-        for column in range(matrix.shape[1]):
+        stop = min(first + _STRIP, rows)
+        for column in range(0, width - 3, 4):
+            a, b = offsets[column], offsets[column + 1]
+            c, d = offsets[column + 2], offsets[column + 3]
+            for row in range(first, stop):
+                matrix[row, column] = columns[a + row]
+                matrix[row, column + 1] = columns[b + row]
+                matrix[row, column + 2] = columns[c + row]
+                matrix[row, column + 3] = columns[d + row]
+        for column in range(width - width % 4, width):
             offset = offsets[column]
-            for row in range(first, min(first + _STRIP, rows)):
+            for row in range(first, stop):
                 matrix[row, column] = columns[offset + row]
 
 
