@@ -15,6 +15,7 @@ from tests.data.simulated import Numbers, Workers, counting, plain
 from tests.data.sources.sharded_streams import counted, read, split
 from torch.utils.data import DataLoader
 
+from fleetlight.data import ShardLoader
 from fleetlight.errors import ConfigError
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is absent")
@@ -67,31 +68,44 @@ def test_map_style_dataset_is_dealt_out(workers: int) -> None:
     assert first != others
 
 
-@pytest.mark.parametrize("deal", ["blocks", "shards"])
-@pytest.mark.parametrize("kind", ["DataLoader", "StatefulDataLoader"])
-@pytest.mark.parametrize("processes", [0, 2])
-def test_stream_resumes_exactly(
-    stream: Callable[[], Any], deal: str, kind: str, processes: int
-) -> None:
-    """Also where it computes columns, and leaves out records."""
+_KINDS = pytest.mark.parametrize("kind", ["DataLoader", "StatefulDataLoader"])
+#: the numbers that are left of the stream, since it computes them and leaves some out
+_LEFT = [2 * n for n in range(sum(_SIZES)) if 2 * n % 3]
+
+
+def _loader(kind: str, stream: Any, processes: int = 0) -> Any:
     make = DataLoader if kind == "DataLoader" else torchdata.StatefulDataLoader
+    kept = stream.map(lambda row: {"number": row["number"] * 2}).filter(
+        lambda row: row["number"] % 3
+    )
+    return make(kept, 8, num_workers=processes, collate_fn=_numbers)
 
-    def loaders() -> Any:
-        def loader() -> Any:
-            even = stream().map(lambda row: {"number": row["number"] * 2})
-            kept = even.filter(lambda row: row["number"] % 3)
-            return make(kept, 8, num_workers=processes, collate_fn=_numbers)
 
-        return split(loader, 2) if deal == "shards" else Workers(loader, 2).loaders
+@_KINDS
+@pytest.mark.parametrize("processes", [0, 2])
+def test_blocks_of_a_stream_resume_exactly(
+    stream: Callable[[], Any], kind: str, processes: int
+) -> None:
+    def workers(number: int) -> Workers:
+        return Workers(lambda: _loader(kind, stream(), processes), number)
 
-    every = loaders()
-    before = read(every, 5)
-    states = [one.state_dict() for one in every]
-    every = loaders()
-    for one, state in zip(every, states, strict=True):
-        one.load_state_dict(state)
-    found = counted(before) + counted(read(every))
-    assert found == Counter(2 * n for n in range(sum(_SIZES)) if 2 * n % 3)
+    first = workers(2)
+    before = first.epoch(5)
+    others = workers(3).load(first.loaders[0].state_dict())
+    assert sorted(counting(before) + counting(others.epoch())) == _LEFT
+
+
+@_KINDS
+def test_shards_of_a_stream_resume_exactly(stream: Callable[[], Any], kind: str) -> None:
+    def workers() -> list[ShardLoader[Any]]:
+        return split(lambda: _loader(kind, stream()), 2)
+
+    first = workers()
+    before = read(first, 5)
+    others = workers()
+    for one, other in zip(first, others, strict=True):
+        other.load_state_dict(one.state_dict())
+    assert counted(before) + counted(read(others)) == Counter(_LEFT)
 
 
 def test_stream_that_is_split_already_is_refused(stream: Callable[[], Any]) -> None:
