@@ -183,6 +183,10 @@ def obstacle() -> str | None:
     """Why no such pod can run here; None where one can."""
     if os.geteuid() != 0:
         return "got an ordinary user, expected root: mounts need it"
+    if any(Path(part).is_relative_to("/tmp") for part in (sys.prefix, sys.base_prefix)):
+        return (
+            f"got Python in {sys.prefix}, expected a place outside /tmp: pods have a volume there"
+        )
     trial = (
         "d=$(mktemp -d) && mount -t tmpfs tmpfs $d && mkdir $d/u $d/w $d/r && mount -t overlay -o "
         "lowerdir=/,upperdir=$d/u,workdir=$d/w overlay $d/r; e=$?; umount -R $d; rmdir $d; exit $e"
