@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.kernels.arrays import Bytes, Ids, Int64Matrix, Int64s, Matrix, Values
-from fleetlight.kernels.compiling.kernel import kernel
+from fleetlight.kernels.compiling.kernel import kernel, part
 from fleetlight.kernels.ids.hashing import mix
 
 #: rows that are written at once: the matrix of them is in the cache, and each column is read in one
@@ -56,8 +56,8 @@ class SideBySide:
         return ints
 
 
-@kernel
-def _fill_floats(columns: Values, offsets: Ids, matrix: Matrix) -> None:
+@part
+def _fill(columns: NDArray[Any], offsets: Ids, matrix: NDArray[Any]) -> None:
     rows, width = matrix.shape
     for first in range(0, rows, _STRIP):
         stop = min(first + _STRIP, rows)
@@ -73,25 +73,16 @@ def _fill_floats(columns: Values, offsets: Ids, matrix: Matrix) -> None:
             offset = offsets[column]
             for row in range(first, stop):
                 matrix[row, column] = columns[offset + row]
+
+
+@kernel
+def _fill_floats(columns: Values, offsets: Ids, matrix: Matrix) -> None:
+    _fill(columns, offsets, matrix)
 
 
 @kernel
 def _fill_ints(columns: Ids, offsets: Ids, matrix: Int64Matrix) -> None:
-    rows, width = matrix.shape
-    for first in range(0, rows, _STRIP):
-        stop = min(first + _STRIP, rows)
-        for column in range(0, width - 3, 4):
-            a, b = offsets[column], offsets[column + 1]
-            c, d = offsets[column + 2], offsets[column + 3]
-            for row in range(first, stop):
-                matrix[row, column] = columns[a + row]
-                matrix[row, column + 1] = columns[b + row]
-                matrix[row, column + 2] = columns[c + row]
-                matrix[row, column + 3] = columns[d + row]
-        for column in range(width - width % 4, width):
-            offset = offsets[column]
-            for row in range(first, stop):
-                matrix[row, column] = columns[offset + row]
+    _fill(columns, offsets, matrix)
 
 
 @kernel

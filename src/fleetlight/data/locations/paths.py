@@ -41,7 +41,7 @@ def sources_of(paths: Paths, endings: Sequence[str]) -> list[FoundFile]:
                 if place in found:
                     raise DataError(
                         f"{file.name}: got the file twice, by {given_as[place]!r} and by {name!r}; "
-                        "its records would count twice"
+                        "name it once, since its records would count twice"
                     )
                 found[place], given_as[place] = file, name
     if not found:
