@@ -264,12 +264,16 @@ def test_fleetrun_adds_workers_to_its_job_and_takes_them_away(tmp_path: Path) ->
         cwd=tmp_path,
     )
     try:
-        end = time.monotonic() + WITHIN_S
-        wait_until(lambda: (tmp_path / "trained.0").exists(), end)
+        wait_until(lambda: (tmp_path / "trained.0").exists(), main)
         more = start([*fleetrun, "--join", "log", "--worker_num", "2", str(SCRIPT)], cwd=tmp_path)
-        wait_until(lambda: all((tmp_path / f"trained.{n}").exists() for n in (1, 2)), end)
-        more.send_signal(signal.SIGTERM)
-        output, _ = more.communicate(timeout=WITHIN_S)
+        try:
+            trained = [tmp_path / f"trained.{n}" for n in (1, 2)]
+            wait_until(lambda: all(path.exists() for path in trained), more)
+            more.send_signal(signal.SIGTERM)
+            output, _ = more.communicate(timeout=WITHIN_S)
+        finally:
+            more.kill()
+            more.communicate()
         assert more.returncode == 0, output
         assert "leaving at step" in output
         (tmp_path / "finish").touch()
@@ -303,9 +307,13 @@ def test_a_call_whose_newcomers_were_all_killed_fails(tmp_path: Path) -> None:
         job.end()
 
 
-def wait_until(condition: Callable[[], bool], end: float) -> None:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait for what a process does; what it printed if it ended before, or is late."""
+    end = time.monotonic() + WITHIN_S
     while not condition():
-        assert time.monotonic() < end
+        if process.poll() is not None or time.monotonic() > end:
+            process.terminate()
+            pytest.fail(process.communicate(timeout=WITHIN_S)[0])
         time.sleep(0.01)
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -50,7 +49,7 @@ from fleetlight.ps.transport.session import ConnectionLimits
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, PULL, PUSH, IncarnationFence
 from fleetlight.ps.worker.joining import RunningJob
-from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal
+from fleetlight.ps.worker.replay.step_journal import NoJournal, StepJournal, start_stamp
 from fleetlight.ps.worker.served_group import ServedGroup
 from fleetlight.roles import Endpoint, Role, endpoint_text
 from fleetlight.roles.address import is_loopback
@@ -201,7 +200,7 @@ def _served_worker(
     if role.index is None:
         role = placed(role, rendezvous.enrol())
     role, addresses = _located(role, rendezvous)
-    journal = worker_journal_of(role, strategy, _index(role), _started_at())
+    journal = worker_journal_of(role, strategy, _index(role), start_stamp())
     connector = _Connector(role, strategy, deadline_s, tls, journal, addresses)
     client = _client_of(role, strategy, connector, journal)
     resume_with_all(client, role, strategy, waits=True)
@@ -241,7 +240,7 @@ def _join_running(
     role: Role, strategy: DistributedStrategy, deadline_s: float, tls: Contexts | None
 ) -> ServedJob:
     """A worker that joins while the job runs; if it dies, the others continue without it."""
-    started_at = _started_at()
+    started_at = start_stamp()
     facts = facts_of_running_job(role, deadline_s, tls, started_at)
     role = facts.role
     if facts.checkpoint and not strategy.checkpoint:
@@ -294,7 +293,7 @@ def _single_process(
     """One process, whose server is an object that the worker calls without a network."""
     server = _server(role, 0, 1, deadline_s)
     server.resuming.remains = remains_of(role, strategy)
-    journal = worker_journal_of(role, strategy, 0, _started_at())
+    journal = worker_journal_of(role, strategy, 0, start_stamp())
 
     def connect(lane: str) -> Sequence[Channel]:
         channel = MemoryChannel(server)
@@ -390,11 +389,6 @@ class _Connector:
             acknowledged=self.acknowledged(server),
             joins=self._role.join is not None,
         )
-
-
-def _started_at() -> int:
-    """Now, in microseconds: tells an unrelated process of the same rank from a restarted one."""
-    return time.time_ns() // 1000
 
 
 def _report_not_ready(missing: list[str]) -> None:

@@ -16,7 +16,7 @@ class PlaceRequest(MessageBase, frozen=True):
 
     fleetlight: str
     torch: str
-    #: when the worker started; a repeated request gets the same place
+    #: the stamp of its start; a repeated request gets the same place
     started_at: int
 
 

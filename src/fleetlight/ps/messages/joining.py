@@ -20,7 +20,7 @@ class Greeting(MessageBase, frozen=True, tag="Hello", rename=FORMER_NAMES):
     worker_num: int
     server: int
     server_num: int
-    #: when the worker first started: distinguishes unrelated processes with the same worker index
+    #: the stamp of its first start: distinguishes unrelated processes with the same worker index
     started_at: int
     #: control | push | pull
     lane: str

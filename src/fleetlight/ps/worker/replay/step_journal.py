@@ -4,12 +4,28 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fleetlight.ps.worker.replay.commit_log import Committed, Request
 from fleetlight.ps.worker.replay.replay_log import ReplayLog
 from fleetlight.wire.control_signals import ControlSignal
+
+
+#: random bits below the milliseconds of a start
+_RANDOM_BITS = 20
+
+
+def start_stamp() -> int:
+    """What a process that starts now has as its `started_at`: later starts have greater ones.
+
+    Processes that a launcher forks together may start in the same microsecond. Servers must not
+    take them for one process, so each start has random bits below its milliseconds.
+    """
+    milliseconds = time.time_ns() // 1_000_000
+    return milliseconds << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +50,7 @@ class StepJournal(Protocol):
 
     @property
     def started_at(self) -> int:
-        """When the worker first started; it stays the same over restarts."""
+        """The `start_stamp` of the worker's first start; it stays the same over restarts."""
 
     @property
     def incarnation(self) -> int:

@@ -56,7 +56,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
     #: the job, and the number of starts of all its processes together
     job: str
     start: int
-    #: when the worker first started; it stays the same over restarts
+    #: the stamp of its first start; it stays the same over restarts
     started_at: int
     incarnation: int = 1
     #: the current launch; "" if unknown
