@@ -52,6 +52,12 @@ def test_two_hosts_of_unequal_size_with_a_master(tmp_path: Path) -> None:
         ("2/3", "1/2", second),
     ]
     assert len({total for *_, total in roles}) == 1
+    for number in (1, 2):
+        original = tmp_path / "log1" / f"workerlog.{number}"
+        origin, _, copy = (tmp_path / "log0" / original.name).read_text().partition("\n")
+        assert origin == f"--- copied from {second}:{original} ---"
+        assert copy == original.read_text()
+    assert not (tmp_path / "log1" / "workerlog.0").exists()
 
 
 def test_two_hosts_over_tls(tmp_path: Path) -> None:

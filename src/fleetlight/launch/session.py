@@ -139,7 +139,7 @@ class _Session:
         self._announce(gang)
         for reservation in reservations:
             reservation.hand_over()
-        self._machines.follow_figures(folder.path)
+        self._machines.follow(folder)
         gang.start(self._interrupts.check)
         left = self._job.max_restarts - layout.failures
         watch = supervise(gang, self._machines.exchange_state, self._interrupts, left)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from fleetlight.errors import FleetError, MembershipError
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, RendezvousSpec
 from fleetlight.launch.machines import store
 from fleetlight.launch.machines.exchanged.figures_exchange import FiguresExchange
-from fleetlight.launch.machines.exchanged.heartbeats import Heartbeats
+from fleetlight.launch.machines.exchanged.heartbeats import BEAT_S, Heartbeats
+from fleetlight.launch.machines.exchanged.logs_exchange import LogsExchange
 from fleetlight.launch.machines.exchanged.status_board import StatusBoard, agree
 from fleetlight.launch.machines.other_machines import Conclusion, NextAction
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
@@ -28,6 +28,7 @@ from fleetlight.launch.machines.rendezvous import (
 from fleetlight.launch.machines.start_deadline import StartDeadline, describe_missing
 from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.interrupts import Interrupts
+from fleetlight.launch.processes.logs import LogFolder
 from fleetlight.launch.processes.watch import LEAVE_S, SETTLE_S, UNKILLABLE_S, RemoteState
 from fleetlight.launch.screen import Screen
 
@@ -56,9 +57,10 @@ class ConnectedMachines:
         self._status_board: StatusBoard | None = None
         self._silences = SilenceReport(job.deadline_s, screen)
         self._last = RemoteState.RUNNING
-        self._next_ask = self._next_admission = 0.0
+        self._next_ask = self._next_admission = self._next_bring = 0.0
         self._is_gone = self._is_finished = False
         self._figures: FiguresExchange | None = None
+        self._logs: LogsExchange | None = None
 
     def _deadline(self) -> StartDeadline:
         return StartDeadline(self._screen, self._interrupts, self._job.deadline_s)
@@ -102,11 +104,17 @@ class ConnectedMachines:
             self._board.publish_job_id(job_id)
             return job_id
 
-    def follow_figures(self, log_dir: Path) -> None:
-        layout = self._board.layout
-        store = self._board.store
+    def follow(self, folder: LogFolder) -> None:
+        """Bring figures and logs of other machines to node 0, from now on."""
+        layout, store = self._board.layout, self._board.store
+        own, nodes = layout.own, len(layout.nodes)
         copies = None if self._figures is None else self._figures.copies
-        self._figures = FiguresExchange(store, layout.own, len(layout.nodes), log_dir, copies)
+        self._figures = FiguresExchange(store, own, nodes, folder.path, copies)
+        # node 0, or the launcher that has locked this folder, has these logs already
+        if not folder.is_shared:
+            copied = None if self._logs is None else self._logs.copied
+            launcher = self._heartbeats.number, self._job.machine.host
+            self._logs = LogsExchange(store, (own, nodes), launcher, folder.path, copied)
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:
@@ -140,8 +148,9 @@ class ConnectedMachines:
 
     def _ask(self, now: float, workers_done: bool) -> RemoteState:
         self._heartbeats.beat(now)
-        if self._figures is not None:
-            self._figures.exchange(now)
+        if now >= self._next_bring:
+            self._next_bring = now + BEAT_S
+            self._bring()
         self._silences.tell(self._board.silent(now))
         self._admit(now)
         return self._board.ask(now, workers_done=workers_done)
@@ -174,19 +183,21 @@ class ConnectedMachines:
 
         if not self._is_gone:
             try:
-                self._bring_last_figures()
+                self._bring(is_last=True)
                 self._board.report_end(failure)
                 silent = self._board.wait_for_ends(self._longest_end_s, is_enough)
-                self._bring_last_figures()
+                self._bring(is_last=True)
                 agreed = agree(self._board, silent, self._spec, restarts_left)
             except RuntimeError:
                 self._is_gone = True
         self._is_finished = agreed.next is NextAction.FINISH
         return agreed
 
-    def _bring_last_figures(self) -> None:
+    def _bring(self, *, is_last: bool = False) -> None:
         if self._figures is not None:
             self._figures.bring()
+        if self._logs is not None:
+            self._logs.bring(is_last=is_last)
 
     def give_up(self, why: str) -> None:
         """Report that this machine cannot continue, so that the others do not wait for it."""

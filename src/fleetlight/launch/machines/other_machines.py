@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from pathlib import Path
 from typing import Protocol
 
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.processes.failure import JobFailure
+from fleetlight.launch.processes.logs import LogFolder
 from fleetlight.launch.processes.watch import RemoteState
 
 
@@ -40,8 +40,8 @@ class OtherMachines(Protocol):
     def share(self, job_id: str | None) -> str:
         """Publish the job's id on node 0; on the others (`job_id` None) wait for it."""
 
-    def follow_figures(self, log_dir: Path) -> None:
-        """Bring the figures that other machines record to node 0, from now on."""
+    def follow(self, folder: LogFolder) -> None:
+        """Bring the figures and logs of other machines to node 0, from now on."""
 
     def exchange_state(self, workers_done: bool) -> RemoteState:
         """Report this machine's state; return that of the other machines."""
@@ -68,8 +68,8 @@ class NoOtherMachines:
         assert job_id is not None
         return job_id
 
-    def follow_figures(self, log_dir: Path) -> None:
-        """Do nothing: all figures are here."""
+    def follow(self, folder: LogFolder) -> None:
+        """Do nothing: all figures and logs are here."""
 
     def exchange_state(self, workers_done: bool) -> RemoteState:
         """Return DONE: no other machine has work left."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleetlight.launch.machines.exchanged.heartbeats import BEAT_S, Counters
+from fleetlight.launch.machines.exchanged.heartbeats import Counters
 from fleetlight.observe.figures.history import LineFollower
 from fleetlight.observe.figures.recorder import ThinnedFile
 from fleetlight.observe.figures.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX
@@ -38,7 +38,6 @@ class FiguresExchange:
         """`copies` are those of earlier starts, which this one continues."""
         self._store, self._own, self._nodes = store, own, nodes
         self._folder = log_dir / FOLDER
-        self._next = 0.0
         self._number = 0
         self._followers: dict[str, LineFollower] = {}
         #: by name: the lines that node 0 lacks, each with the number of its first message
@@ -46,12 +45,6 @@ class FiguresExchange:
         #: by node: the number of its last message
         self._seen: dict[int, int] = {}
         self.copies: Copies = {} if copies is None else copies
-
-    def exchange(self, now: float) -> None:
-        """`bring` once per interval."""
-        if now >= self._next:
-            self._next = now + BEAT_S
-            self.bring()
 
     def bring(self) -> None:
         """Send what is new, or on node 0 receive it."""

@@ -13,7 +13,6 @@ from fleetlight.ps.worker.replay.commit_log import Committed, Request
 from fleetlight.ps.worker.replay.replay_log import ReplayLog
 from fleetlight.wire.control_signals import ControlSignal
 
-
 #: random bits below the milliseconds of a start
 _RANDOM_BITS = 20
 
