@@ -15,13 +15,14 @@ from fleetlight.dashboard.view.facts import (
     ProcessReading,
     ProcessState,
 )
-from fleetlight.dashboard.view.launcher_events import LauncherEvents
+from fleetlight.dashboard.view.process_facts import completed
 from fleetlight.dashboard.view.process_view import ProcessView
 from fleetlight.dashboard.view.stragglers import straggler
 from fleetlight.dashboard.view.tables import memory, tables
 from fleetlight.dashboard.view.timeline import Timeline
 from fleetlight.observe.figures.catalogue import STEP_PARTS
 from fleetlight.observe.figures.history import History
+from fleetlight.observe.figures.process_events import ProcessEvents
 from fleetlight.observe.figures.snapshot import Event
 
 #: the last moments of a running job, in which some processes have not recorded yet
@@ -58,7 +59,7 @@ class JobView:
         self._logged: set[str] = set()
         self._tables: set[str] = set()
         self._facts = LogFolderFacts()
-        self._launchers = LauncherEvents()
+        self._of_launchers = ProcessEvents()
         #: the facts of each process, by name
         self._known: Mapping[str, ProcessFacts] = {}
         self._description: Mapping[str, Any] = {}
@@ -76,7 +77,7 @@ class JobView:
             process = self._processes.setdefault(name, ProcessView(name))
             process.follow(series, self._timeline)
         self._add_events(history.events)
-        self._known = self._launchers.completed(facts)
+        self._known = completed(facts, self._of_launchers)
         for name in self._known:
             key = name.replace(" ", ".")
             self._processes.setdefault(key, ProcessView(key))
@@ -97,7 +98,7 @@ class JobView:
             if event not in self._known_events:
                 self._known_events.add(event)
                 self._events.append(event)
-                self._launchers.add(event)
+                self._of_launchers.add(event)
                 self._event_count += 1
         del self._events[:-_MOST_EVENTS]
         if len(self._known_events) > 4 * len(events) + _MOST_EVENTS:

@@ -18,6 +18,7 @@ from fleetlight.cli.fleetlight import main
 from fleetlight.launch.backends import named
 from fleetlight.launch.process_identity import System, start_of, this_system
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry
+from fleetlight.observe.figures.recorder import EventFile
 
 HOST = this_system().hostname
 #: above the largest number of a process
@@ -128,6 +129,36 @@ def test_ps_says_what_it_knows_of_other_machines(launcher: subprocess.Popen[byte
         ("worker 0", "starting", f"{HOST} (10.0.0.1)", ""),
         ("worker 1", "running", "node2 (10.0.0.2)", "pid 5 (not checked)"),
         ("worker 2", "unknown", "::3", "run fleetlight ps there"),
+    ]
+
+
+def test_ps_knows_processes_of_other_machines_by_their_events(
+    launcher: subprocess.Popen[bytes],
+) -> None:
+    names = [f"worker {number}" for number in range(1, 5)]
+    rest = "".join(f"{name} 10.0.0.2:{number + 8}\n" for number, name in enumerate(names))
+    pathlib.Path("log/endpoints.log").write_text(f"job j\nworker 0 10.0.0.1:8\n{rest}")
+    write(entry("worker 0", pid=9), host="10.0.0.1", **live(launcher))
+    events = EventFile(pathlib.Path("log"), "fleetrun.10.0.0.2.4", "fleetrun")
+    for name, pid in zip(names[:3], (5, 6, 7), strict=True):
+        events.add("start", f"started, pid {pid}", name, pid=pid)
+    for name, status in (("worker 2", -9), ("worker 3", 0)):
+        events.add("exit", "ended", name, status=status)
+    events.add("restart", "restart 1, pid 8", "worker 2", pid=8, restart=1)
+    shown = rows()
+    assert shown[2:] == [
+        ("worker 1", "running", "10.0.0.2", "pid 5 (not checked)"),
+        ("worker 2", "running", "10.0.0.2", "pid 8 (not checked), restarts: 1"),
+        ("worker 3", "ended with code 0", "10.0.0.2", "pid 7 (not checked)"),
+        ("worker 4", "unknown", "10.0.0.2", "run fleetlight ps there"),
+    ]
+    events.add("exit", "killed", "worker 2", status=-9)
+    pathlib.Path("log", f"launcher.10.0.0.1.{launcher.pid}.json").unlink()
+    write(entry("worker 0", status=0), host="10.0.0.1", ended=True, code=0)
+    assert [state for _, state, *_ in rows()[2:5]] == [
+        "ended",
+        "killed by SIGKILL",
+        "ended with code 0",
     ]
 
 

@@ -14,6 +14,8 @@ from fleetlight.launch.process_identity import Presence, presence, send
 from fleetlight.launch.processes.logs import ENDPOINTS
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry, read_records
 from fleetlight.launch.screen import Prefixed
+from fleetlight.observe.figures.history import EventFiles
+from fleetlight.observe.figures.process_events import ProcessEvents
 from fleetlight.roles.address import is_loopback
 
 _LOG = re.compile(r"(?P<kind>worker|server)log\.(?P<index>\d+)")
@@ -35,9 +37,15 @@ class LogFolderControl:
         for record, _ in records:
             for process in record.processes:
                 members.setdefault(process.name, _member(record, process))
-        starting = {r.host: r for r, _ in records if _presence(r) is not Presence.ENDED}
+        running = {r.host: r for r, _ in records if _presence(r) is not Presence.ENDED}
+        events = ProcessEvents(EventFiles(folder).poll())
         for name, host in _endpoints(folder).items():
-            members.setdefault(name, _without_record(name, host, starting.get(host)))
+            if name in members:
+                continue
+            if host in running:
+                members[name] = MemberState(name, "starting", _where(running[host]))
+            else:
+                members[name] = _elsewhere(name, host, events, is_over=not running)
         return [*launchers, *(members[name] for name in sorted(members, key=_order))]
 
     def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
@@ -138,11 +146,16 @@ def _member(record: LauncherRecord, process: ProcessEntry) -> MemberState:
     return MemberState(process.name, state, _where(record), detail + restarts, is_over)
 
 
-def _without_record(name: str, host: str, launcher: LauncherRecord | None) -> MemberState:
-    if launcher is not None:
-        return MemberState(name, "starting", _where(launcher))
-    # its log is elsewhere
-    return MemberState(name, "unknown", host, "run fleetlight ps there", is_over=True)
+def _elsewhere(name: str, host: str, events: ProcessEvents, *, is_over: bool) -> MemberState:
+    """A process of another machine, by the events that its launcher sent."""
+    start, status = events.start(name), events.status(name)
+    if start is None:
+        return MemberState(name, "unknown", host, "run fleetlight ps there", is_over=True)
+    state = "ended" if is_over else "running"
+    if status is not None:
+        state = _ended(status)
+    restarts = f", restarts: {start.restart}" if start.restart else ""
+    return MemberState(name, state, host, f"pid {start.pid} (not checked){restarts}", is_over)
 
 
 def _where(record: LauncherRecord) -> str:
