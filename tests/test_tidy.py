@@ -137,7 +137,7 @@ READS_TIME_OF_DAY = {
     # dates for people: when a file was saved
     "src/fleetlight/checkpoint/storage/generations.py": 1,
     # distinguishes successive starts of a worker, also on another machine
-    "src/fleetlight/fleet/bootstrap.py": 1,
+    "src/fleetlight/ps/worker/replay/step_journal.py": 1,
     # the age of a publication, which other machines read
     "src/fleetlight/fleet/served/publishing/publisher.py": 1,
     "src/fleetlight/serve/reader.py": 1,
@@ -152,6 +152,8 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/observe/sinks/feeder.py": 1,
     "src/fleetlight/dashboard/feed.py": 1,
     "src/fleetlight/observe/tracing/spans.py": 1,
+    "src/fleetlight/observe/tracing/clocks.py": 1,
+    "src/fleetlight/ps/messages/training.py": 1,
     "src/fleetlight/cli/stored/running_tables.py": 1,
     "src/fleetlight/cli/watch/top.py": 1,
 }

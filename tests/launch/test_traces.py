@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,15 @@ from tests.launch.workplace import Workplace
 from fleetlight.cli.fleetlight import main
 
 TRAIN = """
-    import pathlib, sys
+    import os, pathlib, sys, time
+    if os.environ["FLEET_ROLE"] == "server":
+        of_worker = time.time
+        time.time = lambda: of_worker() + 1000
     import torch
     import fleetlight as fleet
+    from fleetlight.fleet.recording import tracing
+    if os.environ["FLEET_ROLE"] == "server":
+        tracing.this_clock = lambda: "that of another host"
 
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))
     model = torch.nn.Sequential(fleet.nn.SparseEmbedding(4), torch.nn.Linear(4, 1))
@@ -36,7 +43,10 @@ TRAIN = """
 
 
 @pytest.mark.long
-def test_some_steps_of_all_processes_are_in_one_file(place: Workplace) -> None:
+def test_some_steps_of_all_processes_are_in_one_file(
+    place: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server's clock is ahead of that of the workers, as if it were another host's."""
     job = place.start("--server_num", "1", "--worker_num", "2", place.script(TRAIN))
     place.wait_for("seen")
     output = place.path / "trace.json"
@@ -56,6 +66,13 @@ def test_some_steps_of_all_processes_are_in_one_file(place: Workplace) -> None:
     begun = {e["id"] for e in events if e["ph"] == "s" and e.get("cat") == "fleetlight"}
     ended = {e["id"] for e in events if e["ph"] == "f" and e.get("cat") == "fleetlight"}
     assert begun & ended
+    times = [e["ts"] for e in events if e["ph"] == "X" and e["name"] == "push"]
+    assert max(times) - min(times) < 500e6
+    line = (
+        r"server 0: the clock there is ([0-9.]+) ms ahead of that of worker 0 \(within ([0-9.]+) ms"
+    )
+    [(ahead, error)] = re.findall(line, capsys.readouterr().out)
+    assert abs(float(ahead) - 1e6) <= float(error) + 0.02
     assert not list((place.path / "log" / "figures").glob("trace-*"))
 
 

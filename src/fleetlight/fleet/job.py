@@ -192,6 +192,10 @@ class Job(abc.ABC):
         if self.step_made is not None:
             self.step_made()
 
+    def server_clocks(self) -> dict[str, float]:
+        """What the clock of each server shows now, by name."""
+        return {}
+
     def figures(self) -> dict[str, Value]:
         """The figures of this process, by the names of the catalogue."""
         return {

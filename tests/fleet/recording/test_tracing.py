@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +38,9 @@ class TracedJob:
         self.role = Role(kind=kind, index=0, server_num=1)
         self.step_made: Callable[[], None] | None = None
         self.tracer = ProcessTracer(cast(Job, self), folder)
+
+    def server_clocks(self) -> dict[str, float]:
+        return {"server 0": time.time() + 2}
 
     def begin(self, wanted: TraceRequest = WANTED) -> None:
         """The command asks, and the tracer looks."""
@@ -98,6 +102,9 @@ def test_steps_have_events_of_torch_and_spans(job: TracedJob) -> None:
     assert part is not None
     assert not part.note
     assert job.step_made is None
+    assert part.host
+    lead = part.clocks["server 0"]
+    assert abs(lead.ahead_us - 2e6) <= lead.error_us
 
 
 @pytest.mark.parametrize("fails", ["start", "export"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from fleetlight.errors import DeadlineError, LaunchError
 from fleetlight.files.atomic import replace_file
 from fleetlight.launch.processes.record import read_records
+from fleetlight.observe.tracing.clocks import leads_over_first
 from fleetlight.observe.tracing.merged import merged
 from fleetlight.observe.tracing.request import (
     TracePart,
@@ -67,10 +69,24 @@ def _trace(found: argparse.Namespace) -> int:
         f"{found.output}: {found.steps} steps of {len(workers)} workers, and {len(servers)} "
         "servers; open it at https://ui.perfetto.dev"
     )
-    for part in parts:
-        if part.note:
-            print(f"{part.name}: {part.note}")
+    for line in (*_on_clocks(parts), *(f"{one.name}: {one.note}" for one in parts if one.note)):
+        print(line)
     return 0
+
+
+def _on_clocks(parts: Sequence[TracePart]) -> Iterator[str]:
+    """A line for each other host: how its times were changed."""
+    leads, first = leads_over_first(parts), parts[0]
+    for host in dict.fromkeys(part.host for part in parts if part.host != first.host):
+        names = ", ".join(part.name for part in parts if part.host == host)
+        if (lead := leads.get(host)) is None:
+            yield f"{names}: times by the clock of another host, which no server compares"
+            continue
+        by, error = lead.ahead_us / 1000, lead.error_us / 1000
+        yield (
+            f"{names}: the clock there is {abs(by):.2f} ms {'ahead of' if by >= 0 else 'behind'} "
+            f"that of {first.name} (within {error:.2f} ms), which the trace corrects"
+        )
 
 
 def _running(log_dir: Path) -> tuple[list[str], list[str]]:

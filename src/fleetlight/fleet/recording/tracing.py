@@ -7,14 +7,17 @@ import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
+from fleetlight.errors import FleetError
 from fleetlight.fleet.job import Job
 from fleetlight.observe.log import logger
+from fleetlight.observe.tracing.clocks import ClockLead, leads_of, this_clock
 from fleetlight.observe.tracing.request import TracePart, TraceRequest, requested, write_part
 from fleetlight.observe.tracing.spans import spans
 from fleetlight.torch_compat.profiling import YieldingProfiler
@@ -81,6 +84,7 @@ class ProcessTracer:
         events: list[dict[str, Any]] | None = None,
         base_us: float = 0.0,
         note: str = "",
+        clocks: Mapping[str, ClockLead] | None = None,
     ) -> None:
         """Write the trace of this process."""
         index = self._job.role.index
@@ -89,7 +93,8 @@ class ProcessTracer:
             msgspec.structs.replace(span, ends=f"{span.ends}.{index}") if span.ends else span
             for span in spans.stop()
         ]
-        part = TracePart(self._name, os.getpid(), found, events or [], base_us, note)
+        own = self._name, os.getpid(), found, events or [], base_us, note
+        part = TracePart(*own, this_clock(), dict(clocks or {}))
         try:
             write_part(self._log_dir, wanted, part)
         except Exception as error:  # the process works without its trace
@@ -108,6 +113,7 @@ class _StepTrace:
         self._profiler: YieldingProfiler | None = None
         #: why there are no events of torch
         self._note = ""
+        self._clocks: Mapping[str, ClockLead] = {}
         #: True once no command waits for the trace
         self.is_given_up = False
 
@@ -116,6 +122,7 @@ class _StepTrace:
         if self.is_given_up:
             self._give_up()
         elif self._profiler is None:
+            self._clocks = self._compared()
             self._profiler = YieldingProfiler()
             self._start(self._profiler)
             spans.start()
@@ -124,7 +131,13 @@ class _StepTrace:
         else:
             self._job.step_made = None
             found = self._events(self._profiler)
-            self._tracer.finish(self._wanted, *found, self._note)
+            self._tracer.finish(self._wanted, *found, self._note, self._clocks)
+
+    def _compared(self) -> Mapping[str, ClockLead]:
+        try:
+            return leads_of(self._job.server_clocks)
+        except FleetError:  # the next request of this step says it
+            return {}
 
     def _give_up(self) -> None:
         self._job.step_made = None

@@ -66,6 +66,12 @@ class ServedJob(Job):
                 found |= figures.values_of_server(session.embedded.figures())
         return found
 
+    def server_clocks(self) -> dict[str, float]:
+        if not self.session.is_open:
+            return {}
+        counted = self.session.client.figures()
+        return {f"server {number}": one.clock for number, one in enumerate(counted)}
+
     @property
     def _peers(self) -> ServedGroup:
         assert isinstance(self.group, ServedGroup)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fleetlight.observe.tracing.clocks import leads_over_first
 from fleetlight.observe.tracing.request import TracePart
 
 Event = dict[str, Any]
@@ -14,17 +15,14 @@ _FIRST_THREAD = 1_000_000_000
 
 
 def merged(parts: Sequence[TracePart]) -> dict[str, Any]:
-    """The trace; its times begin with the first span."""
-    begins = [span.begin_us for part in parts for span in part.spans]
-    begins += [
-        part.torch_base_us + float(event["ts"])
-        for part in parts
-        for event in part.torch_events
-        if event.get("ph") == "X"
-    ]
-    base = min(begins, default=0.0)
+    """The trace; its times begin with the first span, by the clock of the first part."""
+    leads = leads_over_first(parts)
+    ahead = [leads[one.host].ahead_us if one.host in leads else 0.0 for one in parts]
+    begins = [begin - by for part, by in zip(parts, ahead, strict=True) for begin in _begins(part)]
+    first = min(begins, default=0.0)
     events: list[Event] = []
     for number, part in enumerate(parts, 1):
+        base = first + ahead[number - 1]
         events += [
             _named("process_name", number, 0, f"{part.name} (pid {part.pid})"),
             {
@@ -38,6 +36,15 @@ def merged(parts: Sequence[TracePart]) -> dict[str, Any]:
             *_of_torch(part, number, base),
         ]
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _begins(part: TracePart) -> Iterator[float]:
+    """The times by the clock of this part."""
+    for span in part.spans:
+        yield span.begin_us
+    for event in part.torch_events:
+        if event.get("ph") == "X":
+            yield part.torch_base_us + float(event["ts"])
 
 
 def _named(what: str, process: int, thread: int, name: str) -> Event:

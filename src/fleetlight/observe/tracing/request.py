@@ -10,6 +10,7 @@ import msgspec
 
 from fleetlight.files.atomic import replace_file
 from fleetlight.observe.figures.snapshot import FOLDER
+from fleetlight.observe.tracing.clocks import ClockLead
 from fleetlight.observe.tracing.spans import TraceSpan
 
 _REQUEST = "trace-request.json"
@@ -37,6 +38,9 @@ class TracePart(msgspec.Struct, frozen=True):
     torch_base_us: float = 0.0
     #: why something is missing, for the user
     note: str = ""
+    #: the clock of its times, and how far those of servers are ahead of it
+    host: str = ""
+    clocks: dict[str, ClockLead] = {}
 
 
 def request(log_dir: Path, wanted: TraceRequest) -> None:

@@ -39,7 +39,7 @@ class SpanRecorder:
 
     def start(self) -> None:
         """Record from now on."""
-        # wall clocks of hosts agree to about a millisecond; those of processes of a host exactly
+        # processes of one host have one wall clock; `clocks.py` compares those of hosts
         self._offset = time.time() - time.perf_counter()
         with self._lock:
             self._spans = []

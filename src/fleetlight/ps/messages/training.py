@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -214,3 +215,5 @@ class ServerFigures(MessageBase, frozen=True, tag="Counted"):
     staleness: dict[int, int]
     #: of the journal and the snapshots, by the names of the catalogue
     durable: dict[str, float] = msgspec.field(default_factory=dict)
+    #: what the clock of the server shows, in seconds since 1970
+    clock: float = msgspec.field(default_factory=time.time)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the clocks of hosts differ, so that a trace has one time axis. Pure.
+
+A worker asks each server for its time. The server's clock was read between the request and the
+reply, so half of their distance is the largest error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from socket import gethostname
+from typing import Protocol
+
+import msgspec
+
+#: the fastest of these replies counts
+_TIMES = 5
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class ClockLead(msgspec.Struct, frozen=True):
+    """How far one clock is ahead of another, in microseconds."""
+
+    ahead_us: float
+    #: the largest error
+    error_us: float
+
+
+class TimedPart(Protocol):
+    """What is known of the clock of a process."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def clocks(self) -> Mapping[str, ClockLead]:
+        """By name of a server: how far its clock is ahead of that of this process."""
+
+
+def this_clock() -> str:
+    """The clock of this process: containers of one machine share it."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return gethostname()
+
+
+def leads_of(ask: Callable[[], Mapping[str, float]]) -> dict[str, ClockLead]:
+    """How far the clocks of others are ahead; `ask` returns the seconds that each shows."""
+    found: dict[str, ClockLead] = {}
+    for _ in range(_TIMES):
+        # in this order: the request is not sent before `now`, and takes no longer than measured
+        began = time.perf_counter()
+        now = time.time()
+        shown = ask()
+        half = (time.perf_counter() - began) / 2
+        for name, seconds in shown.items():
+            lead = ClockLead(1e6 * (seconds - now - half), 1e6 * half)
+            if name not in found or lead.error_us < found[name].error_us:
+                found[name] = lead
+    return found
+
+
+def leads_over_first(parts: Sequence[TimedPart]) -> dict[str, ClockLead]:
+    """By host: how far its clock is ahead of that of the first part; none where nothing says it.
+
+    Workers on two hosts are compared by a server that both have asked.
+    """
+    hosts = {part.name: part.host for part in parts}
+    edges = [
+        edge
+        for part in parts
+        for server, lead in part.clocks.items()
+        if server in hosts and hosts[server] != part.host
+        for edge in (
+            (part.host, hosts[server], lead),
+            (hosts[server], part.host, ClockLead(-lead.ahead_us, lead.error_us)),
+        )
+    ]
+    best = {parts[0].host: ClockLead(0.0, 0.0)} if parts else {}
+    for _ in hosts:
+        for here, there, lead in edges:
+            if here in best:
+                known = best[here]
+                error = known.error_us + lead.error_us
+                if there not in best or error < best[there].error_us:
+                    best[there] = ClockLead(known.ahead_us + lead.ahead_us, error)
+    return best

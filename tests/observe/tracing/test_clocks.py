@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clocks of hosts are compared by requests to servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetlight.observe.tracing.clocks import ClockLead, leads_of, leads_over_first, this_clock
+from fleetlight.observe.tracing.merged import merged
+from fleetlight.observe.tracing.request import TracePart
+from fleetlight.observe.tracing.spans import TraceSpan
+
+#: seconds until a request arrives, and until its reply does
+WAYS = st.tuples(st.floats(0, 0.01), st.floats(0, 0.01))
+
+
+@given(st.floats(-10, 10), st.lists(WAYS, min_size=5, max_size=5))
+def test_the_true_lead_is_within_the_error(lead: float, ways: list[tuple[float, float]]) -> None:
+    now = 1_000_000.0
+    left: Iterator[tuple[float, float]] = iter(ways)
+
+    def ask() -> Mapping[str, float]:
+        nonlocal now
+        there, back = next(left)
+        now += there
+        shown = now + lead
+        now += back
+        return {"server 0": shown}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "time", lambda: now)
+        patched.setattr(time, "perf_counter", lambda: now)
+        found = leads_of(ask)["server 0"]
+    # floats of seconds since 1970 have a resolution
+    assert abs(found.ahead_us - 1e6 * lead) <= found.error_us + 1
+    assert found.error_us == pytest.approx(min(1e6 * (a + b) / 2 for a, b in ways), abs=1)
+
+
+def part(name: str, host: str, begin_us: float = 0.0, **clocks: tuple[float, float]) -> TracePart:
+    leads = {key.replace("_", " "): ClockLead(*found) for key, found in clocks.items()}
+    spans = [TraceSpan("push", "main", begin_us, 1.0)]
+    return TracePart(name, 1, spans, host=host, clocks=leads)
+
+
+def test_hosts_are_compared_over_the_servers_that_both_asked() -> None:
+    parts = [
+        part("worker 0", "a", server_0=(500.0, 1.0), server_1=(90.0, 40.0)),
+        part("worker 1", "b", server_0=(200.0, 2.0), server_1=(0.0, 1.0)),
+        part("server 0", "c"),
+        part("server 1", "d"),
+    ]
+    assert leads_over_first(parts) == {
+        "a": ClockLead(0.0, 0.0),
+        "b": ClockLead(300.0, 3.0),
+        "c": ClockLead(500.0, 1.0),
+        # over worker 1, since its own request took longer
+        "d": ClockLead(300.0, 4.0),
+    }
+
+
+def test_a_host_has_one_clock_whatever_a_request_says() -> None:
+    parts = [part("worker 0", "a", server_0=(70.0, 99.0)), part("server 0", "a")]
+    assert leads_over_first(parts) == {"a": ClockLead(0.0, 0.0)}
+
+
+def test_a_host_without_servers_is_not_compared() -> None:
+    assert leads_over_first([part("worker 0", "a"), part("worker 1", "b")]).keys() == {"a"}
+
+
+def test_a_trace_of_two_hosts_has_one_time_axis() -> None:
+    torch_event = {"ph": "X", "name": "aten::mm", "ts": 30.0, "dur": 1.0}
+    worker = part("worker 0", "a", 1_000.0, server_0=(5_000.0, 2.0))
+    other = part("worker 1", "b", 9_010.0, server_0=(-3_000.0, 2.0))
+    other = TracePart("worker 1", 2, other.spans, [torch_event], 9_000.0, "", "b", other.clocks)
+    events = merged([worker, other, part("server 0", "c", 6_005.0)])["traceEvents"]
+    times = {(e["pid"], e["name"]): e["ts"] for e in events if e["ph"] == "X"}
+    assert times == {(1, "push"): 0.0, (2, "push"): 10.0, (2, "aten::mm"): 30.0, (3, "push"): 5.0}
+
+
+def test_processes_of_a_host_have_one_clock() -> None:
+    assert this_clock()
+    assert this_clock() == this_clock()
