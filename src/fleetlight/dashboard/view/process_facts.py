@@ -24,12 +24,12 @@ def completed(facts: LogFolderFacts, events: ProcessEvents) -> Mapping[str, Proc
 
 def _completed(name: str, facts: LogFolderFacts, events: ProcessEvents) -> ProcessFacts:
     found = facts.processes.get(name, ProcessFacts(name=name))
-    start = events.start(name)
+    start = events.start(name, found.host)
     if found.state is not ProcessState.UNKNOWN:
         is_same = start is not None and start.pid == found.pid
         return dataclasses.replace(found, started=start.at) if start and is_same else found
     if start is not None:
-        found = _of_events(found, start, events.status(name))
+        found = _of_events(found, start, events.status(name, found.host))
     if facts.is_over and found.state is not ProcessState.FAILED:
         return dataclasses.replace(found, state=ProcessState.ENDED)
     return found

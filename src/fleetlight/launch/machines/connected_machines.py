@@ -110,11 +110,11 @@ class ConnectedMachines:
         own, nodes = layout.own, len(layout.nodes)
         copies = None if self._figures is None else self._figures.copies
         self._figures = FiguresExchange(store, own, nodes, folder.path, copies)
-        # node 0, or the launcher that has locked this folder, has these logs already
-        if not folder.is_shared:
-            copied = None if self._logs is None else self._logs.copied
-            launcher = self._heartbeats.number, self._job.machine.host
-            self._logs = LogsExchange(store, (own, nodes), launcher, folder.path, copied)
+        if self._logs is None:
+            number, host = self._heartbeats.number, self._job.machine.host
+            # the launcher that has locked a shared folder sends its logs
+            sends = not folder.is_shared
+            self._logs = LogsExchange(self._store, number, host, folder.path, sends=sends)
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:
@@ -140,20 +140,23 @@ class ConnectedMachines:
         if now >= self._next_ask and not self._is_gone:
             try:
                 with contextlib.suppress(OutOfReachError), self._outage.single_attempt():
-                    self._last = self._ask(now, workers_done)
+                    self._ask(now, workers_done)
             except RuntimeError:
                 self._is_gone, self._last = True, RemoteState.STOP
             self._next_ask = time.monotonic() + _ASK_S
         return self._last
 
-    def _ask(self, now: float, workers_done: bool) -> RemoteState:
+    def _ask(self, now: float, workers_done: bool) -> None:
         self._heartbeats.beat(now)
-        if now >= self._next_bring:
-            self._next_bring = now + BEAT_S
-            self._bring()
         self._silences.tell(self._board.silent(now))
         self._admit(now)
-        return self._board.ask(now, workers_done=workers_done)
+        self._last = self._board.ask(now, workers_done=workers_done)
+        # last, since a slow link takes long for it
+        if now >= self._next_bring:
+            try:
+                self._bring()
+            finally:
+                self._next_bring = time.monotonic() + BEAT_S
 
     def _admit(self, now: float) -> None:
         """On node 0: stop the job for another rendezvous if a machine waits to join."""
@@ -197,7 +200,11 @@ class ConnectedMachines:
         if self._figures is not None:
             self._figures.bring()
         if self._logs is not None:
-            self._logs.bring(is_last=is_last)
+            board = self._board
+            is_first = board.layout.own == 0
+            # a copy that is too slow for the link decides nothing about the job at its end
+            with contextlib.suppress(RuntimeError) if is_last else contextlib.nullcontext():
+                self._logs.bring(board.launchers, is_first=is_first, is_last=is_last)
 
     def give_up(self, why: str) -> None:
         """Report that this machine cannot continue, so that the others do not wait for it."""

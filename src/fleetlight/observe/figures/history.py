@@ -158,8 +158,9 @@ class History:
 class EventFiles:
     """Follows the events of all processes and launchers in a log folder."""
 
-    def __init__(self, log_dir: Path) -> None:
-        self._folder = log_dir / FOLDER
+    def __init__(self, log_dir: Path, of: str = "") -> None:
+        """`of`: only events of these, such as `fleetrun`."""
+        self._folder, self._prefix = log_dir / FOLDER, f"{EVENTS_PREFIX}{of}"
         self._files: dict[str, LineFollower] = {}
         #: by name of a file: the time of its newest event
         self._newest: dict[str, float] = {}
@@ -168,7 +169,7 @@ class EventFiles:
         """The events since the last call, in the order of their times."""
         new: list[Event] = []
         for name in _names_in(self._folder):
-            if name.startswith(EVENTS_PREFIX):
+            if name.startswith(self._prefix):
                 new += self._events_of(name)
         return sorted(new, key=lambda event: event.at)
 

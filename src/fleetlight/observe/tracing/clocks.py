@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
+
+K = TypeVar("K")
 
 #: the fastest of these replies counts
 _TIMES = 5
@@ -72,22 +74,29 @@ def leads_over_first(parts: Sequence[TimedPart]) -> dict[str, ClockLead]:
     Workers on two hosts are compared by a server that both have asked.
     """
     hosts = {part.name: part.host for part in parts}
-    edges = [
-        edge
-        for part in parts
-        for server, lead in part.clocks.items()
-        if server in hosts and hosts[server] != part.host
-        for edge in (
-            (part.host, hosts[server], lead),
-            (hosts[server], part.host, ClockLead(-lead.ahead_us, lead.error_us)),
-        )
-    ]
+    edges: dict[tuple[str, str], ClockLead] = {}
+    for part in parts:
+        for server, lead in part.clocks.items():
+            if server in hosts and hosts[server] != part.host:
+                back = ClockLead(-lead.ahead_us, lead.error_us)
+                _keep_better(edges, (part.host, hosts[server]), lead)
+                _keep_better(edges, (hosts[server], part.host), back)
     best = {parts[0].host: ClockLead(0.0, 0.0)} if parts else {}
-    for _ in hosts:
-        for here, there, lead in edges:
+    is_better = True
+    while is_better:
+        is_better = False
+        for (here, there), lead in edges.items():
             if here in best:
                 known = best[here]
                 error = known.error_us + lead.error_us
-                if there not in best or error < best[there].error_us:
-                    best[there] = ClockLead(known.ahead_us + lead.ahead_us, error)
+                over_here = ClockLead(known.ahead_us + lead.ahead_us, error)
+                is_better |= _keep_better(best, there, over_here)
     return best
+
+
+def _keep_better(known: dict[K, ClockLead], key: K, lead: ClockLead) -> bool:
+    """Keep the lead with the smaller error; True if that is the new one."""
+    if key in known and known[key].error_us <= lead.error_us:
+        return False
+    known[key] = lead
+    return True

@@ -139,7 +139,12 @@ def test_ps_knows_processes_of_other_machines_by_their_events(
     rest = "".join(f"{name} 10.0.0.2:{number + 8}\n" for number, name in enumerate(names))
     pathlib.Path("log/endpoints.log").write_text(f"job j\nworker 0 10.0.0.1:8\n{rest}")
     write(entry("worker 0", pid=9), host="10.0.0.1", **live(launcher))
-    events = EventFile(pathlib.Path("log"), "fleetrun.10.0.0.2.4", "fleetrun")
+    folder = pathlib.Path("log")
+    events = EventFile(folder, "fleetrun.10.0.0.2.4", "fleetrun", "10.0.0.2")
+    # worker 1 was on another machine before, whose clock is ahead
+    former = EventFile(folder, "fleetrun.10.0.0.3.4", "fleetrun", "10.0.0.3", lambda: 9e9)
+    former.add("start", "started, pid 3", "worker 1", pid=3)
+    former.add("exit", "killed by SIGTERM", "worker 1", status=-15)
     for name, pid in zip(names[:3], (5, 6, 7), strict=True):
         events.add("start", f"started, pid {pid}", name, pid=pid)
     for name, status in (("worker 2", -9), ("worker 3", 0)):
@@ -153,7 +158,12 @@ def test_ps_knows_processes_of_other_machines_by_their_events(
         ("worker 4", "unknown", "10.0.0.2", "run fleetlight ps there"),
     ]
     events.add("exit", "killed", "worker 2", status=-9)
-    pathlib.Path("log", f"launcher.10.0.0.1.{launcher.pid}.json").unlink()
+    record = pathlib.Path("log", f"launcher.10.0.0.1.{launcher.pid}.json")
+    record.unlink()
+    record = write(entry("worker 0", status=0), host="10.0.0.1")
+    # the launcher of node 0 was killed: nothing says whether the others have ended
+    assert [state for _, state, *_ in rows()[2:4]] == ["unknown", "killed by SIGKILL"]
+    record.unlink()
     write(entry("worker 0", status=0), host="10.0.0.1", ended=True, code=0)
     assert [state for _, state, *_ in rows()[2:5]] == [
         "ended",

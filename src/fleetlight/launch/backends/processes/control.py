@@ -38,14 +38,14 @@ class LogFolderControl:
             for process in record.processes:
                 members.setdefault(process.name, _member(record, process))
         running = {r.host: r for r, _ in records if _presence(r) is not Presence.ENDED}
-        events = ProcessEvents(EventFiles(folder).poll())
-        for name, host in _endpoints(folder).items():
-            if name in members:
-                continue
-            if host in running:
-                members[name] = MemberState(name, "starting", _where(running[host]))
-            else:
-                members[name] = _elsewhere(name, host, events, is_over=not running)
+        rest = {name: host for name, host in _endpoints(folder).items() if name not in members}
+        here = {name: running[host] for name, host in rest.items() if host in running}
+        members |= {name: MemberState(name, "starting", _where(one)) for name, one in here.items()}
+        if len(here) < len(rest):
+            otherwise = _state_elsewhere(records, is_over=not running)
+            events = ProcessEvents(EventFiles(folder, "fleetrun").poll())
+            for name in rest.keys() - here.keys():
+                members[name] = _elsewhere(name, rest[name], events, otherwise)
         return [*launchers, *(members[name] for name in sorted(members, key=_order))]
 
     def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
@@ -146,16 +146,23 @@ def _member(record: LauncherRecord, process: ProcessEntry) -> MemberState:
     return MemberState(process.name, state, _where(record), detail + restarts, is_over)
 
 
-def _elsewhere(name: str, host: str, events: ProcessEvents, *, is_over: bool) -> MemberState:
+def _state_elsewhere(records: Sequence[tuple[LauncherRecord, int]], *, is_over: bool) -> str:
+    """The state of processes of other machines that were started, and whose end is not known."""
+    if not is_over:
+        return "running"
+    return "ended" if any(record.ended for record, _ in records) else "unknown"
+
+
+def _elsewhere(name: str, host: str, events: ProcessEvents, otherwise: str) -> MemberState:
     """A process of another machine, by the events that its launcher sent."""
-    start, status = events.start(name), events.status(name)
-    if start is None:
+    start, status = events.start(name, host), events.status(name, host)
+    state = otherwise if status is None else _ended(status)
+    if start is None or state == "unknown":
         return MemberState(name, "unknown", host, "run fleetlight ps there", is_over=True)
-    state = "ended" if is_over else "running"
-    if status is not None:
-        state = _ended(status)
     restarts = f", restarts: {start.restart}" if start.restart else ""
-    return MemberState(name, state, host, f"pid {start.pid} (not checked){restarts}", is_over)
+    detail = f"pid {start.pid} (not checked){restarts}"
+    # its launcher may start it again
+    return MemberState(name, state, host, detail, is_over=otherwise != "running")
 
 
 def _where(record: LauncherRecord) -> str:

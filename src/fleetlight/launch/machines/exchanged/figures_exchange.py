@@ -17,6 +17,7 @@ from fleetlight.launch.machines.exchanged.heartbeats import Counters
 from fleetlight.observe.figures.history import LineFollower
 from fleetlight.observe.figures.recorder import ThinnedFile
 from fleetlight.observe.figures.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX
+from fleetlight.observe.log import logger
 
 #: how many events of a file wait for node 0, if it is away
 _MOST_EVENTS = 1000
@@ -45,6 +46,7 @@ class FiguresExchange:
         #: by node: the number of its last message
         self._seen: dict[int, int] = {}
         self.copies: Copies = {} if copies is None else copies
+        self._has_warned = False
 
     def bring(self) -> None:
         """Send what is new, or on node 0 receive it."""
@@ -84,7 +86,13 @@ class FiguresExchange:
         key = f"figures/{node}"
         if not self._store.check([key]):
             return
-        message = msgspec.json.decode(self._store.get(key), type=_RecordedLines)
+        try:
+            message = msgspec.json.decode(self._store.get(key), type=_RecordedLines)
+        except msgspec.MsgspecError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("figures of node %d cannot be read: %s", node, error)
+            return
         if message.number == self._seen.get(node):
             return
         self._seen[node] = message.number
