@@ -20,8 +20,9 @@ TRAIN = """
     import torch
     import fleetlight as fleet
     from fleetlight.fleet.recording import tracing
+    from fleetlight.launch.process_identity import System
     if os.environ["FLEET_ROLE"] == "server":
-        tracing.this_clock = lambda: "that of another host"
+        tracing.this_system = lambda: System("another host", "", "")
 
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))
     model = torch.nn.Sequential(fleet.nn.SparseEmbedding(4), torch.nn.Linear(4, 1))

@@ -9,6 +9,7 @@ import pytest
 
 from fleetlight.cli.fleetlight import main
 from fleetlight.cli.watch import trace
+from fleetlight.observe.tracing.clocks import ClockLead
 from fleetlight.observe.tracing.request import (
     TracePart,
     TraceRequest,
@@ -79,6 +80,26 @@ def test_a_trace_that_ends_leaves_its_output_only(
     assert set(asked) == {False, True}
     assert files(tmp_path) == []
     assert (tmp_path / "trace.json").exists()
+
+
+def test_each_other_host_has_a_line_on_its_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clocks = {"server 0": ClockLead(-2500.0, 100.0)}
+    parts = {
+        "worker 0": TracePart("worker 0", 1, [], host="a", clocks=clocks),
+        "worker 1": TracePart("worker 1", 1, [], host="c"),
+        "server 0": TracePart("server 0", 1, [], host="b"),
+    }
+    monkeypatch.setattr(trace, "take_part", lambda log_dir, wanted, name: parts[name])
+    assert traced(tmp_path) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "worker 1: the times are those of another host's clock, uncorrected, since no server was "
+        "asked from both that host and the host of worker 0",
+        "server 0: the clock there is 2.50 ms behind that of worker 0 (within 0.10 ms), which the "
+        "trace corrects",
+    ]
 
 
 def test_a_later_trace_keeps_its_request(

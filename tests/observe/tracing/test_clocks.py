@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.observe.tracing.clocks import ClockLead, leads_of, leads_over_first, this_clock
+from fleetlight.observe.tracing.clocks import ClockLead, leads_of, leads_over_first
 from fleetlight.observe.tracing.merged import merged
 from fleetlight.observe.tracing.request import TracePart
 from fleetlight.observe.tracing.spans import TraceSpan
@@ -80,8 +80,3 @@ def test_a_trace_of_two_hosts_has_one_time_axis() -> None:
     events = merged([worker, other, part("server 0", "c", 6_005.0)])["traceEvents"]
     times = {(e["pid"], e["name"]): e["ts"] for e in events if e["ph"] == "X"}
     assert times == {(1, "push"): 0.0, (2, "push"): 10.0, (2, "aten::mm"): 30.0, (3, "push"): 5.0}
-
-
-def test_processes_of_a_host_have_one_clock() -> None:
-    assert this_clock()
-    assert this_clock() == this_clock()

@@ -75,12 +75,15 @@ def _trace(found: argparse.Namespace) -> int:
 
 
 def _on_clocks(parts: Sequence[TracePart]) -> Iterator[str]:
-    """A line for each other host: how its times were changed."""
+    """A line for each other host: how far its clock is off, and whether that is corrected."""
     leads, first = leads_over_first(parts), parts[0]
     for host in dict.fromkeys(part.host for part in parts if part.host != first.host):
         names = ", ".join(part.name for part in parts if part.host == host)
         if (lead := leads.get(host)) is None:
-            yield f"{names}: times by the clock of another host, which no server compares"
+            yield (
+                f"{names}: the times are those of another host's clock, uncorrected, since no "
+                f"server was asked from both that host and the host of {first.name}"
+            )
             continue
         by, error = lead.ahead_us / 1000, lead.error_us / 1000
         yield (

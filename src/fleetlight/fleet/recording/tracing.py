@@ -16,8 +16,9 @@ import torch
 
 from fleetlight.errors import FleetError
 from fleetlight.fleet.job import Job
+from fleetlight.launch.process_identity import this_system
 from fleetlight.observe.log import logger
-from fleetlight.observe.tracing.clocks import ClockLead, leads_of, this_clock
+from fleetlight.observe.tracing.clocks import ClockLead, leads_of
 from fleetlight.observe.tracing.request import TracePart, TraceRequest, requested, write_part
 from fleetlight.observe.tracing.spans import spans
 from fleetlight.torch_compat.profiling import YieldingProfiler
@@ -93,8 +94,18 @@ class ProcessTracer:
             msgspec.structs.replace(span, ends=f"{span.ends}.{index}") if span.ends else span
             for span in spans.stop()
         ]
-        own = self._name, os.getpid(), found, events or [], base_us, note
-        part = TracePart(*own, this_clock(), dict(clocks or {}))
+        here = this_system()
+        part = TracePart(
+            self._name,
+            os.getpid(),
+            found,
+            events or [],
+            base_us,
+            note,
+            # containers of one machine share its clock
+            host=here.boot or here.hostname,
+            clocks=dict(clocks or {}),
+        )
         try:
             write_part(self._log_dir, wanted, part)
         except Exception as error:  # the process works without its trace

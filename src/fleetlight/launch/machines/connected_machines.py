@@ -200,11 +200,10 @@ class ConnectedMachines:
         if self._figures is not None:
             self._figures.bring()
         if self._logs is not None:
-            board = self._board
-            is_first = board.layout.own == 0
+            launchers, receives = self._board.launchers, self._board.layout.own == 0
             # a copy that is too slow for the link decides nothing about the job at its end
             with contextlib.suppress(RuntimeError) if is_last else contextlib.nullcontext():
-                self._logs.bring(board.launchers, is_first=is_first, is_last=is_last)
+                self._logs.bring(launchers, receives=receives, is_last=is_last)
 
     def give_up(self, why: str) -> None:
         """Report that this machine cannot continue, so that the others do not wait for it."""

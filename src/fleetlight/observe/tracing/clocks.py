@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the clocks of hosts differ, so that a trace has one time axis. Pure.
+"""How far the clocks of hosts differ, so that a trace has one time axis.
 
 A worker asks each server for its time. The server's clock was read between the request and the
 reply, so half of their distance is the largest error.
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from socket import gethostname
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -19,7 +17,6 @@ K = TypeVar("K")
 
 #: the fastest of these replies counts
 _TIMES = 5
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockLead(msgspec.Struct, frozen=True):
@@ -42,14 +39,6 @@ class TimedPart(Protocol):
     @property
     def clocks(self) -> Mapping[str, ClockLead]:
         """By name of a server: how far its clock is ahead of that of this process."""
-
-
-def this_clock() -> str:
-    """The clock of this process: containers of one machine share it."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return gethostname()
 
 
 def leads_of(ask: Callable[[], Mapping[str, float]]) -> dict[str, ClockLead]:

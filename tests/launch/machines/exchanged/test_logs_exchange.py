@@ -31,7 +31,7 @@ class Machine:
 
     def bring(self, *, first: int = 0, is_last: bool = False) -> None:
         """Send, or receive where this is node 0."""
-        self._exchange.bring(self._launchers, is_first=self.own == first, is_last=is_last)
+        self._exchange.bring(self._launchers, receives=self.own == first, is_last=is_last)
 
     def write(self, data: bytes, name: str = LOG) -> None:
         with (self.folder / name).open("ab") as file:

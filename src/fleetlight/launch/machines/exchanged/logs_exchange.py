@@ -77,12 +77,12 @@ class LogsExchange:
         self._writers: dict[str, int] = {}
         self._has_warned = False
 
-    def bring(self, launchers: Collection[int], *, is_first: bool, is_last: bool = False) -> None:
-        """Send what is new, or on node 0 (`is_first`) receive it from these launchers.
+    def bring(self, launchers: Collection[int], *, receives: bool, is_last: bool = False) -> None:
+        """Send what is new, or on node 0 (`receives`) take it from these launchers.
 
         `is_last`: the ends of logs count more than their middles.
         """
-        if is_first:
+        if receives:
             for launcher in launchers:
                 if launcher != self._launcher:
                     self._receive(launcher)
