@@ -25,10 +25,10 @@ test: $(VENV)/.ready  ## every test but the long ones, two at a time
 	$(PYTEST) -n 2 --dist worksteal -m 'not long and not style' --junit-xml $(REPORT)
 
 test-long: $(VENV)/.ready  ## the long tests only
-	$(PYTEST) -n 2 --dist worksteal -m long --timeout 300 --ignore tests/engines
+	$(PYTEST) -n 2 --dist worksteal -m long --ignore tests/engines
 
 test-engines: $(VENV)/.ready  ## jobs on real engines; without an engine its tests are skipped
-	$(PYTEST) -m long --timeout 300 -rs tests/engines
+	$(PYTEST) -m long -rs tests/engines
 
 test-browser: $(VENV)/.ready  ## the live page in Chromium; without one its tests are skipped
 	$(BIN)/pip install --quiet --group browser

@@ -34,6 +34,7 @@ def test_without_a_gpu_it_says_so(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.timeout(300)
 def test_all_sections_are_measured() -> None:
     options = "--device cpu --no-write --size 0.001 --rounds 2 --steps 2 --batches 2"
     command = [sys.executable, "-m", "benchmarks.gpu", *options.split(), "--models", "wide_deep"]

@@ -57,6 +57,7 @@ def test_the_page_has_costs_and_the_round_in_the_middle() -> None:
 
 @pytest.mark.long
 @pytest.mark.multiprocess
+@pytest.mark.timeout(300)
 def test_a_job_goes_on_after_both_kills(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--rounds", "1", "--calm_s", "2", "--between_s", "15", "--no-write"]
     assert kills.main(small) == 0
