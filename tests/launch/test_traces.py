@@ -15,8 +15,9 @@ from fleetlight.cli.fleetlight import main
 TRAIN = """
     import os, pathlib, sys, time
     if os.environ["FLEET_ROLE"] == "server":
-        of_worker = time.time
+        of_worker, ns_of_worker = time.time, time.time_ns
         time.time = lambda: of_worker() + 1000
+        time.time_ns = lambda: ns_of_worker() + 1000 * 10**9
     import torch
     import fleetlight as fleet
     from fleetlight.fleet.recording import tracing

@@ -192,8 +192,8 @@ class Job(abc.ABC):
         if self.step_made is not None:
             self.step_made()
 
-    def server_clocks(self) -> dict[str, float]:
-        """What the clock of each server shows now, by name."""
+    def server_clocks(self) -> dict[str, int]:
+        """What the clock of each server shows, by name, in nanoseconds since 1970."""
         return {}
 
     def figures(self) -> dict[str, Value]:

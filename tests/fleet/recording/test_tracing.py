@@ -39,8 +39,8 @@ class TracedJob:
         self.step_made: Callable[[], None] | None = None
         self.tracer = ProcessTracer(cast(Job, self), folder)
 
-    def server_clocks(self) -> dict[str, float]:
-        return {"server 0": time.time() + 2}
+    def server_clocks(self) -> dict[str, int]:
+        return {"server 0": time.time_ns() + 2_000_000_000}
 
     def begin(self, wanted: TraceRequest = WANTED) -> None:
         """The command asks, and the tracer looks."""

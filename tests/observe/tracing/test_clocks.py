@@ -15,30 +15,39 @@ from fleetlight.observe.tracing.merged import merged
 from fleetlight.observe.tracing.request import TracePart
 from fleetlight.observe.tracing.spans import TraceSpan
 
-#: seconds until a request arrives, and until its reply does
-WAYS = st.tuples(st.floats(0, 0.01), st.floats(0, 0.01))
+#: nanoseconds until a request arrives, and until its reply does
+WAYS = st.tuples(st.integers(0, 10_000_000), st.integers(0, 10_000_000))
+
+#: between the two readings of a clock before a request
+TICK_NS = 40
 
 
-@given(st.floats(-10, 10), st.lists(WAYS, min_size=5, max_size=5))
-def test_the_true_lead_is_within_the_error(lead: float, ways: list[tuple[float, float]]) -> None:
-    now = 1_000_000.0
-    left: Iterator[tuple[float, float]] = iter(ways)
+@given(st.integers(-10_000_000_000, 10_000_000_000), st.lists(WAYS, min_size=5, max_size=5))
+def test_the_true_lead_is_within_the_error(lead_ns: int, ways: list[tuple[int, int]]) -> None:
+    now = 1_800_000_000 * 10**9
+    left: Iterator[tuple[int, int]] = iter(ways)
 
-    def ask() -> Mapping[str, float]:
+    def read() -> int:
+        nonlocal now
+        now += TICK_NS
+        return now
+
+    def ask() -> Mapping[str, int]:
         nonlocal now
         there, back = next(left)
         now += there
-        shown = now + lead
+        shown = now + lead_ns
         now += back
         return {"server 0": shown}
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(time, "time", lambda: now)
-        patched.setattr(time, "perf_counter", lambda: now)
+        patched.setattr(time, "time_ns", read)
+        patched.setattr(time, "perf_counter_ns", read)
         found = leads_of(ask)["server 0"]
-    # floats of seconds since 1970 have a resolution
-    assert abs(found.ahead_us - 1e6 * lead) <= found.error_us + 1
-    assert found.error_us == pytest.approx(min(1e6 * (a + b) / 2 for a, b in ways), abs=1)
+    assert abs(found.ahead_us - lead_ns / 1e3) <= found.error_us
+    fastest_us = min((there + back + 2 * TICK_NS) / 2e3 for there, back in ways)
+    resolution_us = 1e6 * time.get_clock_info("time").resolution
+    assert found.error_us == pytest.approx(fastest_us + resolution_us)
 
 
 def part(name: str, host: str, begin_us: float = 0.0, **clocks: tuple[float, float]) -> TracePart:

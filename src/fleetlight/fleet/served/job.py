@@ -66,11 +66,11 @@ class ServedJob(Job):
                 found |= figures.values_of_server(session.embedded.figures())
         return found
 
-    def server_clocks(self) -> dict[str, float]:
+    def server_clocks(self) -> dict[str, int]:
         if not self.session.is_open:
             return {}
         counted = self.session.client.figures()
-        return {f"server {number}": one.clock for number, one in enumerate(counted)}
+        return {f"server {number}": one.clock_ns for number, one in enumerate(counted)}
 
     @property
     def _peers(self) -> ServedGroup:

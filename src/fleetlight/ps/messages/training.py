@@ -215,5 +215,5 @@ class ServerFigures(MessageBase, frozen=True, tag="Counted"):
     staleness: dict[int, int]
     #: of the journal and the snapshots, by the names of the catalogue
     durable: dict[str, float] = msgspec.field(default_factory=dict)
-    #: what the clock of the server shows, in seconds since 1970
-    clock: float = msgspec.field(default_factory=time.time)
+    #: what the clock of the server shows, in nanoseconds since 1970
+    clock_ns: int = msgspec.field(default_factory=time.time_ns)
