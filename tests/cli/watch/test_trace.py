@@ -13,6 +13,7 @@ from fleetlight.observe.tracing.clocks import ClockLead
 from fleetlight.observe.tracing.request import (
     TracePart,
     TraceRequest,
+    TraceStage,
     request,
     requested,
     write_part,
@@ -49,7 +50,7 @@ def test_a_deadline_withdraws_the_request(
     request(tmp_path, old)
     write_part(tmp_path, old, TracePart("worker 0", 1, []))
     assert traced(tmp_path, "--deadline_s", "0") != 0
-    assert "no trace of worker 0, worker 1 arrived in time" in capsys.readouterr().err
+    assert "no trace of server 0 arrived in time" in capsys.readouterr().err
     assert files(tmp_path) == []
 
 
@@ -68,16 +69,18 @@ def test_ctrl_c_withdraws_the_request_and_parts(
 def test_a_trace_that_ends_leaves_its_output_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[bool] = []
+    asked: list[TraceStage] = []
 
     def arrived(seconds: float) -> None:
         last = requested(tmp_path)
-        asked.append(last is not None and last.is_over)
-        write(tmp_path, *(["server 0"] if asked[-1] else ["worker 0", "worker 1"]))
+        assert last is not None
+        asked.append(last.stage)
+        is_of_workers = last.stage is TraceStage.WORKERS_BEGIN
+        write(tmp_path, *(["worker 0", "worker 1"] if is_of_workers else ["server 0"]))
 
     monkeypatch.setattr(trace.time, "sleep", arrived)
     assert traced(tmp_path) == 0
-    assert set(asked) == {False, True}
+    assert list(dict.fromkeys(asked)) == list(TraceStage)
     assert files(tmp_path) == []
     assert (tmp_path / "trace.json").exists()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 from tests.workers import run_processes
@@ -19,6 +20,7 @@ from fleetlight.fleet.recording.tracing import ProcessTracer
 from fleetlight.observe.tracing.request import (
     TracePart,
     TraceRequest,
+    TraceStage,
     request,
     take_part,
     withdraw,
@@ -27,7 +29,11 @@ from fleetlight.observe.tracing.spans import spans
 from fleetlight.roles.role import Kind, Role
 from fleetlight.torch_compat.profiling import YieldingProfiler, is_profiled
 
-WANTED = TraceRequest("ab", 2)
+WANTED = TraceRequest("ab", 2, TraceStage.WORKERS_BEGIN)
+
+
+def of(wanted: TraceRequest, stage: TraceStage) -> TraceRequest:
+    return msgspec.structs.replace(wanted, stage=stage)
 
 
 class TracedJob:
@@ -159,7 +165,7 @@ def test_a_withdrawn_trace_ends_at_the_next_step(job: TracedJob, steps: int) -> 
 def test_another_trace_replaces_the_first(job: TracedJob) -> None:
     job.begin()
     job.step()
-    other = TraceRequest("cd", 1)
+    other = TraceRequest("cd", 1, TraceStage.WORKERS_BEGIN)
     job.begin(other)
     job.step()
     job.tracer.look()
@@ -182,15 +188,27 @@ def test_a_part_that_comes_late_does_not_stay(job: TracedJob) -> None:
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 def test_a_server_writes_what_is_wanted(tmp_path: Path, is_withdrawn: bool) -> None:
     job = TracedJob(tmp_path, Kind.SERVER)
-    job.begin()
+    job.begin(of(WANTED, TraceStage.SERVERS_BEGIN))
+    begun = job.part()
+    assert begun is not None
+    assert not begun.spans
+    job.begin(WANTED)
     job.step()
+    assert job.part() is None
     if is_withdrawn:
         withdraw(tmp_path, WANTED)
         job.tracer.look()
     else:
-        job.begin(TraceRequest(WANTED.id, WANTED.steps, is_over=True))
+        job.begin(of(WANTED, TraceStage.OVER))
     assert not spans.is_on
     assert (job.part() is None) == is_withdrawn
+
+
+def test_a_worker_records_once_servers_do(job: TracedJob) -> None:
+    job.begin(of(WANTED, TraceStage.SERVERS_BEGIN))
+    assert job.step_made is None
+    job.begin(WANTED)
+    assert job.step_made is not None
 
 
 def test_a_folder_out_of_reach_ends_nothing(

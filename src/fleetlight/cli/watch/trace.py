@@ -19,6 +19,7 @@ from fleetlight.observe.tracing.merged import merged
 from fleetlight.observe.tracing.request import (
     TracePart,
     TraceRequest,
+    TraceStage,
     is_wanted,
     remove_parts,
     request,
@@ -58,9 +59,11 @@ def _trace(found: argparse.Namespace) -> int:
     remove_parts(log_dir)
     request(log_dir, wanted)
     try:
+        # the first step is not requested from a server that does not record yet
+        _parts(log_dir, wanted, servers, until)
+        _advance(log_dir, wanted, TraceStage.WORKERS_BEGIN)
         parts = _parts(log_dir, wanted, workers, until)
-        if is_wanted(log_dir, wanted):
-            request(log_dir, msgspec.structs.replace(wanted, is_over=True))
+        _advance(log_dir, wanted, TraceStage.OVER)
         parts += _parts(log_dir, wanted, servers, until)
     finally:
         withdraw(log_dir, wanted)
@@ -72,6 +75,11 @@ def _trace(found: argparse.Namespace) -> int:
     for line in (*_on_clocks(parts), *(f"{one.name}: {one.note}" for one in parts if one.note)):
         print(line)
     return 0
+
+
+def _advance(log_dir: Path, wanted: TraceRequest, stage: TraceStage) -> None:
+    if is_wanted(log_dir, wanted):
+        request(log_dir, msgspec.structs.replace(wanted, stage=stage))
 
 
 def _on_clocks(parts: Sequence[TracePart]) -> Iterator[str]:
@@ -121,9 +129,9 @@ def _parts(log_dir: Path, wanted: TraceRequest, names: list[str], until: float) 
         if time.monotonic() > until:
             missing = ", ".join(name for name in names if name not in parts)
             raise DeadlineError(
-                f"no trace of {missing} arrived in time: a worker records its next {wanted.steps} "
-                "steps; look whether it makes steps (fleetlight logs), or wait longer with "
-                "--deadline_s"
+                f"no trace of {missing} arrived in time: servers begin within about a second, "
+                f"and workers record their next {wanted.steps} steps; look whether they make "
+                "steps (fleetlight logs), or wait longer with --deadline_s"
             )
         if not is_wanted(log_dir, wanted):
             raise LaunchError(

@@ -19,7 +19,13 @@ from fleetlight.fleet.job import Job
 from fleetlight.launch.process_identity import this_system
 from fleetlight.observe.log import logger
 from fleetlight.observe.tracing.clocks import ClockLead, leads_of
-from fleetlight.observe.tracing.request import TracePart, TraceRequest, requested, write_part
+from fleetlight.observe.tracing.request import (
+    TracePart,
+    TraceRequest,
+    TraceStage,
+    requested,
+    write_part,
+)
 from fleetlight.observe.tracing.spans import spans
 from fleetlight.torch_compat.profiling import YieldingProfiler
 
@@ -52,11 +58,13 @@ class ProcessTracer:
         # the thread that trains may end it meanwhile
         running = self._running
         if running is None:
-            if wanted is not None and wanted.id != self._done and not wanted.is_over:
+            is_server = self._job.role.is_server
+            stage = TraceStage.SERVERS_BEGIN if is_server else TraceStage.WORKERS_BEGIN
+            if wanted is not None and wanted.id != self._done and wanted.stage is stage:
                 self._begin(wanted)
             return
         is_wanted = wanted is not None and wanted.id == running.id
-        is_over = wanted is not None and wanted.is_over
+        is_over = wanted is not None and wanted.stage is TraceStage.OVER
         if self._steps is not None:
             # the thread that trains ends it
             self._steps.is_given_up = is_over or not is_wanted
@@ -70,6 +78,7 @@ class ProcessTracer:
         if self._job.role.is_server:
             self._until = time.monotonic() + _LONGEST_S
             spans.start()
+            self._write(wanted, TracePart(self._name, os.getpid(), []))
         else:
             self._steps = _StepTrace(self, self._job, wanted)
             self._job.step_made = self._steps.step
@@ -106,13 +115,16 @@ class ProcessTracer:
             host=here.boot or here.hostname,
             clocks=dict(clocks or {}),
         )
+        self._write(wanted, part)
+        self._running = None
+
+    def _write(self, wanted: TraceRequest, part: TracePart) -> None:
         try:
             write_part(self._log_dir, wanted, part)
         except Exception as error:  # the process works without its trace
             logger.warning(
                 "the trace of %s is not written to %s: %s", self._name, self._log_dir, _text(error)
             )
-        self._running = None
 
 
 class _StepTrace:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,25 @@ from fleetlight.observe.tracing.spans import TraceSpan
 _REQUEST = "trace-request.json"
 
 
+class TraceStage(enum.Enum):
+    """Servers record before the first worker does, and until the last has ended."""
+
+    SERVERS_BEGIN = "servers begin"
+    WORKERS_BEGIN = "workers begin"
+    OVER = "over"
+
+
 class TraceRequest(msgspec.Struct, frozen=True):
     """A trace that is wanted."""
 
     id: str
     #: steps of each worker
     steps: int
-    #: True once all workers have made them: servers end, too
-    is_over: bool = False
+    stage: TraceStage = TraceStage.SERVERS_BEGIN
 
 
 class TracePart(msgspec.Struct, frozen=True):
-    """The trace of one process."""
+    """The trace of one process; one without spans says that a server has begun."""
 
     #: `worker 0`
     name: str
