@@ -20,6 +20,7 @@ from fleetlight.launch.job.spec import JobSpec
 from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.logs import LogFolder, claim
+from fleetlight.launch.processes.output import held
 from fleetlight.launch.processes.record import ProcessEntry
 from fleetlight.launch.status import read
 from fleetlight.observe.console import Tone
@@ -57,7 +58,15 @@ def folder(tmp_path: pathlib.Path) -> Iterator[LogFolder]:
     logs.close()
 
 
-def gang(folder: LogFolder, screen: Screen, script: str, *, tee: bool = False) -> Gang:
+def gang(
+    folder: LogFolder,
+    screen: Screen,
+    script: str,
+    *,
+    tee: bool = False,
+    look: Callable[[Gang], None] = lambda made: None,
+) -> Gang:
+    """A gang whose processes have exited; `look` sees it before it closes."""
     file = folder.path / "t.py"
     file.write_text(script)
     job = JobSpec(script=str(file), collective=False, tee=tee)
@@ -72,6 +81,7 @@ def gang(folder: LogFolder, screen: Screen, script: str, *, tee: bool = False) -
         try:
             made.start()
             wait_until(lambda: len(made.exits()) == 3, "all to exit")
+            look(made)
         finally:
             made.close()
     return made
@@ -94,6 +104,32 @@ def test_tee_shows_all_and_ends_open_lines(folder: LogFolder) -> None:
         b"[worker 0] worker 0",
         b"[worker 1] worker 1",
     ]
+
+
+FAIL_WITH = """
+import os, sys
+if os.environ["FLEET_ROLE"] == "worker" and os.environ["FLEET_INDEX"] == "0":
+    sys.stderr.write("Traceback (most recent call last):\\nPeerLostError")
+else:
+    sys.exit({})
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_traceback_is_held_once_another_process_has_failed(
+    folder: LogFolder, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(held, "_HOLD_S", 0.0)
+    shown: list[bytes] = []
+
+    def look(made: Gang) -> None:
+        # read, then show what was held for long enough
+        made.pump()
+        shown.append(screen.shown)
+
+    screen = Screen()
+    gang(folder, screen, FAIL_WITH.format(status), look=look)
+    assert (b"PeerLostError" in shown[0]) == (status == 0)
 
 
 LEAVE = """

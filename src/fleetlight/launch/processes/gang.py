@@ -57,7 +57,7 @@ class Gang:
         self._children: dict[JobProcess, Child] = {}
         self._exits: dict[JobProcess, ProcessExit] = {}
         #: when each process started, which `record` tells apart from later ones of its number
-        self._starts: dict[int, int | None] = {}
+        self._starts: dict[Child, int | None] = {}
         #: how often each process was restarted alone
         self._incarnations: dict[JobProcess, int] = {}
         self._followers: list[_OutputFollower] = []
@@ -127,8 +127,13 @@ class Gang:
 
     def _hold(self, member: JobProcess, show: Callable[[bytes], None]) -> HeldOutput:
         if member not in self._held:
-            self._held[member] = HeldOutput(show, lambda: self._status(member).error is not None)
+            self._held[member] = HeldOutput(show, lambda: self._is_failing(member))
         return self._held[member]
+
+    def _is_failing(self, member: JobProcess) -> bool:
+        """True once this process fails, or another one without which the job fails."""
+        has_failed = any(exit_.has_failed for exit_ in self._exits.values())
+        return has_failed or self._status(member).error is not None
 
     def _fork(
         self, outputs: Mapping[JobProcess, int], check: Callable[[], None]
@@ -196,17 +201,17 @@ class Gang:
             ProcessEntry(
                 name=member.name,
                 pid=child.pid,
-                start=self._start_of(child.pid),
+                start=self._start_of(child),
                 status=self._exits[member].status if member in self._exits else None,
                 restarts=self.run.restart + self._incarnations.get(member, 0),
             )
             for member, child in self._children.items()
         ]
 
-    def _start_of(self, pid: int) -> int | None:
-        if pid not in self._starts:
-            self._starts[pid] = start_of(pid)
-        return self._starts[pid]
+    def _start_of(self, child: Child) -> int | None:
+        if child not in self._starts:
+            self._starts[child] = start_of(child.pid)
+        return self._starts[child]
 
     def can_stop(self) -> bool:
         """True when all running processes have reported that they save at SIGTERM.

@@ -35,7 +35,7 @@ class HeldOutput:
         is_failing: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_failing`: True once the process is known to end with an error."""
+        """`is_failing`: True once it is known that the process, or the job, ends with an error."""
         self._show, self._is_failing, self._clock = show, is_failing, clock
         #: the traceback and all after it, and when it came; None: nothing is held
         self._held: bytes = b""
