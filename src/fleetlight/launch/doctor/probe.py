@@ -32,6 +32,8 @@ LIMIT_S = 5.0
 PORT_S = 2.0
 _ECHOES = 20
 _CHUNK = bytes(1 << 17)
+#: how much longer than asked a receiver waits for bytes that it counts
+_FIRST_S = 2.0
 #: how long a receiver drains a connection after its report
 _DRAIN_S = 1.0
 
@@ -137,20 +139,23 @@ def _push_until_reply(connected: socket.socket, until: float) -> None:
 def receive_for(wire: DoctorChannel, seconds: float) -> None:
     """Receive for `seconds`, report how much arrived, and drain the rest."""
     with wire.raw() as connected:
-        count, took = _received_bytes(connected, seconds)
+        count, took = _received_bytes(connected, seconds, _FIRST_S)
     wire.send(Received(count, took))
     with wire.raw() as connected:
         # closing with unread bytes would reset the connection, and the report would be lost
         connected.shutdown(socket.SHUT_WR)
-        _received_bytes(connected, _DRAIN_S)
+        _received_bytes(connected, _DRAIN_S, 0.0)
 
 
-def _received_bytes(connected: socket.socket, seconds: float) -> tuple[int, float]:
-    """Count bytes until the deadline or the end; the clock starts with the first bytes."""
+def _received_bytes(connected: socket.socket, seconds: float, first_s: float) -> tuple[int, float]:
+    """Count bytes until the deadline or the end; the clock starts with the first bytes.
+
+    While none is counted, it waits up to `first_s` longer: a busy machine is not a dead link.
+    """
     buffer = bytearray(1 << 20)
     count, begin, last = 0, 0.0, 0.0
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+    while (left := end + (0.0 if count else first_s) - time.monotonic()) > 0:
         connected.settimeout(left)
         try:
             got = connected.recv_into(buffer)
