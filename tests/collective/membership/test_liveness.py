@@ -88,7 +88,7 @@ def test_a_barrier_names_the_missing_worker() -> None:
 
 @pytest.fixture
 def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.02)
+    monkeypatch.setattr(module, "BEAT_S", 0.1)
 
 
 @pytest.mark.usefixtures("short_heartbeats")
@@ -113,14 +113,37 @@ def test_a_working_member_may_exceed_the_deadline() -> None:
     store = dist.HashStore()
     zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
     one.start()
-    deadline_s, arrival = 0.1, threading.Timer(0.5, lambda: one.barrier("m", "save", 9.0))
+    has_come = threading.Event()
+
+    def come() -> None:
+        has_come.set()
+        one.barrier("m", "save", 9.0)
+
+    deadline_s, arrival = 0.1, threading.Timer(0.9, come)
     arrival.start()
     try:
         zero.barrier("m", "save", deadline_s, working=True)
-        assert arrival.finished.is_set()
+        assert has_come.is_set()
     finally:
         arrival.join()
         one.depart(None)
+
+
+def test_a_pause_of_this_worker_is_no_silence_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    store = dist.HashStore()
+    zero, one = Liveness(store, 0).set_workers(PAIR), Liveness(store, 1).set_workers(PAIR)
+    one._beat()
+    assert zero.any_alive(2.0)
+    # the machine of both was suspended
+    now += 3600.0
+    assert zero.any_alive(2.0)
+    for _ in range(2):
+        now += 2 * module.BEAT_S
+        is_alive = zero.any_alive(2.0)
+    assert not is_alive
 
 
 @pytest.mark.usefixtures("short_heartbeats")

@@ -62,7 +62,9 @@ class Liveness:
         self._others: dict[int, MemberHello] = {}
         self._stop = threading.Event()
         self._count = 0
+        #: of each worker: the count of its last heartbeat that was read, and when
         self._seen: dict[int, tuple[int, float]] = {}
+        self._looked_at = self._formed_at
         self.step = 0
         self._waiting: str | None = None
         self._thread: threading.Thread | None = None
@@ -119,11 +121,17 @@ class Liveness:
         return any(silence < silence_s for silence in silences.values())
 
     def _silences(self, workers: Collection[int]) -> dict[int, float]:
-        """The seconds since the last heartbeat of each worker that this one has read."""
+        """The seconds since the last heartbeat of each worker that this one has read.
+
+        Two looks count as at most two heartbeats apart: the others may have been suspended when
+        this worker was, with their machine.
+        """
         now, beats = time.monotonic(), self._beats()
+        uncounted = max(0.0, now - self._looked_at - 2 * BEAT_S)
+        self._looked_at = now
         for index, beat in beats.items():
-            if index not in self._seen or self._seen[index][0] != beat.count:
-                self._seen[index] = (beat.count, now)
+            count, since = self._seen.get(index, (-1, now))
+            self._seen[index] = (beat.count, now if count != beat.count else since + uncounted)
         return {i: now - self._seen[i][1] if i in beats else math.inf for i in workers}
 
     @contextlib.contextmanager
