@@ -33,7 +33,7 @@ class JobFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[Path, tuple[tuple[int, int], bytes]] = {}
+        self._known: dict[Path, tuple[tuple[int, int, int], bytes]] = {}
         self._description: dict[str, Any] = {}
         self._described = b""
 
@@ -93,7 +93,7 @@ class JobFiles:
         """The bytes of a file; none if it is missing or too large."""
         try:
             status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_size)
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
             known = self._known.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]

@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,23 @@ def test_a_recorder_writes_a_first_and_a_last_snapshot(tmp_path: Path) -> None:
     assert 1 <= len(history.series["worker.2"].times) <= 2
     assert [event.text for event in history.events] == ["saved step 4"]
     assert not history.poll()
+
+
+def test_nothing_follows_the_last_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], None]] = []
+
+    class LateThread:
+        def __init__(self, target: Callable[[], None], **options: object) -> None:
+            late.append(target)
+
+        def start(self) -> None:
+            """It gets no processor time before the recorder is closed."""
+
+    monkeypatch.setattr(recorder.threading, "Thread", LateThread)
+    FigureRecorder(tmp_path, "worker", 0, Registry()).close()
+    [run] = late
+    run()
+    assert len((tmp_path / "figures" / "worker.0.jsonl").read_bytes().splitlines()) == 1
 
 
 def test_values_that_are_not_finite_lose_no_other_figure(tmp_path: Path) -> None:

@@ -62,17 +62,25 @@ class FigureRecorder:
     def record(self) -> None:
         """Append a snapshot, and the events since the last one."""
         with self._lock:
-            # events first: they are taken once, and a snapshot may fail
-            for event in self._registry.take_events():
-                self._events.append(msgspec.json.encode(event))
-            self._snapshots.append(line_of(self._registry.snapshot()))
+            self._append()
+
+    def _record_unless_over(self) -> None:
+        """Nothing follows the last snapshot."""
+        with self._lock:
+            if not self._over.is_set():
+                self._append()
+
+    def _append(self) -> None:
+        # events first: they are taken once, and a snapshot may fail
+        for event in self._registry.take_events():
+            self._events.append(msgspec.json.encode(event))
+        self._snapshots.append(line_of(self._registry.snapshot()))
 
     def _run(self) -> None:
-        while True:
-            self._guarded(self.record)
+        while not self._over.is_set():
+            self._guarded(self._record_unless_over)
             self._guarded(self._each_time)
-            if self._over.wait(self._every_s):
-                return
+            self._over.wait(self._every_s)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Training continues without figures, and figures without what fails."""
