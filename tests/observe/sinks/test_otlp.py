@@ -184,6 +184,17 @@ def test_a_refusal_after_a_lost_connection_is_a_refusal() -> None:
     assert failures.reason == "Failed to export, code: 400"
 
 
+def test_a_batch_of_an_sdk_that_gave_up_is_lost() -> None:
+    def export(batch: Sequence[int]) -> bool:
+        said = "Failed to export logs batch due to timeout, max retries or shutdown."
+        logging.getLogger(OTLPLogExporter.__module__).error(said)
+        return False
+
+    failures = _Failures(lambda what, why: None)
+    assert failures.guarded(EVENTS, export, True)([1]) is DeliveryOutcome.LOST
+    assert failures.reason == "timeout, max retries or shutdown"
+
+
 def test_the_reason_is_known_while_the_sdk_tries_again() -> None:
     known = []
 
@@ -201,7 +212,7 @@ def test_the_reason_is_known_while_the_sdk_tries_again() -> None:
 def test_a_collector_that_is_down_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[tuple[str, str]] = []
     # the SDK names the cause only where it has time to try again
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2.5")
     with Collector() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
     exporter = EventExporter(JOB, lambda *said: warnings.append(said))

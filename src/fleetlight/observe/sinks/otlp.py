@@ -45,8 +45,8 @@ from fleetlight.version import VERSION
 T = TypeVar("T")
 
 _SCOPE = "fleetlight"
-#: the cause in the middle of a message of the SDK
-_CAUSE = re.compile(r"\[Errno -?\d+\] [\w ]+|[\w ]*timed out")
+#: the cause in the middle of a message of the SDK, where the batch may arrive another time
+_CAUSE = re.compile(r"\[Errno -?\d+\] [\w ]+|[\w ]*timed out|timeout, max retries or shutdown")
 EVENTS, SPANS = "events", "spans"
 #: what each logger of the SDK is about
 _LOGGERS = {OTLPLogExporter.__module__: EVENTS, OTLPSpanExporter.__module__: SPANS}
