@@ -127,7 +127,7 @@ def works_longer_than_the_deadline() -> bool:
 
 @pytest.mark.multiprocess
 def test_work_in_together_may_exceed_the_deadline() -> None:
-    assert run_workers(works_longer_than_the_deadline, deadline_s=1.0) == [True, True]
+    assert run_workers(works_longer_than_the_deadline) == [True, True]
 
 
 def destroyed_by_the_script() -> int:

@@ -133,12 +133,15 @@ def test_consequence_is_not_reported_as_the_cause(place: Workplace) -> None:
             status = {"at": time.monotonic(), "error": error, "caused_by_peer": consequence}
             pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps(status))
             sys.exit(1)
-        if os.environ["FLEET_INDEX"] == "0":
-            pathlib.Path("lost").touch()
-            leave("PeerLostError: worker 1", True)
-        while not os.path.exists("lost"):
+        mine, other = pathlib.Path("consequence"), pathlib.Path("cause")
+        if os.environ["FLEET_INDEX"] == "1":
+            mine, other = other, mine
+        mine.touch()
+        while not other.exists():
             time.sleep(0.001)
-        time.sleep(0.2)
+        if mine.name == "consequence":
+            leave("PeerLostError: worker 1", True)
+        time.sleep(0.1)
         leave("ValueError: the cause", False)
     """)
     _, output = place.run("--nproc_per_node", "2", script)
@@ -180,7 +183,7 @@ STUBBORN = """
 
 
 def test_process_that_ignores_signals_dies_after_the_grace_period(place: Workplace) -> None:
-    job = place.start("--grace_s", "0.2", place.script(STUBBORN))
+    job = place.start("--grace_s", "3", place.script(STUBBORN))
     pid = int(place.wait_for("pid.0"))
     job.process.send_signal(signal.SIGTERM)
     assert job.end()[0] == 143

@@ -140,10 +140,11 @@ def test_save_by_some_workers_names_the_missing_ones(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerFailedError, match=r"every worker must call it.* worker 1 .*is alive, at step 0"
     ):
-        run_workers(only_some_save_and_fail, 2, str(tmp_path / "ckpt"), deadline_s=1.5)
+        run_workers(only_some_save_and_fail, 2, str(tmp_path / "ckpt"))
 
 
 def only_some_save_and_fail(dirname: str) -> None:
+    current().group.deadline_s = 1.5
     try:
         only_some_save(dirname)
     except BaseException as error:
@@ -224,12 +225,12 @@ def test_refused_loader_position_changes_nothing(tmp_path: Path) -> None:
 def save_slowly(dirname: str) -> str:
     build()
     context = current()
-    context.group.deadline_s = 0.3
+    context.group.deadline_s = 1.0
     write = checkpoint.write
     pause = threading.Event()
 
     def slow(*args: Any, **how: Any) -> Any:
-        pause.wait(1.5)
+        pause.wait(3.0)
         return write(*args, **how)
 
     checkpoint.write = slow
@@ -238,7 +239,7 @@ def save_slowly(dirname: str) -> str:
 
 
 def test_save_may_exceed_the_deadline(tmp_path: Path) -> None:
-    answers = run_workers(save_slowly, 2, str(tmp_path / "ckpt"), deadline_s=1.0)
+    answers = run_workers(save_slowly, 2, str(tmp_path / "ckpt"))
     assert answers == ["saved", "saved"]
 
 

@@ -147,26 +147,28 @@ def test_a_limit_of_an_account_is_passed_on(fake: Path, capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("said", "limit_s", "shown"),
     [
         (
             "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n",
+            3.0,
             "Slurm tem",
         ),
-        ("", "see scontrol ping"),
+        ("", 0.3, "see scontrol ping"),
     ],
 )
 def test_a_command_that_waits_for_a_full_queue_says_so(
     fake: Path,
     said: str,
+    limit_s: float,
     shown: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(commands, "_LIMIT_S", 0.3)
+    monkeypatch.setattr(commands, "_LIMIT_S", limit_s)
     refusing(fake, said, "exec sleep 60")
     assert main(["--on", "slurm", *COUNTS, "train.py"]) == 1
-    assert f"sbatch did not reply within 0.3 s: {shown}" in capfd.readouterr().err
+    assert f"sbatch did not reply within {limit_s:g} s: {shown}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("given", [True, False])
