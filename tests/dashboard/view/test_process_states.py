@@ -66,6 +66,20 @@ def test_a_restarted_process_is_starting_until_its_first_snapshot(watched: Watch
     assert watched.is_up(1)
 
 
+def test_a_clock_that_is_set_back_stops_no_figure(watched: Watched) -> None:
+    job = watched.job
+    job.launcher()
+    job.run(60)
+    before = watched.row("worker 1")
+    job.at -= 30.0
+    job.run(5)
+    row = watched.row("worker 1")
+    assert row["state"] == "running"
+    assert row["step"] > before["step"]
+    assert row["stepped"] == job.at
+    assert row["rate"] > 0
+
+
 def test_a_process_that_does_not_arrive_is_silent_at_last(watched: Watched) -> None:
     job = watched.job
     job.run(10)

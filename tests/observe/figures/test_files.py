@@ -164,6 +164,20 @@ def test_a_history_follows_a_file_that_grows_and_is_replaced(tmp_path: Path) -> 
     assert list(history.series["worker.0"].columns["steps"]) == [1.0, 2.0, 3.0]
 
 
+def test_a_clock_that_is_set_back_hides_no_figure(tmp_path: Path) -> None:
+    file = ThinnedFile(tmp_path / "figures" / "worker.0.jsonl", most_bytes=2000)
+    history = History(tmp_path)
+    at = 5000.0
+    for step in range(100):
+        at = 1000.0 if step == 50 else at + 1.0
+        file.append(line(moment(at, steps=step)).rstrip())
+        history.poll()
+        assert history.series["worker.0"].last("steps") == step
+    series = history.series["worker.0"]
+    assert list(series.times) == [1000.0 + i for i in range(50)]
+    assert list(series.columns["steps"]) == [50.0 + i for i in range(50)]
+
+
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     data = b'{"at": 1\n' + line(moment(2.0, steps=2)) + b"\0\0\n"
     assert [one.at for one in snapshots_in(data)] == [2.0]
@@ -178,17 +192,23 @@ def test_events_of_several_files_are_in_the_order_of_time(tmp_path: Path) -> Non
     assert [event.text for event in history.events] == ["b", "a"]
 
 
-def test_events_are_new_once_although_their_file_is_thinned_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("set_back_at", [None, 50])
+def test_events_are_new_once_although_their_file_is_thinned_out(
+    tmp_path: Path, set_back_at: int | None
+) -> None:
     files, path = EventFiles(tmp_path), tmp_path / "figures" / "events.a.jsonl"
     file = ThinnedFile(path, most_bytes=1000)
     seen: list[float] = []
     sizes = []
-    for at in range(100):
-        file.append(msgspec.json.encode(Event(float(at), "worker 0", "checkpoint", "saved")))
+    times = [float(at) for at in range(100)]
+    if set_back_at is not None:
+        times[set_back_at:] = [at - 70.0 for at in times[set_back_at:]]
+    for at in times:
+        file.append(msgspec.json.encode(Event(at, "worker 0", "checkpoint", "saved")))
         sizes.append(path.stat().st_size)
         seen += [event.at for event in files.poll()]
     assert sorted(sizes) != sizes
-    assert seen == [float(at) for at in range(100)]
+    assert seen == times
     assert files.poll() == []
 
 

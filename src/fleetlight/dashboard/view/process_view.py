@@ -77,6 +77,9 @@ class ProcessView:
         """Add the moments that are new to the timeline."""
         self._series = series
         times = series.times
+        if times and times[-1] < self._consumed:
+            # the clock of its host was set back
+            self._consumed = -math.inf
         for i in range(bisect_right(times, self._consumed), len(times)):
             self._add(i, timeline)
             self._consumed = times[i]

@@ -48,9 +48,10 @@ class Series:
         self.counts: dict[str, dict[int, int]] = {}
 
     def add(self, snapshot: Snapshot) -> None:
-        """Append a snapshot; one that is not newer than the last is ignored."""
-        if self.times and snapshot.at <= self.times[-1]:
-            return
+        """Append a snapshot; one older than the last begins anew, since the clock was set back."""
+        if self.times and snapshot.at < self.times[-1]:
+            del self.times[:], self.pids[:]
+            self.columns.clear()
         before = len(self.times)
         self.times.append(snapshot.at)
         self.pids.append(snapshot.pid)
@@ -143,8 +144,11 @@ class History:
                 continue
             has_new = True
             series = self.series.setdefault(name.removesuffix(SUFFIX), Series(self._most))
+            newest = series.times[-1] if follower.has_restarted and series.times else -math.inf
             for snapshot in snapshots_in(data):
-                series.add(snapshot)
+                # all lines are read again: the older ones are known
+                if snapshot.at > newest:
+                    series.add(snapshot)
         return has_new
 
     def _poll_events(self) -> bool:
@@ -178,7 +182,7 @@ class EventFiles:
         events = list(events_in(follower.read()))
         newest = self._newest.get(name, -math.inf)
         if follower.has_restarted:
-            # it was thinned out: the older ones are known
+            # all lines are read again: the older ones are known
             events = [event for event in events if event.at > newest]
         self._newest[name] = max([newest, *(event.at for event in events)])
         return events
@@ -199,25 +203,39 @@ class LineFollower:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode, self._offset = 0, 0
-        #: True if the file was replaced, so that the last read has all its lines
+        #: the last line that was read, between its line breaks
+        self._last = b""
+        #: True if the file was replaced by one without that line: the last read has all lines
         self.has_restarted = False
 
     def read(self) -> bytes:
-        """The lines since the last call; all of them if the file was replaced."""
+        """The lines since the last call, also if the file was thinned out meanwhile."""
+        data, is_replaced = self._read()
+        self.has_restarted = is_replaced
+        if is_replaced and self._last:
+            place = (b"\n" + data).rfind(self._last)
+            self.has_restarted = place < 0
+            data = data[place + len(self._last) - 1 :] if place >= 0 else data
+        if data:
+            self._last = b"\n" + data[data[:-1].rfind(b"\n") + 1 :]
+        return data
+
+    def _read(self) -> tuple[bytes, bool]:
+        """The lines from the offset on, and whether that is the first since a replacement."""
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                self.has_restarted = bool(self._inode) and (
+                is_replaced = bool(self._inode) and (
                     found.st_ino != self._inode or found.st_size < self._offset
                 )
-                if self.has_restarted or not self._inode:
+                if is_replaced or not self._inode:
                     self._inode, self._offset = found.st_ino, 0
                 if found.st_size == self._offset:
-                    return b""
+                    return b"", is_replaced
                 file.seek(self._offset)
                 data = file.read()
         except OSError:
-            return b""
+            return b"", False
         end = data.rfind(b"\n") + 1
         self._offset += end
-        return data[:end]
+        return data[:end], is_replaced
