@@ -48,7 +48,7 @@ class Series:
         self.counts: dict[str, dict[int, int]] = {}
 
     def add(self, snapshot: Snapshot) -> None:
-        """Append a snapshot; one older than the last begins anew, since the clock was set back."""
+        """Append a snapshot; one older than the last replaces all, since the clock was set back."""
         if self.times and snapshot.at < self.times[-1]:
             del self.times[:], self.pids[:]
             self.columns.clear()
