@@ -122,14 +122,16 @@ class ColumnFiles(Grouped):
         ends = (int(records.min()), int(records.max())) if len(records) else (0, 0)
         first, last = (bisect.bisect_right(self._firsts, end) - 1 for end in ends)
         if first == last:
-            return self._taken(first, records)
+            (columns,) = self._decoded.get_for_batch([first])
+            return _taken(columns, records - self._firsts[first])
         groups = np.searchsorted(np.array(self._firsts[first : last + 2]), records, "right") - 1
         groups += first
         places = np.empty(len(records), np.int64)
         parts, done = [], 0
-        for group in np.unique(groups).tolist():
+        own = np.unique(groups).tolist()
+        for group, columns in zip(own, self._decoded.get_for_batch(own), strict=True):
             mine = np.flatnonzero(groups == group)
-            parts.append(self._taken(group, records[mine]))
+            parts.append(_taken(columns, records[mine] - self._firsts[group]))
             places[mine] = np.arange(done, done + len(mine))
             done += len(mine)
         return {name: joined([part[name] for part in parts], places) for name in parts[0]}
@@ -137,10 +139,10 @@ class ColumnFiles(Grouped):
     def _in_turn(self, start: int, stop: int) -> Batch:
         """Records that follow each other."""
         parts = []
-        while start < stop:
-            group = bisect.bisect_right(self._firsts, start) - 1
-            first, end = self._firsts[group], min(stop, self._firsts[group + 1])
-            columns = self._decoded.get(group)
+        firsts = self._firsts
+        groups = range(bisect.bisect_right(firsts, start) - 1, bisect.bisect_left(firsts, stop))
+        for group, columns in zip(groups, self._decoded.get_for_batch(groups), strict=True):
+            first, end = firsts[group], min(stop, firsts[group + 1])
             parts.append(
                 {name: one.slice(start - first, end - first) for name, one in columns.items()}
             )
@@ -149,10 +151,10 @@ class ColumnFiles(Grouped):
             return parts[0]
         return {name: joined([part[name] for part in parts]) for name in parts[0]}
 
-    def _taken(self, group: int, records: Ids) -> Batch:
-        """Records of one group."""
-        rows = records - self._firsts[group]
-        return {name: one.take(rows) for name, one in self._decoded.get(group).items()}
+
+def _taken(columns: Mapping[str, Column], rows: Ids) -> Batch:
+    """Records of one group."""
+    return {name: one.take(rows) for name, one in columns.items()}
 
 
 class Whole:

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups in memory: each is loaded once, and few stay."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from tests.launch.workplace import wait_until
+
+from fleetlight.data.sources.loaded_groups import LoadedGroups
+
+
+class Decoded:
+    """What a group becomes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Counted:
+    """Loaded groups, and which loads were made."""
+
+    def __init__(self) -> None:
+        self.loads: list[int] = []
+        self._made: list[weakref.ref[Decoded]] = []
+        self.groups = LoadedGroups(self._load)
+
+    def _load(self, number: int) -> Decoded:
+        made = Decoded(number)
+        self.loads.append(number)
+        self._made.append(weakref.ref(made))
+        return made
+
+    def in_memory(self) -> list[int]:
+        return sorted(one.number for made in self._made if (one := made()) is not None)
+
+    def wait_for(self, groups: list[int]) -> None:
+        wait_until(lambda: self.in_memory() == groups, f"only {groups} to stay")
+
+    def epoch(self, first: int, windows: int) -> Iterator[list[int]]:
+        """Batches of windows of one group: the groups of each, also of one between two windows."""
+        for window in range(first, first + windows):
+            between = [window - 1, window] if window > first else [window]
+            for number, batch in enumerate((between, [window], [window])):
+                if not number:
+                    self.groups.will_read([window])
+                    if window + 1 < first + windows:
+                        self.groups.will_read([window + 1])
+                yield [one.number for one in self.groups.get_for_batch(batch)]
+
+
+@pytest.fixture
+def counted() -> Counted:
+    return Counted()
+
+
+def test_a_group_is_loaded_once_and_released_after_its_window(counted: Counted) -> None:
+    for batch in counted.epoch(0, windows=8):
+        newest = max(batch)
+        if len(batch) == 1 and 0 < newest < 7:
+            counted.wait_for([newest, newest + 1])
+    assert counted.loads == list(range(8))
+
+
+def test_loops_that_take_turns_load_few_groups_again(counted: Counted) -> None:
+    for _ in zip(counted.epoch(0, windows=6), counted.epoch(10, windows=6), strict=True):
+        pass
+    assert set(counted.loads) == {*range(6), *range(10, 16)}
+    assert len(counted.loads) <= 12 + 3
+
+
+def test_single_records_of_a_few_groups_load_few_groups_again(counted: Counted) -> None:
+    for number in [0, 1, 2] * 20:
+        assert counted.groups.get(number).number == number
+    assert len(counted.loads) <= 6
+    for number in range(3, 30):
+        counted.groups.get(number)
+    wait_until(lambda: len(counted.in_memory()) <= 4, "older ones to leave")
+
+
+def test_a_batch_of_many_groups_has_few_in_memory(counted: Counted) -> None:
+    for number, _ in enumerate(counted.groups.get_for_batch(range(30))):
+        wait_until(lambda: len(counted.in_memory()) <= 4, f"{number} groups to leave")
+
+
+def test_what_fails_is_loaded_again(counted: Counted) -> None:
+    def fail_once(number: int) -> int:
+        fails.append(number)
+        if len(fails) == 1:
+            raise OSError(5, "Input/output error")
+        return number
+
+    fails: list[int] = []
+    groups = LoadedGroups(fail_once)
+    with pytest.raises(OSError, match="Input/output error"):
+        list(groups.get_for_batch([4]))
+    assert list(groups.get_for_batch([4])) == [4]
