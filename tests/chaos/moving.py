@@ -29,6 +29,7 @@ from tests.chaos.killing import (
     outcome_of,
     paths,
 )
+from tests.workers import reserved_port
 
 SCHEDULER: Name = ("scheduler", 0)
 
@@ -42,7 +43,7 @@ class Engine:
         self._starts = 0
         self._running: dict[Name, subprocess.Popen[bytes]] = {}
         self._output = (folder / "output").open("ab")
-        port = 20_000 + random.Random(f"{seed} {os.getpid()}").randrange(10_000)
+        self._holder, port = reserved_port()
         self._common = {
             **{name: value for name, value in os.environ.items() if not name.startswith("FLEET_")},
             "OMP_NUM_THREADS": "1",
@@ -70,6 +71,7 @@ class Engine:
             process.kill()
             process.wait()
         self._output.close()
+        self._holder.close()
 
     def start(self, name: Name) -> None:
         """Start a member at an address that no member had before."""

@@ -20,6 +20,7 @@ from tests.chaos.fuzzing.serving import Serving
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.server.server import Server
+from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.ps.transport.session import Session
 
@@ -60,7 +61,13 @@ def test_missing_reply_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_ANSWER_S", 0.2)
     monkeypatch.setattr(serving, "CONNECTIONS", 4)
     monkeypatch.setattr(Session, "_serve", lambda self: end.wait(20))
-    threading.Timer(2.0, end.set).start()
+    stop = Listener.stop
+
+    def stop_all(self: Listener, within_s: float = 5.0) -> None:
+        end.set()
+        stop(self, within_s)
+
+    monkeypatch.setattr(Listener, "stop", stop_all)
     with pytest.raises(AssertionError, match=r"connection \d of round 0 got neither"):
         Serving(5).round(0)
 

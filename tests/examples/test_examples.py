@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import stat
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.examples.running import EXAMPLES, FLEETRUN, ended, numbers, run, start, twins
+from tests.workers import reserved_port
 
 import fleetlight as fleet
 
@@ -90,7 +90,9 @@ def test_cifar10_alone_equals_its_plain_twin() -> None:
 def test_run_sh_trains_with_a_scheduler_and_two_workers() -> None:
     data = cifar10_records(8)
     arguments = [data, 2, "--batch", 2, "--size", 32, "--epochs", 1]
-    output = run("bash", EXAMPLES / "cifar10_cpu/run.sh", *arguments, MS_SCHED_PORT=free_port())
+    holder, port = reserved_port()
+    with holder:
+        output = run("bash", EXAMPLES / "cifar10_cpu/run.sh", *arguments, MS_SCHED_PORT=port)
     assert "all 2 workers finished" in output
     for worker in range(2):
         log = Path(f"log/worker_{worker}.txt").read_text()
@@ -128,11 +130,6 @@ def cifar10_records(count: int) -> Path:
     folder.mkdir()
     (folder / "data_batch_1.bin").write_bytes(records.tobytes())
     return folder
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def script(body: str) -> Path:

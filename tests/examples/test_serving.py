@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
 import urllib.error
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.examples.running import EXAMPLES, ended, start
+from tests.workers import reserved_port
 
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess]
 
@@ -35,9 +35,8 @@ def asked(url: str, body: Any = None) -> Any:
 
 
 def test_scores_are_of_the_newest_publication() -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    # the service listens only after the first publication, and others take free ports meanwhile
+    holder, port = reserved_port()
     fleetrun = [sys.executable, "-m", "fleetlight.launch", "--server_num", "1"]
     # the service waits for the first publication
     serving = start(
@@ -60,3 +59,4 @@ def test_scores_are_of_the_newest_publication() -> None:
     finally:
         serving.kill()
         serving.communicate()
+        holder.close()

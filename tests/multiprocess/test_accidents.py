@@ -34,7 +34,7 @@ def test_the_first_failure_is_reported(
 
 def test_suspended_worker_is_named_at_the_deadline(tmp_path: Path) -> None:
     command = [str(BIN / "fleetrun"), "--nproc_per_node", "2", SCRIPT, "stop"]
-    codes, text = finish([start(command, {"FLEET_DEADLINE_S": "4"}, cwd=tmp_path)])
+    codes, text = finish([start(command, {"FLEET_DEADLINE_S": "10"}, cwd=tmp_path)])
     assert codes == [PEER_FAILED], text
     last = outcome(text)
     assert "worker 1" in last, text

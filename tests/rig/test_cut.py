@@ -20,7 +20,7 @@ from fleetlight.errors import DeadlineError
 
 pytestmark = NEEDED
 
-DEADLINE_S = 4.0
+DEADLINE_S = 15.0
 #: workers 1 and 4 are on the second of three hosts
 PLACES = (0, 1, 2, 0, 1)
 

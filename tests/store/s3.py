@@ -47,7 +47,7 @@ class S3Server:
         self._buckets += 1
         name = f"bucket{self._buckets}"
         urllib.request.urlopen(
-            urllib.request.Request(f"{self.endpoint}/{name}", method="PUT"), timeout=10
+            urllib.request.Request(f"{self.endpoint}/{name}", method="PUT"), timeout=60
         ).close()
         return name
 
@@ -65,7 +65,7 @@ def running_server() -> Iterator[S3Server]:
         yield S3Server(int(line))
     finally:
         process.stdin.close()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         process.stdout.close()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import workers
 from tests.ported.jobs import numbers, run
 from tests.workers import reserved_port, run_processes
 
@@ -94,17 +95,18 @@ def run_page_process(role: str, port: int, data: str, certificates: str) -> tupl
     return printed.getvalue(), version
 
 
-def test_eight_workers_train_with_tls(data: Path) -> None:
+def test_eight_workers_train_with_tls(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LIMIT_S", 200.0)
     make(data / "certificates")
     holder, port = reserved_port()
     job = (port, str(data), str(data / "certificates"))
     with holder:
         found = run_processes(run_page_process, [("MS_SCHED", *job), *[("MS_WORKER", *job)] * 8])
-    scheduler, *workers = found
+    scheduler, *ranks = found
     assert scheduler == ("", "exit 0")
-    assert sorted(numbers(r"rank (\d)", [text for text, _ in workers])) == list(range(8))
-    assert len({numbers(r"weights ([\d.]+)", text)[0] for text, _ in workers}) == 1
-    for text, version in workers:
+    assert sorted(numbers(r"rank (\d)", [text for text, _ in ranks])) == list(range(8))
+    assert len({numbers(r"weights ([\d.]+)", text)[0] for text, _ in ranks}) == 1
+    for text, version in ranks:
         # 512 records in blocks of 8 x 32, twice
         assert len(numbers(r"loss is ([\d.]+)", text)) == 4
         assert version == "TLSv1.3"

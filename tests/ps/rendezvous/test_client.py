@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.ps.rendezvous.members import LIMIT_S, client_of, hello, service_of
+from tests.workers import reserved_port
 
 from fleetlight.errors import MembershipError, PeerError, PeerLostError, ProtocolError
 from fleetlight.ps import messages as m
@@ -47,7 +48,8 @@ def caller(endpoint: Endpoint, process: str, kind: str = "server") -> Rendezvous
 
 
 def test_a_server_announces_itself_to_a_rendezvous_that_was_restarted() -> None:
-    listener = Listener(("127.0.0.1", 0), service_of())
+    holder, port = reserved_port()
+    listener = Listener(("127.0.0.1", port), service_of())
     announcer = Announcer(
         caller(listener.address, "s"), 0, ("10.0.0.1", 7000), lambda error: None, range(4)
     )
@@ -64,6 +66,7 @@ def test_a_server_announces_itself_to_a_rendezvous_that_was_restarted() -> None:
     assert point.wait_for_end(LIMIT_S)
     assert not point.failure
     again.stop()
+    holder.close()
 
 
 def test_a_replaced_server_is_told() -> None:
@@ -165,8 +168,9 @@ def test_a_worker_that_reconnects_does_not_wait_for_other_servers() -> None:
 
 
 def test_members_ask_again_when_the_rendezvous_restarts_meanwhile() -> None:
-    listener = Listener(("127.0.0.1", 0), service_of())
-    with ThreadPoolExecutor(1) as pool:
+    holder, port = reserved_port()
+    listener = Listener(("127.0.0.1", port), service_of())
+    with holder, ThreadPoolExecutor(1) as pool:
         located = pool.submit(caller(listener.address, "w", "worker").locate)
         while not listener._sessions:
             threading.Event().wait(0.01)
@@ -175,8 +179,8 @@ def test_members_ask_again_when_the_rendezvous_restarts_meanwhile() -> None:
         announcer = Announcer(caller(listener.address, "s"), 0, ("10.0.0.1", 7000), print, range(4))
         announcer.start(LIMIT_S)
         assert located.result().servers[0].port == 7000
-    announcer.stop()
-    again.stop()
+        announcer.stop()
+        again.stop()
 
 
 def test_a_server_survives_a_rendezvous_of_another_job() -> None:

@@ -54,7 +54,15 @@ def test_missing_members_fail_the_job_at_the_deadline() -> None:
 def test_a_server_that_never_announces_itself_is_named() -> None:
     point = service_of(servers=2, deadline_s=0.2)
     announced(client_of(point, "s", hello("server", 0), (1, 2)), 0, 7000)
+    client_of(point, "t", hello("server", 1), (1, 2)).enrol()
     with pytest.raises(MembershipError, match=r"not announced within 0.2 s .*: server 1; did they"):
+        client_of(point, "w", size=(1, 2)).locate()
+
+
+def test_a_server_that_never_comes_is_missing_for_all() -> None:
+    point = service_of(servers=2, deadline_s=0.2)
+    announced(client_of(point, "s", hello("server", 0), (1, 2)), 0, 7000)
+    with pytest.raises(MembershipError, match=r"1 of 2 servers joined within 0.2 s"):
         client_of(point, "w", size=(1, 2)).locate()
 
 

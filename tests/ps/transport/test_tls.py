@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -145,7 +146,7 @@ def test_a_deadline_works_like_that_of_a_plain_connection(certificates: Path) ->
         listening(handler, server_context(certificates)) as server,
         connected(server.address, tls=client_context(certificates)) as channel,
     ):
-        with pytest.raises(DeadlineError, match=r"was silent for 0\.\d s during figures"):
+        with pytest.raises(DeadlineError, match=r"was silent for \d+\.\d s during figures"):
             channel.call(FiguresRequest(), deadline_s=0.1)
         release.set()
         # over a new connection: the late reply is not taken for this one's
@@ -276,6 +277,8 @@ def test_a_plain_request_to_a_tls_port_is_logged(
             read_all(raw)
         with connected(server.address, tls=client_context(certificates)) as channel:
             assert channel.call(PULL).message == Pulled(1, 1)
+        # a session logs its end after it has closed the connection
+        server.stop()
     (line,) = (record.getMessage() for record in caplog.records)
     assert "does not use TLS" in line
 
@@ -293,7 +296,7 @@ def test_a_silent_client_of_a_tls_port_is_dropped(
                 read_all(raw)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("closed a connection: ")
-    assert "silent for 0." in second
+    assert re.search(r"silent for \d+\.\d s", second)
 
 
 class LoggingSocket(socket.socket):

@@ -30,6 +30,8 @@ from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
 
 #: how long the store may take for a reply that needs no wait
 REPLY_S = 5.0
+#: how often a TLS handshake is tried that takes longer
+_HANDSHAKES = 3
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
 _REPORT_EVERY_S = 3.0
@@ -101,7 +103,7 @@ def join(
                 f"{deadline.deadline_s:g} s; is it started, and is the address reachable from here?"
             )
     if tls is not None:
-        way = _through_tunnel(way, tls, host_name)
+        way = _through_tunnel(way, tls, host_name, deadline)
     try:
         with bounded_connections(REPLY_S):
             return TCPStore(*way, wait_for_workers=False, timeout=deadline.left())
@@ -111,10 +113,21 @@ def join(
         ) from None
 
 
-def _through_tunnel(way: Endpoint, tls: Contexts, host_name: str) -> Endpoint:
+def _through_tunnel(
+    way: Endpoint, tls: Contexts, host_name: str, deadline: RendezvousDeadline
+) -> Endpoint:
     """The entrance of a tunnel to the store, once a TLS handshake has succeeded."""
-    with socket.create_connection(way, timeout=REPLY_S) as probe:
-        TlsWire(probe, host_name).handshake(tls.as_client, REPLY_S, way[0])
+    for tries_left in reversed(range(_HANDSHAKES)):
+        try:
+            with socket.create_connection(way, timeout=REPLY_S) as probe:
+                TlsWire(probe, host_name).handshake(tls.as_client, REPLY_S, way[0])
+            break
+        except (TimeoutError, DeadlineError) as error:
+            # a busy host replies later
+            if not tries_left or not deadline.wait(lambda: f"no TLS handshake with {host_name}"):
+                raise DeadlineError(
+                    f"no TLS handshake with {host_name} at {way[0]}:{way[1]}: {error}"
+                ) from None
     _tunnels.append(entrance_to(way, tls.as_client, logger.warning))
     return _tunnels[-1].address
 

@@ -261,7 +261,7 @@ class RendezvousService:
             connection,
             lambda: not directory.missing(),
             lambda: f"servers {directory.missing()} have not announced themselves",
-            self._unannounced_text,
+            self._missing_servers_text,
         )
         return m.Located(directory.entries())
 
@@ -270,10 +270,13 @@ class RendezvousService:
         for enrolment in self._enrolments.values():
             if not enrolment.is_complete:
                 return enrolment.missing_text(self._deadline_s)
-        missing = self._directory.missing()
-        return self._unannounced_text() if missing else ""
+        return self._missing_servers_text() if self._directory.missing() else ""
 
-    def _unannounced_text(self) -> str:
+    def _missing_servers_text(self) -> str:
+        """The servers that are missing, or have not announced where they listen."""
+        enrolment = self._enrolments[Kind.SERVER.value]
+        if not enrolment.is_complete:
+            return enrolment.missing_text(self._deadline_s)
         servers = ", ".join(f"server {index}" for index in self._directory.missing())
         return (
             f"not announced within {self._deadline_s:g} s where they listen: {servers}; did they "

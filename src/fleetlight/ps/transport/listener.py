@@ -74,8 +74,6 @@ class Listener:
             sessions = list(self._sessions)
         self._wake.close()
         self._thread.join(max(0.0, end - time.monotonic()))
-        self._socket.close()
-        self._waked.close()
         # the reply to the last goodbye may still be in flight
         for session in sessions:
             session.finish()
@@ -88,7 +86,8 @@ class Listener:
                 logger.warning("%s is still busy after %g s", session.connection.peer, within_s)
 
     def _accept(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        # this thread closes them: a selector would forget a socket that another thread closes
+        with self._socket, self._waked, selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._waked, selectors.EVENT_READ)
             while not self._stopping:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import errno
 import threading
@@ -258,14 +257,15 @@ def test_without_a_log_pushes_after_a_snapshot_are_lost(tmp_path: Path, mode: st
 
 
 class ObservedLock:
-    """A log's lock that reports when a thread asks for it."""
+    """A log's lock that reports when a thread named reader asks for it."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
-        self.asked: dict[int, threading.Event] = collections.defaultdict(threading.Event)
+        self.asked = threading.Event()
 
     def __enter__(self) -> None:
-        self.asked[threading.get_ident()].set()
+        if threading.current_thread().name == "reader":
+            self.asked.set()
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
@@ -291,12 +291,12 @@ def test_rows_pulled_during_a_cut_are_in_the_snapshot_or_the_log(
         pulls.pulled(service.state, log, message, [ids_of([2])])
         log.wait_on_disk()
 
-    reader = threading.Thread(target=pull)
+    reader = threading.Thread(target=pull, name="reader")
 
     def rotate_during_pull() -> Any:
         reader.start()
         # the row exists, and its record is written unless the lock is held
-        assert observed.asked[reader.ident or 0].wait(60)
+        assert observed.asked.wait(60)
         return rotate()
 
     monkeypatch.setattr(journal, "rotate", rotate_during_pull)

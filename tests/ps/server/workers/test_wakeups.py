@@ -13,6 +13,7 @@ from tests.ps.serving import Worker, opened, plan, team
 
 from fleetlight.errors import FleetError
 from fleetlight.ps import messages as m
+from fleetlight.ps.server.workers import presence
 
 WORKERS = 4
 DEADLINE_S = 20.0
@@ -35,6 +36,8 @@ class Waits:
             return is_notified
 
         monkeypatch.setattr(threading.Condition, "wait", counted)
+        # a wait that ends by itself is not notified
+        monkeypatch.setattr(presence, "_LOOK_EVERY_S", 60.0)
 
     def begin(self, count: int) -> None:
         """Return once that many waits have begun; the next holder of their lock finds them."""
