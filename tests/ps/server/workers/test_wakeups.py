@@ -36,7 +36,7 @@ class Waits:
             return is_notified
 
         monkeypatch.setattr(threading.Condition, "wait", counted)
-        # a wait that ends by itself is not notified
+        # a wait that times out is not notified
         monkeypatch.setattr(presence, "_LOOK_EVERY_S", 60.0)
 
     def begin(self, count: int) -> None:
