@@ -10,7 +10,7 @@ import pytest
 from tests.dashboard.simulated import SimulatedJob
 
 from fleetlight.dashboard.job_files import JobFiles
-from fleetlight.dashboard.view.job_view import JobView
+from fleetlight.dashboard.view.job_view import Cursor, JobView
 from fleetlight.observe.figures.history import History
 
 
@@ -27,6 +27,18 @@ class Watched:
         self._view.update(self._history, self._files.read(), self.job.at + later)
         rows = self._view.whole()["processes"]
         return next(row for row in rows if row["name"] == name)
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._view.cursor
+
+    def times(self) -> list[float]:
+        found: list[float] = self._view.whole()["lines"]["times"]
+        return found
+
+    def is_new_for(self, cursor: Cursor) -> bool:
+        """True if a client with this cursor gets everything."""
+        return self._view.news(cursor) is None
 
     def is_up(self, index: int) -> bool:
         return self._view.readings(self.job.at + 0.5)[index].is_up
@@ -70,7 +82,7 @@ def test_a_clock_that_is_set_back_stops_no_figure(watched: Watched) -> None:
     job = watched.job
     job.launcher()
     job.run(60)
-    before = watched.row("worker 1")
+    before, before_cursor = watched.row("worker 1"), watched.cursor
     job.at -= 30.0
     job.run(5)
     row = watched.row("worker 1")
@@ -78,6 +90,10 @@ def test_a_clock_that_is_set_back_stops_no_figure(watched: Watched) -> None:
     assert row["step"] > before["step"]
     assert row["stepped"] == job.at
     assert row["rate"] > 0
+    # the chart restarts, too, for clients that have the later moments
+    times = watched.times()
+    assert job.at - 10 < times[0] <= times[-1] <= job.at
+    assert watched.is_new_for(before_cursor)
 
 
 def test_a_process_that_does_not_arrive_is_silent_at_last(watched: Watched) -> None:

@@ -39,16 +39,24 @@ class Counted:
     def wait_for(self, groups: list[int]) -> None:
         wait_until(lambda: self.in_memory() == groups, f"only {groups} to stay")
 
+    def announce(self, *groups: int) -> None:
+        """Windows of one group."""
+        for group in groups:
+            self.groups.will_read([group])
+
+    def take(self, *batch: int) -> list[int]:
+        """A batch of these groups."""
+        self.groups.start_batch(batch)
+        return [self.groups.get(group).number for group in batch]
+
     def epoch(self, first: int, windows: int) -> Iterator[list[int]]:
         """Batches of windows of one group: the groups of each, also of one between two windows."""
         for window in range(first, first + windows):
             between = [window - 1, window] if window > first else [window]
             for number, batch in enumerate((between, [window], [window])):
                 if not number:
-                    self.groups.will_read([window])
-                    if window + 1 < first + windows:
-                        self.groups.will_read([window + 1])
-                yield [one.number for one in self.groups.get_for_batch(batch)]
+                    self.announce(*range(window, min(window + 2, first + windows)))
+                yield self.take(*batch)
 
 
 @pytest.fixture
@@ -81,8 +89,46 @@ def test_single_records_of_a_few_groups_load_few_groups_again(counted: Counted) 
 
 
 def test_a_batch_of_many_groups_has_few_in_memory(counted: Counted) -> None:
-    for number, _ in enumerate(counted.groups.get_for_batch(range(30))):
-        wait_until(lambda: len(counted.in_memory()) <= 4, f"{number} groups to leave")
+    counted.groups.start_batch(range(30))
+    for number in range(30):
+        counted.groups.get(number)
+        wait_until(lambda: len(counted.in_memory()) <= 4, "groups to leave")
+
+
+def test_windows_that_come_again_are_loaded_once_more_at_most(counted: Counted) -> None:
+    for _ in range(4):
+        for _ in counted.epoch(0, windows=2):
+            pass
+    # the first one had left when the second epoch began
+    assert counted.loads == [0, 1, 0]
+
+
+def test_windows_of_a_batch_stay_whatever_is_announced_between_them(counted: Counted) -> None:
+    counted.announce(5, 0)
+    counted.take(5)
+    counted.announce(4, 1, 5, 2)
+    counted.take(4, 5)
+    counted.take(5)
+    counted.take(1)
+    counted.take(0, 2)
+    assert counted.loads == [5, 0, 4, 1, 2]
+
+
+def test_windows_of_an_abandoned_epoch_leave(counted: Counted) -> None:
+    counted.announce(0, 1)
+    counted.take(0)
+    for _ in counted.epoch(10, windows=7):
+        pass
+    counted.wait_for([16])
+
+
+def test_a_window_of_several_groups_stays_while_batches_take_some(counted: Counted) -> None:
+    counted.groups.will_read([0, 1, 2])
+    counted.groups.will_read([3, 4])
+    for batch in ((0,), (2, 1), (0,), (2, 4), (3,), (4,)):
+        counted.take(*batch)
+    assert counted.loads == [0, 1, 2, 3, 4]
+    counted.wait_for([3, 4])
 
 
 def test_what_fails_is_loaded_again(counted: Counted) -> None:
@@ -95,5 +141,5 @@ def test_what_fails_is_loaded_again(counted: Counted) -> None:
     fails: list[int] = []
     groups = LoadedGroups(fail_once)
     with pytest.raises(OSError, match="Input/output error"):
-        list(groups.get_for_batch([4]))
-    assert list(groups.get_for_batch([4])) == [4]
+        groups.get(4)
+    assert groups.get(4) == 4

@@ -204,6 +204,25 @@ def test_a_server_writes_what_is_wanted(tmp_path: Path, is_withdrawn: bool) -> N
     assert (job.part() is None) == is_withdrawn
 
 
+def test_a_server_says_again_that_it_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = TracedJob(tmp_path, Kind.SERVER)
+    wanted = of(WANTED, TraceStage.SERVERS_BEGIN)
+
+    def refuse(*given: Any) -> None:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing, "write_part", refuse)
+        job.begin(wanted)
+    assert job.part(wanted) is None
+    job.tracer.look()
+    assert job.part(wanted) is not None
+    job.tracer.look()
+    assert job.part(wanted) is None
+
+
 def test_a_worker_records_once_servers_do(job: TracedJob) -> None:
     job.begin(of(WANTED, TraceStage.SERVERS_BEGIN))
     assert job.step_made is None

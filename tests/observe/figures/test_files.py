@@ -178,6 +178,21 @@ def test_a_clock_that_is_set_back_hides_no_figure(tmp_path: Path) -> None:
     assert list(series.columns["steps"]) == [50.0 + i for i in range(50)]
 
 
+def test_a_late_line_of_a_replaced_process_is_left_out(tmp_path: Path) -> None:
+    series = Series()
+    for at in (5.0, 6.0):
+        series.add(Snapshot(at, 7, {"steps": at}))
+    series.add(Snapshot(8.0, 9, {"steps": 0.0}))
+    series.add(Snapshot(7.0, 7, {"steps": 7.0}))
+    series.add(Snapshot(9.0, 9, {"steps": 1.0}))
+    series.add(Snapshot(8.5, 7, {"steps": 8.0}))
+    assert list(series.times) == [5.0, 6.0, 8.0, 9.0]
+    # a new process whose clock is behind
+    for at in (3.0, 4.0):
+        series.add(Snapshot(at, 11, {"steps": at}))
+    assert list(series.times) == [4.0]
+
+
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     data = b'{"at": 1\n' + line(moment(2.0, steps=2)) + b"\0\0\n"
     assert [one.at for one in snapshots_in(data)] == [2.0]

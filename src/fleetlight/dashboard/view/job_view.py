@@ -70,6 +70,12 @@ class JobView:
     def update(self, history: History, facts: LogFolderFacts, now: float) -> None:
         """Take in what is new."""
         self._facts, self._now = facts, now
+        if any(
+            process.is_ahead_of(history.series[name])
+            for name, process in self._processes.items()
+            if name in history.series
+        ):
+            self._restart_timeline()
         if self._timeline.start is None:
             starts = [series.times[0] for series in history.series.values() if series.times]
             self._timeline.start = math.floor(min(starts)) if starts else None
@@ -92,6 +98,13 @@ class JobView:
             # clients get it only with everything else
             self._description = facts.description
             self._generation += 1
+
+    def _restart_timeline(self) -> None:
+        """Let clients forget all lines: a clock was set back, so they have moments to come."""
+        self._generation += self._timeline.generation + 1
+        self._timeline = Timeline()
+        for process in self._processes.values():
+            process.restart()
 
     def _add_events(self, events: Sequence[Event]) -> None:
         for event in events:

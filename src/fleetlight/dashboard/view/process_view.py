@@ -73,13 +73,18 @@ class ProcessView:
         """`worker 1`."""
         return f"{self.kind} {self.index}"
 
+    def is_ahead_of(self, series: Series) -> bool:
+        """True if the clock of its host was set back."""
+        return bool(series.times) and series.times[-1] < self._consumed
+
+    def restart(self) -> None:
+        """The next call of `follow` adds all moments."""
+        self._consumed, self._stepped = -math.inf, None
+
     def follow(self, series: Series, timeline: Timeline) -> None:
         """Add the moments that are new to the timeline."""
         self._series = series
         times = series.times
-        if times and times[-1] < self._consumed:
-            # the clock of its host was set back
-            self._consumed = -math.inf
         for i in range(bisect_right(times, self._consumed), len(times)):
             self._add(i, timeline)
             self._consumed = times[i]

@@ -122,16 +122,17 @@ class ColumnFiles(Grouped):
         ends = (int(records.min()), int(records.max())) if len(records) else (0, 0)
         first, last = (bisect.bisect_right(self._firsts, end) - 1 for end in ends)
         if first == last:
-            (columns,) = self._decoded.get_for_batch([first])
-            return _taken(columns, records - self._firsts[first])
+            self._decoded.start_batch([first])
+            return self._taken(first, records)
         groups = np.searchsorted(np.array(self._firsts[first : last + 2]), records, "right") - 1
         groups += first
         places = np.empty(len(records), np.int64)
         parts, done = [], 0
         own = np.unique(groups).tolist()
-        for group, columns in zip(own, self._decoded.get_for_batch(own), strict=True):
+        self._decoded.start_batch(own)
+        for group in own:
             mine = np.flatnonzero(groups == group)
-            parts.append(_taken(columns, records[mine] - self._firsts[group]))
+            parts.append(self._taken(group, records[mine]))
             places[mine] = np.arange(done, done + len(mine))
             done += len(mine)
         return {name: joined([part[name] for part in parts], places) for name in parts[0]}
@@ -141,8 +142,10 @@ class ColumnFiles(Grouped):
         parts = []
         firsts = self._firsts
         groups = range(bisect.bisect_right(firsts, start) - 1, bisect.bisect_left(firsts, stop))
-        for group, columns in zip(groups, self._decoded.get_for_batch(groups), strict=True):
+        self._decoded.start_batch(groups)
+        for group in groups:
             first, end = firsts[group], min(stop, firsts[group + 1])
+            columns = self._decoded.get(group)
             parts.append(
                 {name: one.slice(start - first, end - first) for name, one in columns.items()}
             )
@@ -151,10 +154,10 @@ class ColumnFiles(Grouped):
             return parts[0]
         return {name: joined([part[name] for part in parts]) for name in parts[0]}
 
-
-def _taken(columns: Mapping[str, Column], rows: Ids) -> Batch:
-    """Records of one group."""
-    return {name: one.take(rows) for name, one in columns.items()}
+    def _taken(self, group: int, records: Ids) -> Batch:
+        """Records of one group."""
+        rows = records - self._firsts[group]
+        return {name: one.take(rows) for name, one in self._decoded.get(group).items()}
 
 
 class Whole:

@@ -3,25 +3,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-#: windows that stay in memory: the next one, the one in use, and one whose last records
-#: are in the batch that is taken now
-_WINDOWS = 3
+#: a window that no batch has reached is over after so many others
+_STALE = 3
 #: other groups that stay in memory, once one of them was needed again
 _OTHERS = 3
 #: groups that are remembered after they left the memory
 _REMEMBERED = 4
 
 
+@dataclasses.dataclass
+class _OpenWindow:
+    """Groups that are read together, from their announcement on."""
+
+    groups: frozenset[int]
+    #: how many windows were over then
+    announced_after: int
+    #: True once a batch had records of it
+    is_read: bool = False
+
+
 class LoadedGroups:
     """Loads each group once while it is needed. A forked process loads its own.
 
-    It keeps few, since new memory costs more than decoding: the kernel clears it first.
+    The groups of a window are needed from its announcement until a batch has no record of it, after
+    one that had. It keeps few others, since the kernel clears new memory, which takes longer than
+    decoding.
     """
 
     def __init__(self, load: Callable[[int], Any], threads: int = 1) -> None:
@@ -37,8 +51,10 @@ class LoadedGroups:
 
     def _forget(self) -> None:
         self._process = os.getpid()
+        #: in the order of their last use
         self._groups: OrderedDict[int, Future[Any]] = OrderedDict()
-        self._announced: deque[Sequence[int]] = deque(maxlen=_WINDOWS)
+        self._open: dict[frozenset[int], _OpenWindow] = {}
+        self._over = 0
         self._released: deque[int] = deque(maxlen=_REMEMBERED)
         self._spare = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -46,32 +62,33 @@ class LoadedGroups:
     def will_read(self, groups: Sequence[int]) -> None:
         """Begin to load a window."""
         self._forget_in_a_fork()
-        if groups not in self._announced:
-            self._announced.append(groups)
+        window = frozenset(groups)
+        self._open[window] = _OpenWindow(window, self._over)
         for group in groups:
             self._begin(group)
 
     def has_announced(self, group: int) -> bool:
-        """True for a group of the last windows of `will_read`."""
+        """True for a group of an open window."""
         self._forget_in_a_fork()
-        return any(group in window for window in self._announced)
+        return any(group in window for window in self._open)
 
-    def get_for_batch(self, groups: Sequence[int]) -> Iterator[Any]:
-        """The groups of a batch, one after another; windows before theirs are over."""
+    def start_batch(self, groups: Iterable[int]) -> None:
+        """Release what is over; `groups` are those of the batch that comes."""
         self._forget_in_a_fork()
-        windows = [any(one in window for one in groups) for window in self._announced]
-        if True in windows and not windows[0]:
-            for _ in range(windows.index(True)):
-                self._announced.popleft()
-            self._release(groups)
-        yield from map(self.get, groups)
+        own = set(groups)
+        for window in list(self._open.values()):
+            if not own.isdisjoint(window.groups):
+                window.is_read = True
+            elif window.is_read or self._over - window.announced_after > _STALE:
+                del self._open[window.groups]
+                self._over += 1
+        self._release(own)
 
     def get(self, group: int) -> Any:
         """A group; waits until it is loaded."""
         self._forget_in_a_fork()
         if group not in self._groups:
-            if group in self._released:
-                self._spare = _OTHERS
+            self._release([group])
             self._begin(group)
         self._groups.move_to_end(group)
         try:
@@ -88,22 +105,25 @@ class LoadedGroups:
     def _begin(self, group: int) -> None:
         if group in self._groups:
             return
+        if group in self._released:
+            self._spare = _OTHERS
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fleetlight-data")
-        self._release([group])
         self._groups[group] = self._pool.submit(self._load, group)
 
-    def _release(self, used: Sequence[int]) -> None:
-        """Drop groups that no window has, besides those in use."""
-        kept = {*used, *(one for window in self._announced for one in window)}
+    def _release(self, used: Iterable[int]) -> None:
+        """Drop groups that no open window has, besides those in use."""
+        kept = set(used).union(*self._open)
         others = [one for one in self._groups if one not in kept]
         for one in others[: max(0, len(others) - self._spare)]:
             self._released.append(one)
             loaded = self._groups.pop(one)
             if not loaded.cancel() and self._pool is not None:
-                # its memory is freed by the thread that has it, which loads the next group into it
-                self._pool.submit(_drop, loaded)
+                # a thread that loads frees its memory, mostly, and loads the next group into it;
+                # at the end of the program no thread takes it any more
+                with contextlib.suppress(RuntimeError):
+                    self._pool.submit(_drop, loaded)
 
 
 def _drop(loaded: Future[Any]) -> None:
-    """The caller has no reference left."""
+    """Forget a group."""

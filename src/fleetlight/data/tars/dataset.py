@@ -101,6 +101,7 @@ class TarFiles(Grouped):
         """The samples of a batch, as DataLoader requests them."""
         numbers = [int(index) for index in indices]
         groups = [bisect.bisect_right(self._firsts, one) - 1 for one in numbers]
+        self._loaded.start_batch(groups)
         alone = {
             one: group
             for one, group in zip(numbers, groups, strict=True)

@@ -47,6 +47,8 @@ class ProcessTracer:
             self._done = "" if last is None else last.id
         self._running: TraceRequest | None = None
         self._steps: _StepTrace | None = None
+        #: True once the command can know that this server records
+        self._is_known = False
         self._until = 0.0
 
     def look(self) -> None:
@@ -70,6 +72,8 @@ class ProcessTracer:
             self._steps.is_given_up = is_over or not is_wanted
         elif not is_wanted:
             self.give_up()
+        elif not self._is_known and not is_over:
+            self._is_known = self._say_begun(running)
         elif is_over or time.monotonic() > self._until:
             self.finish(running)
 
@@ -78,7 +82,7 @@ class ProcessTracer:
         if self._job.role.is_server:
             self._until = time.monotonic() + _LONGEST_S
             spans.start()
-            self._write(wanted, TracePart(self._name, os.getpid(), []))
+            self._is_known = self._say_begun(wanted)
         else:
             self._steps = _StepTrace(self, self._job, wanted)
             self._job.step_made = self._steps.step
@@ -118,13 +122,18 @@ class ProcessTracer:
         self._write(wanted, part)
         self._running = None
 
-    def _write(self, wanted: TraceRequest, part: TracePart) -> None:
+    def _say_begun(self, wanted: TraceRequest) -> bool:
+        return self._write(wanted, TracePart(self._name, os.getpid(), []))
+
+    def _write(self, wanted: TraceRequest, part: TracePart) -> bool:
         try:
             write_part(self._log_dir, wanted, part)
         except Exception as error:  # the process works without its trace
             logger.warning(
                 "the trace of %s is not written to %s: %s", self._name, self._log_dir, _text(error)
             )
+            return False
+        return True
 
 
 class _StepTrace:

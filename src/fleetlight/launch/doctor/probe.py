@@ -148,7 +148,7 @@ def receive_for(wire: DoctorChannel, seconds: float) -> None:
 
 
 def _received_bytes(connected: socket.socket, seconds: float, first_s: float) -> tuple[int, float]:
-    """Count bytes until the deadline or the end; the clock starts with the first bytes.
+    """Count bytes for `seconds` from the first ones, or until the end.
 
     While none is counted, it waits up to `first_s` longer: a busy machine is not a dead link.
     """
@@ -166,6 +166,7 @@ def _received_bytes(connected: socket.socket, seconds: float, first_s: float) ->
         last = time.perf_counter()
         if begin == 0.0:
             begin = last  # the first bytes were sent before the clock started
+            end = time.monotonic() + seconds
         else:
             count += got
     return count, last - begin

@@ -41,6 +41,8 @@ class Series:
         self._most = most
         self.times = array("d")
         self.pids = array("q")
+        #: the process of the last snapshot, if that was older and is left out
+        self._behind = 0
         #: NaN where a snapshot has no value, and infinity where its value is not finite
         self.columns: dict[str, array[float]] = {}
         #: the values of the newest snapshot as they are, and its counts of whole numbers
@@ -48,10 +50,15 @@ class Series:
         self.counts: dict[str, dict[int, int]] = {}
 
     def add(self, snapshot: Snapshot) -> None:
-        """Append a snapshot; one older than the last replaces all, since the clock was set back."""
+        """Append a snapshot; if the clock was set back, it replaces all."""
         if self.times and snapshot.at < self.times[-1]:
+            if snapshot.pid not in (self.pids[-1], self._behind):
+                # perhaps the last one of a process that was replaced
+                self._behind = snapshot.pid
+                return
             del self.times[:], self.pids[:]
             self.columns.clear()
+        self._behind = 0
         before = len(self.times)
         self.times.append(snapshot.at)
         self.pids.append(snapshot.pid)

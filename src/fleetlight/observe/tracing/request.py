@@ -35,7 +35,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 class TracePart(msgspec.Struct, frozen=True):
-    """The trace of one process; one without spans says that a server has begun."""
+    """The trace of one process; the first one of a server, without spans, says that it records."""
 
     #: `worker 0`
     name: str
