@@ -75,8 +75,12 @@ def test_a_trace_that_ends_leaves_its_output_only(
         last = requested(tmp_path)
         assert last is not None
         asked.append(last.stage)
-        is_of_workers = last.stage is TraceStage.WORKERS_BEGIN
-        write(tmp_path, *(["worker 0", "worker 1"] if is_of_workers else ["server 0"]))
+        names = {
+            TraceStage.SERVERS_BEGIN: ["server 0 begun"],
+            TraceStage.WORKERS_BEGIN: ["worker 0", "worker 1"],
+            TraceStage.OVER: ["server 0"],
+        }
+        write(tmp_path, *names[last.stage])
 
     monkeypatch.setattr(trace.time, "sleep", arrived)
     assert traced(tmp_path) == 0
@@ -92,6 +96,7 @@ def test_each_other_host_has_a_line_on_its_clock(
     parts = {
         "worker 0": TracePart("worker 0", 1, [], host="a", clocks=clocks),
         "worker 1": TracePart("worker 1", 1, [], host="c"),
+        "server 0 begun": TracePart("server 0 begun", 1, []),
         "server 0": TracePart("server 0", 1, [], host="b"),
     }
     monkeypatch.setattr(trace, "take_part", lambda log_dir, wanted, name: parts[name])

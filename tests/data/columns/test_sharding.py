@@ -41,6 +41,33 @@ def test_every_record_counts_once_an_epoch(data: ColumnFiles, workers: int, shuf
     assert {len(one) for one in every} == {-(-len(data) // (4 * workers))}
 
 
+def test_a_resumed_worker_reads_only_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    plain = ColumnFiles._load
+    monkeypatch.setattr(ColumnFiles, "_load", lambda self, n: read.append(n) or plain(self, n))
+
+    def loader() -> ShardLoader[Any]:
+        return shards(fleet.data.parquet(tmp_path).loader(7, window=10), 2)[1]
+
+    # groups of 10 records
+    numbered(tmp_path, [100, 100])
+    one, whole = loader(), []
+    for number, batch in enumerate(one):
+        whole.append(batch["number"].tolist())
+        if number == 7:
+            state = one.state_dict()
+    uninterrupted = sorted(read)
+    read.clear()
+    other = loader()
+    other.load_state_dict(state)
+    assert [batch["number"].tolist() for batch in other] == whole[8:]
+    # none of the groups before the position, which are half of all
+    assert len(read) == len(set(read)) <= len(uninterrupted) // 2 + 2
+    assert max(uninterrupted) == max(read)
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([1, 2, 3, 5]), st.integers(1, 7), st.integers(0, 12))),
     st.integers(0, 3),

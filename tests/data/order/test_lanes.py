@@ -103,12 +103,3 @@ def test_workers_share_windows_only_at_the_end(sizes: list[int], batch: int, cou
                 window = next(n for n, one in enumerate(pieces) if one[0] <= place < one[1])
                 owners.setdefault(window, set()).add(worker)
     assert all(len(own) == 1 for own in owners.values())
-
-
-@given(lengths, batches, workers)
-def test_pieces_are_what_a_worker_reads(sizes: list[int], batch: int, count: int) -> None:
-    pieces = pieces_of(sizes)
-    for worker, parts in enumerate(parts_of(pieces, batch, count)):
-        announced = list(Lanes(pieces, batch, count, "join").pieces(worker))
-        known = {place for one in announced for place in range(*one)}
-        assert set(records(parts)) <= known

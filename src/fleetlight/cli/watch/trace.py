@@ -20,6 +20,7 @@ from fleetlight.observe.tracing.request import (
     TracePart,
     TraceRequest,
     TraceStage,
+    begun,
     is_wanted,
     remove_parts,
     request,
@@ -60,7 +61,7 @@ def _trace(found: argparse.Namespace) -> int:
     request(log_dir, wanted)
     try:
         # the first step is not requested from a server that does not record yet
-        _parts(log_dir, wanted, servers, until)
+        _parts(log_dir, wanted, [begun(name) for name in servers], until)
         _advance(log_dir, wanted, TraceStage.WORKERS_BEGIN)
         parts = _parts(log_dir, wanted, workers, until)
         _advance(log_dir, wanted, TraceStage.OVER)
@@ -127,7 +128,7 @@ def _parts(log_dir: Path, wanted: TraceRequest, names: list[str], until: float) 
             if part is not None:
                 parts[name] = part
         if time.monotonic() > until:
-            missing = ", ".join(name for name in names if name not in parts)
+            missing = ", ".join(name.removesuffix(begun("")) for name in names if name not in parts)
             raise DeadlineError(
                 f"no trace of {missing} arrived in time: servers begin within about a second, "
                 f"and workers record their next {wanted.steps} steps; look whether they make "

@@ -79,7 +79,7 @@ class ProcessView:
 
     def restart(self) -> None:
         """The next call of `follow` adds all moments."""
-        self._consumed, self._stepped = -math.inf, None
+        self._consumed, self._stepped, self._known_columns = -math.inf, None, 0
 
     def follow(self, series: Series, timeline: Timeline) -> None:
         """Add the moments that are new to the timeline."""

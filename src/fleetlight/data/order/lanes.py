@@ -8,7 +8,6 @@ dealt out in blocks (`Blocks`). So workers read the same windows only at the end
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -46,16 +45,6 @@ class Lanes:
         for part in blocks.parts(worker):
             yield LanePart(tuple(_within(rest, part.start, part.stop)), part.mine, part.total)
 
-    def pieces(self, worker: int) -> Iterator[Interval]:
-        """The pieces that one worker reads, one after another."""
-        mine = self._lanes[worker]
-        known = 0
-        while steps := self._refill():
-            yield from itertools.islice(mine.taken_on, known, None)
-            known = len(mine.taken_on)
-            self._advance(steps)
-        yield from self.left()
-
     def skip(self, steps: int) -> None:
         """Leave out the next steps of all workers."""
         while steps and (full := min(steps, self._refill())):
@@ -88,12 +77,10 @@ class _Lane:
 
     def __init__(self) -> None:
         self.pieces: deque[Interval] = deque()
-        self.taken_on: list[Interval] = []
         self.length = 0
 
     def add(self, piece: Interval) -> None:
         self.pieces.append(piece)
-        self.taken_on.append(piece)
         self.length += piece[1] - piece[0]
 
     def take(self, count: int) -> list[Interval]:

@@ -162,8 +162,9 @@ class LaneSource(RecordSource):
 
     def _windows(self, order: WindowOrder) -> Iterator[int]:
         """The windows that this worker reads, one after another."""
-        for start, _ in self._lanes(order, *self._own).pieces(self._shard.worker):
-            yield order.window_at(start)
+        for part in self._lanes(order, *self._own).parts(self._shard.worker):
+            for start, _ in part.intervals:
+                yield order.window_at(start)
 
     def _announce(self, order: WindowOrder, number: int, coming: Iterator[int]) -> None:
         """Let the data set load a window, and the one after it."""

@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-#: a window that no batch has reached is over after so many others
-_STALE = 3
+#: a window is over after so many batches without a record of it
+_PATIENCE = 8
+#: one that no batch has reached is over after others were so many times, or if so many newer wait
+_STALE, _MOST_UNREAD = 3, 16
+#: windows that are over are remembered, for a batch that returns to one
+_PAST = 16
 #: other groups that stay in memory, once one of them was needed again
 _OTHERS = 3
 #: groups that are remembered after they left the memory
@@ -24,18 +28,18 @@ class _OpenWindow:
     """Groups that are read together, from their announcement on."""
 
     groups: frozenset[int]
-    #: how many windows were over then
+    #: how many times windows were over before
     announced_after: int
-    #: True once a batch had records of it
-    is_read: bool = False
+    #: batches since the last one with a record of it; None before the first one
+    unused: int | None = None
 
 
 class LoadedGroups:
     """Loads each group once while it is needed. A forked process loads its own.
 
-    The groups of a window are needed from its announcement until a batch has no record of it, after
-    one that had. It keeps few others, since the kernel clears new memory, which takes longer than
-    decoding.
+    The groups of a window are needed from its announcement until some batches have no record of it,
+    after one that had. It keeps few others, since the kernel clears new memory, which takes longer
+    than decoding.
     """
 
     def __init__(self, load: Callable[[int], Any], threads: int = 1) -> None:
@@ -54,6 +58,7 @@ class LoadedGroups:
         #: in the order of their last use
         self._groups: OrderedDict[int, Future[Any]] = OrderedDict()
         self._open: dict[frozenset[int], _OpenWindow] = {}
+        self._past: deque[frozenset[int]] = deque(maxlen=_PAST)
         self._over = 0
         self._released: deque[int] = deque(maxlen=_REMEMBERED)
         self._spare = 0
@@ -64,6 +69,11 @@ class LoadedGroups:
         self._forget_in_a_fork()
         window = frozenset(groups)
         self._open[window] = _OpenWindow(window, self._over)
+        unread = [one.groups for one in self._open.values() if one.unused is None]
+        if len(unread) > _MOST_UNREAD:
+            # no batches are taken, or only of other records
+            del self._open[unread[0]]
+            self._release(groups)
         for group in groups:
             self._begin(group)
 
@@ -76,13 +86,30 @@ class LoadedGroups:
         """Release what is over; `groups` are those of the batch that comes."""
         self._forget_in_a_fork()
         own = set(groups)
-        for window in list(self._open.values()):
+        self._reopen(own.difference(*self._open))
+        for window in self._open.values():
             if not own.isdisjoint(window.groups):
-                window.is_read = True
-            elif window.is_read or self._over - window.announced_after > _STALE:
-                del self._open[window.groups]
-                self._over += 1
+                window.unused = 0
+            elif window.unused is not None:
+                window.unused += 1
+        over = [window.groups for window in self._open.values() if self._is_over(window)]
+        for past in over:
+            del self._open[past]
+        self._past += over
+        self._over += bool(over)
         self._release(own)
+
+    def _is_over(self, window: _OpenWindow) -> bool:
+        if window.unused is None:
+            return self._over - window.announced_after > _STALE
+        return window.unused > _PATIENCE
+
+    def _reopen(self, missing: set[int]) -> None:
+        """Open a window again to which a loop returns, after batches of another one."""
+        for window in self._past if missing else ():
+            if missing <= window:
+                self._open[window] = _OpenWindow(window, self._over, 0)
+                return
 
     def get(self, group: int) -> Any:
         """A group; waits until it is loaded."""

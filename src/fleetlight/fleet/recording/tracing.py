@@ -23,6 +23,7 @@ from fleetlight.observe.tracing.request import (
     TracePart,
     TraceRequest,
     TraceStage,
+    begun,
     requested,
     write_part,
 )
@@ -72,10 +73,10 @@ class ProcessTracer:
             self._steps.is_given_up = is_over or not is_wanted
         elif not is_wanted:
             self.give_up()
-        elif not self._is_known and not is_over:
-            self._is_known = self._say_begun(running)
         elif is_over or time.monotonic() > self._until:
             self.finish(running)
+        elif not self._is_known:
+            self._is_known = self._say_begun(running)
 
     def _begin(self, wanted: TraceRequest) -> None:
         self._done, self._running = wanted.id, wanted
@@ -123,7 +124,7 @@ class ProcessTracer:
         self._running = None
 
     def _say_begun(self, wanted: TraceRequest) -> bool:
-        return self._write(wanted, TracePart(self._name, os.getpid(), []))
+        return self._write(wanted, TracePart(begun(self._name), os.getpid(), []))
 
     def _write(self, wanted: TraceRequest, part: TracePart) -> bool:
         try:

@@ -35,7 +35,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 class TracePart(msgspec.Struct, frozen=True):
-    """The trace of one process; the first one of a server, without spans, says that it records."""
+    """The trace of one process."""
 
     #: `worker 0`
     name: str
@@ -49,6 +49,11 @@ class TracePart(msgspec.Struct, frozen=True):
     #: the clock of its times, and how far those of servers are ahead of it
     host: str = ""
     clocks: dict[str, ClockLead] = {}
+
+
+def begun(name: str) -> str:
+    """The name of an empty part, by which a server says that it records."""
+    return f"{name} begun"
 
 
 def request(log_dir: Path, wanted: TraceRequest) -> None:
