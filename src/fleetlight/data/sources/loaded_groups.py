@@ -68,6 +68,8 @@ class LoadedGroups:
         """Begin to load a window."""
         self._forget_in_a_fork()
         window = frozenset(groups)
+        # as the newest, also if it is open
+        self._open.pop(window, None)
         self._open[window] = _OpenWindow(window, self._over)
         unread = [one.groups for one in self._open.values() if one.unused is None]
         if len(unread) > _MOST_UNREAD:
