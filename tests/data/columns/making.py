@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from torch.utils.data import DataLoader
 
+from fleetlight.data.columns.dataset import ColumnFiles
 from fleetlight.data.loader import ShardLoader
 
 
@@ -23,6 +25,14 @@ def numbered(folder: Path, sizes: Sequence[int], group: int = 10) -> Path:
         pq.write_table(table, folder / f"part-{n:03}.parquet", row_group_size=group)
         first += size
     return folder
+
+
+def groups_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets each group that is loaded from now on."""
+    read: list[int] = []
+    plain = ColumnFiles._load
+    monkeypatch.setattr(ColumnFiles, "_load", lambda self, n: read.append(n) or plain(self, n))
+    return read
 
 
 def shards(loader: Any, workers: int, **settings: Any) -> list[ShardLoader[Any]]:

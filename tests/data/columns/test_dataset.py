@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.data.columns.making import numbered, numbers
+from tests.data.columns.making import groups_read, numbered, numbers
 from torch.utils.data import DataLoader
 
 import fleetlight as fleet
@@ -400,11 +400,7 @@ def test_loader_refuses_a_sampler(tmp_path: Path) -> None:
 
 
 def test_groups_are_read_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetlight.data.columns.dataset import ColumnFiles
-
-    read: list[int] = []
-    plain = ColumnFiles._load
-    monkeypatch.setattr(ColumnFiles, "_load", lambda self, n: read.append(n) or plain(self, n))
+    read = groups_read(monkeypatch)
     data = fleet.data.parquet(numbered(tmp_path, [100, 100]))
     for _ in data.loader(7, shuffle=True, window=25):
         pass

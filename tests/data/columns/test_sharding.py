@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.columns.making import numbered, numbers, shards
+from tests.data.columns.making import groups_read, numbered, numbers, shards
 from tests.data.queued import records, run, workers_of
 from tests.workers import run_workers
 from torch.utils.data import DataLoader
@@ -44,9 +44,7 @@ def test_every_record_counts_once_an_epoch(data: ColumnFiles, workers: int, shuf
 def test_a_resumed_worker_reads_only_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[int] = []
-    plain = ColumnFiles._load
-    monkeypatch.setattr(ColumnFiles, "_load", lambda self, n: read.append(n) or plain(self, n))
+    read = groups_read(monkeypatch)
 
     def loader() -> ShardLoader[Any]:
         return shards(fleet.data.parquet(tmp_path).loader(7, window=10), 2)[1]
@@ -116,9 +114,7 @@ def test_same_workers_resume_exactly(data: ColumnFiles) -> None:
 def test_worker_reads_only_its_own_groups_but_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[int] = []
-    plain = ColumnFiles._load
-    monkeypatch.setattr(ColumnFiles, "_load", lambda self, n: read.append(n) or plain(self, n))
+    read = groups_read(monkeypatch)
     for one in range(3):
         data = fleet.data.parquet(numbered(tmp_path, [300, 300]))
         numbers(shards(data.loader(5, shuffle=True, window=10), 3)[one])
