@@ -101,7 +101,8 @@ def test_each_other_host_has_a_line_on_its_clock(
     }
     monkeypatch.setattr(trace, "take_part", lambda log_dir, wanted, name: parts[name])
     assert traced(tmp_path) == 0
-    _, *lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert ": 20 steps of 2 workers, and 1 server; open it" in first
     assert lines == [
         "worker 1: the times are those of another host's clock, uncorrected, since no server was "
         "asked from both that host and the host of worker 0",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleetlight.errors import DeadlineError, LaunchError
+from fleetlight.errors import DeadlineError, LaunchError, counted
 from fleetlight.files.atomic import replace_file
 from fleetlight.launch.processes.record import read_records
 from fleetlight.observe.tracing.clocks import leads_over_first
@@ -70,8 +70,8 @@ def _trace(found: argparse.Namespace) -> int:
         withdraw(log_dir, wanted)
     replace_file(Path(found.output), msgspec.json.encode(merged(parts)), durable=False)
     print(
-        f"{found.output}: {found.steps} steps of {len(workers)} workers, and {len(servers)} "
-        "servers; open it at https://ui.perfetto.dev"
+        f"{found.output}: {counted(found.steps, 'step')} of {counted(len(workers), 'worker')}, and "
+        f"{counted(len(servers), 'server')}; open it at https://ui.perfetto.dev"
     )
     for line in (*_on_clocks(parts), *(f"{one.name}: {one.note}" for one in parts if one.note)):
         print(line)
