@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,11 @@ def test_nothing_is_recorded_or_read_while_the_switch_is_off(
     installed.install()
     installed.install_in_page()
     switch.turn(on=False)
-    recorder = FigureRecorder(tmp_path, "worker", 0, Registry(), every_s=1e6)
+    took_turn = threading.Event()
+    recorder = FigureRecorder(
+        tmp_path, "worker", 0, Registry(), every_s=1e6, each_time=took_turn.set
+    )
+    assert took_turn.wait(60.0)
     feed = JobFeed(tmp_path)
     recorder.record()
     assert not feed.poll()

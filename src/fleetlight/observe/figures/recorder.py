@@ -57,15 +57,11 @@ class FigureRecorder:
         """Record the last figures, and end."""
         if not self._over.is_set() and os.getpid() == self._pid:
             self._over.set()
-            self._guarded(self.record)
+            with self._lock:
+                self._guarded(self._append)
 
     def record(self) -> None:
-        """Append a snapshot, and the events since the last one."""
-        with self._lock:
-            self._append()
-
-    def _record_unless_over(self) -> None:
-        """Nothing follows the last snapshot."""
+        """Append a snapshot, and the events since the last one; nothing after the last figures."""
         with self._lock:
             if not self._over.is_set():
                 self._append()
@@ -78,7 +74,7 @@ class FigureRecorder:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._guarded(self._record_unless_over)
+            self._guarded(self.record)
             self._guarded(self._each_time)
             self._over.wait(self._every_s)
 
