@@ -273,19 +273,21 @@ def test_workers_that_share_a_gpu_unknowingly_are_refused() -> None:
 
 
 def test_an_error_waits_until_all_workers_have_read_the_hellos() -> None:
-    store, raised = dist.HashStore(), []
+    store, raised, raises = dist.HashStore(), [], threading.Event()
     store.set("hello/0", members.encode(hello(0, "a")).decode())
 
     def refused() -> None:
         try:
             with rendezvous.kept_for_readers(store, 2):
                 rendezvous.gather(store, 1, [], rendezvous.RendezvousDeadline(1))
+                raises.set()
                 raise MembershipError("another version")
         except MembershipError:
             raised.append(True)
 
     thread = threading.Thread(target=refused)
     thread.start()
+    assert raises.wait(20)
     thread.join(timeout=0.2)
     assert not raised
     store.add("hellos gathered", 1)

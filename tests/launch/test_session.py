@@ -133,15 +133,23 @@ def test_consequence_is_not_reported_as_the_cause(place: Workplace) -> None:
             status = {"at": time.monotonic(), "error": error, "caused_by_peer": consequence}
             pathlib.Path(os.environ["FLEET_ERROR_FILE"]).write_text(json.dumps(status))
             sys.exit(1)
-        mine, other = pathlib.Path("consequence"), pathlib.Path("cause")
-        if os.environ["FLEET_INDEX"] == "1":
-            mine, other = other, mine
-        mine.touch()
-        while not other.exists():
-            time.sleep(0.001)
-        if mine.name == "consequence":
+        def has_ended(pid):
+            stat = pathlib.Path(f"/proc/{pid}/stat")
+            try:
+                return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+            except OSError:
+                return True
+        if os.environ["FLEET_INDEX"] == "0":
+            pathlib.Path("written").write_text(str(os.getpid()))
+            os.replace("written", "pid")
+            while not os.path.exists("cause"):
+                time.sleep(0.001)
             leave("PeerLostError: worker 1", True)
-        time.sleep(0.1)
+        while not os.path.exists("pid"):
+            time.sleep(0.001)
+        pathlib.Path("cause").touch()
+        while not has_ended(pathlib.Path("pid").read_text()):
+            time.sleep(0.001)
         leave("ValueError: the cause", False)
     """)
     _, output = place.run("--nproc_per_node", "2", script)

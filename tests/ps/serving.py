@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -110,6 +111,12 @@ class Worker:
         facts = (self.workers, self.server.index, self.servers)
         reply: m.Welcome = self.say(hello(self.index, lane, *facts), lane=lane)[0]
         return reply
+
+    def greet_again(self, lane: str, incarnation: int) -> None:
+        """Greet as this incarnation of the worker."""
+        self.lanes[lane] = Connection(lane)
+        greeting = hello(self.index, lane, self.workers)
+        self.say(msgspec.structs.replace(greeting, incarnation=incarnation, away_s=5.0), lane=lane)
 
     def say(self, message: m.Message, *arrays: Any, lane: str = "control") -> tuple[Any, list[Any]]:
         if isinstance(message, m.Greeting):

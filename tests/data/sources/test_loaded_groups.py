@@ -133,6 +133,8 @@ def test_a_window_after_a_batch_of_many_stays(counted: Counted) -> None:
         counted.announce(*range(first, first + 6))
         for _ in range(_PATIENCE + 2):
             counted.take(*range(first, first + 5))
+    # the last one is only announced
+    wait_until(lambda: 30 in counted.loads, "the last one")
     assert counted.loads == list(range(31))
 
 

@@ -225,12 +225,12 @@ def test_refused_loader_position_changes_nothing(tmp_path: Path) -> None:
 def save_slowly(dirname: str) -> str:
     build()
     context = current()
-    context.group.deadline_s = 1.0
+    context.group.deadline_s = 2.0
     write = checkpoint.write
     pause = threading.Event()
 
     def slow(*args: Any, **how: Any) -> Any:
-        pause.wait(3.0)
+        pause.wait(5.0)
         return write(*args, **how)
 
     checkpoint.write = slow

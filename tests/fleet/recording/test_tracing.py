@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +31,13 @@ from fleetlight.roles.role import Kind, Role
 from fleetlight.torch_compat.profiling import YieldingProfiler, is_profiled
 
 WANTED = TraceRequest("ab", 2, TraceStage.WORKERS_BEGIN)
+
+
+@pytest.fixture(autouse=True)
+def _no_spans() -> Iterator[None]:
+    """A trace that a test leaves open ends with the test."""
+    yield
+    spans.stop()
 
 
 def of(wanted: TraceRequest, stage: TraceStage) -> TraceRequest:

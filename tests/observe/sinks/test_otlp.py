@@ -14,6 +14,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tests.observe.sinks.collector import Collector
+from tests.workers import reserved_port
 
 from fleetlight.observe.figures.snapshot import Event
 from fleetlight.observe.sinks.delivery import DeliveryOutcome
@@ -212,11 +213,13 @@ def test_the_reason_is_known_while_the_sdk_tries_again() -> None:
 def test_a_collector_that_is_down_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[tuple[str, str]] = []
     # the SDK names the cause only where it has time to try again
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2.5")
-    with Collector() as collector:
-        monkeypatch.setenv(ENDPOINT, collector.url)
-    exporter = EventExporter(JOB, lambda *said: warnings.append(said))
-    exporter.add(STORY)
-    assert exporter.close(60.0) == (len(STORY), 2)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "6")
+    # a socket that does not listen refuses connections
+    holder, port = reserved_port()
+    monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{port}")
+    with holder:
+        exporter = EventExporter(JOB, lambda *said: warnings.append(said))
+        exporter.add(STORY)
+        assert exporter.close(60.0) == (len(STORY), 2)
     [(_, reason)] = warnings
     assert exporter.failure == reason == "[Errno 111] Connection refused"

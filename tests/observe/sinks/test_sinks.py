@@ -228,19 +228,21 @@ def test_a_service_that_hangs_delays_the_end_by_no_more_than_asked(
 def test_a_service_that_hangs_delays_neither_start_nor_end(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opens, hung = threading.Event(), []
+    opens, hangs, hung = threading.Event(), threading.Event(), []
 
     class Hanging(Kept):
         pass
 
     def hang(self: Hanging) -> None:
         hung.append(threading.current_thread())
+        hangs.set()
         assert opens.wait(20.0)
 
     monkeypatch.setattr(Hanging, method, hang)
     openers = {"tensorboard": Kept, "wandb": Hanging}
     feeder = SinkFeeder(openers, Registry(), None, every_s=3600, open_s=0.0, close_s=0.05)
     feeder.close()
+    assert hangs.wait(20.0)
     assert threading.main_thread() not in hung
     assert "did not reach" in caplog.text
     assert "wandb within 0.05 s" in caplog.text

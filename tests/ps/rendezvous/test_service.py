@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.ps.rendezvous.members import LIMIT_S, client_of, hello, listening, service_of
@@ -24,7 +27,9 @@ def announced(client: RendezvousClient, server: int, port: int, incarnation: int
     return reply.incarnation
 
 
-def test_workers_wait_for_each_other_and_for_all_servers() -> None:
+def test_workers_wait_for_each_other_and_for_all_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     point = service_of(workers=2, servers=2)
     size = (2, 2)
     workers = [client_of(point, f"w{n}", size=size) for n in range(2)]
@@ -32,9 +37,17 @@ def test_workers_wait_for_each_other_and_for_all_servers() -> None:
     with ThreadPoolExecutor(4) as pool:
         enrolled = list(pool.map(lambda one: one.enrol(), [*workers, *servers]))
         assert sorted(one.index for one in enrolled) == [0, 0, 1, 1]
+        waits, wait = threading.Event(), point._wait
+
+        def waiting(*given: Any) -> None:
+            waits.set()
+            wait(*given)
+
+        monkeypatch.setattr(point, "_wait", waiting)
         first = pool.submit(workers[0].locate)
+        assert waits.wait(LIMIT_S)
         assert announced(servers[0], 0, 7000) == 1
-        assert not first.done()
+        assert not futures.wait([first], 0.2).done
         announced(servers[1], 1, 7001)
         assert [entry.port for entry in first.result().servers] == [7000, 7001]
     assert point.has_formed

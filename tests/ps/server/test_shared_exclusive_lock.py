@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import msgspec
 import pytest
@@ -46,7 +47,19 @@ def test_no_other_holder_enters_while_one_is_exclusive() -> None:
             values_lock.exclusive().__enter__()
 
 
-def test_shared_waits_until_the_exclusive_holder_leaves() -> None:
+def asked(values_lock: SharedExclusiveLock, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set as soon as a holder has to wait."""
+    waits, wait = threading.Event(), values_lock._wait
+
+    def waiting(*given: Any) -> None:
+        waits.set()
+        wait(*given)
+
+    monkeypatch.setattr(values_lock, "_wait", waiting)
+    return waits
+
+
+def test_shared_waits_until_the_exclusive_holder_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     values_lock, inside, seen = SharedExclusiveLock(20), threading.Event(), []
 
     def enter_shared() -> None:
@@ -55,23 +68,29 @@ def test_shared_waits_until_the_exclusive_holder_leaves() -> None:
             seen.append("shared")
 
     with values_lock.exclusive():
+        waits = asked(values_lock, monkeypatch)
         thread = threading.Thread(target=enter_shared)
         thread.start()
-        assert not inside.is_set()
+        assert waits.wait(20)
+        assert not inside.wait(0.2)
         seen.append("exclusive")
     thread.join(20)
     assert seen == ["exclusive", "shared"]
 
 
 @pytest.mark.parametrize("message", [m.Fill([], False), m.Shrink(0, 0, 0.0, 1.0)])
-def test_fill_and_shrink_take_the_lock_shared(message: m.Message) -> None:
+def test_fill_and_shrink_take_the_lock_shared(
+    message: m.Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = EntryPlan("count", 2.0)
     tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
     server = opened(plan("async", tables=tables))
     worker, _ = team(server)
     with server._values_lock.exclusive():
+        waits = asked(server._values_lock, monkeypatch)
         changing = threading.Thread(target=lambda: worker.say(message))
         changing.start()
+        assert waits.wait(20)
         changing.join(0.2)
         assert changing.is_alive()
     changing.join(20)

@@ -257,7 +257,7 @@ def test_a_worker_refuses_a_server_without_the_token(act: Any, reason: str) -> N
 
 def test_a_client_silent_after_the_challenge_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        listening(RecordingHandler(), token=TOKEN, first_s=0.3) as listener,
+        listening(RecordingHandler(), token=TOKEN, first_s=2.0) as listener,
         raw_client(listener.address) as raw,
     ):
         frames = frames_to(raw)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.launch.workplace import wait_until
 from tests.ps.gates import Gate
 from tests.served import ASYNC, Job, Member, Net, batches, loss_of, run, started
 from torch import nn
@@ -72,6 +73,8 @@ def test_the_queue_is_bounded() -> None:
         gate.wait()
         blocked = threading.Thread(target=lambda: [step(worker, ONE) for _ in range(6)])
         blocked.start()
+        communicator = worker.communicator
+        wait_until(lambda: communicator.figures()["longest_push_queue"] == 2, "a full queue")
         blocked.join(0.3)
         assert blocked.is_alive()
         gate.open()
