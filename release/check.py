@@ -83,9 +83,8 @@ def tested(sdist: Path, work: Path) -> None:
         print(f"tests of the sdist, {told}: {last.strip('= ')}")
 
 
-def installed(package: Path, python: str, torch: str, work: Path) -> None:
-    """Install one file into a fresh environment of this Python, and use it there."""
-    home = Path(tempfile.mkdtemp(dir=work))
+def installed(package: Path, python: str, torch: str, home: Path) -> None:
+    """Install one file into an environment of this Python in a folder, and use it there."""
     run(python, "-m", "venv", home)
     inside = home / "bin" / "python"
     run(inside, "-m", "pip", "install", "--quiet", torch)
@@ -156,7 +155,9 @@ def main() -> int:
             tested(sdist, work)
             for python in pythons:
                 for package in (wheel, sdist):
-                    installed(package, python, given.torch, work)
+                    # with a CUDA build each takes 7 GB
+                    with tempfile.TemporaryDirectory(dir=work) as home:
+                        installed(package, python, given.torch, Path(home))
         except CheckFailed as failure:
             print(f"release-check: {failure}", file=sys.stderr)
             return 1

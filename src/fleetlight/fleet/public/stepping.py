@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fleetlight.errors import ConfigError, names_arguments
 from fleetlight.fleet.job import Job, current
@@ -17,17 +17,15 @@ B = TypeVar("B")
 R = TypeVar("R")
 
 
-class StepsRun(NamedTuple, Generic[R]):
+class StepsRun(NamedTuple):
     """What the last step returned (None: there was none), and how many steps were made."""
 
-    result: R | None
+    result: Any
     steps: int
 
 
 @names_arguments
-def run_steps(
-    step: Callable[[B], R], batches: Iterable[B], steps: int | None = None
-) -> StepsRun[R]:
+def run_steps(step: Callable[[B], R], batches: Iterable[B], steps: int | None = None) -> StepsRun:
     """Call `step(batch)` for up to `steps` batches of an iterator, which the next call continues.
 
     With parameter servers (sync or async), it reads plain loaders one or two batches ahead and
