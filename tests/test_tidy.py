@@ -111,6 +111,12 @@ def test_no_leftovers() -> None:
     assert not guilty
 
 
+def test_no_named_tuple_is_generic() -> None:
+    """Python 3.10 refuses such a class when it is made."""
+    pattern = re.compile(r"^class \w+\((NamedTuple, Generic|Generic\[.*\bNamedTuple)", re.MULTILINE)
+    assert not [relative(path) for path in PYTHON if pattern.search(path.read_text())]
+
+
 def test_no_module_for_miscellany() -> None:
     # fleet.util is Fleet's public name
     drawers = {p for p in SOURCES if re.fullmatch(r"(utils?|misc|common|helpers?)\.py", p.name)}
