@@ -109,9 +109,9 @@ def _several(steps: int, step: Callable[..., float], program: Program | None) ->
         return program.steps
 
     def eager(batches: Iterator[Batch], count: int) -> float:
-        done = fleet.run_steps(lambda batch: step(*batch), batches, count)
-        assert done.result is not None
-        return done.result
+        last: float | None = fleet.run_steps(lambda batch: step(*batch), batches, count).result
+        assert last is not None
+        return last
 
     return eager
 
