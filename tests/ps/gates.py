@@ -1,15 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks one lane of a worker, so that a test controls the order of events."""
+"""Lets a test control the order of events: blocks a lane of a worker, waits for a call."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
+import pytest
+
 from fleetlight.ps.transport.interface import DEFAULT_RETRY
 from fleetlight.ps.worker.client import Client
 
 LIMIT_S = 20
+
+
+def called(of: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that is set as soon as a thread calls the method."""
+    event, original = threading.Event(), getattr(of, method)
+
+    def noted(*given: Any) -> Any:
+        event.set()
+        return original(*given)
+
+    monkeypatch.setattr(of, method, noted)
+    return event
 
 
 class Gate:

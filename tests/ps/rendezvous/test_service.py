@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
+from tests.ps.gates import called
 from tests.ps.rendezvous.members import LIMIT_S, client_of, hello, listening, service_of
 
 from fleetlight.errors import MembershipError, PeerError, ProtocolError
@@ -37,17 +35,11 @@ def test_workers_wait_for_each_other_and_for_all_servers(
     with ThreadPoolExecutor(4) as pool:
         enrolled = list(pool.map(lambda one: one.enrol(), [*workers, *servers]))
         assert sorted(one.index for one in enrolled) == [0, 0, 1, 1]
-        waits, wait = threading.Event(), point._wait
-
-        def waiting(*given: Any) -> None:
-            waits.set()
-            wait(*given)
-
-        monkeypatch.setattr(point, "_wait", waiting)
+        waits = called(point, "_wait", monkeypatch)
         first = pool.submit(workers[0].locate)
         assert waits.wait(LIMIT_S)
         assert announced(servers[0], 0, 7000) == 1
-        assert not futures.wait([first], 0.2).done
+        assert not wait([first], 0.2).done
         announced(servers[1], 1, 7001)
         assert [entry.port for entry in first.result().servers] == [7000, 7001]
     assert point.has_formed

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import msgspec
 import pytest
+from tests.ps.gates import called
 from tests.ps.serving import opened, plan, team
 
 from fleetlight.errors import DeadlineError
@@ -47,18 +47,6 @@ def test_no_other_holder_enters_while_one_is_exclusive() -> None:
             values_lock.exclusive().__enter__()
 
 
-def asked(values_lock: SharedExclusiveLock, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Is set as soon as a holder has to wait."""
-    waits, wait = threading.Event(), values_lock._wait
-
-    def waiting(*given: Any) -> None:
-        waits.set()
-        wait(*given)
-
-    monkeypatch.setattr(values_lock, "_wait", waiting)
-    return waits
-
-
 def test_shared_waits_until_the_exclusive_holder_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     values_lock, inside, seen = SharedExclusiveLock(20), threading.Event(), []
 
@@ -68,7 +56,7 @@ def test_shared_waits_until_the_exclusive_holder_leaves(monkeypatch: pytest.Monk
             seen.append("shared")
 
     with values_lock.exclusive():
-        waits = asked(values_lock, monkeypatch)
+        waits = called(values_lock, "_wait", monkeypatch)
         thread = threading.Thread(target=enter_shared)
         thread.start()
         assert waits.wait(20)
@@ -87,7 +75,7 @@ def test_fill_and_shrink_take_the_lock_shared(
     server = opened(plan("async", tables=tables))
     worker, _ = team(server)
     with server._values_lock.exclusive():
-        waits = asked(server._values_lock, monkeypatch)
+        waits = called(server._values_lock, "_wait", monkeypatch)
         changing = threading.Thread(target=lambda: worker.say(message))
         changing.start()
         assert waits.wait(20)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fleetlight.data.read_ahead import ReadAhead
 
 B = TypeVar("B")
-R = TypeVar("R")
 
 
 class StepsRun(NamedTuple):
@@ -25,7 +24,9 @@ class StepsRun(NamedTuple):
 
 
 @names_arguments
-def run_steps(step: Callable[[B], R], batches: Iterable[B], steps: int | None = None) -> StepsRun:
+def run_steps(
+    step: Callable[[B], object], batches: Iterable[B], steps: int | None = None
+) -> StepsRun:
     """Call `step(batch)` for up to `steps` batches of an iterator, which the next call continues.
 
     With parameter servers (sync or async), it reads plain loaders one or two batches ahead and
