@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Circles among imports, wherever the statement stands: in a function, or for types alone."""
+"""Circles among imports at run time: those inside functions count, those for types alone do not."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.tidy.sources import PACKAGE, SOURCES, parsed
+from tests.tidy.sources import PACKAGE
 
 Graph = dict[str, set[str]]
-
-
-def circles() -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others."""
-    return strong_components(imports({module_name(path): parsed(path) for path in SOURCES}))
 
 
 def module_name(path: Path) -> str:
@@ -25,13 +20,14 @@ def module_name(path: Path) -> str:
 def imports(modules: Mapping[str, ast.Module]) -> Graph:
     """For each module the other modules that its import statements name."""
     return {
-        name: {target for target in imported(tree, modules) if target != name}
+        name: {target for target in imported(at_run_time(tree), modules) if target != name}
         for name, tree in modules.items()
     }
 
 
-def imported(tree: ast.Module, modules: Mapping[str, ast.Module]) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(nodes: Iterable[ast.AST], modules: Container[str]) -> Iterator[str]:
+    """The modules that import statements among the nodes name."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom):
@@ -40,6 +36,16 @@ def imported(tree: ast.Module, modules: Mapping[str, ast.Module]) -> Iterator[st
                 target = name if name in modules else node.module
                 if target in modules:
                     yield target
+
+
+def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """Each node that no `if TYPE_CHECKING` encloses."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from (deep for other in node.orelse for deep in (other, *at_run_time(other)))
+        else:
+            yield node
+            yield from at_run_time(node)
 
 
 def strong_components(graph: Graph) -> list[list[str]]:
