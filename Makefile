@@ -12,10 +12,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .PHONY: demo quick test test-all test-long test-engines test-browser slowest matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
 
-demo: $(VENV)/.ready  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
+demo: $(VENV)/.demo  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
 	  examples/wide_deep/train_fleet.py --samples 800000
 	@echo "demo: the logs are log/demo/workerlog.0, workerlog.1, serverlog.0 and serverlog.1"
+	@echo "demo: to watch such a job in a browser, type"
+	@echo "  $(BIN)/fleetrun --dashboard --server_num 2 --worker_num 2 examples/wide_deep/train_fleet.py"
+	@echo "demo: or in a second terminal, while a job runs: $(BIN)/fleetlight top"
 
 quick: $(VENV)/.ready  ## the fast tests in about a minute, or those of one room: make quick ROOM=ps/server
 	$(PYTEST) -n 2 --dist worksteal --hypothesis-profile quick \
@@ -88,14 +91,20 @@ sbom: $(VENV)/.ready  ## the packages that Fleetlight runs with, as CycloneDX JS
 clean:
 	rm -rf $(VENV) build dist site log output .pytest_cache .mypy_cache .ruff_cache
 
-$(VENV)/.ready: pyproject.toml
+# what training and the live page need
+$(VENV)/.demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' || \
 	  { echo "Fleetlight needs Python 3.10 to 3.14; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
 	         "Say which one to use: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first with --group
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
-	$(BIN)/pip install --quiet --editable . --group dev
+	$(BIN)/pip install --quiet --editable '.[dashboard]'
 	@$(BIN)/python -c 'import torch; print("torch", torch.__version__, \
 	  "for CUDA " + torch.version.cuda if torch.version.cuda else "for CPU")'
+	@touch $@
+
+# what tests and checks need besides
+$(VENV)/.ready: $(VENV)/.demo
+	$(BIN)/pip install --quiet --editable . --group test --group test-extras --group lint
 	@touch $@

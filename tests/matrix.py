@@ -19,7 +19,11 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "versions.md"
-DEV = ("--group", f"{ROOT / 'pyproject.toml'}:dev")
+DEV = [
+    part
+    for name in ("test", "test-extras")
+    for part in ("--group", f"{ROOT / 'pyproject.toml'}:{name}")
+]
 #: the lines of the page between these markers are generated
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->"
 HEAD = (
