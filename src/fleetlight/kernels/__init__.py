@@ -2,6 +2,24 @@
 """The arithmetic of sparse training: tables of rows by id, and batches of ids.
 
 Numba compiles each kernel when it is first used. `twins` has the kernels in readable NumPy.
+
+`kernels` is the arithmetic of sparse training, on arrays only. `rows/` is the table: `table.py`
+(`RowTable`: id -> row [weights | state | meta]), `index.py` and `probing.py` (where an id is
+found), `slab.py` (where rows are stored), `narrow_table.py` (weights in bfloat16), `copies.py` (a
+worker's copies of rows on servers). `rows/tier/` is a table with few rows in memory:
+`tiered_table.py` (`TieredRowTable`, a `RowTable` whose kernels work on slots) brings the rows of
+each call into slots, `slots.py` and `residency.py` know where each row is and which rows leave.
+The file behind it is a `RowStore`, a protocol, since kernels open no files. A `Rule` (`rule.py`)
+updates a row. Each rule is one file in `rules/`; `rows/updates.py` finds and compiles it. `ids/`
+has batches of ids: `dedup.py` (distinct ids, grouped by the server that owns them),
+`gathering.py`, `bags.py`, `pooling.py` (bags of many features). `layered_rows.py` looks ids up in
+two layers, for services. `copy_on_write/` keeps the rows of a snapshot while training changes
+them, and marks rows that changed; `codecs/` encodes gradients and rows in fewer bytes, and
+`checksums.py` detects damage, `differences.py` has what own steps add to shared dense values.
+Most kernels have a readable twin in NumPy, the oracle of their tests: `twins.py`, `twin_table.py`
+and `codecs/twin_codecs.py`. `compiling/` compiles each kernel when it is first used, in one
+process at a time (`kernel.py`), into a writable folder (`compiled_files.py`). Other processes
+load the code without waiting and without starting numba's compiler (`loading.py`).
 """
 
 from fleetlight.kernels.checksums import checksum

@@ -2,6 +2,11 @@
 """Static programs: a training step captured once, rewritten by passes, run by name.
 
 Modules load when one of their names is first used, since eager training needs none.
+
+`static` has training steps as programs: one graph for forward, backward and the optimizer's step,
+with the state that it changes in place. Users call `program.py`, `definition.py` (`data`,
+`program_guard`, `minimize`), `capturing.py`, `executor.py`, `loaders.py`, `datasets.py` and
+`inference.py`. The rooms below:
 """
 
 from __future__ import annotations

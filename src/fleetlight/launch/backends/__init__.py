@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends that run a `JobSpec`: each module of this package has one, as `BACKEND`."""
+"""The backends that run a `JobSpec`: each module of this package has one, as `BACKEND`.
+
+Each module of `backends/` is one, a record that the package finds by its name. `processes` (this
+machine) and `hosts` (a few machines that flags name) start processes themselves, by `session.py`,
+from the `MachineSpec` in the job. `fleetlight ps`, `logs` and `stop` know their jobs by the log
+folder (`backends/processes/control.py`). An engine (`chooses_machines`) reads only the settings
+of the whole job.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,12 @@
 """Passes: pure functions from form to form that rewrite a program before it runs.
 
 Each file declares a `PassRecord`, which the package finds.
+
+`passes/` has one pass a file; they share `rewriting/`. A pass is a pure function from form to
+form that adds a line to its report. Its file declares a `PassRecord` (`rewriting/registry.py`):
+when a job needs the pass, and its position. A pass for steps of several runs (gradient merge,
+loss scale) puts slots between backward and update. It gives the form a `Schedule` of the parts
+that run. A `Program` is a source and its passes.
 """
 
 import importlib
