@@ -125,7 +125,7 @@ PAGES = (
 #: methods that other parts of Fleetlight call, not scripts
 _INTERNAL = frozenset(
     (
-        *("check_host", "counted", "extra_repr", "first_state", "form", "former_names", "layer"),
+        *("check_host", "counted", "extra_repr", "first_state", "form", "layer"),
         *("mark_started", "must_resume", "names_of", "of", "of_table", "replace", "settings"),
         *("share", "will_read", "with_host_ranks", "writable_source", "group_rows", "fingerprint"),
         *("master_is_outside", "has_queue", "away_within", "ALIASES", "DOTTED_NAME"),

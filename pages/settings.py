@@ -37,7 +37,7 @@ _MORE = {
     "lost_worker": "reliability.md#workers",
     "shared_memory": "collective.md#shared-memory",
     "ssl": "launcher.md#encrypted-connections",
-    "ssl_configs": "launcher.md#suites",
+    "ssl_configs": "launcher.md#encrypted-connections",
     "sync_batch_norm": "collective.md#batch-norm",
     "use_hierarchical_allreduce": "collective.md#several-hosts",
     "worker_seeds": "collective.md#random-numbers",

@@ -48,7 +48,6 @@ MEANINGS = {
     "FLEET_SERVER_NUM": "How many servers the job has.",
     "FLEET_SINKS": "Services that get the figures of the job. `fleetrun --sinks` sets it.",
     "FLEET_SSL": "The folder of certificates. `fleetrun --ssl` sets it.",
-    "FLEET_SSL_CIPHERS": "The allowed suites of TLS 1.3. `fleetrun --ssl_ciphers` sets it.",
     "FLEET_SSL_EXPIRY_WARNING_DAYS": "Days before it expires that a certificate causes a warning.",
     "FLEET_SSL_PASSWORD": "The password of encrypted keys.",
     "FLEET_SSL_PASSWORD_FILE": "A file with the password of encrypted keys.",

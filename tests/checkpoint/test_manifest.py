@@ -52,9 +52,9 @@ def test_a_manifest_survives_the_round_trip() -> None:
     assert encode(found) == data
 
 
-def test_a_newer_version_is_refused_before_its_fields() -> None:
+def test_another_version_is_refused_before_its_fields() -> None:
     data = b'{"format":"f","version":99,"checksum":"","generation":1,"nothing":"we know"}'
-    with pytest.raises(CheckpointError, match="newer Fleetlight: format version 99, this one"):
+    with pytest.raises(CheckpointError, match="format version 99, expected 1; use"):
         decode(data, Manifest, "f", PATH)
 
 

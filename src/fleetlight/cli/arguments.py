@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,7 @@ from fleetlight.cli.job_file import read_job_file
 from fleetlight.cli.refused_flags import REFUSED, refusal
 from fleetlight.errors import ConfigError, did_you_mean
 from fleetlight.launch import backends
-from fleetlight.launch.job.options import ANY_PORT, LaunchOptions
-
-_DASHBOARD = "--dashboard"
+from fleetlight.launch.job.options import LaunchOptions
 
 USAGE = "fleetrun [flags] script.py [arguments of the script]"
 
@@ -35,7 +32,7 @@ def parse(argv: Sequence[str]) -> LaunchOptions:
     A flag overrides what the file of `--job` has for it.
     """
     flags = parser()
-    found, unknown = _parsed(flags, list(argv))
+    found, unknown = flags.parse_known_args(list(argv))
     if unknown:
         raise _unknown_flag(unknown[0])
     values = vars(found)
@@ -49,25 +46,6 @@ def parse(argv: Sequence[str]) -> LaunchOptions:
     for name in {"arguments", "option", "env"} & values.keys():
         values[name] = tuple(values[name])
     return LaunchOptions(**values)
-
-
-def _parsed(
-    flags: argparse.ArgumentParser, argv: list[str]
-) -> tuple[argparse.Namespace, list[str]]:
-    try:
-        return flags.parse_known_args(argv)
-    except read.NoPortError as error:
-        # the script took the place of the port
-        return _parsed(flags, _with_port(argv, str(error)))
-
-
-def _with_port(argv: list[str], script: str) -> list[str]:
-    """The words with a port between --dashboard and the script."""
-    pairs = itertools.pairwise(argv)
-    place = next((i for i, pair in enumerate(pairs) if pair == (_DASHBOARD, script)), None)
-    if place is None:
-        raise ConfigError(f"{_DASHBOARD}: got {script!r}, expected a port of 1 to 65535")
-    return [*argv[:place], f"{_DASHBOARD}={ANY_PORT}", *argv[place + 1 :]]
 
 
 def known_flags() -> list[str]:
@@ -270,7 +248,6 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         metavar="DIR",
         help="TLS between machines and to servers, with the certificates in DIR",
     )
-    add("--ssl_ciphers", metavar="A:B", help="the TLS 1.3 cipher suites to choose from")
     add(
         "--ssl_expiry_warning_days",
         type=read.days,
@@ -290,13 +267,12 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="show the arguments, what fleetrun chooses, and variables of the first processes",
     )
+    add("--dashboard", action="store_true", help="serve a live page of the job on this machine")
     add(
-        _DASHBOARD,
-        nargs="?",
-        const=ANY_PORT,
-        type=read.page_port,
-        metavar="PORT",
-        help="serve a live page of the job on this machine (default: on a free port)",
+        "--dashboard_port",
+        type=read.port,
+        metavar="N",
+        help="serve the live page on this port (default: a free one)",
     )
     add(
         "-q",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from fleetlight.launch.job.encryption import MOST_DAYS
-from fleetlight.launch.job.options import ANY_PORT, AUTO
+from fleetlight.launch.job.options import AUTO
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -44,17 +44,6 @@ positive = _number(1, None, "a number of at least 1")
 count = _number(0, None, "a number of at least 0")
 days = _number(0, MOST_DAYS, f"0 to {MOST_DAYS} days")
 port = _number(1, 65535, "a port of 1 to 65535")
-
-
-class NoPortError(Exception):
-    """The word after --dashboard, which is no port: it may be the script."""
-
-
-def page_port(text: str) -> int:
-    """Read the port of --dashboard."""
-    if not text.isdigit():
-        raise NoPortError(text)
-    return ANY_PORT if int(text) == ANY_PORT else port(text)
 
 
 def count_or_auto(text: str) -> int | str:

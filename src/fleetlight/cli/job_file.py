@@ -55,7 +55,6 @@ _FORMS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     flag_values.count: ((int,), "a whole number"),
     flag_values.days: ((int,), "a whole number"),
     flag_values.port: ((int,), "a whole number"),
-    flag_values.page_port: ((int,), "a whole number"),
     flag_values.count_or_auto: ((int, str), 'a whole number, or "auto"'),
     flag_values.machine_range: ((int, str), 'a whole number, or a range like "2:4"'),
     flag_values.seconds: ((int, float), "a number of seconds"),

@@ -124,7 +124,7 @@ class LoaderCursor:
     def load(self, state: Mapping[str, Any]) -> None:
         """Move to a state; the next iteration continues its epoch."""
         state = self._source.adapted(state)
-        missing = {"epoch", "seed", *self._source.position} - set(state)
+        missing = {"epoch", "seed", "order", *self._source.position} - set(state)
         if missing:
             raise CheckpointError(f"a loader's position lacks {sorted(missing)}, got {dict(state)}")
         if state["consumed"]:
@@ -139,9 +139,8 @@ class LoaderCursor:
 
     def _check_order(self, state: Mapping[str, Any]) -> None:
         """CheckpointError for a position within an epoch of another order."""
-        # older versions do not save it
-        saved, here = state.get("order"), self._source.order_name
-        if saved not in (None, here):
+        saved, here = state["order"], self._source.order_name
+        if saved != here:
             raise CheckpointError(
                 f"got a position after {state['consumed']} records of an epoch in the order "
                 f"{saved!r}, but this loader has the order {here!r}, in which other records are "

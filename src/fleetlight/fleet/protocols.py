@@ -136,8 +136,6 @@ class RegisteredModel(Protocol):
     frozen: bool
     #: True when a program has registered it, not the script
     of_program: bool
-    #: the names of a program's parts in checkpoints of older versions: their names now
-    former_names: dict[str, str]
 
     def freeze(self) -> None:
         """Agree on the model with the other workers and apply the strategy; once."""

@@ -2,7 +2,7 @@
 """Changes of a server's state, as its journal records them. Pure data: arrays travel separately.
 
 A server applies a change and replays it with the same functions. Each class lists its arrays in
-order; D are the dense blocks of that server. The tags are part of the journal's file format.
+order; D are the dense blocks of that server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 
 from fleetlight.ps.high_water_marks import Mark
 from fleetlight.ps.messages import Fill, LeaseProgress, LeaseRequest, Shrink, TablePush
-from fleetlight.ps.messages.base import FORMER_NAMES
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
@@ -36,7 +35,7 @@ class _Change(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class StepApplied(_Change, frozen=True, tag="Stepped"):
+class StepApplied(_Change, frozen=True):
     """The gradients of one optimizer's step, of one worker or the mean of all. Arrays: as Push.
 
     A skipped step has no gradients; it only advances the workers.
@@ -54,7 +53,7 @@ class StepApplied(_Change, frozen=True, tag="Stepped"):
     call: ControlSignal = NO_SIGNAL
 
 
-class StepHeld(_Change, frozen=True, tag="Held"):
+class StepHeld(_Change, frozen=True):
     """The mean gradients of a step that waits for its clip factor. Arrays: as Push.
 
     A step that will be skipped has no gradients.
@@ -74,7 +73,7 @@ class StepHeld(_Change, frozen=True, tag="Held"):
     restated: bool = False
 
 
-class HeldStepApplied(_Change, frozen=True, tag="Released"):
+class HeldStepApplied(_Change, frozen=True):
     """The server applies held gradients times a factor, or skips them."""
 
     optimizer: int
@@ -87,7 +86,7 @@ class HeldStepApplied(_Change, frozen=True, tag="Released"):
     call: ControlSignal = NO_SIGNAL
 
 
-class DifferencesAdded(_Change, frozen=True, tag="Differed"):
+class DifferencesAdded(_Change, frozen=True):
     """GeoSGD differences. Arrays: ids, differences of each table; then D differences if `dense`."""
 
     entry: WorkerPart
@@ -98,21 +97,21 @@ class DifferencesAdded(_Change, frozen=True, tag="Differed"):
     more: bool = False
 
 
-class RowsSeen(_Change, frozen=True, tag="Sighted"):
+class RowsSeen(_Change, frozen=True):
     """Training read these ids at that step, which inserts their rows. Arrays: ids."""
 
     table: int
     step: int
 
 
-class PhaseEnded(_Change, frozen=True, tag="EndedPhase"):
+class PhaseEnded(_Change, frozen=True):
     """The worker makes no further step before the next barrier."""
 
     worker: int
     phase: int
 
 
-class WorkerLeft(_Change, frozen=True, tag="Went", rename=FORMER_NAMES):
+class WorkerLeft(_Change, frozen=True):
     """A worker has left the job, or was lost."""
 
     worker: int
@@ -121,7 +120,7 @@ class WorkerLeft(_Change, frozen=True, tag="Went", rename=FORMER_NAMES):
     lost: bool = False
 
 
-class WorkerJoined(_Change, frozen=True, tag="Came", rename=FORMER_NAMES):
+class WorkerJoined(_Change, frozen=True):
     """A worker joined or restarted; the server refuses requests of its earlier incarnations."""
 
     worker: int
@@ -149,7 +148,7 @@ class TurnCut(_Change, frozen=True):
     loader: int
 
 
-class BarrierPassed(_Change, frozen=True, tag="Met"):
+class BarrierPassed(_Change, frozen=True):
     """All workers reached a barrier. Arrays: the bytes of every worker, in worker order."""
 
     meeting: int
@@ -160,17 +159,11 @@ class BarrierPassed(_Change, frozen=True, tag="Met"):
     is_prelude: bool = False
 
 
-class LeaseChanged(_Change, frozen=True, tag="Asked"):
+class LeaseChanged(_Change, frozen=True):
     """A worker requested a lease or reported its progress."""
 
     worker: int
     message: LeaseRequest | LeaseProgress
-
-
-class LeasesFreed(_Change, frozen=True, tag="Freed"):
-    """A worker left or was lost; its leases return to the queue."""
-
-    worker: int
 
 
 class LedgerState(msgspec.Struct, frozen=True):
@@ -206,7 +199,7 @@ class LeaseState(msgspec.Struct, frozen=True, array_like=True):
     reached: tuple[int, int]
 
 
-class RoundState(msgspec.Struct, frozen=True, rename={"leases": "hands"}):
+class RoundState(msgspec.Struct, frozen=True):
     """One pass over a loader by all workers."""
 
     loader: int
@@ -234,7 +227,7 @@ class ShardQueueState(msgspec.Struct, frozen=True):
     entering: list[int] = []
 
 
-class Baseline(_Change, frozen=True, tag="Standing", rename={"arrivals": "lives"}):
+class Baseline(_Change, frozen=True):
     """All state except rows, before the next change. Arrays: D; then those of `state`.
 
     It is the first record of each file; with a snapshot of the rows, replay can start there.
@@ -260,6 +253,6 @@ class Baseline(_Change, frozen=True, tag="Standing", rename={"arrivals": "lives"
 
 Change = (
     StepApplied | StepHeld | HeldStepApplied | DifferencesAdded | Fill | RowsSeen | Shrink
-    | PhaseEnded | WorkerLeft | BarrierPassed | LeaseChanged | LeasesFreed | WorkerJoined | Baseline
+    | PhaseEnded | WorkerLeft | BarrierPassed | LeaseChanged | WorkerJoined | Baseline
     | WorkerEntered | WorkerEnteredAll | TurnCut
 )  # fmt: skip

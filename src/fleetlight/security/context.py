@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import platform
 import ssl
 from pathlib import Path
 
@@ -59,38 +58,8 @@ def _context(
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # OpenSSL then also checks the purpose of the other's certificate
     context.verify_mode = ssl.CERT_REQUIRED
-    if encryption.ciphers:
-        _select_suites(context, encryption.ciphers)
     _load(context, folder)
     return context
-
-
-def _select_suites(context: ssl.SSLContext, ciphers: str) -> None:
-    """Select TLS 1.3 cipher suites, which Python's `set_ciphers` does not."""
-    where = f"strategy.ssl_configs.ciphers (--ssl_ciphers) = {ciphers!r}"
-    if not hasattr(context, "set_ciphersuites"):
-        raise ConfigError(
-            f"{where}: Python {platform.python_version()} cannot select TLS 1.3 cipher suites, "
-            "3.15 and later can; leave it empty and name them in an OpenSSL configuration file "
-            "(OPENSSL_CONF, Ciphersuites in the section system_default), or use Python 3.15"
-        )
-    known = _suites(context)
-    try:
-        context.set_ciphersuites(ciphers)
-    except ssl.SSLError:
-        chosen: list[str] = []
-    else:
-        chosen = _suites(context)
-    # OpenSSL ignores unknown names
-    if not chosen or (unknown := [name for name in ciphers.split(":") if name not in chosen]):
-        raise ConfigError(
-            f"{where}: {', '.join(unknown) if chosen else 'it'} names no TLS 1.3 cipher suite of "
-            f"{ssl.OPENSSL_VERSION}; expected names such as {':'.join(known)}"
-        )
-
-
-def _suites(context: ssl.SSLContext) -> list[str]:
-    return [one["name"] for one in context.get_ciphers() if one["protocol"] == "TLSv1.3"]
 
 
 def _load(context: ssl.SSLContext, folder: CertificateFolder) -> None:

@@ -41,8 +41,8 @@ def explain(error: ssl.SSLError) -> str:
         return "the other side does not support TLS 1.3"
     if reason in ("NO_SHARED_CIPHER", "NO_CIPHERS_AVAILABLE") or "HANDSHAKE_FAILURE" in reason:
         return (
-            f"the two sides share no TLS 1.3 cipher suite ({reason}); give every process the "
-            "same strategy.ssl_configs.ciphers (--ssl_ciphers, OPENSSL_CONF)"
+            f"the two sides share no TLS 1.3 cipher suite ({reason}); configure OpenSSL alike for "
+            "every process (OPENSSL_CONF)"
         )
     if "ALERT" in reason:
         why = next((text for part, text in _ALERTS.items() if part in reason), reason)

@@ -72,15 +72,14 @@ class ProofTranscript:
         return hmac.compare_digest(self.proof(token, side), proof) and fits
 
 
-class _ProofStep(msgspec.Struct, frozen=True):
+class _ProofStep(msgspec.Struct, frozen=True, tag=True):
     """A message of the proof."""
 
     #: False, because a proof holds for one connection
     repeatable: ClassVar[bool] = False
 
 
-# the tag is the name in the wire format's first version
-class AuthRequest(_ProofStep, frozen=True, tag="Knock", omit_defaults=True):
+class AuthRequest(_ProofStep, frozen=True, omit_defaults=True):
     """The first message of a client that knows a token. Reply: Challenge."""
 
     nonce: bytes
@@ -88,13 +87,13 @@ class AuthRequest(_ProofStep, frozen=True, tag="Knock", omit_defaults=True):
     greeting: bytes = b""
 
 
-class Challenge(_ProofStep, frozen=True, tag=True):
+class Challenge(_ProofStep, frozen=True):
     """The server's nonce. Reply: Proof."""
 
     nonce: bytes
 
 
-class Proof(_ProofStep, frozen=True, tag=True):
+class Proof(_ProofStep, frozen=True):
     """The proof that this side knows the token. Reply: the server's Proof."""
 
     mac: bytes

@@ -171,12 +171,6 @@ class Program:
             return self.source.modules.parameters()
         return [s.tensor for s in self.state if isinstance(s.tensor, nn.Parameter)]
 
-    def former_names(self) -> dict[str, str]:
-        """Names of older checkpoints for parts of the model, and their present names."""
-        if self.source is None or self.model is None:
-            return {}
-        return self.source.modules.former_names(self.model)
-
     def __str__(self) -> str:
         return text.listing(self.form)
 

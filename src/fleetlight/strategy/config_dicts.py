@@ -129,5 +129,4 @@ class RecomputeConfigsDict(TypedDict, total=False):
 class SslConfigsDict(TypedDict, total=False):
     """The settings of `strategy.ssl_configs`."""
 
-    ciphers: str
     expiry_warning_days: int

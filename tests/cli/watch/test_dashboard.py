@@ -30,19 +30,20 @@ from fleetlight.launch.processes.followers import dashboard
     [
         ("train.py", None, ()),
         ("--dashboard train.py", ANY_PORT, ()),
-        ("--dashboard 8080 train.py", 8080, ()),
-        ("--dashboard=8080 train.py 5", 8080, ("5",)),
+        ("--dashboard --dashboard_port 8080 train.py", 8080, ()),
+        ("--dashboard_port=8080 train.py 5", 8080, ("5",)),
+        ("--dashboard_port 8080 --dashboard train.py", 8080, ()),
         ("--dashboard --log_dir x train.py", ANY_PORT, ()),
         ("--dashboard train.py --dashboard 7", ANY_PORT, ("--dashboard", "7")),
         ("train.py --dashboard train.py", None, ("--dashboard", "train.py")),
     ],
 )
-def test_the_port_may_be_omitted(words: str, port: int | None, arguments: tuple[str, ...]) -> None:
+def test_a_port_shows_the_page(words: str, port: int | None, arguments: tuple[str, ...]) -> None:
     found = parse(words.split())
-    assert (found.dashboard, found.script, found.arguments) == (port, "train.py", arguments)
+    assert (found.page_port, found.script, found.arguments) == (port, "train.py", arguments)
 
 
-@pytest.mark.parametrize("word", ["--dashboard=x", "--dashboard=70000"])
+@pytest.mark.parametrize("word", ["--dashboard_port=x", "--dashboard_port=70000"])
 def test_no_port(word: str) -> None:
     with pytest.raises(ConfigError, match="expected a port of 1 to 65535"):
         parse([word, "train.py"])
@@ -88,10 +89,10 @@ def test_one_line_says_what_to_install(
 def test_a_port_that_is_taken_is_named(
     script: Path, taken: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert fleetrun.main(["--dashboard", str(taken), "train.py"]) == fleetrun.WRONG_USE
+    assert fleetrun.main(["--dashboard_port", str(taken), "train.py"]) == fleetrun.WRONG_USE
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert f"port {taken} of the page is in use" in said
+    assert f"port {taken} of the page is in use; pass --dashboard_port" in said
     assert tool.main(["dashboard", str(script), "--port", str(taken)]) == 1
     assert f"port {taken} of the page is in use; pass --port" in capfd.readouterr().err
 

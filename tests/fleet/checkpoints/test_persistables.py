@@ -340,13 +340,13 @@ def call_with_executor() -> None:
         fleet.save_persistables(None)  # type: ignore[arg-type]
 
 
-def test_checkpoint_of_a_newer_version_changes_nothing(tmp_path: Path) -> None:
+def test_checkpoint_of_another_version_changes_nothing(tmp_path: Path) -> None:
     run_workers(save_after, 1, 1, str(tmp_path), 1)
     manifest = tmp_path / "manifest.json"
     document = msgspec.json.decode(manifest.read_bytes())
     manifest.write_bytes(msgspec.json.encode({**document, "version": VERSION + 1}))
     [(text, changed)] = run_workers(refused_load, 1, str(tmp_path))
-    assert f"a newer Fleetlight: format version {VERSION + 1}, this one reads" in text
+    assert f"format version {VERSION + 1}, expected {VERSION}; use the Fleetlight" in text
     assert not changed
 
 

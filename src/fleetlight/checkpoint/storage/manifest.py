@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`manifest.json`: the typed record of a checkpoint, and its exact bytes.
 
-The manifest is the checkpoint: data files count only when the manifest names them. Fields for
-parameter servers (`servers`, `seed`, `epoch`, `tables`, `high_water`) exist from version 1, so that
-adding servers does not change the format. A delta has version 2: its rows alone are no table.
+The manifest is the checkpoint: data files count only when the manifest names them.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from fleetlight.errors import CheckpointError, CorruptCheckpointError
 
 #: the format of training checkpoints
 FORMAT = "fleetlight-checkpoint"
-#: of a manifest without a delta, and the newest that this version reads: one with a delta
-PLAIN_VERSION, VERSION = 1, 2
+VERSION = 1
 MANIFEST = "manifest.json"
 #: `part` of a table's file
 DELTA, REMOVED = "delta", "removed"
@@ -95,7 +92,7 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     files: list[TableFileEntry]
 
 
-class HighWaterEntry(msgspec.Struct, frozen=True, rename={"started_at": "incarnation"}):
+class HighWaterEntry(msgspec.Struct, frozen=True):
     """The last push of a worker that a server had applied."""
 
     worker: int
@@ -223,17 +220,17 @@ def encode(manifest: BaseManifest) -> bytes:
 
 
 def decode(data: bytes, kind: type[AnyManifest], format_name: str, path: Path | str) -> AnyManifest:
-    """Parse and check a manifest; the head first, as the rest may differ in newer versions."""
+    """Parse and check a manifest; the head first, as the rest differs in other versions."""
     head = _parse(data, Head, path)
     if head.format != format_name:
         raise CheckpointError(
             f"{path}: got format {head.format!r}, expected {format_name!r}; "
             f"this directory holds something else"
         )
-    if head.version > VERSION:
+    if head.version != VERSION:
         raise CheckpointError(
-            f"{path} was written by a newer Fleetlight: format version {head.version}, this one "
-            f"reads up to {VERSION}; upgrade Fleetlight to load it"
+            f"{path} has format version {head.version}, expected {VERSION}; use the Fleetlight "
+            "that wrote it"
         )
     _check_seal(data, head.checksum, path)
     return _parse(data, kind, path)

@@ -71,13 +71,6 @@ class LaneSource(RecordSource):
     @position.setter
     def position(self, position: Mapping[str, Any]) -> None:
         consumed = int(position.get("consumed", 0))
-        # only older versions name the files here; the name of the order has them
-        files, here = position.get("files"), self._sampler.records.fingerprint
-        if consumed and files not in (None, here):
-            raise CheckpointError(
-                f"got a position in other files: saved with {files}, here are {here}; read the "
-                "files of that run, or start a new epoch with loader.set_epoch"
-            )
         left = position.get("left") if consumed else None
         self._consumed = consumed
         self._left = None if left is None else [(int(low), int(high)) for low, high in left]

@@ -19,7 +19,6 @@ from torch import nn
 import fleetlight.checkpoint as checkpoint
 from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.checkpoint_copy import copy_checkpoint
-from fleetlight.fleet.checkpoints.former_names import read_named
 from fleetlight.fleet.checkpoints.save_options import FOLDER
 from fleetlight.fleet.checkpoints.worker_state import parts
 from fleetlight.fleet.job import Job
@@ -93,7 +92,7 @@ def _load_from(
         steps: list[Callable[[], None]] = []
 
         def fit() -> None:
-            found.append(read_named(job, path))
+            found.append(checkpoint.read(path))
             purpose = Purpose.CHECKPOINT if random_later is None else Purpose.RESUME
             positions, *others = _prepare_parts(job, found[0], purpose)
             # positions come first: they may still refuse, and can be undone
@@ -182,12 +181,7 @@ def _prepare_parts(job: Job, saved: Checkpoint, purpose: Purpose) -> Iterator[Ca
 
 
 def _kept(record: WorkerState | None, name: str) -> Any:
-    """The value of a name in a record; older versions stored tensors beside the values."""
-    if record is None:
-        return None
-    prefix = f"{name}/"
-    tensors = {n.removeprefix(prefix): t for n, t in record.tensors.items() if n.startswith(prefix)}
-    return record.values.get(name, tensors or None)
+    return None if record is None else record.values.get(name)
 
 
 def _prepare_rng(job: Job, saved: Checkpoint) -> Callable[[], None]:

@@ -62,7 +62,6 @@ def register(
     if not any(has_all_of(model.module, program.model) for model in job.models):
         register_model(job, program.model)
         job.models[-1].of_program = True
-        job.models[-1].former_names = program.former_names()
     program.runner = RefusedRunner() if steps is None else ServedRunner(steps)
     # scripts of servers use `fleet.main_program`, too
     remember(program)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import torch
@@ -14,7 +13,6 @@ from fleetlight.checkpoint import Checkpoint
 from fleetlight.data.queue.client import QueueOptions
 from fleetlight.errors import ConfigError, RoleError
 from fleetlight.fleet.checkpoints.autosave import SigtermHandler, Stopped
-from fleetlight.fleet.checkpoints.former_names import read_named
 from fleetlight.fleet.exit.exit_status import (
     report_restartable,
     report_saves_at_sigterm,
@@ -84,8 +82,7 @@ class ServerJob(Job):
         if dirname is None:
             server.open(bound.plan, bound.optimizers, bound.dense, durable=durable)
         else:
-            read = functools.partial(read_named, self)
-            open_loaded(server, bound, dirname, durable, read)
+            open_loaded(server, bound, dirname, durable)
         if bound.plan.durability != "none":
             report_restartable(self.role)
 

@@ -108,8 +108,6 @@ class ManagedModel:
         self._has_begun = False
         #: True when a program has registered it, not the script
         self.of_program = False
-        #: the names of a program's parts in checkpoints of older versions: their names now
-        self.former_names: dict[str, str] = {}
         self._recomputed: Replaced = []
         #: derives the worker's seeds where a script calls parts before the model itself
         self._watcher: ForwardWatcher | None = None

@@ -82,12 +82,11 @@ class Exam(msgspec.Struct, frozen=True, kw_only=True):
     clocks: dict[int, float] = {}
 
 
-# the tags of requests are the names that doctors send
-class GetFacts(msgspec.Struct, frozen=True, tag="TellFacts"):
+class GetFacts(msgspec.Struct, frozen=True, tag=True):
     """Request the machine's facts."""
 
 
-class GetTime(msgspec.Struct, frozen=True, tag="TellTime"):
+class GetTime(msgspec.Struct, frozen=True, tag=True):
     """Request the machine's time."""
 
 
@@ -127,7 +126,7 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class Acknowledged(msgspec.Struct, frozen=True, tag="Done"):
+class Acknowledged(msgspec.Struct, frozen=True, tag=True):
     """The request succeeded."""
 
 

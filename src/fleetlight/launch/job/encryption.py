@@ -11,22 +11,20 @@ from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.strategy.features.ssl import Encryption
 
 MOST_DAYS = 36_500
-CIPHERS, WARNING_DAYS = "FLEET_SSL_CIPHERS", "FLEET_SSL_EXPIRY_WARNING_DAYS"
+WARNING_DAYS = "FLEET_SSL_EXPIRY_WARNING_DAYS"
 
 
 def read_encryption(options: LaunchOptions, environment: Mapping[str, str]) -> Encryption | None:
     """The settings from flags, else from variables; the certificates are checked."""
+    days = options.ssl_expiry_warning_days
     if options.ssl is None:
-        _refuse_without_folder(options)
+        if days is not None:
+            raise ConfigError("--ssl_expiry_warning_days needs --ssl DIR; pass both or neither")
         return None
     from fleetlight.security import handshake_check
 
-    days = options.ssl_expiry_warning_days
-    encryption = Encryption(
-        os.path.abspath(options.ssl),
-        options.ssl_ciphers or environment.get(CIPHERS, "").strip(),
-        _days(environment) if days is None else days,
-    )
+    days = _days(environment) if days is None else days
+    encryption = Encryption(os.path.abspath(options.ssl), days)
     handshake_check.check(encryption)
     return encryption
 
@@ -36,26 +34,18 @@ def variables(encryption: Encryption | None) -> dict[str, str]:
     if encryption is None:
         return {}
     chosen = {"FLEET_SSL": encryption.folder}
-    if encryption.ciphers:
-        chosen[CIPHERS] = encryption.ciphers
     if encryption.expiry_warning_days != Encryption.expiry_warning_days:
         chosen[WARNING_DAYS] = str(encryption.expiry_warning_days)
     return chosen
 
 
 def without_read(encryption: Encryption | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that `variables` replaces."""
-    read = () if encryption is None else (CIPHERS, WARNING_DAYS)
-    return {name: value for name, value in environment.items() if name not in read}
-
-
-def _refuse_without_folder(options: LaunchOptions) -> None:
-    given = {
-        "--ssl_ciphers": bool(options.ssl_ciphers),
-        "--ssl_expiry_warning_days": options.ssl_expiry_warning_days is not None,
+    """The environment without the variable that `variables` replaces."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if encryption is None or name != WARNING_DAYS
     }
-    for flag in (flag for flag, is_given in given.items() if is_given):
-        raise ConfigError(f"{flag} needs --ssl DIR; pass both or neither")
 
 
 def _days(environment: Mapping[str, str]) -> int:

@@ -11,7 +11,7 @@ from fleetlight.errors import ConfigError
 
 #: the value of `--server_num` that lets the plan choose
 AUTO: Final = "auto"
-#: the value of `--dashboard` without a port: a free one
+#: for the live page: a free port
 ANY_PORT: Final = 0
 
 
@@ -43,8 +43,8 @@ class LaunchOptions:
     max_restarts: int = 0
     tee: bool = False
     no_preload: bool = False
-    #: the port of the live page; None: there is no page
-    dashboard: int | None = None
+    dashboard: bool = False
+    dashboard_port: int | None = None
     verbose: bool = False
     quiet: bool = False
     #: None: the defaults of launchers and of processes
@@ -53,7 +53,6 @@ class LaunchOptions:
     grace_s: float | None = None
     use_paddlecloud: bool = False
     ssl: str | None = None
-    ssl_ciphers: str | None = None
     ssl_expiry_warning_days: int | None = None
     checkpoint: str | None = None
     sinks: str | None = None
@@ -77,6 +76,12 @@ class LaunchOptions:
     job: str | None = None
     #: what an error calls an option -> its file, section and key, for options from that file
     places: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def page_port(self) -> int | None:
+        """The port of the live page; `--dashboard_port` alone asks for one, too. None: no page."""
+        port = self.dashboard_port
+        return ANY_PORT if port is None and self.dashboard else port
 
 
 def from_cloud(options: LaunchOptions, environment: Mapping[str, str]) -> LaunchOptions:

@@ -84,7 +84,7 @@ def plan(
         log_dir=options.log_dir,
         max_restarts=options.max_restarts,
         tee=options.tee,
-        dashboard=options.dashboard,
+        dashboard=options.page_port,
         preload=not options.no_preload,
         deadline_s=DEADLINE_S if options.deadline_s is None else options.deadline_s,
         process_deadline_s=options.deadline_s,
@@ -245,7 +245,7 @@ def _refuse_engine_flags(options: LaunchOptions, *, is_placed_here: bool) -> Non
             f"--{given[0]} is for an engine that places the processes; add --on NAME, or omit it"
         )
     local = [name for name in ("tee", "no_preload") if getattr(options, name)]
-    if not is_placed_here and options.dashboard is not None:
+    if not is_placed_here and options.page_port is not None:
         raise ConfigError(
             f"--dashboard shows a job that fleetrun itself runs, not one with --on {options.on}; "
             "omit it"

@@ -18,11 +18,10 @@ from fleetlight.ps.journal.fsync_marker import unmark
 from fleetlight.ps.journal.locked_dir import lock_folder, refuse_if_in_use
 from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.messages import TableFile
-from fleetlight.ps.messages.base import FORMER_NAMES
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import KEPT, OVER, Decision, Remains
 
-FORMAT = 5
+FORMAT = 1
 _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 
 
@@ -30,7 +29,7 @@ _IDENTITY, _ROWS, _MANIFEST = "identity.json", "rows-", "manifest.json"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class FolderIdentity(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
+class FolderIdentity(msgspec.Struct, frozen=True):
     """Which server and job a folder belongs to."""
 
     server: int
@@ -50,7 +49,7 @@ class FolderIdentity(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
     ended: bool = False
     #: a checkpoint is being loaded into it, and no reply depends on it yet
     loading: bool = False
-    #: the launch and gang restart that use it now; "": those of `job` and `start`
+    #: the launch and gang restart that use it now; "" if the launch has no name
     launch: str = ""
     format: int = FORMAT
 
@@ -239,17 +238,22 @@ def _read(path: Path) -> FolderIdentity | None:
         return None
     try:
         found = msgspec.json.decode(data)
-        if found["format"] != FORMAT:
-            raise JournalError(
-                f"durability: {path} was written in format {found['format']}, this version of "
-                f"Fleetlight reads {FORMAT}; resume with the version that wrote it"
-            )
+        refuse_another_format(path, found["format"], FORMAT)
         return msgspec.convert(found, FolderIdentity)
     except (*_UNREADABLE, KeyError, TypeError) as error:
         raise JournalError(
             f"durability: {path / _IDENTITY} is damaged ({error}); restore the file, or "
             f"remove the folder {path} to start again"
         ) from error
+
+
+def refuse_another_format(path: Path, there: int, here: int) -> None:
+    """Refuse a folder that another version of Fleetlight wrote in a format of its own."""
+    if there != here:
+        raise JournalError(
+            f"durability: {path} was written in format {there}, this version of Fleetlight reads "
+            f"{here}; resume with the version that wrote it"
+        )
 
 
 def _refuse_unidentified(path: Path) -> None:
@@ -303,7 +307,7 @@ def remains(path: Path) -> Remains:
 def is_of_launch(path: Path, launch: str) -> bool:
     """True when only this server was restarted."""
     found = _read(path)
-    return found is not None and bool(launch) and _launch(found) == launch
+    return found is not None and bool(launch) and found.launch == launch
 
 
 def _of_launch(wanted: FolderIdentity, decision: Decision | None) -> FolderIdentity:
@@ -314,13 +318,9 @@ def _of_launch(wanted: FolderIdentity, decision: Decision | None) -> FolderIdent
     return msgspec.structs.replace(wanted, launch=launch)
 
 
-def _launch(identity: FolderIdentity) -> str:
-    return identity.launch or launch_of(identity.job, identity.start)
-
-
 def _is_same(before: FolderIdentity, wanted: FolderIdentity) -> bool:
     """True for the same gang start: only this server was restarted."""
-    return bool(_launch(wanted)) and _launch(before) == _launch(wanted)
+    return bool(wanted.launch) and before.launch == wanted.launch
 
 
 def _starts_over(

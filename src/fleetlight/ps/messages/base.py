@@ -13,12 +13,9 @@ import msgspec
 import fleetlight.errors as errors
 from fleetlight.errors import FleetError, PeerError
 
-#: on the wire and in files, fields keep the names that earlier versions gave them
-FORMER_NAMES = {"started_at": "incarnation", "incarnation": "life"}
-
 
 class MessageBase(msgspec.Struct, frozen=True, tag=True):
-    """One message. The tag is part of the wire format: keep it when you rename a class."""
+    """One message; on the wire, its tag is the name of its class."""
 
     #: True when a client may repeat the request after a lost connection
     repeatable: ClassVar[bool] = False

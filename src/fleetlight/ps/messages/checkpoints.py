@@ -24,7 +24,7 @@ class TableFile(msgspec.Struct, frozen=True):
     part: str = ""
 
 
-class SnapshotRequest(MessageBase, frozen=True, tag="Cut"):
+class SnapshotRequest(MessageBase, frozen=True):
     """Take a snapshot for the next Save and FetchDense. Reply: SnapshotTaken.
 
     A snapshot is quick; training continues while Save writes it.
@@ -71,7 +71,7 @@ class Saved(MessageBase, frozen=True):
     marks: list[tuple[int, int, int]]
 
 
-class ReadFile(MessageBase, frozen=True, tag="Take"):
+class ReadFile(MessageBase, frozen=True):
     """Read a part of a file in the server's temporary folder. Reply: FileChunk."""
 
     repeatable: ClassVar[bool] = True
@@ -80,11 +80,11 @@ class ReadFile(MessageBase, frozen=True, tag="Take"):
     size: int
 
 
-class FileChunk(MessageBase, frozen=True, tag="Taken"):
+class FileChunk(MessageBase, frozen=True):
     """Arrays: the bytes; fewer than requested at the end of the file."""
 
 
-class WriteFile(MessageBase, frozen=True, tag="Put"):
+class WriteFile(MessageBase, frozen=True):
     """Write a part of a file into the server's temporary folder. Arrays: bytes. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
@@ -92,19 +92,19 @@ class WriteFile(MessageBase, frozen=True, tag="Put"):
     offset: int
 
 
-class DropSnapshot(MessageBase, frozen=True, tag="Drop"):
+class DropSnapshot(MessageBase, frozen=True):
     """Drop the snapshot and the temporary folder, if any. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
 
 
-class FetchDense(MessageBase, frozen=True, tag="Fetch"):
+class FetchDense(MessageBase, frozen=True):
     """Return the state of the dense blocks, or of their snapshot. Reply: FetchedDense."""
 
     repeatable: ClassVar[bool] = True
 
 
-class FetchedDense(MessageBase, frozen=True, tag="Fetched"):
+class FetchedDense(MessageBase, frozen=True):
     """Arrays: D; then the tensors of `state`, whose entries are (slice, name, kind).
 
     Slices are numbered over the server's blocks; `scalars` has one entry for each slice.
@@ -133,7 +133,7 @@ class Load(MessageBase, frozen=True):
     base_files: list[str] = msgspec.field(default_factory=list)
 
 
-class RestoreDense(MessageBase, frozen=True, tag="Restore"):
+class RestoreDense(MessageBase, frozen=True):
     """Load dense values and state in the form of FetchedDense; only slices of this server."""
 
     state: list[tuple[int, str, str]]

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from fleetlight.ps.messages.base import FORMER_NAMES, MessageBase
+from fleetlight.ps.messages.base import MessageBase
 from fleetlight.ps.plan import Plan
 from fleetlight.ps.resume import Decision, Remains, Report
 
 
-class Greeting(MessageBase, frozen=True, tag="Hello", rename=FORMER_NAMES):
+class Greeting(MessageBase, frozen=True):
     """The first message on a connection. Reply: Welcome."""
 
     fleetlight: str
@@ -38,7 +38,7 @@ class Greeting(MessageBase, frozen=True, tag="Hello", rename=FORMER_NAMES):
     worker_max: int | None = None
 
 
-class Welcome(MessageBase, frozen=True, rename=FORMER_NAMES):
+class Welcome(MessageBase, frozen=True):
     """The server admits the worker, or confirms its plan."""
 
     server: int

@@ -9,7 +9,7 @@ from fleetlight.ps.messages.base import MessageBase
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 
-class Barrier(MessageBase, frozen=True, tag="Meet"):
+class Barrier(MessageBase, frozen=True):
     """Wait for all workers at server 0. Arrays: bytes of this worker. Reply: BarrierReply."""
 
     repeatable: ClassVar[bool] = True
@@ -18,7 +18,7 @@ class Barrier(MessageBase, frozen=True, tag="Meet"):
     deadline_s: float
 
 
-class BarrierReply(MessageBase, frozen=True, tag="Met"):
+class BarrierReply(MessageBase, frozen=True):
     """Arrays: the bytes of every worker, in worker order."""
 
 
@@ -31,11 +31,11 @@ class Leave(MessageBase, frozen=True):
     stopped: bool = False
 
 
-class GoodbyeAck(MessageBase, frozen=True, tag="Heard"):
+class GoodbyeAck(MessageBase, frozen=True):
     """All servers confirmed the worker's goodbye; it sends no further request. Reply: Done."""
 
 
-class Heartbeat(MessageBase, frozen=True, tag="Beat"):
+class Heartbeat(MessageBase, frozen=True):
     """A heartbeat, with the control signal of the worker. Reply: HeartbeatAck."""
 
     repeatable: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class Heartbeat(MessageBase, frozen=True, tag="Beat"):
     stops: bool = False
 
 
-class HeartbeatAck(MessageBase, frozen=True, tag="Beaten"):
+class HeartbeatAck(MessageBase, frozen=True):
     """The merged control signals, and the number of workers that have not left."""
 
     call: ControlSignal = NO_SIGNAL

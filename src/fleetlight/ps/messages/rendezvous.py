@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from fleetlight.ps.messages.base import FORMER_NAMES, MessageBase
+from fleetlight.ps.messages.base import MessageBase
 from fleetlight.roles.members import MemberHello, Place
 
 _Index = Annotated[int, msgspec.Meta(ge=0)]
@@ -43,7 +43,7 @@ class Enrolled(MessageBase, frozen=True):
     place: Place
 
 
-class Announce(MessageBase, frozen=True, rename=FORMER_NAMES):
+class Announce(MessageBase, frozen=True):
     """A server says where it listens, and repeats that as long as it runs. Reply: Announced."""
 
     repeatable: ClassVar[bool] = True
@@ -56,13 +56,13 @@ class Announce(MessageBase, frozen=True, rename=FORMER_NAMES):
     buckets: Buckets = msgspec.field(default_factory=list)
 
 
-class Announced(MessageBase, frozen=True, rename=FORMER_NAMES):
+class Announced(MessageBase, frozen=True):
     """The incarnation of the server; that of its successor is higher."""
 
     incarnation: int
 
 
-class ServerEntry(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
+class ServerEntry(msgspec.Struct, frozen=True):
     """Where a server listens."""
 
     server: int

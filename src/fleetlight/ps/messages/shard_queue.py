@@ -10,7 +10,7 @@ import msgspec
 from fleetlight.ps.messages.base import MessageBase
 
 
-class LeaseRequest(MessageBase, frozen=True, tag="Deal"):
+class LeaseRequest(MessageBase, frozen=True):
     """Request the worker's next range of records. Reply: LeaseReply.
 
     The reply is Done while other workers hold all remaining records; with `waits` the worker asks
@@ -37,7 +37,7 @@ class LeaseRequest(MessageBase, frozen=True, tag="Deal"):
     waits: bool = False
 
 
-class LeaseReply(MessageBase, frozen=True, tag="Dealt"):
+class LeaseReply(MessageBase, frozen=True):
     """Positions in the epoch's order; empty when all records are done."""
 
     start: int
@@ -48,7 +48,7 @@ class LeaseReply(MessageBase, frozen=True, tag="Dealt"):
     active: int = 0
 
 
-class LeaseProgress(MessageBase, frozen=True, tag="Reached"):
+class LeaseProgress(MessageBase, frozen=True):
     """The worker's progress in a pass, as in `LeaseRequest`. Reply: Done."""
 
     repeatable: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class LeaseProgress(MessageBase, frozen=True, tag="Reached"):
     gives_back: bool = False
 
 
-class RemainingRequest(MessageBase, frozen=True, tag="Remain"):
+class RemainingRequest(MessageBase, frozen=True):
     """Which records of a pass are not done yet. Reply: Remaining."""
 
     repeatable: ClassVar[bool] = True

@@ -146,7 +146,7 @@ class Pushed(MessageBase, frozen=True):
     call: ControlSignal = NO_SIGNAL
 
 
-class GeoExchange(MessageBase, frozen=True, tag="Exchange"):
+class GeoExchange(MessageBase, frozen=True):
     """GeoSGD differences, which the server adds. Reply: GeoExchangeReply.
 
     Arrays: ids, differences of each table; then D differences if `dense`.
@@ -164,7 +164,7 @@ class GeoExchange(MessageBase, frozen=True, tag="Exchange"):
     more: bool = False
 
 
-class GeoExchangeReply(MessageBase, frozen=True, tag="Exchanged"):
+class GeoExchangeReply(MessageBase, frozen=True):
     """Arrays: the current rows of each requested table; then D if requested."""
 
     version: int
@@ -199,13 +199,13 @@ class Shrunk(MessageBase, frozen=True):
     left: int
 
 
-class FiguresRequest(MessageBase, frozen=True, tag="Ask"):
+class FiguresRequest(MessageBase, frozen=True):
     """Request the counters of a server. Reply: ServerFigures."""
 
     repeatable: ClassVar[bool] = True
 
 
-class ServerFigures(MessageBase, frozen=True, tag="Counted"):
+class ServerFigures(MessageBase, frozen=True):
     """Counters of one server."""
 
     pushes: int

@@ -78,15 +78,6 @@ class CalledModules:
         modules = {_short_name(module, n): module for n, module in enumerate(self.outermost)}
         return {**modules, **{f"parameter_{n}": tensor for n, tensor in enumerate(loose)}}
 
-    def former_names(self, root: nn.Module) -> dict[str, str]:
-        """The numbered names of older checkpoints, with those of `root`; empty if both agree."""
-        parts = [*root.named_modules(), *root.named_parameters()]
-        paths = {id(part): path for path, part in parts}
-        numbered = self._numbered(self._loose())
-        if (len(numbered) == 1 and self.outermost) or isinstance(root, NamelessRoot):
-            return {}
-        return {name: paths[id(part)] for name, part in numbered.items() if id(part) in paths}
-
     def name_state(self, root: nn.Module) -> None:
         """Name each tensor of the state as in a checkpoint of `root`."""
         tensors: dict[str, Tensor] = {**dict(root.named_parameters()), **dict(root.named_buffers())}

@@ -55,14 +55,6 @@ def _ssl_configs(strategy: SslFeature, job: JobFacts) -> Effect:
     return True, "settings for the certificates in ssl"
 
 
-def _ciphers(strategy: SslFeature, job: JobFacts) -> Effect:
-    if job.is_collective and job.node_num == 1:
-        return False, _ON_THIS_HOST
-    if not strategy.ssl_configs.ciphers:
-        return True, "the TLS 1.3 cipher suites that OpenSSL chooses"
-    return True, f"one of {strategy.ssl_configs.ciphers}"
-
-
 _ON_THIS_HOST = "the workers are on one host, where connections are not encrypted"
 
 
@@ -75,12 +67,6 @@ class SslConfigs(Settings):
         >>> strategy.ssl_configs.expiry_warning_days = 14
     """
 
-    ciphers: str = setting(
-        "",
-        "TLS 1.3 cipher suites to choose from, as 'A:B', preferred first; '': OpenSSL's choice",
-        effect=_ciphers,
-        variable="FLEET_SSL_CIPHERS",
-    )
     expiry_warning_days: int = setting(
         30,
         "how many days before its expiry to warn about a certificate",
@@ -105,7 +91,7 @@ class SslFeature(Feature):
         optional=True,
     )
     ssl_configs: Nested[SslConfigs, SslConfigsDict] = nested(
-        SslConfigs, "cipher suites, and when to warn of expiry", effect=_ssl_configs
+        SslConfigs, "when to warn of expiry", effect=_ssl_configs
     )
 
 
@@ -115,8 +101,6 @@ class Encryption:
 
     #: the folder of the certificates
     folder: str
-    #: the TLS 1.3 cipher suites to choose from, as 'A:B'; '': OpenSSL chooses
-    ciphers: str = ""
     #: how many days before its expiry to warn about a certificate
     expiry_warning_days: int = SslConfigs().expiry_warning_days
 
@@ -131,4 +115,4 @@ def encryption_of(strategy: SslFeature) -> Encryption | None:
     if not strategy.ssl:
         return None
     configs = strategy.ssl_configs
-    return Encryption(os.path.abspath(strategy.ssl), configs.ciphers, configs.expiry_warning_days)
+    return Encryption(os.path.abspath(strategy.ssl), configs.expiry_warning_days)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.ps.journal.full_disk import FullDisk
@@ -145,6 +146,15 @@ def test_state_of_another_job_is_not_resumed(tmp_path: Path, facts: dict[str, An
     second.close(is_needed=True)
 
 
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close(is_needed=True)
+    path = tmp_path / "identity.json"
+    path.write_bytes(msgspec.json.encode({**msgspec.json.decode(path.read_bytes()), "format": 9}))
+    for _ in range(2):
+        with pytest.raises(JournalError, match="written in format 9, this version"):
+            opened(tmp_path)
+
+
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     first = opened(tmp_path)
     with pytest.raises(JournalError, match="in use by another process"):
@@ -159,7 +169,7 @@ def test_replies_survive_a_restart_except_a_torn_one(tmp_path: Path) -> None:
     first.replies.once("a", lambda: [b"1", b""])
     first.replies.once("b", lambda: [b"2"])
     first.close(is_needed=True)
-    path = tmp_path / "answers"
+    path = tmp_path / "replies"
     os.truncate(path, path.stat().st_size - 1)
     second = opened(tmp_path)
     assert second.replies.once("a", lambda: pytest.fail("again")) == [b"1", b""]
@@ -179,7 +189,7 @@ def test_replies_before_the_last_commit_are_compacted(
     for number in range(40):
         first.replies.once("a", lambda number=number: [b"%d" % number])  # type: ignore[misc]
     commit(first, 1, replies=38, prelude=2)
-    assert (tmp_path / "answers").stat().st_size < 1000
+    assert (tmp_path / "replies").stat().st_size < 1000
     first.replies.once("a", lambda: [b"40"])
     first.close(is_needed=True)
     second = opened(tmp_path)
@@ -196,7 +206,7 @@ def test_compaction_waits_until_the_file_has_doubled(
     """The replies of a script's prelude may alone exceed the limit for compaction."""
     monkeypatch.setattr(worker_journal, "_COMPACT_BYTES", 1000)
     first = opened(tmp_path)
-    sizes, file = [], tmp_path / "answers"
+    sizes, file = [], tmp_path / "replies"
     for _ in range(20):
         first.replies.once("a", lambda: [bytes(100)])
     for number in range(20, 120):
@@ -229,7 +239,7 @@ def test_a_reply_written_during_compaction_is_kept(
 
     monkeypatch.setattr(first.replies, "_write", write_and_push)
     first.replies.once("b", lambda: [b"1"])
-    assert (tmp_path / "answers").stat().st_size < 1000
+    assert (tmp_path / "replies").stat().st_size < 1000
     first.close(is_needed=True)
     second = opened(tmp_path)
     second.replies.go_on(20, 0)
@@ -249,7 +259,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     journal.close(is_needed=False)
 
 
-FILES = ["lock", "identity.json.new", "push.0", "push.1", "answers"]
+FILES = ["lock", "identity.json.new", "push.0", "push.1", "replies"]
 
 
 @pytest.mark.parametrize("name", FILES)

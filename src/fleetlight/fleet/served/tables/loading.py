@@ -113,7 +113,6 @@ def open_loaded(
     bound: BoundPlan,
     dirname: str,
     durable: Durable | None = None,
-    read: Callable[[str], Checkpoint] = checkpoint.read,
 ) -> None:
     """Open a server with its part of a checkpoint; first values of workers do not replace it.
 
@@ -127,7 +126,7 @@ def open_loaded(
         )
 
     def requests() -> Iterator[ServerRequest]:
-        saved = read(dirname)
+        saved = checkpoint.read(dirname)
         check_optimizers(bound, saved)
         restore = RestorePlan(bound, saved, saved.manifest.epoch + 1)
         for text in restore.warnings():

@@ -39,7 +39,7 @@ def check_packages() -> None:
         )
 
 
-def listen(port: int, flag: str = "--dashboard") -> socket.socket:
+def listen(port: int, flag: str = "--dashboard_port") -> socket.socket:
     """A socket that listens on this machine only; `flag` is what the user can change."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -54,7 +54,7 @@ def listen(port: int, flag: str = "--dashboard") -> socket.socket:
             raise
         why = "is in use" if error.errno == errno.EADDRINUSE else "is not allowed for this user"
         raise ConfigError(
-            f"port {port} of the page {why}; pass {flag} with another port, or without one for a "
+            f"port {port} of the page {why}; pass {flag} with another port, or omit it for a "
             "free port"
         ) from None
     return listener

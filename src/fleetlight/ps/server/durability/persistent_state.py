@@ -129,9 +129,6 @@ class PersistentState:
         elif isinstance(change, c.WorkerJoined):
             arrival = change.worker, change.started_at, change.incarnation
             self.presence.roster.restore_arrivals([arrival])
-        elif isinstance(change, c.LeasesFreed):
-            # of an earlier version, which logged `WorkerLeft` after it
-            self.queue.release(change.worker)
         elif isinstance(change, c.LeaseChanged):
             self.barriers.has_begun = True
             self._replay_lease(change)

@@ -38,12 +38,12 @@ Request = tuple[Any, Sequence[Array]]
 
 #: magic, number of the commit, bytes of the frames, their checksum; then the checksum of the head
 _HEAD, _CHECKSUM = struct.Struct("<8sQQI"), struct.Struct("<I")
-_MAGIC = b"\xf1REDO\x00\x00\x02"
+_MAGIC = b"\xf1REDO\x00\x00\x01"
 _HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 _BUFFERS = 1024
 
 
-class ResumePoint(msgspec.Struct, frozen=True, rename={"replies": "answers"}):
+class ResumePoint(msgspec.Struct, frozen=True):
     """The position of a worker in its script when it makes a step."""
 
     #: logged calls and barriers when the loader returned the batch; calls before the first batch
@@ -63,7 +63,7 @@ class ResumePoint(msgspec.Struct, frozen=True, rename={"replies": "answers"}):
     why_not: str = ""
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True, rename={"resume_point": "moment"}):
+class Commit(msgspec.Struct, frozen=True, tag=True):
     """The head of a logged step; its requests follow, one frame each."""
 
     resume_point: ResumePoint

@@ -17,7 +17,7 @@ from fleetlight.errors import ComebackError
 Sink = Callable[["LoggedReply", Sequence[bytes]], None]
 
 
-class LoggedReply(msgspec.Struct, frozen=True, tag="Answered"):
+class LoggedReply(msgspec.Struct, frozen=True, tag=True):
     """A completed call. Arrays: the parts of its result."""
 
     number: int

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from fleetlight.errors import JournalError
 from fleetlight.files.atomic import replace_file
 from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
-from fleetlight.ps.journal.folder import launch_of
+from fleetlight.ps.journal.folder import launch_of, refuse_another_format
 from fleetlight.ps.journal.locked_dir import lock_folder
 from fleetlight.ps.journal.records import LogRecord, RecordReader, framed
-from fleetlight.ps.messages.base import FORMER_NAMES
 from fleetlight.ps.resume import LEFT, NOTHING, STARTED, STEPPED, UNABLE, Decision, Remains
 from fleetlight.ps.transport.protocol import MessageCodec
 from fleetlight.ps.worker.replay import blob_store
@@ -40,14 +40,14 @@ from fleetlight.ps.worker.replay.replay_log import LoggedReply, ReplayLog, may_b
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
-FORMAT = 2
-_IDENTITY, _REPLIES = "identity.json", "answers"
+FORMAT = 1
+_IDENTITY, _REPLIES = "identity.json", "replies"
 #: size at which results that no restart can ask for are removed
 _COMPACT_BYTES = 4 << 20
 _CODEC: MessageCodec[LoggedReply] = MessageCodec(LoggedReply)
 
 
-class WorkerIdentity(msgspec.Struct, frozen=True, rename=FORMER_NAMES):
+class WorkerIdentity(msgspec.Struct, frozen=True):
     """The owner of a folder."""
 
     worker: int
@@ -99,7 +99,11 @@ class WorkerJournal:
         if not wanted.launch:
             wanted = msgspec.structs.replace(wanted, launch=launch_of(wanted.job, wanted.start))
         self._wanted = wanted
-        before = _read(path / _IDENTITY)
+        try:
+            before = _read(path / _IDENTITY)
+        except JournalError:
+            self._lock.release()
+            raise
         is_same = before is not None and _is_same(before, wanted)
         #: True until all processes have agreed on how this worker resumes
         self.is_undecided = resume and not is_same
@@ -302,7 +306,7 @@ def _is_same(before: WorkerIdentity, wanted: WorkerIdentity) -> bool:
 
 def _is_alike(before: WorkerIdentity, wanted: WorkerIdentity) -> bool:
     """True for the same worker of a job of the same size."""
-    facts = ("worker", "worker_num", "server_num", "format")
+    facts = ("worker", "worker_num", "server_num")
     return all(getattr(before, fact) == getattr(wanted, fact) for fact in facts)
 
 
@@ -314,10 +318,12 @@ def _remains(before: WorkerIdentity | None) -> Remains:
 
 
 def _read(path: Path) -> WorkerIdentity | None:
-    """Read an identity; None for a missing file or another format."""
+    """Read an identity; None for a missing or damaged file."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=WorkerIdentity)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        found = msgspec.json.decode(path.read_bytes())
+        refuse_another_format(path.parent, found["format"], FORMAT)
+        return msgspec.convert(found, WorkerIdentity)
+    except (FileNotFoundError, msgspec.MsgspecError, KeyError, TypeError):
         return None
 
 
