@@ -237,7 +237,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/dashboard/feed.py": 1,
     "src/fleetlight/observe/tracing/spans.py": 1,
     "src/fleetlight/observe/tracing/clocks.py": 1,
-    "src/fleetlight/ps/messages/training.py": 1,
+    "src/fleetlight/ps/messages.py": 1,
     "src/fleetlight/cli/stored/running_tables.py": 1,
     "src/fleetlight/cli/watch/top.py": 1,
 }

@@ -51,8 +51,10 @@ def test_unforeseen_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("unforeseen")
 
     monkeypatch.setattr(Server, "figures", figures)
+    serving = Serving(5)
     with pytest.raises(AssertionError, match=r"did not foresee(.|\n)*unforeseen"):
-        Serving(5).round(0)
+        for number in range(4):
+            serving.round(number)
 
 
 @pytest.mark.slow

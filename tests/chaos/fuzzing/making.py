@@ -21,7 +21,7 @@ from fleetlight.ps.transport.protocol import ALIGNMENT, DTYPES, Prefix
 
 Array = NDArray[Any]
 Words = tuple[Any, Sequence[Array]]
-MESSAGES: tuple[type, ...] = typing.get_args(m.Message)
+MESSAGES: list[type] = sorted(typing.get_args(m.Message), key=lambda kind: kind.__name__)
 _NUMBERS = (0, 1, 2, 3, -1, 7, 1 << 31, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63), 1 << 40)
 _FLOATS = (0.0, 1.0, -1.0, 0.5, 1e300, float("inf"), float("-inf"), float("nan"))
 _TEXTS = ("", "x", "..", "../x", "/", "\0", "a/b", "é" * 30, "control", "x" * 3000)

@@ -26,7 +26,7 @@ from fleetlight.observe import log
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal import journal
 from fleetlight.ps.journal.journal import NEVER, Policy
-from fleetlight.ps.messages.base import failure_of
+from fleetlight.ps.message_base import failure_of
 from fleetlight.ps.server import server, shared_exclusive_lock, write_ahead_log
 from fleetlight.ps.server.checkpoints import checkpoint_handler
 from fleetlight.ps.server.durability import durability

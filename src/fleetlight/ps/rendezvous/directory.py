@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from fleetlight.errors import MembershipError
-from fleetlight.ps.messages import Announce, ServerEntry
-from fleetlight.ps.messages.rendezvous import Buckets
+from fleetlight.ps.messages import Announce, Buckets, ServerEntry
 from fleetlight.roles.role import Endpoint, endpoint_text
 
 #: how long a server may be silent before another process may replace it

@@ -25,7 +25,7 @@ from fleetlight.errors import (
 )
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.folder import FolderIdentity
-from fleetlight.ps.messages.base import operation_of
+from fleetlight.ps.message_base import operation_of
 from fleetlight.ps.plan import Plan, first_difference
 from fleetlight.ps.resume import FINISHED, KEPT, REFUSED, check_beginning
 from fleetlight.ps.server.checkpoints.checkpoint_handler import CheckpointHandler

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 
 from fleetlight.errors import ProtocolError
-from fleetlight.ps.messages import AuthRequest, Challenge, Message, Proof
+from fleetlight.ps.messages import Message
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.roles.secret import Secret
-from fleetlight.security.token import ProofExchange
+from fleetlight.security.token import AuthRequest, Challenge, Proof, ProofExchange
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from fleetlight.errors import DeadlineError, PeerError, PeerLostError, ProtocolError
+from fleetlight.ps.message_base import error_of, operation_of
 from fleetlight.ps.messages import Failure, Message, ShareMemory
-from fleetlight.ps.messages.base import error_of, operation_of
 from fleetlight.ps.transport.authentication import authenticate
 from fleetlight.ps.transport.dialing import NotReadyError, dial
 from fleetlight.ps.transport.frames import Frame, Frames

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from fleetlight.errors import AddressError, PeerLostError
 from fleetlight.observe.log import logger
+from fleetlight.ps.message_base import failure_of
 from fleetlight.ps.messages import Message
-from fleetlight.ps.messages.base import failure_of
 from fleetlight.ps.transport.interface import Handler
 from fleetlight.ps.transport.memory.memory_budget import MemoryBudget, free_memory
 from fleetlight.ps.transport.protocol import MessageCodec

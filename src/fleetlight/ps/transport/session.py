@@ -21,8 +21,8 @@ from fleetlight.errors import (
 )
 from fleetlight.observe.log import logger
 from fleetlight.observe.tracing.spans import spans
+from fleetlight.ps.message_base import failure_of, operation_of
 from fleetlight.ps.messages import Done, ShareMemory
-from fleetlight.ps.messages.base import failure_of, operation_of
 from fleetlight.ps.transport.authentication import admit
 from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import Connection, Handler, Reply

@@ -24,8 +24,9 @@ from fleetlight.errors import (
 )
 from fleetlight.observe.figures.step_times import WAIT, step_times
 from fleetlight.observe.log import logger
+from fleetlight.ps import message_base
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import error_of, failure_of
+from fleetlight.ps.message_base import error_of, failure_of
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.connections import CONTROL, HEARTBEAT
 from fleetlight.ps.worker.joining import KnownBarriers
@@ -181,13 +182,13 @@ class ServedGroup:
                 action()
         except Exception as error:
             failure = error
-        payload = b"" if failure is None else m.encode_failure(failure_of(failure))
+        payload = b"" if failure is None else message_base.encode_failure(failure_of(failure))
         texts = self._exchange(payload, operation, _LONG_S)
         if failure is not None:
             raise failure
         for index, text in enumerate(texts):
             if text:
-                raise error_of(m.decode_failure(text), f"on worker {index}")
+                raise error_of(message_base.decode_failure(text), f"on worker {index}")
 
     def leave(self) -> None:
         """Say goodbye after a successful run; do nothing after `fail`."""

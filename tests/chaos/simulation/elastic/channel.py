@@ -15,7 +15,7 @@ from tests.chaos.simulation.world import Task
 
 from fleetlight.errors import PeerLostError
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages.base import error_of
+from fleetlight.ps.message_base import error_of
 from fleetlight.ps.transport.interface import DEFAULT_RETRY, ReceivedReply
 from fleetlight.ps.worker.connections import HEARTBEAT
 

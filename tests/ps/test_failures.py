@@ -7,8 +7,8 @@ import pytest
 
 from fleetlight import errors
 from fleetlight.errors import FleetError, PeerError
+from fleetlight.ps.message_base import error_of, failure_of
 from fleetlight.ps.messages import Failure
-from fleetlight.ps.messages.base import error_of, failure_of
 
 KINDS = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, FleetError)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to the rendezvous of a job, where members find each other."""
+"""Messages to the rendezvous of a job, where its members find each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from fleetlight.ps.messages.base import MessageBase
+from fleetlight.ps.message_base import MessageBase
 from fleetlight.roles.members import MemberHello, Place
 
 _Index = Annotated[int, msgspec.Meta(ge=0)]
