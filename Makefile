@@ -82,8 +82,15 @@ release-check: $(VENV)/.ready  ## build and try what a release publishes; PYTHON
 	$(BIN)/pip install --quiet --group release
 	$(BIN)/python -m release.check --torch '$(TORCH)' --pythons '$(PYTHONS)'
 
+# in an environment of their own, which has neither pip nor tools of developers
 sbom: $(VENV)/.ready  ## the packages that Fleetlight runs with, as CycloneDX JSON in dist/
-	$(BIN)/python -m release.sbom dist/fleetlight.cdx.json
+	$(BIN)/pip install --quiet --group release
+	$(BIN)/python -m venv --clear --without-pip build/sbom
+	$(BIN)/pip --python build/sbom install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(BIN)/pip --python build/sbom install --quiet .
+	rm build/sbom/lib/*/site-packages/fleetlight-*/direct_url.json  # the path of this folder
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment --output-reproducible -o dist/fleetlight.cdx.json build/sbom
 
 clean:
 	rm -rf $(VENV) build dist site log output .pytest_cache .mypy_cache .ruff_cache
