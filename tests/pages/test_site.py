@@ -62,6 +62,7 @@ def test_links_from_the_site_into_the_repository() -> None:
     assert _target("ARCHITECTURE.md", "examples/deepfm.md", "URL") == "../architecture.md"
     assert _target("examples/deepfm/model.py", "data.md", "URL").startswith("URL/blob/main/")
     assert _target("docker", "data.md", "URL") == "URL/tree/main/docker"
+    assert _target("SECURITY.md", "engines/kubernetes.md", "URL") == "../security.md"
     assert "changelog.md" in OUTSIDE
 
 
