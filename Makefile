@@ -68,7 +68,7 @@ gpu: $(VENV)/.ready  ## the tests that need a GPU, and their benchmark; without 
 	else $(BIN)/python -c 'import torch; \
 	  print("make gpu: torch", torch.__version__, "sees no GPU; nothing was run")'; fi
 
-pages: $(VENV)/.ready  ## write the pages, diagrams and charts of docs/ that are made from code and results
+pages: $(VENV)/.ready  ## write the pages and charts of docs/ that are made from code and results
 	$(BIN)/python -m pages
 
 outputs: $(VENV)/.ready  ## run the commands that pages print and write their outputs, in minutes: make outputs PAGE=docs/quickstart.md

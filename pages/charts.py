@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 #: distinct also with colour blindness
 COLOURS = ("#3b7dd8", "#e0722a", "#1f9d7a", "#b8609c")
 #: text stays text, and equal results give equal bytes
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fleetlight",
     "font.sans-serif": ["system-ui", "DejaVu Sans", "sans-serif"],

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages.site import OUTSIDE, _labelled, _target
+from pages.site import OUTSIDE, _labelled, _target, on_page_content
 from tests.test_docs import ROOT, blocks
 from tests.tidy.sources import SOURCES, parsed
 
@@ -71,3 +71,10 @@ def test_cells_have_the_heads_of_their_columns() -> None:
     match = re.search(".+", table)
     assert match is not None
     assert '<td>1</td><td data-label="b">2</td>' in _labelled(match)
+
+
+def test_mentions_of_names_are_links() -> None:
+    link = '<autoref optional identifier="fleetlight.nn.X"><code>fleet.nn.X()</code></autoref>'
+    assert on_page_content("<p><code>fleet.nn.X()</code></p>", None, None, None) == f"<p>{link}</p>"
+    heading = "<h2><code>fleet.nn.X</code></h2>"
+    assert on_page_content(heading, None, None, None) == heading

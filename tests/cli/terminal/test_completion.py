@@ -77,7 +77,9 @@ def test_bash_completes_values_and_all_commands(bash: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_knows_both_programs(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+def test_zsh_knows_both_programs(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
     assert main(["completion", "zsh"]) == 0
     file = tmp_path / "script"
     file.write_text(capsys.readouterr().out)
