@@ -71,7 +71,7 @@ gpu: $(VENV)/.ready  ## the tests that need a GPU, and their benchmark; without 
 	else $(BIN)/python -c 'import torch; \
 	  print("make gpu: torch", torch.__version__, "sees no GPU; nothing was run")'; fi
 
-pages: $(VENV)/.ready  ## write the pages, diagrams and charts of docs/ that are made from code and results
+pages: $(VENV)/.ready  ## write the pages and charts of docs/ that are made from code and results
 	$(BIN)/python -m pages
 
 outputs: $(VENV)/.ready  ## run the commands that pages print and write their outputs, in minutes: make outputs PAGE=docs/quickstart.md
@@ -85,8 +85,15 @@ release-check: $(VENV)/.ready  ## build and try what a release publishes; PYTHON
 	$(BIN)/pip install --quiet --group release
 	$(BIN)/python -m release.check --torch '$(TORCH)' --pythons '$(PYTHONS)'
 
+# in an environment of their own, which has neither pip nor tools of developers
 sbom: $(VENV)/.ready  ## the packages that Fleetlight runs with, as CycloneDX JSON in dist/
-	$(BIN)/python -m release.sbom dist/fleetlight.cdx.json
+	$(BIN)/pip install --quiet --group release
+	$(BIN)/python -m venv --clear --without-pip build/sbom
+	$(BIN)/pip --python build/sbom install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(BIN)/pip --python build/sbom install --quiet .
+	rm build/sbom/lib/*/site-packages/fleetlight-*/direct_url.json  # the path of this folder
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment --output-reproducible -o dist/fleetlight.cdx.json build/sbom
 
 clean:
 	rm -rf $(VENV) build dist site log output .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m pages` writes the generated pages, diagrams and charts of docs/.
+"""`python -m pages` writes the generated pages and the charts of docs/.
 
 `python -m pages outputs` runs the commands that pages print, and writes the outputs that have
 changed. `python -m pages outputs docs/quickstart.md` does so for one page; `--numbers` writes all
@@ -20,13 +20,12 @@ def main(arguments: Sequence[str]) -> int:
     """Write what has changed; returns the exit code."""
     if arguments[:1] == ["outputs"]:
         return _write_outputs(arguments[1:])
-    changed = outdated()
+    made = generated()
+    changed = outdated(made)
     for name in changed:
-        path = DOCS / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(generated()[name])
+        (DOCS / name).write_text(made[name])
         print(f"wrote docs/{name}")
-    print(f"{len(changed)} of {len(generated())} files have changed")
+    print(f"{len(changed)} of {len(made)} files have changed")
     return 0
 
 

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of benchmarks/results/, as SVG: each reads the tables of one result page."""
+"""Charts of benchmarks/results/, as SVG by matplotlib: each reads the tables of one result page."""
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.curves import marks
-
-from pages.svg import COLOURS, Drawing
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-#: the width of a drawing, and of its labels
-_WIDTH, _LABELS = 480.0, 178.0
+#: distinct also with colour blindness
+COLOURS = ("#3b7dd8", "#e0722a", "#1f9d7a", "#b8609c")
+#: text stays text, and equal results give equal bytes
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fleetlight",
+    "font.sans-serif": ["system-ui", "DejaVu Sans", "sans-serif"],
+    "font.size": 9,
+    "axes.edgecolor": "#bbbbbb",
+    "text.color": "#222222",
+    "ytick.color": "#555555",
+}
 _NUMBER = re.compile(r"[\d,]+(?:\.\d+)?")
 
 
@@ -28,7 +39,9 @@ class Bar(NamedTuple):
 
 def charts() -> dict[str, str]:
     """The charts by their paths below docs/."""
-    made: dict[str, Callable[[], Drawing]] = {
+    import matplotlib
+
+    made: dict[str, Callable[[], Figure]] = {
         "peers": _peers,
         "ddp": _ddp,
         "slow-link": _slow_link,
@@ -38,7 +51,25 @@ def charts() -> dict[str, str]:
         "scaling": _scaling,
         "quality": _quality,
     }
-    return {f"images/chart-{name}.svg": str(draw()) for name, draw in made.items()}
+    with matplotlib.rc_context(_STYLE):
+        return {f"images/chart-{name}.svg": _svg(draw()) for name, draw in made.items()}
+
+
+def _svg(figure: Figure) -> str:
+    written = io.StringIO()
+    figure.savefig(written, format="svg", metadata={"Date": None})
+    return re.sub(r" +$", "", written.getvalue(), flags=re.MULTILINE)
+
+
+def _figure(title: str, height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, height), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", size=10)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+    return figure, axes
 
 
 def rows_of(page: str, heading: str) -> dict[str, list[str]]:
@@ -60,27 +91,43 @@ def number(cell: str) -> float:
     return float(match[0].replace(",", ""))
 
 
-def bars(title: str, unit: str, values: Sequence[Bar]) -> Drawing:
+def bars(title: str, unit: str, values: Sequence[Bar]) -> Figure:
     """Horizontal bars with their values."""
-    step, top = 24.0, 34.0
-    drawing = Drawing(_WIDTH, top + step * len(values) + 6, title)
-    drawing.text(0, 16, title)
-    drawing.text(_WIDTH, 16, unit, "soft", "end")
-    most = max(bar.value for bar in values)
-    for place, bar in enumerate(values):
-        y = top + step * place
-        length = (_WIDTH - _LABELS - 62) * bar.value / most
-        drawing.text(_LABELS - 8, y + 13, bar.name, at="end")
-        drawing.box(_LABELS, y, length, 17, colour=COLOURS[bar.group])
-        drawing.text(_LABELS + length + 6, y + 13, _shown(bar.value), "soft")
-    return drawing
+    figure, axes = _figure(f"{title}: {unit}", 0.5 + 0.24 * len(values))
+    names, lengths, groups = zip(*values, strict=True)
+    drawn = axes.barh(names, lengths, color=[COLOURS[group] for group in groups])
+    axes.bar_label(drawn, [_shown(value) for value in lengths], padding=4, color="#555555")
+    axes.set_xlim(right=1.12 * max(lengths))
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    return figure
+
+
+def lines(
+    title: str, curves: Mapping[str, list[tuple[float, float]]], events: Mapping[str, float]
+) -> Figure:
+    """Lines with their names, from zero; `events` are moments, where x is time."""
+    figure, axes = _figure(title, 2.4)
+    for colour, (name, points) in zip(COLOURS, curves.items(), strict=False):
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, color=colour, label=name, marker="" if events else "o", markersize=4)
+    for name, x in events.items():
+        axes.axvline(x, color="#888888", linewidth=0.8)
+        axes.annotate(name, (x, 1.02), xycoords=("data", "axes fraction"), ha="center", size=8)
+    if not events:
+        axes.set_xticks(sorted({x for points in curves.values() for x, _ in points}))
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", linewidth=0.6, color="#dddddd")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False)
+    return figure
 
 
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _peers() -> Drawing:
+def _peers() -> Figure:
     rows = rows_of("2026-11-21-peers_ps", "Wide & deep")
     systems = ("fleetlight", "paddle 1.8.5", "paddle 2.6.2")
     values = [
@@ -92,7 +139,7 @@ def _peers() -> Drawing:
     return bars("Wide & deep, 2 workers and 1 server", "examples/s", values)
 
 
-def _ddp() -> Drawing:
+def _ddp() -> Figure:
     page, beside = (
         "2026-11-22-static_vs_ddp",
         {
@@ -110,7 +157,7 @@ def _ddp() -> Drawing:
     return bars("Steps per second over those of DDP, 2 processes", "ratio", values)
 
 
-def _slow_link() -> Drawing:
+def _slow_link() -> Figure:
     rows = rows_of("2026-11-22-slow_link", "One reduction")
     names = ("flat", "plain DDP", "by levels", "by levels, bf16", "by levels, int8")
     values = [
@@ -120,14 +167,14 @@ def _slow_link() -> Drawing:
     return bars("One sum of 95 MiB, 2 hosts, 200 Mbit/s", "seconds", values)
 
 
-def _geo() -> Drawing:
+def _geo() -> Figure:
     rows = rows_of("2026-11-21-geo_link", "Word2vec")
     names = ("async", "geo, k=1", "geo, k=20", "geo, k=100", "geo, k=400")
     values = [Bar(name, number(rows[name][0]), int(name != "async")) for name in names]
     return bars("Word2vec over a link of 200 Mbit/s", "examples/s", values)
 
 
-def _durability() -> Drawing:
+def _durability() -> Figure:
     values = [
         Bar(f"{mode}, {kind}", number(cells[0]), group)
         for group, mode in enumerate(("sync", "async"))
@@ -137,7 +184,7 @@ def _durability() -> Drawing:
     return bars("Wide & deep by durability, 2 workers and 1 server", "steps/s", values)
 
 
-def _quality() -> Drawing:
+def _quality() -> Figure:
     text = (RESULTS / "2026-11-24-async_quality.md").read_text()
     values = []
     for workers in (2, 4, 8):
@@ -148,7 +195,7 @@ def _quality() -> Drawing:
     return bars("Digits, Adagrad: accuracy after 6 epochs", "%", values)
 
 
-def _scaling() -> Drawing:
+def _scaling() -> Figure:
     """Examples per second by the number of workers, from the measured column."""
     page = (RESULTS / "2026-11-25-scaling.md").read_text()
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -159,10 +206,10 @@ def _scaling() -> Drawing:
             if len(cells) > 8 and cells[0].endswith("bit/s") and cells[2] == "1":
                 point = (float(cells[1]), number(cells[7]))
                 curves.setdefault(f"{mode}, {cells[0]}", []).append(point)
-    return _lines("Wide & deep with 1 server on 2 cores: examples/s by workers", curves)
+    return lines("Wide & deep with 1 server on 2 cores: examples/s by workers", curves, {})
 
 
-def _kills() -> Drawing:
+def _kills() -> Figure:
     """Examples per second over time, with a line at each kill."""
     page = "2026-11-27-kills"
     events = rows_of(page, "The kills of the round in the middle")
@@ -178,45 +225,6 @@ def _kills() -> Drawing:
         for name, cells in events.items()
         if cells[0][0].isdigit()
     }
-    return _lines(
+    return lines(
         'Wide & deep in async mode, durability="log": examples/s by seconds', curves, killed
     )
-
-
-def _lines(
-    title: str,
-    curves: dict[str, list[tuple[float, float]]],
-    events: Mapping[str, float] | None = None,
-) -> Drawing:
-    """Lines with their names; `events` are moments, where x is time."""
-    right, top = (148.0, 34.0) if events is None else (122.0, 52.0)
-    left, bottom = 52.0, 210.0
-    drawing = Drawing(_WIDTH, bottom + 26, title)
-    drawing.text(0, 16, title)
-    widest = max(x for curve in curves.values() for x, _ in curve)
-    ticks = marks(0, max(y for curve in curves.values() for _, y in curve))
-    most = ticks[-1]
-
-    def across(x: float) -> float:
-        return left + (_WIDTH - left - right) * x / widest
-
-    for tick in ticks:
-        y = bottom - (bottom - top) * tick / most
-        drawing.line(left, y, _WIDTH - right, y)
-        drawing.text(left - 6, y + 4, f"{tick:,.0f}", "soft", "end")
-    points = sorted({x for curve in curves.values() for x, _ in curve})
-    for x in points if events is None else [one for one in marks(0, widest) if one <= widest]:
-        drawing.text(across(x), bottom + 18, f"{x:g}", "soft", "middle")
-    for name, x in (events or {}).items():
-        drawing.line(across(x), top - 8, across(x), bottom)
-        drawing.text(across(x), top - 12, name, "soft", "middle")
-    for place, (name, curve) in enumerate(curves.items()):
-        drawing.curve(
-            [(across(x), bottom - (bottom - top) * y / most) for x, y in curve],
-            COLOURS[place],
-            dots=events is None,
-        )
-        y = top + 20 * place
-        drawing.line(_WIDTH - right + 10, y, _WIDTH - right + 26, y, COLOURS[place])
-        drawing.text(_WIDTH - right + 32, y + 4, name, "soft")
-    return drawing

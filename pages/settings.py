@@ -45,7 +45,7 @@ _MORE = {
 _ABOUT = """\
 # All settings
 
-The fields of [`fleet.DistributedStrategy`](strategy.md#fleetdistributedstrategy), from its code.
+The fields of [`fleet.DistributedStrategy`](strategy.md), from its code.
 [The strategy](../strategy.md) shows how to set them, and which exclude each other. Below a field is
 what `explain()` says of its default in two jobs, where that differs."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of MkDocs: pages from elsewhere, links into the repository, drawings in the page."""
+"""Hooks of MkDocs: pages from elsewhere, links into the repository and to names."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ OUTSIDE = {
     "architecture.md": "ARCHITECTURE.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "benchmarks/index.md": "benchmarks/README.md",
     **{
         f"benchmarks/results/{path.name}": f"benchmarks/results/{path.name}"
@@ -30,8 +31,12 @@ _PLACES = {path: place for place, path in [*OUTSIDE.items(), *zip(PICTURES, PICT
 #: the comment above a block that shows an output (`pages/printed/outputs.py`)
 MARK = re.compile(r"^ *<!-- output\b(.*) -->\n", re.MULTILINE)
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+#: the directive of a public name; of serve and strategy scripts import the names
+_DIRECTIVE = re.compile(r"^::: fleetlight\.(?!serve\.|strategy\.)(\S+)$", re.MULTILINE)
+_HEADED = r"\g<0>\n    options:\n      heading: fleet.\1\n      toc_label: fleet.\1"
+#: a mention of a name, neither in a link nor in a heading
+_MENTION = re.compile(r"<code>fleet(?:light)?\.([\w.]+)(?:\(.*?\))?</code>(?!</a>|</h|<a class)")
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
-_IMAGE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*/)?(\w[\w-]*\.svg)" ?/?></p>')
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
@@ -47,7 +52,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Let links into the repository work on the site, and leave marks of outputs out."""
+    """Let links into the repository work, head names as scripts write them, leave marks out."""
     place = page.file.src_uri
     here = posixpath.dirname(OUTSIDE.get(place, f"docs/{place}"))
     parts = _FENCE.split(MARK.sub("", markdown))
@@ -56,7 +61,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         path = posixpath.normpath(posixpath.join(here, match[1]))
         return f"]({_target(path, place, config.repo_url)}{match[2] or ''})"
 
-    parts[::2] = [_LINK.sub(link, text) for text in parts[::2]]
+    parts[::2] = [_LINK.sub(link, _DIRECTIVE.sub(_HEADED, text)) for text in parts[::2]]
     return "".join(parts)
 
 
@@ -70,17 +75,9 @@ def _target(path: str, place: str, repository: str) -> str:
 
 
 def on_page_content(text: str, page: Any, config: Any, files: Any) -> str:
-    """Put drawings into the page, and the head of each column beside its cells."""
-    return _TABLE.sub(_labelled, _IMAGE.sub(_drawn, text))
-
-
-def _drawn(match: re.Match[str]) -> str:
-    """A drawing inside the page, where it has the colours of the page."""
-    for folder in ("docs/images", "benchmarks/results"):
-        path = ROOT / folder / match[3]
-        if path.exists() and 'class="drawing"' in (drawing := path.read_text()):
-            return f'<div class="drawing">{drawing}</div>'
-    return match[0]
+    """Link names to the reference where it has them; put heads of columns beside their cells."""
+    linked = _MENTION.sub(r'<autoref optional identifier="fleetlight.\1">\g<0></autoref>', text)
+    return _TABLE.sub(_labelled, linked)
 
 
 def _labelled(match: re.Match[str]) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release publishes, and the check of it: `make release-check`, `make sbom`."""
+"""The check of what a release publishes: `make release-check`."""

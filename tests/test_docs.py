@@ -85,10 +85,6 @@ def test_site_includes_every_page() -> None:
     assert sorted(shown) == sorted(pages)
 
 
-def test_security_page_equals_that_of_the_repository() -> None:
-    assert (ROOT / "docs" / "security.md").read_text() == (ROOT / "SECURITY.md").read_text()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_python_blocks_compile(page: Path) -> None:
     for block in blocks(page, "python"):

@@ -23,7 +23,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 WIDTHS = (1280, 390)
 #: parts of a page that may be too wide
-PARTS = ".md-content pre, .md-content pre > code, .md-content table, .md-content .drawing"
+PARTS = ".md-content pre, .md-content pre > code, .md-content table"
 #: what a page loads when it is opened
 LOADED = re.compile(
     r'<(?:script|img|iframe)[^>]* src="(https?:[^"]+)|<link[^>]* href="(https?:[^"]+)"[^>]*>'

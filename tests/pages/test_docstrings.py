@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import doctest
 import inspect
+import pkgutil
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,41 +15,71 @@ from typing import Any
 
 import pytest
 import torch
-from pages.docstrings import docstring_of
-from pages.public import PAGES, methods_of, objects
+from tests.test_docs import ROOT
 from torch import nn
 
 import fleetlight as fleet
+from fleetlight import strategy
 from fleetlight.fleet.api import __all__ as API
+from fleetlight.launch import exit_codes
 from fleetlight.strategy.settings import Settings
 
-OBJECTS = dict(objects())
-NAMES = sorted(OBJECTS)
+REFERENCE = {
+    path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs/reference").glob("*.md")
+}
+NAMES = [name for text in REFERENCE.values() for name in re.findall(r"^::: (\S+)$", text, re.M)]
+OBJECTS: dict[str, Any] = {name: pkgutil.resolve_name(name) for name in NAMES}
+PACKAGES = ("data", "errors", "metrics", "nn", "optim", "serve", "static", "util")
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    listed = [name for page in PAGES for name in page.names]
-    assert len(listed) == len(set(listed))
-    assert {f"fleet.{name}" for name in API if name != "errors"} <= set(listed)
+    assert len(NAMES) == len(OBJECTS)
+    # another name of the same object has a line instead
+    same = {
+        f"fleetlight.{name}" for name in re.findall(r"^- `fleet\.(\w+)` is", REFERENCE["job"], re.M)
+    }
+    public = {*API, *(f"strategy.{one}" for one in strategy.__all__ if one.endswith("Configs"))}
+    for name in PACKAGES:
+        public |= {f"{name}.{one}" for one in pkgutil.resolve_name(f"fleetlight.{name}").__all__}
+    assert {f"fleetlight.{name}" for name in public - {"errors"}} - set(NAMES) == same
+
+
+def test_page_of_errors_has_the_tree_and_the_exit_codes() -> None:
+    text = REFERENCE["errors"]
+    assert inspect.cleandoc(fleet.errors.__doc__ or "").split("\n\n")[1] in text
+    rows = dict(re.findall(r"^\| (\d+) \|.*\| (.*) \|$", text, re.MULTILINE))
+    for name in fleet.errors.__all__:
+        code = exit_codes.of_error(getattr(fleet.errors, name)("x"))
+        assert f"`{name}`" in rows[str(code)], name
+
+
+def sections(found: Any) -> dict[str, str]:
+    """The sections of a docstring by their titles; what is before them has none."""
+    titles = r"^(Args|Returns|Yields|Raises|Example):$"
+    text, *rest = re.split(titles, inspect.getdoc(found) or "", flags=re.MULTILINE)
+    return {"": text, **dict(zip(rest[::2], rest[1::2], strict=True))}
+
+
+def entries(section: str) -> list[str]:
+    return re.findall(r"^    ([\w.*]+): ", section, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_is_complete(name: str) -> None:
     found = OBJECTS[name]
-    doc = docstring_of(found)
-    assert doc.text
-    assert ">>> " in doc.example, f"{name} has no example"
+    doc = sections(found)
+    assert doc[""]
+    assert ">>> " in doc["Example"]
     if not (inspect.isclass(found) and issubclass(found, (Settings, BaseException))):
-        assert list(doc.arguments) == parameters(found)
+        assert entries(doc.get("Args", "")) == parameters(found)
     if inspect.isfunction(found) and not is_context(found) and returns(found):
-        assert doc.returns, f"{name} does not say what it returns"
-    for error in doc.raises:
+        assert doc["Returns"]
+    raises = entries(doc.get("Raises", ""))
+    for error in raises:
         assert hasattr(fleet.errors, error), f"{name} raises {error}, which is no public error"
-    assert raised_in(found) <= set(doc.raises), f"{name} raises errors that it does not name"
+    assert raised_in(found) <= set(raises), f"{name} raises errors that it does not name"
     if inspect.isclass(found) and issubclass(found, fleet.errors.FleetError):
-        assert doc.advice, f"{name} does not say what to do"
-    for method, value in methods_of(found) if inspect.isclass(found) else ():
-        assert inspect.getdoc(value), f"{name}.{method}"
+        assert "\nWhat to do: " in doc[""]
 
 
 def parameters(found: Any) -> list[str]:
@@ -96,7 +128,7 @@ def _job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example_runs(name: str) -> None:
-    run(docstring_of(OBJECTS[name]).example, name)
+    run(sections(OBJECTS[name])["Example"], name)
 
 
 def run(example: str, name: str) -> None:

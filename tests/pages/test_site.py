@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages.site import OUTSIDE, _labelled, _target
+from pages.site import OUTSIDE, _labelled, _target, on_page_content
 from tests.test_docs import ROOT, blocks
 from tests.tidy.sources import SOURCES, parsed
 
@@ -62,6 +62,7 @@ def test_links_from_the_site_into_the_repository() -> None:
     assert _target("ARCHITECTURE.md", "examples/deepfm.md", "URL") == "../architecture.md"
     assert _target("examples/deepfm/model.py", "data.md", "URL").startswith("URL/blob/main/")
     assert _target("docker", "data.md", "URL") == "URL/tree/main/docker"
+    assert _target("SECURITY.md", "engines/kubernetes.md", "URL") == "../security.md"
     assert "changelog.md" in OUTSIDE
 
 
@@ -70,3 +71,10 @@ def test_cells_have_the_heads_of_their_columns() -> None:
     match = re.search(".+", table)
     assert match is not None
     assert '<td>1</td><td data-label="b">2</td>' in _labelled(match)
+
+
+def test_mentions_of_names_are_links() -> None:
+    link = '<autoref optional identifier="fleetlight.nn.X"><code>fleet.nn.X()</code></autoref>'
+    assert on_page_content("<p><code>fleet.nn.X()</code></p>", None, None, None) == f"<p>{link}</p>"
+    heading = "<h2><code>fleet.nn.X</code></h2>"
+    assert on_page_content(heading, None, None, None) == heading

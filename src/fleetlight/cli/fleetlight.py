@@ -15,12 +15,12 @@ from fleetlight.cli.plan import add_plan
 from fleetlight.cli.stored.checkpoints import add_checkpoints
 from fleetlight.cli.stored.tables import add_table
 from fleetlight.cli.terminal import output
-from fleetlight.cli.terminal.completion import SHELLS, script
 from fleetlight.cli.watch.dashboard import add_dashboard
 from fleetlight.cli.watch.events import add_events
 from fleetlight.cli.watch.top import add_top
 from fleetlight.cli.watch.trace import add_trace
 from fleetlight.errors import ConfigError, FleetError, counted
+from fleetlight.launch import backends
 from fleetlight.launch.job.spec import DEFAULT_PORT
 from fleetlight.observe.console import Tone
 
@@ -98,15 +98,36 @@ def _add_completion(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "same with zsh in ~/.zshrc. For fish: fleetlight completion fish > "
         "~/.config/fish/completions/fleetlight.fish, and the same to fleetrun.fish.",
     )
-    completion.add_argument("shell", choices=SHELLS, help="the shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     completion.set_defaults(command=_completion)
 
 
 def _completion(found: argparse.Namespace) -> int:
     from fleetlight.cli import arguments
 
-    print(script(found.shell, [arguments.parser(), parser()]), end="")
+    try:
+        import shtab
+    except ImportError:
+        raise ConfigError(
+            "fleetlight completion needs the package shtab: pip install 'fleetlight[completion]'"
+        ) from None
+    launcher = arguments.parser()
+    # the parser takes any text, so that an unknown engine is an error that names the known ones
+    launcher._option_string_actions["--on"].choices = backends.names()
+    for one in (launcher, parser()):
+        _offer_files(one, shtab.FILE)
+        print(shtab.complete(one, found.shell))
     return 0
+
+
+def _offer_files(parser: argparse.ArgumentParser, files: object) -> None:
+    """Let shells complete names of files where the words are not known."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _offer_files(inner, files)
+        elif action.nargs != 0 and not action.choices:
+            vars(action)["complete"] = files
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

