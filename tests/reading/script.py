@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The script of the traced jobs: what users write, with a window around each path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fleetlight as fleet
+from fleetlight import static
+from tests.reading.paths import number
+from tests.reading.recorder import SETTLE_S, window
+
+WARM = 4  # steps before a path: the first ones compile, connect and check
+RECORDS, BATCH = 512, 8
+STRATEGY = {"a_sync": False}
+
+
+class Net(nn.Module):
+    """One table and one dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = fleet.nn.SparseEmbedding(4)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.rows(ids).flatten(1)).squeeze(1)
+
+
+def ids_of(first: int, count: int) -> Tensor:
+    """Two ids for each record: one that is new, one that has a row."""
+    records = torch.arange(first, first + count)
+    return torch.stack([records, records % 4], 1)
+
+
+class Training:
+    """A model with its optimizer and data, in the order of the quick start."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor) -> None:
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
+        self.model = fleet.distributed_model(model)
+        self.optimizer = fleet.distributed_optimizer(
+            optimizer, fleet.DistributedStrategy(**STRATEGY)
+        )
+        self.data = TensorDataset(inputs, torch.ones(len(inputs)))
+        self.batches = iter(())
+
+    def open(self) -> None:
+        """Begin to read; workers only."""
+        loader = DataLoader(self.data, BATCH, shuffle=True)
+        self.batches = iter(fleet.shard(loader))
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = next(self.batches)
+        return inputs, labels
+
+    def backward(self, inputs: Tensor, labels: Tensor) -> None:
+        ((self.model(inputs) - labels) ** 2).mean().backward()
+
+    def step(self, inputs: Tensor, labels: Tensor) -> None:
+        self.backward(inputs, labels)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def iteration(self) -> None:
+        self.step(*self.next())
+
+    def warm(self) -> None:
+        for _ in range(WARM):
+            self.iteration()
+
+    def trace(self, kind: str) -> None:
+        """A step, its optimizer.step alone, and one that reads its batch."""
+        batch = self.next()
+        with window(number(f"step_{kind}")):
+            self.step(*batch)
+        self.backward(*self.next())
+        with window(number(f"optimizer_{kind}")):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        with window(number(f"iteration_{kind}")):
+            self.iteration()
+
+
+def in_roles(train: Callable[[Training], None]) -> None:
+    """A server serves, a worker trains."""
+    torch.manual_seed(0)
+    training = Training(Net(), ids_of(0, RECORDS))
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        return
+    fleet.init_worker()
+    training.open()
+    train(training)
+    fleet.stop_worker()
+
+
+def embedded() -> None:
+    """The worker is its own server."""
+
+    def train(training: Training) -> None:
+        training.warm()
+        training.trace("embedded")
+
+    in_roles(train)
+
+
+def sockets() -> None:
+    """A worker and a server."""
+    fleet.init()
+
+    def train(training: Training) -> None:
+        training.warm()
+        training.trace("sockets")
+        # no ids of the loader: the rows of its next batch are already here
+        ids, labels = ids_of(RECORDS, BATCH), torch.ones(BATCH)
+        with window(number("pull")):
+            training.model(ids)
+        training.step(ids, labels)
+        fleet.save_persistables("checkpoint")
+        training.iteration()
+        with window(number("save_served")):
+            fleet.save_persistables("checkpoint")
+
+    in_roles(train)
+
+
+def logged() -> None:
+    """The same with a log."""
+    fleet.init(strategy=fleet.DistributedStrategy(**STRATEGY, durability="log"))
+
+    def train(training: Training) -> None:
+        training.warm()
+        batch = training.next()
+        with window(number("step_log")):
+            training.step(*batch)
+
+    in_roles(train)
+
+
+def killed() -> None:
+    """The server is killed and resumes from its log, then the worker is killed and returns."""
+    role = os.environ["FLEET_ROLE"]
+    lives = Path(f"{role}.lives")
+    with lives.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    life = len(lives.read_text().split())
+    name = {"server": "server_restart", "worker": "worker_return"}[role]
+    is_traced = life == 2
+    with contextlib.ExitStack() as stack:
+        if is_traced:
+            stack.enter_context(window(number(name), everywhere=False))
+        fleet.init(strategy=fleet.DistributedStrategy(**STRATEGY, durability="log"))
+
+        def train(training: Training) -> None:
+            if is_traced:
+                training.iteration()
+                stack.close()
+                return
+            training.warm()
+            kill("server")
+            training.iteration()
+            time.sleep(SETTLE_S)
+            kill("server")  # which ends its path
+            training.iteration()
+            kill("worker")
+
+        in_roles(train)
+
+
+def kill(role: str) -> None:
+    """Kill the process that has this role now."""
+    os.kill(int(Path(f"{role}.lives").read_text().split()[-1]), signal.SIGKILL)
+
+
+def plain() -> None:
+    """A short training."""
+    fleet.init()
+    in_roles(Training.warm)
+
+
+def collective() -> None:
+    """Two workers, eager and then as a program."""
+    fleet.init(is_collective=True)
+    torch.manual_seed(0)
+    training = Training(nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)), torch.randn(RECORDS, 8))
+    training.open()
+    training.warm()
+    training.trace("collective")
+    fleet.save_persistables("checkpoint")
+    training.iteration()
+    with window(number("save_collective")):
+        fleet.save_persistables("checkpoint")
+
+
+def program() -> None:
+    """Two workers that run a static program."""
+    fleet.init(is_collective=True)
+    torch.manual_seed(0)
+    x = static.data("x", [None, 8], torch.float32)
+    y = static.data("y", [None], torch.float32)
+    model = nn.Sequential(nn.Linear(8, 1), nn.Flatten(0))
+    loss = ((model(x) - y) ** 2).mean()
+    optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.01))
+    optimizer.minimize(loss)
+    executor = static.Executor("cpu")
+    executor.run(static.default_startup_program())
+    feed = {"x": torch.randn(BATCH, 8), "y": torch.ones(BATCH)}
+    for _ in range(WARM):
+        executor.run(static.default_main_program(), feed=feed, fetch_list=[loss.name])
+    with window(number("exe_run")):
+        executor.run(static.default_main_program(), feed=feed, fetch_list=[loss.name])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]]()
