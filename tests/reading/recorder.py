@@ -3,8 +3,9 @@
 
 `site/sitecustomize.py` starts it in every process of a traced job. A window has a number. Opened
 `everywhere`, it is a byte of a file that all processes map, so it opens and closes in all of them
-at once; otherwise only this process records. A function is written down at its first call, because
-a process may be killed at any time.
+at once, and no timer of another thread ends in it: a heartbeat that falls due is no part of a step.
+Otherwise only this process records. A function is written down at its first call, because a process
+may be killed at any time.
 """
 
 from __future__ import annotations
@@ -71,6 +72,19 @@ class Recorder:
             fields = (window, time.monotonic_ns(), file, code.co_firstlineno, name, kind)
             os.write(self._file, ("\t".join(map(str, fields)) + "\n").encode())
 
+    def hold_timers(self) -> None:
+        """Let a wait of another thread that ends without an event last until no window is open."""
+        wait = threading.Condition.wait
+
+        def held(condition: threading.Condition, timeout: float | None = None) -> bool:
+            happened = wait(condition, timeout)
+            is_timer = timeout is not None and threading.current_thread() != threading.main_thread()
+            while is_timer and not happened and self._window[0]:
+                happened = wait(condition, 0.02)
+            return happened
+
+        threading.Condition.wait = held  # type: ignore[method-assign]
+
     def _depth(self, frame: FrameType | None) -> int:
         """The functions of the package on the stack."""
         depth = 0
@@ -110,6 +124,7 @@ def start() -> None:
     global _recorder
     if FOLDER in os.environ and _recorder is None:
         _recorder = Recorder(Path(os.environ[FOLDER]), os.environ[PACKAGE])
+        _recorder.hold_timers()
         threading.setprofile(_recorder.profile)
         sys.setprofile(_recorder.profile)
 

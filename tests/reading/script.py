@@ -22,7 +22,6 @@ from tests.reading.recorder import SETTLE_S, window
 
 WARM = 4  # steps before a path: the first ones compile, connect and check
 RECORDS, BATCH = 512, 8
-STRATEGY = {"a_sync": False}
 
 
 class Net(nn.Module):
@@ -49,9 +48,7 @@ class Training:
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
         self.model = fleet.distributed_model(model)
-        self.optimizer = fleet.distributed_optimizer(
-            optimizer, fleet.DistributedStrategy(**STRATEGY)
-        )
+        self.optimizer = fleet.distributed_optimizer(optimizer)
         self.data = TensorDataset(inputs, torch.ones(len(inputs)))
         self.batches = iter(())
 
@@ -92,17 +89,22 @@ class Training:
             self.iteration()
 
 
-def in_roles(train: Callable[[Training], None]) -> None:
-    """A server serves, a worker trains."""
+def in_roles(
+    train: Callable[[Training], None],
+    path: contextlib.AbstractContextManager[None] = contextlib.nullcontext(),
+) -> None:
+    """A server serves, a worker trains; `path` begins when this process joins the job."""
     torch.manual_seed(0)
     training = Training(Net(), ids_of(0, RECORDS))
     if fleet.is_server():
-        fleet.init_server()
-        fleet.run_server()
+        with path:
+            fleet.init_server()
+            fleet.run_server()
         return
-    fleet.init_worker()
     training.open()
-    train(training)
+    with path:
+        fleet.init_worker()
+        train(training)
     fleet.stop_worker()
 
 
@@ -138,7 +140,7 @@ def sockets() -> None:
 
 def logged() -> None:
     """The same with a log."""
-    fleet.init(strategy=fleet.DistributedStrategy(**STRATEGY, durability="log"))
+    fleet.init(strategy=fleet.DistributedStrategy(durability="log"))
 
     def train(training: Training) -> None:
         training.warm()
@@ -151,37 +153,36 @@ def logged() -> None:
 
 def killed() -> None:
     """The server is killed and resumes from its log, then the worker is killed and returns."""
+    fleet.init(strategy=fleet.DistributedStrategy(durability="log"))
     role = os.environ["FLEET_ROLE"]
-    lives = Path(f"{role}.lives")
-    with lives.open("a") as file:
+    with Path(f"{role}.lives").open("a") as file:
         file.write(f"{os.getpid()}\n")
-    life = len(lives.read_text().split())
-    name = {"server": "server_restart", "worker": "worker_return"}[role]
-    is_traced = life == 2
-    with contextlib.ExitStack() as stack:
-        if is_traced:
-            stack.enter_context(window(number(name), everywhere=False))
-        fleet.init(strategy=fleet.DistributedStrategy(**STRATEGY, durability="log"))
+    if len(lives(role)) != 2:
+        in_roles(die_and_kill)
+    elif role == "server":  # it is killed at the end of this path
+        in_roles(die_and_kill, window(number("server_restart"), everywhere=False))
+    else:
+        in_roles(Training.iteration, window(number("worker_return"), everywhere=False))
 
-        def train(training: Training) -> None:
-            if is_traced:
-                training.iteration()
-                stack.close()
-                return
-            training.warm()
-            kill("server")
-            training.iteration()
-            time.sleep(SETTLE_S)
-            kill("server")  # which ends its path
-            training.iteration()
-            kill("worker")
 
-        in_roles(train)
+def die_and_kill(training: Training) -> None:
+    """The worker of `killed`, until it kills itself."""
+    training.warm()
+    for _ in range(2):
+        kill("server")
+        training.iteration()
+        time.sleep(SETTLE_S)
+    kill("worker")
 
 
 def kill(role: str) -> None:
     """Kill the process that has this role now."""
-    os.kill(int(Path(f"{role}.lives").read_text().split()[-1]), signal.SIGKILL)
+    os.kill(lives(role)[-1], signal.SIGKILL)
+
+
+def lives(role: str) -> list[int]:
+    """The processes that have had a role."""
+    return [int(line) for line in Path(f"{role}.lives").read_text().split()]
 
 
 def plain() -> None:
