@@ -9,6 +9,6 @@ with window(number("fleet_init")):
 
     fleet.init()
 
-from tests.reading import script  # noqa: E402  # imports what fleet.init() must import itself
+from tests.reading import script  # imports what fleet.init() must import itself
 
 script.embedded()

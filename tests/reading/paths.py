@@ -33,7 +33,9 @@ PATHS = {
     "save_collective": Path("fleet.save_persistables, two workers", "collective"),
     "exe_run": Path("Executor.run of a program that ran before, two workers", "program"),
     "step_log": Path("step_sockets with durability='log'", "logged"),
-    "log_over_none": Path("what step_log opens and step_sockets does not", "logged", "step_sockets"),
+    "log_over_none": Path(
+        "what step_log opens and step_sockets does not", "logged", "step_sockets"
+    ),
     "server_restart": Path("a killed server, from its start to its first step", "killed"),
     "worker_return": Path("a killed worker, from its start to its first step", "killed"),
     "fleetrun_start": Path("fleetrun with a server and two workers, to its end", "launched"),

@@ -3,14 +3,15 @@
 
 `site/sitecustomize.py` starts it in every process of a traced job. A window has a number. Opened
 `everywhere`, it is a byte of a file that all processes map, so it opens and closes in all of them
-at once, and no timer of another thread ends in it: a heartbeat that falls due is no part of a step.
-Otherwise only this process records. A function is written down at its first call, because a process
-may be killed at any time.
+at once; otherwise only this process records. While a window is open, no timer of another thread
+ends: a heartbeat that happens to fall due is no part of a step. A function is written down at its
+first call, because a process may be killed at any time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import sys
@@ -20,12 +21,15 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 FOLDER, PACKAGE = "READING_FOLDER", "READING_PACKAGE"
 WINDOWS = 256
 MODULE = "<module>"
 #: how long a window stays open after its call, for the threads and processes that the call woke
 SETTLE_S = 0.5
+#: the longest that a timer is held
+HELD_S = 30.0
 
 
 class Recorder:
@@ -33,15 +37,15 @@ class Recorder:
 
     def __init__(self, folder: Path, package: str) -> None:
         self._folder, self._package = folder, package.rstrip(os.sep) + os.sep
-        descriptor = os.open(folder / "window", os.O_RDWR)
-        self._window = mmap.mmap(descriptor, 1)
-        os.close(descriptor)
+        self._lock = os.open(folder / "window", os.O_RDWR)
+        #: the open window, and how many processes opened it
+        self._window = mmap.mmap(self._lock, 2)
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
         """Start anew in this process, which may be a fork."""
-        self._own = 0
+        self._own, self._caller = 0, 0
         self._known: dict[int, tuple[CodeType, set[int]]] = {}
         role = os.environ.get("FLEET_ROLE", "process") + os.environ.get("FLEET_INDEX", "")
         path = self._folder / f"{role}-{os.getpid()}"
@@ -76,14 +80,18 @@ class Recorder:
         """Let a wait of another thread that ends without an event last until no window is open."""
         wait = threading.Condition.wait
 
-        def held(condition: threading.Condition, timeout: float | None = None) -> bool:
+        def held(condition: Any, timeout: float | None = None) -> bool:
             happened = wait(condition, timeout)
-            is_timer = timeout is not None and threading.current_thread() != threading.main_thread()
-            while is_timer and not happened and self._window[0]:
+            end = time.monotonic() + HELD_S
+            while timeout is not None and not happened and self._holds(end):
                 happened = wait(condition, 0.02)
             return happened
 
-        threading.Condition.wait = held  # type: ignore[method-assign]
+        threading.Condition.wait = held  # type: ignore[assignment,method-assign]
+
+    def _holds(self, end: float) -> bool:
+        is_open = bool(self._own or self._window[0])
+        return is_open and threading.get_ident() != self._caller and time.monotonic() < end
 
     def _depth(self, frame: FrameType | None) -> int:
         """The functions of the package on the stack."""
@@ -97,18 +105,28 @@ class Recorder:
     @contextlib.contextmanager
     def open(self, window: int, *, everywhere: bool) -> Iterator[None]:
         """Record what runs meanwhile."""
+        self._caller = threading.get_ident()
         if everywhere:
             time.sleep(SETTLE_S)  # what ran before has ended
-            self._window[0] = window
+            self._count(window, 1)
         else:
             self._own = window
         try:
             yield
             time.sleep(SETTLE_S)
         finally:
-            self._own = 0
+            self._own, self._caller = 0, 0
             if everywhere:
-                self._window[0] = 0
+                self._count(window, -1)
+                while self._window[1]:  # what comes next is no part of the path of another process
+                    time.sleep(0.01)
+
+    def _count(self, window: int, change: int) -> None:
+        """Another process has opened or closed the window; the last one closes it for all."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._window[1] += change
+        self._window[0] = window if self._window[1] else 0
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
 def is_function(code: CodeType) -> bool:

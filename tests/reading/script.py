@@ -3,24 +3,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+from tests.reading.paths import number
+from tests.reading.recorder import window
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight import static
-from tests.reading.paths import number
-from tests.reading.recorder import SETTLE_S, window
 
+UNTRACED: AbstractContextManager[None] = nullcontext()
 WARM = 4  # steps before a path: the first ones compile, connect and check
+BEATS_S = 2.5  # each timer ends in it, such as that of heartbeats
 RECORDS, BATCH = 512, 8
 
 
@@ -33,7 +35,15 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.rows(ids).flatten(1)).squeeze(1)
+        out: Tensor = self.head(self.rows(ids).flatten(1)).squeeze(1)
+        return out
+
+
+def together(name: str) -> AbstractContextManager[None]:
+    """The window of a path, once all workers are here."""
+    if fleet.worker_num() > 1:
+        fleet.barrier_worker()
+    return window(number(name))
 
 
 def ids_of(first: int, count: int) -> Tensor:
@@ -50,7 +60,7 @@ class Training:
         self.model = fleet.distributed_model(model)
         self.optimizer = fleet.distributed_optimizer(optimizer)
         self.data = TensorDataset(inputs, torch.ones(len(inputs)))
-        self.batches = iter(())
+        self.batches: Iterator[tuple[Tensor, ...]] = iter(())
 
     def open(self) -> None:
         """Begin to read; workers only."""
@@ -79,19 +89,19 @@ class Training:
     def trace(self, kind: str) -> None:
         """A step, its optimizer.step alone, and one that reads its batch."""
         batch = self.next()
-        with window(number(f"step_{kind}")):
+        with together(f"step_{kind}"):
             self.step(*batch)
         self.backward(*self.next())
-        with window(number(f"optimizer_{kind}")):
+        with together(f"optimizer_{kind}"):
             self.optimizer.step()
         self.optimizer.zero_grad()
-        with window(number(f"iteration_{kind}")):
+        with together(f"iteration_{kind}"):
             self.iteration()
 
 
 def in_roles(
     train: Callable[[Training], None],
-    path: contextlib.AbstractContextManager[None] = contextlib.nullcontext(),
+    path: AbstractContextManager[None] = UNTRACED,
 ) -> None:
     """A server serves, a worker trains; `path` begins when this process joins the job."""
     torch.manual_seed(0)
@@ -127,12 +137,12 @@ def sockets() -> None:
         training.trace("sockets")
         # no ids of the loader: the rows of its next batch are already here
         ids, labels = ids_of(RECORDS, BATCH), torch.ones(BATCH)
-        with window(number("pull")):
+        with together("pull"):
             training.model(ids)
         training.step(ids, labels)
         fleet.save_persistables("checkpoint")
         training.iteration()
-        with window(number("save_served")):
+        with together("save_served"):
             fleet.save_persistables("checkpoint")
 
     in_roles(train)
@@ -145,7 +155,7 @@ def logged() -> None:
     def train(training: Training) -> None:
         training.warm()
         batch = training.next()
-        with window(number("step_log")):
+        with together("step_log"):
             training.step(*batch)
 
     in_roles(train)
@@ -171,7 +181,7 @@ def die_and_kill(training: Training) -> None:
     for _ in range(2):
         kill("server")
         training.iteration()
-        time.sleep(SETTLE_S)
+        time.sleep(BEATS_S)
     kill("worker")
 
 
@@ -201,7 +211,7 @@ def collective() -> None:
     training.trace("collective")
     fleet.save_persistables("checkpoint")
     training.iteration()
-    with window(number("save_collective")):
+    with together("save_collective"):
         fleet.save_persistables("checkpoint")
 
 
@@ -220,7 +230,7 @@ def program() -> None:
     feed = {"x": torch.randn(BATCH, 8), "y": torch.ones(BATCH)}
     for _ in range(WARM):
         executor.run(static.default_main_program(), feed=feed, fetch_list=[loss.name])
-    with window(number("exe_run")):
+    with together("exe_run"):
         executor.run(static.default_main_program(), feed=feed, fetch_list=[loss.name])
 
 
