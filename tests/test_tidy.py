@@ -32,6 +32,7 @@ ELSEWHERE = (
     "multiprocess/",
     "benchmarks/",
     "ported/",
+    "reading/",
     "release/",
     "rig/",
     "chaos/",

@@ -38,13 +38,13 @@ class Recorder:
     def __init__(self, folder: Path, package: str) -> None:
         self._folder, self._package = folder, package.rstrip(os.sep) + os.sep
         self._lock = os.open(folder / "window", os.O_RDWR)
-        #: the open window, and how many processes opened it
+        #: the window that is recorded, and how many processes have opened one
         self._window = mmap.mmap(self._lock, 2)
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Start anew in this process, which may be a fork."""
+        """Begin to record in this process, which may be a fork."""
         self._own, self._caller = 0, 0
         self._known: dict[int, tuple[CodeType, set[int]]] = {}
         role = os.environ.get("FLEET_ROLE", "process") + os.environ.get("FLEET_INDEX", "")
@@ -90,7 +90,7 @@ class Recorder:
         threading.Condition.wait = held  # type: ignore[assignment,method-assign]
 
     def _holds(self, end: float) -> bool:
-        is_open = bool(self._own or self._window[0])
+        is_open = bool(self._own or self._window[1])
         return is_open and threading.get_ident() != self._caller and time.monotonic() < end
 
     def _depth(self, frame: FrameType | None) -> int:
@@ -107,8 +107,9 @@ class Recorder:
         """Record what runs meanwhile."""
         self._caller = threading.get_ident()
         if everywhere:
-            time.sleep(SETTLE_S)  # what ran before has ended
-            self._count(window, 1)
+            self._count(1)
+            time.sleep(SETTLE_S)  # what ran before ends, such as a heartbeat on its way
+            self._window[0] = window
         else:
             self._own = window
         try:
@@ -117,15 +118,16 @@ class Recorder:
         finally:
             self._own, self._caller = 0, 0
             if everywhere:
-                self._count(window, -1)
+                self._count(-1)
                 while self._window[1]:  # what comes next is no part of the path of another process
                     time.sleep(0.01)
 
-    def _count(self, window: int, change: int) -> None:
-        """Another process has opened or closed the window; the last one closes it for all."""
+    def _count(self, change: int) -> None:
+        """A process opens or closes a window; the last one closes it for all."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._window[1] += change
-        self._window[0] = window if self._window[1] else 0
+        if not self._window[1]:
+            self._window[0] = 0
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
