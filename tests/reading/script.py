@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from tests.reading.paths import number
@@ -234,6 +235,21 @@ def program() -> None:
         executor.run(static.default_main_program(), feed=feed, fetch_list=[loss.name])
 
 
+def record_callbacks() -> None:
+    """Record the callbacks of futures, which torch may call on threads of its own."""
+    then, profile = torch._C.Future.then, sys.getprofile()
+
+    def recorded(future: Any, callback: Callable[[Any], Any]) -> Any:
+        def called(done: Any) -> Any:
+            sys.setprofile(profile)
+            return callback(done)
+
+        return then(future, called)
+
+    torch._C.Future.then = recorded
+
+
 if __name__ == "__main__":
+    record_callbacks()
     torch.set_num_threads(1)
     globals()[sys.argv[1]]()
