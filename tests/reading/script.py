@@ -246,7 +246,7 @@ def record_callbacks() -> None:
 
         return then(future, called)
 
-    torch._C.Future.then = recorded
+    torch._C.Future.then = recorded  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":
