@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long test-engines test-browser slowest matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
+.PHONY: demo quick test test-all test-long test-engines test-browser slowest reading matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
 
 demo: $(VENV)/.demo  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -41,6 +41,9 @@ test-all: test test-long  ## the whole suite
 
 slowest: $(VENV)/.ready  ## the slowest tests of the last make test, written to tests/slowest.md
 	$(BIN)/python -m tests.slowest $(REPORT)
+
+reading: $(VENV)/.ready  ## what a reader opens of the package on real paths: make reading ARGS='pull -v'
+	$(BIN)/python -m tests.reading $(ARGS)
 
 matrix:  ## the contract tests on several versions of torch and Python, written to docs/versions.md
 	$(PYTHON) -m tests.matrix --folder '$(MATRIX)' --torch '$(patsubst torch==%,%,$(TORCH))' --pythons '$(PYTHONS)'

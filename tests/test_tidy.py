@@ -52,6 +52,7 @@ ELSEWHERE = (
     "multiprocess/",
     "benchmarks/",
     "ported/",
+    "reading/",
     "release/",
     "rig/",
     "chaos/",
