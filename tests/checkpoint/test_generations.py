@@ -85,6 +85,7 @@ def test_a_full_disk_is_an_error_and_its_space_is_freed(tmp_path: Path, watched_
     assert folders(tmp_path) == ["generation-000001", "manifest.json"]
 
 
+@pytest.mark.durable
 def test_everything_is_fsynced_before_the_manifest_moves(tmp_path: Path, watched_os: Any) -> None:
     log: list[str] = []
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.tidy import circles, shape, words
+from tests.tidy import circles, shape
 from tests.tidy.sources import relative
 
 FILE = Path(__file__).with_suffix(".json")
@@ -35,7 +35,6 @@ def found(reasons: dict[str, str]) -> dict[str, Any]:
         "crowded_folders": shape.crowded_folders(),
         "repeated_classes": shape.repeated_classes(),
         "small_files": {file: reasons.get(file, NOT_YET_MERGED) for file in shape.small_files()},
-        "words": words.word_counts(),
     }
 
 
