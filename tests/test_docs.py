@@ -179,7 +179,6 @@ def test_example_of_many_features_prints_its_comment(tmp_path: Path) -> None:
 LIGHTNING = "from torch.nn import Module as LightningModule\n"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", range(2))
 def test_loops_that_replace_a_trainer_reduce_during_backward(number: int, tmp_path: Path) -> None:
@@ -213,7 +212,6 @@ def test_first_program_of_the_readme_equals_the_quick_start_and_learns(tmp_path:
     assert 0.6 < float(re.findall(r"AUC (\S+)", output)[0]) < 0.8
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", range(4))
 def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: Path) -> None:

@@ -144,13 +144,13 @@ def counting(rounds: list[list[Step]]) -> list[int]:
     return [record for row in rounds for step in row for record in step.records[: step.mine]]
 
 
-#: without loading processes, with them, with persistent ones
+#: with persistent loading processes, without them, with new ones in each epoch
 PROCESSES: list[dict[str, Any]] = [
+    {"num_workers": 2, "persistent_workers": True},
     {},
     {"num_workers": 2},
-    {"num_workers": 2, "persistent_workers": True},
 ]
-in_processes = pytest.mark.parametrize("processes", PROCESSES, ids=["0", "2", "2 persistent"])
+in_processes = pytest.mark.parametrize("processes", PROCESSES, ids=["2 persistent", "0", "2"])
 
 
 def records(step: list[Step]) -> list[int]:

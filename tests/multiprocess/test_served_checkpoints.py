@@ -165,7 +165,6 @@ def resume_with_dense(dirname: str, *, kind: str, dense: str) -> Any:
     return at_four, values(model)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("before", "after", "servers"),
     [("allreduce", "allreduce", 3), ("allreduce", "servers", 1), ("servers", "allreduce", 2)],

@@ -196,7 +196,6 @@ def train_in(mode: str, wire: str = "fp32") -> tuple[float, float]:
     return found
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", [ASYNC, GEO])
 def test_asynchronous_workers_train(mode: str) -> None:

@@ -132,7 +132,6 @@ ALONE = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", ALONE)
 def test_code_of_a_process_without_peers(case: str, tmp_path: Path) -> None:
     body, code = ALONE[case]
@@ -163,7 +162,6 @@ EXITS = [
 ]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("culprit", "body", "code", "text"), EXITS)
 def test_exit_with_an_error_is_a_failure(
     tmp_path: Path, culprit: int, body: str, code: int, text: str
@@ -194,7 +192,6 @@ ENDS = {
 }
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ENDS)
 def test_exit_without_an_error_ends_the_script_normally(tmp_path: Path, how: str) -> None:
     total = "print('sum', fleet.all_reduce(fleet.worker_index() + 1), flush=True)\n"
@@ -205,7 +202,6 @@ def test_exit_without_an_error_ends_the_script_normally(tmp_path: Path, how: str
     assert all("sum 3" in text and "Traceback" not in text for text in outputs)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_systemexit_raised_by_the_script_ends_the_job(tmp_path: Path, culprit: int) -> None:
     # imported by optimizers: its functions keep the process group of the import

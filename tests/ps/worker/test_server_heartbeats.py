@@ -183,7 +183,6 @@ def job(
             listener.stop()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_a_hung_server_is_named_and_the_other_keeps_its_worker(

@@ -56,7 +56,6 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name.startswith("fleetlight")]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.contract
 @pytest.mark.timeout(400)  # the first compilation with a torch also compiles its headers
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ def _fresh() -> Iterator[None]:
     reset_default_programs()
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*KINDS, *MORE])
 def test_programs_equal_eager_training_at_any_batch_size(name: str) -> None:
     kind = {**KINDS, **MORE}[name]
