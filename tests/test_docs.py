@@ -201,6 +201,7 @@ def test_loops_that_replace_a_trainer_reduce_during_backward(number: int, tmp_pa
     assert "not reduced during backward" not in log
 
 
+@pytest.mark.gate
 @pytest.mark.long
 @pytest.mark.multiprocess
 def test_first_program_of_the_readme_equals_the_quick_start_and_learns(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_everything_is_fsynced_before_the_manifest_moves(tmp_path: Path, watched
     assert tmp_path.name in before, "the new directory's own name is flushed, too"
 
 
+@pytest.mark.gate
 @pytest.mark.long
 @pytest.mark.multiprocess
 def test_kill_at_any_call_leaves_a_complete_checkpoint(tmp_path: Path) -> None:

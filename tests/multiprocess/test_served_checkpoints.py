@@ -124,6 +124,7 @@ def close(one: Any, other: Any) -> None:
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.gate
 @pytest.mark.long
 @pytest.mark.contract
 def test_other_numbers_of_servers_resume_from_a_checkpoint(tmp_path: Path) -> None:

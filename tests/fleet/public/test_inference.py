@@ -256,6 +256,7 @@ def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
     return found.tolist()
 
 
+@pytest.mark.gate
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "size"),
@@ -279,6 +280,7 @@ def test_program_written_by_hand_is_exported_with_its_tables(
         assert model(QUESTIONS[:1] % 30).shape == (1, 1)
 
 
+@pytest.mark.gate
 @pytest.mark.long
 def test_export_is_a_file_of_torch(tmp_path: Path) -> None:
     work = functools.partial(write_and_export, SYNC, str(tmp_path / "out"))
