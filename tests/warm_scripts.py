@@ -31,9 +31,9 @@ class WarmScript:
         os.close(output)
         os.close(status)
 
-    def communicate(self) -> tuple[bytes, None]:
+    def communicate(self) -> tuple[str, None]:
         """Wait for the end; returns what the script printed."""
-        with open(self._output, "rb") as output, open(self._status, "rb") as status:
+        with open(self._output) as output, open(self._status) as status:
             printed = output.read()
             self.returncode = int(status.read())
         return printed, None

@@ -35,7 +35,7 @@ def run_both(bodies: tuple[str, str], tmp_path: Path) -> tuple[list[int], list[s
     words = [tmp_path / "0.json", tmp_path / "1.json"]
     with holder:
         processes = [run_script(bodies[i], i, 2, port, words[i]) for i in range(2)]
-        outputs = [p.communicate()[0].decode() for p in processes]
+        outputs = [p.communicate()[0] for p in processes]
     statuses = [read(str(w)) if w.exists() else None for w in words]
     return [p.returncode for p in processes], outputs, statuses
 
@@ -48,7 +48,7 @@ def test_last_status_separates_cause_from_consequence(tmp_path: Path) -> None:
             run_script("fleet.barrier_worker()", 0, 2, port, words[0]),
             run_script("raise KeyError('on purpose')", 1, 2, port, words[1]),
         ]
-        outputs = [p.communicate()[0].decode() for p in processes]
+        outputs = [p.communicate()[0] for p in processes]
     assert [p.returncode for p in processes] == [PEER_FAILED, ERROR], outputs
     victim, culprit = (read(str(word)) for word in words)
     assert culprit.error == "KeyError: 'on purpose'"
@@ -84,7 +84,7 @@ def test_error_before_the_job_begins_is_reported(
     word = tmp_path / "word.json"
     env = {**os.environ, "FLEET_ERROR_FILE": str(word)}
     ran = WarmScript(f"import fleetlight as fleet\n{body}", env)
-    assert error in ran.communicate()[0].decode()
+    assert error in ran.communicate()[0]
     assert ran.returncode == (PERMANENT if is_lasting else ERROR)
     status = read(str(word))
     assert (status.error, status.permanent, status.caused_by_peer) == (error, is_lasting, False)
@@ -130,7 +130,7 @@ def test_code_of_a_process_without_peers(case: str, tmp_path: Path) -> None:
     script = f"from fleetlight.errors import *\nimport fleetlight as fleet\n{body}"
     without = {name: text for name, text in os.environ.items() if not name.startswith("FLEET_")}
     ran = WarmScript(script, {**without, "FLEET_TERMINATION_LOG": str(reason)})
-    output = ran.communicate()[0].decode()
+    output = ran.communicate()[0]
     assert ran.returncode == code, output
     assert ("joined" in output) == ("joined" in body)
     if code in (PEER_FAILED, PERMANENT):
@@ -227,7 +227,7 @@ def test_failed_background_save_fails_a_script_without_stop_worker(tmp_path: Pat
     (tmp_path / "0.json").write_text("in the way")
     with holder:
         process = run_script(FAILED_SAVE, 0, 1, port, tmp_path / "0.json")
-        output = process.communicate()[0].decode()
+        output = process.communicate()[0]
     assert process.returncode == PERMANENT, output
     assert "failed in the background" in output
     assert read(str(tmp_path / "0.json")).error.startswith("CheckpointError: ")
@@ -238,7 +238,7 @@ def test_script_without_stop_worker_leaves_the_job(tmp_path: Path) -> None:
     with holder:
         body = "print('sum', fleet.all_reduce(fleet.worker_index() + 1))"
         processes = [run_script(body, i, 2, port, tmp_path / f"{i}.json") for i in range(2)]
-        outputs = [p.communicate()[0].decode() for p in processes]
+        outputs = [p.communicate()[0] for p in processes]
     assert [p.returncode for p in processes] == [0, 0], outputs
     assert all("sum 3" in text for text in outputs)
     assert [read(str(w)).exiting for w in tmp_path.iterdir()] == [True, True]
