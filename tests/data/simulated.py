@@ -150,7 +150,12 @@ PROCESSES: list[dict[str, Any]] = [
     {},
     {"num_workers": 2},
 ]
-in_processes = pytest.mark.parametrize("processes", PROCESSES, ids=["2 persistent", "0", "2"])
+
+
+def in_processes(test: Any) -> Any:
+    """Run a test with each of these loading processes, in `make test` with the first two."""
+    each = pytest.mark.parametrize("processes", PROCESSES, ids=["2 persistent", "0", "2"])
+    return pytest.mark.sampled(2)(each(test))
 
 
 def records(step: list[Step]) -> list[int]:

@@ -164,6 +164,7 @@ def test_a_fixed_batch_size_is_checked() -> None:
         static.Executor().run(program, batch(1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "given", [(torch.zeros(2, 4),), torch.zeros(2, 4)], ids=["tuple", "tensor"]
 )

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.multiprocess
 SAMPLES, FEATURES, CLASSES = 24, 6, 3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("hosts", "backend", "shared", "narrow", "coded"),
     [

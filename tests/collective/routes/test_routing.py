@@ -40,6 +40,7 @@ def test_one_worker_per_inner_group_sends() -> None:
     assert list(senders(on([0, 0]), 0)) == [0, 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_link_is_crossed_without_shared_memory(backend: str) -> None:
     assert crosses_a_link(on([0, 1], backend), True)

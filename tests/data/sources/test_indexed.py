@@ -73,6 +73,7 @@ def test_generators_of_torch_do_not_affect_the_order() -> None:
     assert orders[0] == orders[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tail", ["pad", "join", "drop"])
 def test_each_tail_handles_the_short_block(tail: str) -> None:
     workers = Workers(lambda: plain(), 2, tail=tail)
@@ -210,6 +211,7 @@ def test_batches_of_a_batch_sampler_stay_whole(processes: dict[str, Any]) -> Non
     assert workers.loaders[0].samples_per_step is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("tail", "batches"), [("pad", 8), ("drop", 6)])
 def test_each_tail_handles_ready_batches(tail: str, batches: int) -> None:
     workers = Workers(lambda: DataLoader(Numbers(30), batch_sampler=Ragged()), 2, tail=tail)

@@ -429,6 +429,7 @@ def wait_for_others(grace_s: float, *active: int | None) -> Any:
     return client.active_workers
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("active", "others"), [(3, "2"), (1, None), (None, "server 0 does not report how many")]
 )

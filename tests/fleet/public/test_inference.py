@@ -200,6 +200,7 @@ def test_export_before_training_is_refused() -> None:
     member.context.group.leave()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given", [(object(), "dir", ["x"], ["y"]), ("dir", ["x"], ["y"], 1)])
 def test_arguments_of_paddle_fleet_name_the_new_form(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"write fleet\.save_inference_model\(dirname, feeds, f"):

@@ -204,6 +204,7 @@ def test_an_attached_scaler_and_a_journal_need_the_step_of_torch() -> None:
     assert run(made(Net), train, workers=1) == [(False, True, True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("strategy", "needed"), [(ASYNC, True), (SYNC, False), (geo(2), True)])
 def test_dense_parameters_that_a_worker_steps_need_the_step_of_torch(
     strategy: Any, needed: bool

@@ -152,6 +152,7 @@ def context_of(index: int, **settings: Any) -> Any:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("index", "is_sender"), [(2, True), (1, False)])
 def test_worker_that_no_longer_sends_drops_its_feedback(
     index: int, is_sender: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -98,6 +98,7 @@ def test_job_equals_the_simulation(name: str) -> None:
         assert reduced == sorted({*together, *averagings})
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("settings", "mode"),
     [

@@ -70,6 +70,7 @@ def test_any_ids_are_sorted_by_bucket_and_id(given_ids: list[int]) -> None:
     assert (starts == np.searchsorted(np.sort(of), np.arange(BUCKETS + 1))).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [200, 0, 1])
 def test_ids_that_share_one_bucket(count: int) -> None:

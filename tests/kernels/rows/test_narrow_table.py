@@ -56,6 +56,7 @@ def test_first_values_are_those_of_float32_rounded() -> None:
     np.testing.assert_array_equal(narrow.pull(IDS[::-1], insert=False), unknown[::-1])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [5, 1, 4])
 @pytest.mark.parametrize("rule", sorted(RULES))

@@ -71,6 +71,7 @@ def test_a_worker_that_left_is_not_awaited_after_a_restart(
     assert remains(cluster.folder).state == OVER
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_a_lost_worker_stays_lost_after_a_restart(make_cluster: Any, snapshot: bool) -> None:

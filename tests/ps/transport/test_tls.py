@@ -65,6 +65,7 @@ def bare_client(
     return context
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_arrays_of_any_size_round_trip(server: Listener, certificates: Path, size: int) -> None:

@@ -81,6 +81,7 @@ def test_only_the_optimizer_uses_clipped_gradients() -> None:
         assert {user.meta["part"] for user in mark.users} == {"update"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("clip", "words"),
     [
