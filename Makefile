@@ -7,10 +7,9 @@ PYTHONS ?= $(PYTHON)
 MATRIX ?= $(HOME)/.cache/fleetlight-matrix
 VENV := .venv
 BIN := $(VENV)/bin
-REPORT := log/tests.xml
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: demo quick test test-all test-long test-engines test-browser slowest reading matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
+.PHONY: demo quick test test-gate test-all test-engines test-browser reading matrix check types style chaos bench gpu docs pages outputs release-check sbom clean
 
 demo: $(VENV)/.demo  ## a real distributed run: Wide&Deep on 2 parameter servers and 2 workers
 	$(BIN)/fleetrun --server_num 2 --worker_num 2 --log_dir log/demo \
@@ -24,11 +23,8 @@ quick: $(VENV)/.ready  ## the fast tests in about a minute, or those of one room
 	$(PYTEST) -n 2 --dist worksteal --hypothesis-profile quick \
 	  -m 'not multiprocess and not long and not slow and not style' $(if $(ROOM),tests/$(ROOM))
 
-test: $(VENV)/.ready  ## every test but the long ones, two at a time
-	$(PYTEST) -n 2 --dist worksteal -m 'not long and not style' --junit-xml $(REPORT)
-
-test-long: $(VENV)/.ready  ## the long tests only
-	$(PYTEST) -n 2 --dist worksteal -m long --ignore tests/engines
+test: $(VENV)/.ready  ## every test function but the long ones, one case of each slow one, two at a time
+	$(PYTEST) -n 2 --dist worksteal --hypothesis-profile test -m 'not long and not style'
 
 test-engines: $(VENV)/.ready  ## jobs on real engines; without an engine its tests are skipped
 	$(PYTEST) -m long -rs tests/engines
@@ -37,10 +33,12 @@ test-browser: $(VENV)/.ready  ## the live page in Chromium; without one its test
 	$(BIN)/pip install --quiet --group browser
 	$(PYTEST) -rs tests/dashboard/test_browser.py
 
-test-all: test test-long  ## the whole suite
+test-gate: $(VENV)/.ready  ## those of the long tests that CI runs: kills, partitions, resume, TLS, export
+	$(PYTEST) -n 2 --dist worksteal -m gate
 
-slowest: $(VENV)/.ready  ## the slowest tests of the last make test, written to tests/slowest.md
-	$(BIN)/python -m tests.slowest $(REPORT)
+test-all: $(VENV)/.ready  ## the whole suite: all cases, new examples of each property, engines, browser
+	$(PYTEST) -n 2 --dist worksteal -m 'not style' --ignore tests/engines
+	$(MAKE) --no-print-directory test-engines test-browser
 
 reading: $(VENV)/.ready  ## what a reader opens of the package on real paths: make reading ARGS='pull -v'
 	$(BIN)/python -m tests.reading $(ARGS)
@@ -48,11 +46,12 @@ reading: $(VENV)/.ready  ## what a reader opens of the package on real paths: ma
 matrix:  ## the contract tests on several versions of torch and Python, written to docs/versions.md
 	$(PYTHON) -m tests.matrix --folder '$(MATRIX)' --torch '$(patsubst torch==%,%,$(TORCH))' --pythons '$(PYTHONS)'
 
-check: $(VENV)/.ready  ## format, lint, types, layers, shape and words
+check: $(VENV)/.ready  ## format, lint, types, layers and shape
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory -j 2 types style
+	$(BIN)/python -m tests.reading fast --check
 
 types: $(VENV)/.ready
 	$(BIN)/mypy

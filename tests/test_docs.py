@@ -158,6 +158,7 @@ def test_quick_start_trains_the_same_weights_alone_and_in_a_job(tmp_path: Path) 
     assert weights(job, tmp_path) == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_example_of_many_features_prints_its_comment(tmp_path: Path) -> None:
     page = ROOT / "docs" / "parameter-servers.md"
@@ -175,7 +176,7 @@ def test_example_of_many_features_prints_its_comment(tmp_path: Path) -> None:
 LIGHTNING = "from torch.nn import Module as LightningModule\n"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", range(2))
 def test_loops_that_replace_a_trainer_reduce_during_backward(number: int, tmp_path: Path) -> None:
@@ -196,6 +197,8 @@ def test_loops_that_replace_a_trainer_reduce_during_backward(number: int, tmp_pa
     assert "not reduced during backward" not in log
 
 
+@pytest.mark.gate
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_first_program_of_the_readme_equals_the_quick_start_and_learns(tmp_path: Path) -> None:
     shown = blocks(ROOT / "README.md", "python")[0]
@@ -209,7 +212,7 @@ def test_first_program_of_the_readme_equals_the_quick_start_and_learns(tmp_path:
     assert 0.6 < float(re.findall(r"AUC (\S+)", output)[0]) < 0.8
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", range(4))
 def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: Path) -> None:
@@ -219,6 +222,7 @@ def test_programs_of_the_page_about_static_programs_run(number: int, tmp_path: P
     printed([sys.executable, "program.py"], tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_program_of_the_page_about_metrics_prints_the_same_with_workers(tmp_path: Path) -> None:
     page = ROOT / "docs" / "metrics.md"

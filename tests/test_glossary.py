@@ -37,10 +37,3 @@ def test_meanings_are_one_short_sentence() -> None:
 
 def test_every_source_is_listed_and_used() -> None:
     assert {source for _, _, source in TERMS} == set(SOURCES)
-    assert list(SOURCES) == sorted(SOURCES, key=str.lower)
-
-
-def test_terms_are_sorted() -> None:
-    for section in _terms.split("\n## ")[1:]:
-        terms = [term for term, _, _ in rows(section, 3)]
-        assert terms == sorted(terms, key=str.lower)

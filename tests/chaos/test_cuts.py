@@ -152,14 +152,13 @@ def exchange(channel: SocketChannel, number: int) -> None:
 
 #: by name: the mode and the requests
 SAID: dict[str, tuple[str, Callable[[SocketChannel, int], None]]] = {
+    "clipped": ("sync", clipped),
     "async": ("async", push),
     "sync": ("sync", push),
-    "clipped": ("sync", clipped),
     "geo": ("geo", exchange),
 }
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "ssl"), [*((name, False) for name in SAID), ("async", True)])
 @pytest.mark.parametrize("side", [CLIENT, SERVER])
 def test_cut_at_any_byte_loses_and_doubles_no_push(
@@ -170,7 +169,6 @@ def test_cut_at_any_byte_loses_and_doubles_no_push(
         assert _cuts(channel, say, cutter, side) > 60
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("ssl", "step"), [(False, 1), (True, 17)], ids=["plain", "tls"])
 @pytest.mark.parametrize("side", [CLIENT, SERVER])
 def test_cut_during_a_reconnect_loses_and_doubles_no_push(

@@ -276,7 +276,6 @@ def test_damaged_fsync_marker(
 IDENTITY = FolderIdentity(server=0, server_num=2, job="j", plan=plan())
 
 
-@pytest.mark.sampled(1)
 @ANY
 @given(st.data())
 @pytest.mark.parametrize("which", ["identity.json", "rows-00000000000000000001/manifest.json"])

@@ -13,12 +13,14 @@ from tests.chaos.moving import moved
 pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
+@pytest.mark.gate
 def test_each_acknowledged_push_counts_once_after_kills(tmp_path: Path) -> None:
     outcome = chaos(tmp_path, "async", kills=3, seed=4, self_kill=True, harms=list(HARMS))
     assert len(outcome.away_s) >= 3
     assert outcome.counted > 1000
 
 
+@pytest.mark.gate
 def test_each_record_of_a_shard_queue_counts_once_after_kills(tmp_path: Path) -> None:
     outcome = chaos(tmp_path, "async", kills=4, seed=2, self_kill=True, deal="queue")
     assert len(outcome.away_s) >= 4

@@ -12,6 +12,7 @@ from tests.chaos.whole import chaos
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 
+@pytest.mark.gate
 @pytest.mark.long
 def test_each_record_counts_once_when_all_processes_are_killed(tmp_path: Path) -> None:
     outcome = chaos(tmp_path, "async", kills=1, seed=1)

@@ -60,6 +60,7 @@ def test_a_written_archive_has_no_pickle_and_loads(path: Path) -> None:
             assert not archive.read(name).startswith((b"\x80\x02", b"PK")), name
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "member",

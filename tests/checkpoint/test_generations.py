@@ -85,6 +85,7 @@ def test_a_full_disk_is_an_error_and_its_space_is_freed(tmp_path: Path, watched_
     assert folders(tmp_path) == ["generation-000001", "manifest.json"]
 
 
+@pytest.mark.durable
 def test_everything_is_fsynced_before_the_manifest_moves(tmp_path: Path, watched_os: Any) -> None:
     log: list[str] = []
 
@@ -106,6 +107,7 @@ def test_everything_is_fsynced_before_the_manifest_moves(tmp_path: Path, watched
     assert tmp_path.name in before, "the new directory's own name is flushed, too"
 
 
+@pytest.mark.gate
 @pytest.mark.long
 @pytest.mark.multiprocess
 def test_kill_at_any_call_leaves_a_complete_checkpoint(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_half_manifest_of_a_save_that_lost_its_rights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Status(500), Status(503, "SlowDown"), CutRequest(), LostReply()])
+@pytest.mark.parametrize("fault", [LostReply(), Status(500), Status(503, "SlowDown"), CutRequest()])
 def test_faults_that_pass_do_not_fail_a_save(bucket: str, s3: FaultProxy, fault: object) -> None:
     requests: list[str] = []
 

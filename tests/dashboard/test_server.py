@@ -51,6 +51,7 @@ def test_the_link_sets_a_cookie_and_leaves_the_token_out(site: Site) -> None:
         assert site.ask("/", {"Cookie": f"{other}; {value}"})[0] == 200
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("path", ["/", "/main.js", "/feed", "/logs", "/metrics", "/nothing"])
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Cookie": "a=b"}])
 def test_nothing_is_read_without_the_token(site: Site, path: str, headers: dict[str, str]) -> None:
@@ -60,6 +61,7 @@ def test_nothing_is_read_without_the_token(site: Site, path: str, headers: dict[
     assert TOKEN.encode() not in body
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
 def test_a_forged_host_is_refused(site: Site, host: str) -> None:
     status, _, body = site.get("/feed", {"Host": host})
@@ -71,6 +73,7 @@ def test_a_tunnel_has_another_port(site: Site) -> None:
     assert site.get("/logs", {"Host": "localhost:9999"})[0] == 200
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
 def test_another_origin_is_refused(site: Site, origin: str) -> None:
     assert site.get("/feed", {"Origin": origin})[0] == 403
@@ -85,6 +88,7 @@ def test_the_headers_of_the_feed_end_at_once(site: Site) -> None:
     assert site.get("/feed", method="HEAD")[0] == 200
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_the_page_is_read_only(site: Site, method: str) -> None:
     assert site.get("/", method=method)[0] == 405
@@ -101,6 +105,7 @@ def test_headers_of_every_answer(site: Site) -> None:
         assert "access-control-allow-origin" not in headers
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "path",
     ["/logs/secret.txt", "/logs/..%2fsecret.txt", "/logs/%2e%2e", "/..%2fserver.py", "/server.py"],

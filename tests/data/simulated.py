@@ -144,13 +144,18 @@ def counting(rounds: list[list[Step]]) -> list[int]:
     return [record for row in rounds for step in row for record in step.records[: step.mine]]
 
 
-#: without loading processes, with them, with persistent ones
+#: with persistent loading processes, without them, with new ones in each epoch
 PROCESSES: list[dict[str, Any]] = [
+    {"num_workers": 2, "persistent_workers": True},
     {},
     {"num_workers": 2},
-    {"num_workers": 2, "persistent_workers": True},
 ]
-in_processes = pytest.mark.parametrize("processes", PROCESSES, ids=["0", "2", "2 persistent"])
+
+
+def in_processes(test: Any) -> Any:
+    """Run a test with each of these loading processes, in `make test` with the first two."""
+    each = pytest.mark.parametrize("processes", PROCESSES, ids=["2 persistent", "0", "2"])
+    return pytest.mark.sampled(2)(each(test))
 
 
 def records(step: list[Step]) -> list[int]:

@@ -48,7 +48,6 @@ def batched(**settings: Any) -> DataLoader[Any]:
     return DataLoader(Numbers(30), batch_sampler=Ragged(), **settings)
 
 
-@pytest.mark.sampled(3)
 @in_processes
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
 def test_resuming_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -> None:
@@ -68,8 +67,8 @@ def test_resuming_is_exact_at_every_step(make: Any, processes: dict[str, Any]) -
         assert after.epoch() == (epochs[1][done:] or epochs[2])
 
 
-@pytest.mark.parametrize("announce", [None, Announced()], ids=["", "one_ahead"])
-@pytest.mark.parametrize("tail", ["join", "pad", "drop"])
+@pytest.mark.parametrize("announce", [Announced(), None], ids=["one_ahead", ""])
+@pytest.mark.parametrize("tail", ["pad", "join", "drop"])
 def test_resuming_is_exact_with_each_tail(tail: str, announce: Any) -> None:
     """A batch loaded ahead counts only after it is handed out."""
     for make in (indexed, streamed, batched):
@@ -82,10 +81,9 @@ def test_resuming_is_exact_with_each_tail(tail: str, announce: Any) -> None:
             assert after.epoch() == (whole[done:] or second)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [2, 0])
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [3, 1])
 def test_resuming_with_other_workers_loses_and_repeats_nothing(
     number: int, make: Any, processes: int
 ) -> None:
@@ -144,6 +142,7 @@ def in_batches(size: int) -> DataLoader[Any]:
     return DataLoader(Numbers(30), batch_sampler=sampler)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("saved", "other", "texts"),
     [
@@ -199,6 +198,7 @@ def test_an_abandoned_iteration_is_followed_by_the_next_epoch(processes: dict[st
         assert workers.loaders[0].epoch == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "restart",
     [
@@ -297,7 +297,8 @@ def test_samples_per_step_is_the_global_batch() -> None:
     assert Workers(streamed, 3).loaders[0].samples_per_step == 12
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("number", [2, 1])
 def test_loaders_that_cannot_be_sharded_are_refused(number: int) -> None:
     def refused(loader: Any, why: str, **settings: Any) -> None:
         with pytest.raises(ConfigError, match=why):
@@ -371,7 +372,8 @@ def test_an_epoch_may_be_interrupted_before_each_batch() -> None:
     assert [(p["epoch"], p["consumed"]) for p in interruptions] == [(1, 0)]
 
 
-@pytest.mark.parametrize("announce", [None, Announced()])
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("announce", [Announced(), None])
 @pytest.mark.parametrize("make", [indexed, streamed, batched])
 def test_resuming_after_an_interruption_gives_the_rest(make: Any, announce: Any) -> None:
     loader, interruptions = paused(make(), announce=announce)
@@ -433,6 +435,7 @@ def test_an_observer_gets_the_position_before_each_batch() -> None:
     assert numbers_in(next(iter(later))) == [4, 5]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("begin", [list, lambda loader: loader.set_epoch(0)])
 def test_a_script_that_restarts_at_the_first_epoch_gets_an_error(begin: Any) -> None:
     loader = followed(CallRecorder())
@@ -451,7 +454,8 @@ def test_a_script_that_sets_the_epoch_resumes_in_it() -> None:
     assert [numbers_in(batch) for batch in loader] == [[4, 5]]
 
 
-@pytest.mark.parametrize("read", [0, 1, 2])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("read", [1, 0, 2])
 def test_a_restarted_worker_repeats_a_left_loop_and_resumes_others(
     read: int,
 ) -> None:

@@ -33,6 +33,7 @@ def test_links_of_the_notebook_name_files_that_exist() -> None:
         assert (ROOT / path).is_file()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_notebook_trains(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.examples.notebook", str(NOTEBOOK)]

@@ -77,6 +77,7 @@ def test_writers_with_unique_names_do_not_conflict(tmp_path: Path) -> None:
     assert path.read_bytes() == b"1"
 
 
+@pytest.mark.durable
 @pytest.mark.parametrize("durable", [False, True])
 def test_durable_content_and_name_are_fsynced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool

@@ -72,7 +72,6 @@ def load_and_continue(kind: str, dirname: str, steps_before: int) -> Any:
     return end_of(model, optimizer), schedule_of().state()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "steps_before"),
     [("adam-kept", 0), ("diloco", 2), ("adaptive", 4)],
@@ -108,7 +107,6 @@ def load(kind: str, dirname: str) -> Any:
     return values, current().step, None if alone is None else alone.engine.schedule.state()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("saved", "loaded", "workers", "state"),
     [

@@ -74,6 +74,7 @@ def test_encrypted_job_trains_and_refuses_other_clients(tmp_path: Path) -> None:
     assert "accepts only clients with a certificate; give --ssl DIR" in error
 
 
+@pytest.mark.gate
 @pytest.mark.long
 def test_encrypted_keys_and_revoked_certificates(tmp_path: Path) -> None:
     """In the second job the worker's certificate is revoked by the server's list."""

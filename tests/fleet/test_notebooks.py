@@ -80,7 +80,7 @@ def in_notebook(is_collective: bool, settings: dict[str, Any], cells: list[str])
 
 
 @pytest.mark.parametrize(
-    ("is_collective", "settings"), [(True, {}), (False, {}), (False, ASYNC), (False, GEO)]
+    ("is_collective", "settings"), [(False, ASYNC), (True, {}), (False, {}), (False, GEO)]
 )
 def test_cells_that_begin_with_reset_run_again(
     is_collective: bool, settings: dict[str, Any]
@@ -242,10 +242,10 @@ def nothing_is_left(is_collective: bool, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("is_collective", "settings"),
     [
+        (False, ASYNC),
         (True, {}),
         (True, {"recompute": True, "recompute_configs": {"checkpoints": ["linear"]}}),
         (False, {}),
-        (False, ASYNC),
         (False, GEO),
     ],
 )

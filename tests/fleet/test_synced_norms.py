@@ -63,7 +63,6 @@ def test_repeated_records_do_not_count_in_synced_norms() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [{}, MERGE, RECOMPUTE], ids=["alone", "merge", "recompute"])
 def test_synced_norms_with_other_passes(more: dict[str, Any]) -> None:
     expected = run_workers(eager, 2, {**SYNC, **more})

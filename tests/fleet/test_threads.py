@@ -115,7 +115,6 @@ def check(rows: Tensor, workers: int, mode: dict[str, Any]) -> None:
     torch.testing.assert_close(counts, expected[:, None].expand(-1, DIM), atol=1e-3, rtol=0)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.slow
 @MODES
 def test_threads_read_in_memory_while_one_trains(mode: dict[str, Any]) -> None:
@@ -182,7 +181,6 @@ def work_geo() -> Any:
     return works(geo(3))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("mode", "server", "worker"),

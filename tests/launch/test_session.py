@@ -84,7 +84,6 @@ def test_servers_end_when_the_workers_are_done(
     assert outcome(output).endswith("; servers ended")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("failing", "code", "reason"),
     [

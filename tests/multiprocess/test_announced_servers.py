@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.multiprocess.test_dialects import finish, results, start
+from tests.multiprocess.test_dialects import clean, finish, results, start
+from tests.warm_scripts import WarmScript
 from tests.workers import reserved_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
@@ -66,26 +67,31 @@ def counts(port: int) -> dict[str, str]:
     }
 
 
+def serve(*variables: Mapping[str, str]) -> str:
+    """Run `serve.py` in a process for each of these variables; returns what they printed."""
+    code = f"import runpy; runpy.run_path({SERVE!r}, run_name='__main__')"
+    scripts = [WarmScript(code, clean() | one) for one in variables]
+    text = "".join(script.communicate()[0] for script in scripts)
+    assert {script.returncode for script in scripts} == {0}, text
+    return text
+
+
 @pytest.fixture(scope="module")
 def expected() -> float:
-    codes, text = finish([start([sys.executable, SERVE])])
-    assert codes == [0], text
-    [total] = results(text)
+    [total] = results(serve({}))
     return total
 
 
 @pytest.mark.parametrize("kept_by", ["server 0", "the scheduler"])
-def test_members_need_no_list_of_endpoints(kept_by: str, expected: float, tmp_path: Path) -> None:
+def test_members_need_no_list_of_endpoints(kept_by: str, expected: float) -> None:
     holder, port = reserved_port()
     is_scheduled = kept_by == "the scheduler"
-    common = counts(port) | ({"FLEET_SCHEDULER_NUM": "1"} if is_scheduled else {})
-    members = Members(SERVE, common, tmp_path)
+    common, members = counts(port), list(roles(2, 2, indices=not is_scheduled))
+    if is_scheduled:
+        common["FLEET_SCHEDULER_NUM"] = "1"
+        members.append({"FLEET_ROLE": "scheduler"})
     with holder:
-        for number, role in enumerate(roles(2, 2, indices=not is_scheduled)):
-            members.start(str(number), role)
-        if is_scheduled:
-            members.start("scheduler", {"FLEET_ROLE": "scheduler"})
-        text = members.finish()
+        text = serve(*(common | member for member in members))
     assert results(text) == pytest.approx([expected] * 2, rel=1e-5)
     if is_scheduled:
         assert "cluster formed: 2 workers and 2 servers" in text

@@ -56,6 +56,7 @@ def test_records_count_once_when_workers_die_around_a_stop(
     check_counts(text, 3)
 
 
+@pytest.mark.gate
 def test_stop_within_an_epoch_resumes_with_the_remaining_records(tmp_path: Path) -> None:
     """Fewer or more workers resume."""
     stopped = tmp_path / "stopped"

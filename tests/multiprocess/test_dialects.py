@@ -21,13 +21,18 @@ BIN = Path(sys.executable).parent
 ROLES = ("FLEET_", "PADDLE_", "MS_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
 
 
+def clean() -> dict[str, str]:
+    """The variables of this process, without those of a role."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ROLES)}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
 def start(
     command: list[str], env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.Popen[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(ROLES)}
     return subprocess.Popen(
         command,
-        env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
+        env=clean() | (env or {}),
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -246,6 +246,7 @@ def test_a_newcomer_stops_and_saves_with_the_others(mode: str, tmp_path: Path) -
         job.end()
 
 
+@pytest.mark.gate
 def test_a_killed_worker_is_replaced_by_a_newcomer(job: Job) -> None:
     job.wait_for("trained.0", "trained.1")
     job.processes["worker 1"].kill()

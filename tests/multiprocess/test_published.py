@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.long, pytest.mark.multiprocess, pytest.mark.timeout(18
 SCRIPT = str(Path(__file__).with_name("published.py"))
 
 
+@pytest.mark.gate
 def test_publications_survive_a_restarted_server_and_a_restarted_worker(tmp_path: Path) -> None:
     job = ["--server_num", "2", "--worker_num", "2", "--max_restarts", "9", "--tee"]
     codes, text = finish([start([str(BIN / "fleetrun"), *job, SCRIPT], cwd=tmp_path)])

@@ -42,6 +42,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], s
     return shared, own
 
 
+@pytest.mark.gate
 def test_killed_sync_job_reaches_the_same_bits(
     tmp_path: Path, uninterrupted: tuple[set[str], set[str]]
 ) -> None:
@@ -62,6 +63,7 @@ def test_killed_sync_job_reaches_the_same_bits(
     assert "restarting all processes" not in text
 
 
+@pytest.mark.gate
 def test_other_workers_continue_without_a_lost_worker(tmp_path: Path) -> None:
     _, _, text = trained_values(tmp_path / "lost", "--go_on", "--die", "1:3:clip")
     assert "worker 1 of 2 was killed by SIGKILL" in text
@@ -85,6 +87,7 @@ def test_restarted_worker_saves_with_the_others(
     assert checkpoint.read(tmp_path / "killed" / "ckpt").manifest.step == 9
 
 
+@pytest.mark.gate
 def test_save_waits_for_the_restart_of_a_server(
     tmp_path: Path, uninterrupted: tuple[set[str], set[str]]
 ) -> None:
@@ -97,6 +100,7 @@ def test_save_waits_for_the_restart_of_a_server(
     assert saved.manifest.step == 10
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("resume", ["1", "auto"])
 def test_resumed_job_has_the_state_of_its_servers(tmp_path: Path, resume: str) -> None:
     """Dense values and rows on the servers replace the first values of the script."""

@@ -143,6 +143,7 @@ def test_nothing_listens_on_all_interfaces(flags: list[str], tmp_path: Path) -> 
     assert all(address.startswith(("127.", "::1:")) for address in addresses), addresses
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("server", "worker", "why"),
     [
@@ -203,6 +204,7 @@ def machines(place: Path, tokens: tuple[str, str]) -> list[Process]:
     ]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("with_token", [True, False])
 def test_machines_with_equal_tokens_or_none_train(with_token: bool, tmp_path: Path) -> None:
     token = TOKEN if with_token else ""
@@ -214,6 +216,7 @@ def test_machines_with_equal_tokens_or_none_train(with_token: bool, tmp_path: Pa
     assert TOKEN not in text
 
 
+@pytest.mark.gate
 def test_machines_with_different_tokens_end_and_say_why(tmp_path: Path) -> None:
     codes, text = finish(machines(tmp_path, (TOKEN, TOKEN[::-1])))
     assert codes == [PERMANENT] * 2, text

@@ -124,6 +124,7 @@ def close(one: Any, other: Any) -> None:
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.gate
 @pytest.mark.long
 @pytest.mark.contract
 def test_other_numbers_of_servers_resume_from_a_checkpoint(tmp_path: Path) -> None:
@@ -165,7 +166,6 @@ def resume_with_dense(dirname: str, *, kind: str, dense: str) -> Any:
     return at_four, values(model)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("before", "after", "servers"),
     [("allreduce", "allreduce", 3), ("allreduce", "servers", 1), ("servers", "allreduce", 2)],

@@ -196,7 +196,6 @@ def train_in(mode: str, wire: str = "fp32") -> tuple[float, float]:
     return found
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", [ASYNC, GEO])
 def test_asynchronous_workers_train(mode: str) -> None:
@@ -225,7 +224,7 @@ def test_scheduler_assigns_ranks_and_server_addresses(single: Any) -> None:
 
 def test_scheduler_reports_a_missing_server() -> None:
     roles = ["MS_SCHED", "MS_PSERVER", "MS_WORKER", "MS_WORKER"]
-    scheduler, *others = run_processes(scheduled, [(role,) for role in roles], deadline_s=10.0)
+    scheduler, *others = run_processes(scheduled, [(role,) for role in roles], deadline_s=6.0)
     assert scheduler == ("exit", 1)
     for text in others:
         assert re.search(r"the scheduler \(.*\): 1 of 2 servers joined", text)
@@ -293,7 +292,7 @@ def train_until_error() -> str:
 
 
 def test_workers_name_a_dead_server() -> None:
-    answers = run_job(serve_until_killed, train_until_error, deadline_s=15)
+    answers = run_job(serve_until_killed, train_until_error, deadline_s=8)
     assert answers[1][0] == "error"  # it died without a result
     for kind, text in answers[2:]:
         assert kind == "value"

@@ -33,7 +33,6 @@ def test_restarted_worker_starts_new_loading_processes(tmp_path: Path) -> None:
     assert re.findall(r"COUNTED (.*)", text) == ["2 to 2"] * 2, text
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["--spawn", "--forkserver"])
 def test_script_without_a_main_guard_gets_one_error(tmp_path: Path, how: str) -> None:
     """One error for the script, without restarts and without an error of the loading process."""

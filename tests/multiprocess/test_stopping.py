@@ -46,6 +46,7 @@ def seen(folder: Path, *restarts: int) -> list[tuple[int, int]]:
     return sorted(tuple(map(int, line.split())) for text in texts for line in text.splitlines())  # type: ignore[misc]
 
 
+@pytest.mark.gate
 def test_collective_job_stops_and_resumes(tmp_path: Path) -> None:
     two = "--nproc_per_node 2 --checkpoint ckpt"
     code, text, last = run(tmp_path, two, "--terminate", "10")
@@ -64,6 +65,7 @@ def test_collective_job_stops_and_resumes(tmp_path: Path) -> None:
     assert seen(tmp_path, 0) == ALL
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
 def test_job_with_servers_resumes_with_other_numbers_of_processes(
     tmp_path: Path, mode: str
@@ -90,6 +92,7 @@ def test_job_with_servers_resumes_with_other_numbers_of_processes(
         )
 
 
+@pytest.mark.gate
 def test_collective_job_that_loses_a_worker_reaches_the_same_bits(tmp_path: Path) -> None:
     code, text, _ = run(tmp_path / "uninterrupted", "--nproc_per_node 2")
     assert code == 0, text
@@ -109,6 +112,7 @@ def test_collective_job_that_loses_a_worker_reaches_the_same_bits(tmp_path: Path
     assert len(again) == len(set(again)) == EPOCHS * RECORDS - int(found[1]) * 4
 
 
+@pytest.mark.gate
 def test_job_with_servers_that_loses_a_worker_resumes_from_a_delta(tmp_path: Path) -> None:
     servers = "--server_num 2 --worker_num 2"
     both = ("--mode", "sync", "--deltas")

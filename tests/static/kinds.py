@@ -213,6 +213,7 @@ def attended() -> nn.Module:
 
 #: models that a program supports fully
 KINDS: dict[str, Callable[[], nn.Module]] = {
+    "encoder": lambda: encoder(0.1),
     "lstm": lambda: recurrent(nn.LSTM),
     "lstm, layers": lambda: recurrent(nn.LSTM, num_layers=2, dropout=0.3, bias=False),
     "lstm, both ways": lambda: recurrent(nn.LSTM, bidirectional=True, proj_size=2, width=4),
@@ -223,7 +224,6 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "rnn": lambda: recurrent(nn.RNN, num_layers=2, dropout=0.2),
     "attention": lambda: attention(0.0),
     "attention, dropout": lambda: attention(0.3),
-    "encoder": lambda: encoder(0.1),
     "kernel of attention": attended,
     "norms": norms,
     "pictures": pictures,

@@ -104,6 +104,7 @@ assert loaded() <= {
 """
 
 
+@pytest.mark.gate
 @pytest.mark.long
 def test_an_exported_program_runs_without_static_programs(
     tmp_path: Path, trained: static.Program

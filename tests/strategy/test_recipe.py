@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.errors import refuses
 
 from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts
@@ -73,18 +74,15 @@ def test_explain_shows_the_effect_of_a_new_feature() -> None:
 
 def test_conflicts_and_checks_of_a_new_feature_are_checked() -> None:
     half = {"amp": True, "amp_configs": {"dtype": "float16"}}
-    with pytest.raises(
-        StrategyError,
-        match=r"strategy\.toy and strategy\.amp_configs\.dtype = 'float16' exclude each other: "
-        "toys need precision; choose one",
-    ):
+    names = ("strategy.toy", "strategy.amp_configs.dtype = 'float16'")
+    with refuses(StrategyError, *names, "toys need precision", "choose one"):
         ToyStrategy(toy=True, **half).check(TWO)
     # a field of a config counts only if its switch is on
     ToyStrategy(toy=True, amp_configs=half["amp_configs"]).check(TWO)
-    with pytest.raises(StrategyError, match="fewer rounds than workers"):
+    with refuses(StrategyError, "fewer rounds than workers"):
         ToyStrategy(toy=True).check(JobFacts(worker_num=4))
     # conflicts of other features are still checked
-    with pytest.raises(StrategyError, match="exclude each other"):
+    with refuses(StrategyError, "strategy.localsgd", "strategy.dgc", "choose one"):
         ToyStrategy(localsgd=True, dgc=True).check(TWO)
 
 
@@ -98,5 +96,5 @@ def test_a_new_feature_has_a_variable_an_alias_and_a_file(
     strategy.to_file(tmp_path / "toy.toml")
     monkeypatch.delenv("FLEET_TOY_ROUNDS")
     assert ToyStrategy.from_file(tmp_path / "toy.toml") == strategy
-    with pytest.raises(StrategyError, match="did you mean 'toy'"):
+    with refuses(StrategyError, "'toys'", "'toy'"):
         ToyStrategy(toys=True)

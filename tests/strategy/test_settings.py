@@ -8,6 +8,7 @@ import pickle
 from typing import Any, ClassVar
 
 import pytest
+from tests.errors import refuses
 
 from fleetlight.errors import NotAvailableError, StrategyError
 from fleetlight.strategy.settings import Nested, Settings, nested, rules_of, setting, settings_class
@@ -54,7 +55,7 @@ def test_settings_read_like_a_dict() -> None:
     assert "off" not in settings
     assert dict(Inner(steps=2).changed()) == {"steps": 2}
     for name in ("off", "items", "_set_names"):
-        with pytest.raises(StrategyError, match=f"outer has no setting '{name}'"):
+        with refuses(StrategyError, "outer", f"'{name}'"):
             settings[name]
 
 
@@ -73,52 +74,51 @@ def test_a_dict_changes_only_the_keys_it_names() -> None:
 
 def test_a_dict_with_an_error_changes_nothing() -> None:
     settings = Outer()
-    with pytest.raises(StrategyError, match=r"outer\.inner has no setting 'step'"):
+    with refuses(StrategyError, "outer.inner", "'step'"):
         settings.inner = {"steps": 3, "step": 4}
     assert settings == Outer()
 
 
 @pytest.mark.parametrize("bad", [None, 3, "steps", [("steps", 1)], Outer()])
 def test_a_nested_config_is_a_dict_or_its_class(bad: object) -> None:
-    with pytest.raises(StrategyError, match=r"outer\.inner: got .* expected a dict or Inner"):
+    with refuses(StrategyError, "outer.inner", repr(bad), "dict", "Inner"):
         Outer(inner=bad)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("on", 1, r"got 1 \(int\), expected bool"),
-        ("on", "true", "expected bool"),
-        ("on", None, "expected bool"),
-        ("limit", True, r"got True \(bool\), expected int"),
-        ("limit", "2", r"got '2' \(str\), expected int"),
-        ("limit", 2.0, "expected int"),
-        ("limit", -1, "expected at least 0"),
-        ("megabytes", "25", "expected float"),
-        ("megabytes", True, "expected float"),
-        ("megabytes", 0, "expected more than 0"),
-        ("megabytes", 1001, "expected at most 1000"),
-        ("megabytes", float("nan"), "got nan, expected a finite number"),
-        ("megabytes", float("inf"), "got inf, expected a finite number"),
-        ("megabytes", 10**400, "expected a finite number"),
-        ("mode", "max", "got 'max', expected 'mean' or 'sum'"),
-        ("mode", 1, r"got 1 \(int\), expected 'mean' or 'sum'"),
-        ("weights", "1.0", "expected list"),
-        ("weights", [1.0, "2"], r"\[1\]: got '2' \(str\), expected float"),
-        ("weights", [1.0, 0], r"\[1\]: got 0\.0, expected more than 0"),
-        ("weights", [9], r"\[0\]: got 9\.0, expected less than 9"),
-        ("weights", [float("nan")], r"\[0\]: got nan, expected a finite number"),
-        ("weights", [], r"got \[\], expected at least one float"),
+        ("on", 1, ["got 1 (int)", "bool"]),
+        ("on", "true", ["'true'", "bool"]),
+        ("on", None, ["None", "bool"]),
+        ("limit", True, ["got True (bool)", "int"]),
+        ("limit", "2", ["got '2' (str)", "int"]),
+        ("limit", 2.0, ["2.0", "int"]),
+        ("limit", -1, ["at least 0"]),
+        ("megabytes", "25", ["'25'", "float"]),
+        ("megabytes", True, ["True", "float"]),
+        ("megabytes", 0, ["more than 0"]),
+        ("megabytes", 1001, ["at most 1000"]),
+        ("megabytes", float("nan"), ["got nan", "finite"]),
+        ("megabytes", float("inf"), ["got inf", "finite"]),
+        ("megabytes", 10**400, ["finite"]),
+        ("mode", "max", ["got 'max'", "'mean' or 'sum'"]),
+        ("mode", 1, ["got 1 (int)", "'mean' or 'sum'"]),
+        ("weights", "1.0", ["'1.0'", "list"]),
+        ("weights", [1.0, "2"], ["[1]", "got '2' (str)", "float"]),
+        ("weights", [1.0, 0], ["[1]", "got 0.0", "more than 0"]),
+        ("weights", [9], ["[0]", "got 9.0", "less than 9"]),
+        ("weights", [float("nan")], ["[0]", "got nan", "finite"]),
+        ("weights", [], ["got []", "at least one float"]),
     ],
 )
 def test_wrong_values_name_the_setting_and_the_expectation(
-    name: str, value: object, expected: str
+    name: str, value: object, expected: list[str]
 ) -> None:
-    with pytest.raises(StrategyError, match=rf"outer\.{name}.*{expected}"):
-        Outer(**{name: value})
     settings = Outer()
-    with pytest.raises(StrategyError, match=expected):
-        setattr(settings, name, value)
+    for use in (lambda: Outer(**{name: value}), lambda: setattr(settings, name, value)):
+        with refuses(StrategyError, f"outer.{name}", *expected):
+            use()
     assert settings == Outer()
 
 
@@ -131,26 +131,22 @@ def test_lossless_conversions_are_accepted() -> None:
 
 
 def test_unknown_names_get_suggestions() -> None:
-    with pytest.raises(StrategyError, match="outer has no setting 'megabyte'; did you mean 'meg"):
+    with refuses(StrategyError, "outer", "'megabyte'", "'megabytes'"):
         Outer(megabyte=1)
-    with pytest.raises(StrategyError, match="did you mean 'inner_steps'"):
+    with refuses(StrategyError, "'inner_step'", "'inner_steps'"):
         Outer().inner_step = 1
-    with pytest.raises(
-        StrategyError, match=r"outer\.inner has no setting 'zzz'; known names: later, na"
-    ):
+    with refuses(StrategyError, "outer.inner", "'zzz'", "later, names"):
         Outer(inner={"zzz": 1})
-    with pytest.raises(AttributeError, match="did you mean 'mode'"):
+    with refuses(AttributeError, "'mod'", "'mode'"):
         _ = Outer().mod  # type: ignore[attr-defined]
-    with pytest.raises(StrategyError, match="no setting 'self'"):
+    with refuses(StrategyError, "'self'"):
         Outer(self=1)
 
 
 def test_an_unavailable_setting_may_keep_its_default() -> None:
     assert Inner(later=0) == Inner()
     for assign in (lambda: Inner(later=1), lambda: Outer(inner={"later": 1})):
-        with pytest.raises(
-            NotAvailableError, match=r"outer\.inner\.later is not yet available in this"
-        ):
+        with refuses(NotAvailableError, "outer.inner.later"):
             assign()
 
 

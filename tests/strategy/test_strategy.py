@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.errors import refuses
 
 import fleetlight as fleet
 from fleetlight.errors import StrategyError
@@ -199,9 +200,9 @@ def test_aliases_set_their_targets() -> None:
 
 
 def test_unknown_names_get_suggestions() -> None:
-    with pytest.raises(StrategyError, match="did you mean 'a_sync_configs'"):
+    with refuses(StrategyError, "'a_sync_config'", "'a_sync_configs'"):
         DistributedStrategy(a_sync_config={})
-    with pytest.raises(StrategyError, match="'fuse_grad_size_in_MB'"):
+    with refuses(StrategyError, "'fuse_grad_size'", "'fuse_grad_size_in_MB'"):
         DistributedStrategy().fuse_grad_size = 3
 
 
@@ -212,13 +213,13 @@ def test_fp16_allreduce_accepts_switches_and_types(value: object) -> None:
 
 @pytest.mark.parametrize("value", [1, 0, "bfloat16", None, "true"])
 def test_fp16_allreduce_refuses_other_values(value: object) -> None:
-    with pytest.raises(StrategyError, match="False or True or 'fp16' or 'bf16'"):
+    with refuses(StrategyError, "fp16_allreduce", f"{value!r}", "True", "'fp16'", "'bf16'"):
         DistributedStrategy(fp16_allreduce=value)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 1e300, None])
 def test_a_deadline_is_finite(value: object) -> None:
-    with pytest.raises(StrategyError, match=r"strategy\.deadline_s"):
+    with refuses(StrategyError, "strategy.deadline_s"):
         DistributedStrategy(deadline_s=value)
 
 
@@ -267,7 +268,7 @@ def test_variables_of_fleetrun_set_ssl_configs(monkeypatch: pytest.MonkeyPatch) 
     assert "ssl_configs.expiry_warning_days = 7: " in strategy.explain()
     assert "(from FLEET_SSL_EXPIRY" not in strategy.explain()
     monkeypatch.setenv("FLEET_SSL_EXPIRY_WARNING_DAYS", "soon")
-    with pytest.raises(StrategyError, match="FLEET_SSL_EXPIRY_WARNING_DAYS='soon' in the env"):
+    with refuses(StrategyError, "FLEET_SSL_EXPIRY_WARNING_DAYS='soon'", "environment"):
         DistributedStrategy()
 
 
@@ -310,7 +311,7 @@ def test_settings_of_the_script_win_over_flags(
 )
 def test_a_wrong_flag_is_named(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, text)
-    with pytest.raises(StrategyError, match=f"{variable}='{text}' in the environment"):
+    with refuses(StrategyError, f"{variable}='{text}'", "environment"):
         DistributedStrategy()
 
 
@@ -325,7 +326,5 @@ def test_errors_name_a_setting_as_scripts_write_it() -> None:
     for name, value in strategy.items():
         if isinstance(value, Settings):
             assert f"strategy.{name}" == value.DOTTED_NAME
-    with pytest.raises(
-        StrategyError, match=r"^strategy\.localsgd_configs\.k_steps: got 0, expected"
-    ):
+    with refuses(StrategyError, "strategy.localsgd_configs.k_steps", "got 0"):
         strategy.localsgd_configs.k_steps = 0

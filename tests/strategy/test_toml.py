@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.errors import refuses
 
 from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy
@@ -92,32 +93,32 @@ def test_a_handwritten_file_may_use_aliases_and_integers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "words"),
     [
-        (b"\xff\xfe", "not a TOML file"),
-        (b"amp is on", "not a TOML file"),
-        (b"amp = true\namp = false", "not a TOML file"),
-        (b"seed = " + b"9" * 5000, "not a TOML file"),
-        (b"ampp = true", "no setting 'ampp'; did you mean 'amp"),
-        (b"self = 1", "no setting 'self'"),
-        (b"amp = 1", r"strategy\.amp: got 1 \(int\), expected bool"),
-        (b"[amp]\nx = 1", "expected bool"),
-        (b"amp_configs = 3", "expected a dict or AmpConfigs"),
-        (b"[amp_configs]\ndtype = 'int8'", "expected 'bfloat16' or 'float16'"),
-        (b"seed = 1979-05-27", "expected int"),
+        (b"\xff\xfe", ["TOML"]),
+        (b"amp is on", ["TOML"]),
+        (b"amp = true\namp = false", ["TOML"]),
+        (b"seed = " + b"9" * 5000, ["TOML"]),
+        (b"ampp = true", ["'ampp'", "'amp'"]),
+        (b"self = 1", ["'self'"]),
+        (b"amp = 1", ["strategy.amp", "got 1 (int)", "bool"]),
+        (b"[amp]\nx = 1", ["strategy.amp", "bool"]),
+        (b"amp_configs = 3", ["strategy.amp_configs", "dict", "AmpConfigs"]),
+        (b"[amp_configs]\ndtype = 'int8'", ["'int8'", "'bfloat16' or 'float16'"]),
+        (b"seed = 1979-05-27", ["strategy.seed", "int"]),
     ],
 )
-def test_an_error_names_the_file_once(content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_error_names_the_file_once(content: bytes, words: list[str], tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_bytes(content)
-    with pytest.raises(StrategyError, match=message) as caught:
+    with refuses(StrategyError, *words) as caught:
         DistributedStrategy.from_file(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert str(caught.value).count("s.toml") == 1
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match=r"none\.toml: cannot be read: No such file"):
+    with refuses(StrategyError, "none.toml", "No such file"):
         DistributedStrategy.from_file(tmp_path / "none.toml")
-    with pytest.raises(StrategyError, match="cannot be read: Is a directory"):
+    with refuses(StrategyError, str(tmp_path), "Is a directory"):
         DistributedStrategy.from_file(tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.errors import refuses
 
 import fleetlight as fleet
 from fleetlight.errors import StrategyError
@@ -30,7 +31,7 @@ def test_every_way_to_set_an_unsupported_setting_gives_advice(tmp_path: Path) ->
     file = tmp_path / "strategy.toml"
     file.write_text("lars = true\n")
     strategy: Any = DistributedStrategy()
-    message = r"strategy has no setting 'lars'; use the optimizer fleet\.optim\.Lars\("
+    words = ("strategy", "'lars'", "fleet.optim.Lars(")
     for use in (
         lambda: DistributedStrategy(lars=True),
         lambda: setattr(strategy, "lars", True),
@@ -38,23 +39,22 @@ def test_every_way_to_set_an_unsupported_setting_gives_advice(tmp_path: Path) ->
         lambda: strategy["lars"],
         lambda: DistributedStrategy.from_file(file),
     ):
-        with pytest.raises(StrategyError, match=message):
+        with refuses(StrategyError, *words):
             use()
-    with pytest.raises(AttributeError, match=message):
+    with refuses(AttributeError, *words):
         strategy.lars.anything = 3
 
 
 def test_unsupported_settings_of_nested_configs_have_own_advice(tmp_path: Path) -> None:
     file = tmp_path / "strategy.toml"
     file.write_text("[a_sync_configs]\nmax_merge_var_num = 1\n")
-    message = "a_sync_configs has no setting 'max_merge_var_num'; use strategy.a_sync_configs.max_m"
     configs: Any = {"max_merge_var_num": 1}
     for use in (
         lambda: DistributedStrategy(a_sync_configs=configs),
         lambda: setattr(DistributedStrategy().a_sync_configs, "max_merge_var_num", 1),
         lambda: DistributedStrategy.from_file(file),
     ):
-        with pytest.raises(StrategyError, match=message):
+        with refuses(StrategyError, "'max_merge_var_num'", "strategy.a_sync_configs.max_merge"):
             use()
 
 
@@ -63,7 +63,7 @@ def test_an_unsupported_setting_is_absent_and_its_advice_short(path: str) -> Non
     owner, _, name = path.rpartition(".")
     settings: Any = attrgetter(owner)(DistributedStrategy()) if owner else DistributedStrategy()
     assert name not in {*settings.keys(), *settings.ALIASES}
-    with pytest.raises(StrategyError, match=re.escape(UNSUPPORTED[path])):
+    with refuses(StrategyError, UNSUPPORTED[path]):
         setattr(settings, name, True)
     assert len(UNSUPPORTED[path].split()) <= 20
 
@@ -78,11 +78,9 @@ def test_advice_names_existing_settings_and_functions() -> None:
 
 def test_an_unknown_name_gets_suggestions_or_a_short_line() -> None:
     assert advice_on("strategy.a_synk") is None
-    with pytest.raises(StrategyError, match=r"'a_synk'; did you mean 'a_sync'"):
+    with refuses(StrategyError, "'a_synk'", "'a_sync'"):
         DistributedStrategy(a_synk=True)
-    with pytest.raises(
-        StrategyError, match=r"known names is near; print\(strategy\.explain"
-    ) as message:
+    with refuses(StrategyError, "'zzz'", "print(strategy.explain(") as message:
         DistributedStrategy(zzz=True)
     assert len(str(message.value)) < 120
 

@@ -118,7 +118,6 @@ def run_script(script: str, variables: dict[str, str]) -> None:
 THENS = {"runs": COMPILES, "set": SETS_AN_OPTION, "told": HIDES_METHODS}
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("role", "then"),
     [*(("server", then) for then in THENS), ("worker", "told"), ("worker", "runs")],

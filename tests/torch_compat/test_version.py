@@ -16,6 +16,7 @@ from fleetlight.torch_compat.version import NEWEST, OLDEST, check_torch, unteste
 pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("version", ["2.8.0", "2.8.0+cu128", "1.13.1"])
 def test_an_old_torch_is_refused_with_advice(version: str) -> None:
     with pytest.raises(TorchVersionError) as raised:
@@ -24,6 +25,7 @@ def test_an_old_torch_is_refused_with_advice(version: str) -> None:
     assert str(raised.value) == expected
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.16.0a0+git1234", "3.0.1"])
 def test_supported_versions_are_accepted(version: str) -> None:
     check_torch(version)

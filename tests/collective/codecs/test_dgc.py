@@ -145,13 +145,13 @@ def both(senders: int, clip: float | None, masking: bool, options: dict[str, Any
 
 
 CASES: dict[str, tuple[int, float | None, bool, dict[str, Any]]] = {
+    "all": (3, 1.5, False, {"nesterov": True, "weight_decay": 0.1}),
     "one_sender": (1, None, True, {}),
     "two": (2, None, True, {}),
     "unmasked": (2, None, False, {"momentum": 0.7}),
     "nesterov": (3, None, True, {"nesterov": True}),
     "decay": (2, None, True, {"weight_decay": 0.1}),
     "clipped": (2, 1.5, True, {}),
-    "all": (3, 1.5, False, {"nesterov": True, "weight_decay": 0.1}),
 }
 
 

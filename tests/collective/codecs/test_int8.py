@@ -36,6 +36,7 @@ def decoded(message: Tensor, count: int) -> Tensor:
     return total - 1
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "length"), [(1, 8), (4, 8), (255, 260), (256, 260), (257, 268), (5000, 5080)]

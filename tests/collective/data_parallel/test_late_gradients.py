@@ -97,11 +97,11 @@ def test_gradients_of_a_closure_are_reduced_with_a_warning() -> None:
     assert Cause.PARTS.value[0] in line
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("steps", "causes"),
     [
+        ([under_no_sync, in_eval, in_parts], [Cause.HELD, Cause.EVAL, Cause.PARTS]),
         ([whole, whole], []),
         ([whole, in_eval, whole, in_eval], [Cause.EVAL]),
         ([in_eval], [Cause.EVAL]),
@@ -113,7 +113,6 @@ def test_gradients_of_a_closure_are_reduced_with_a_warning() -> None:
         ([by_hand], [Cause.ASSIGNED]),
         ([whole, by_hand], [Cause.ASSIGNED]),
         ([whole, changed, whole], [Cause.CHANGED]),
-        ([under_no_sync, in_eval, in_parts], [Cause.HELD, Cause.EVAL, Cause.PARTS]),
     ],
 )
 def test_the_warning_names_the_cause(steps: list[Step], causes: list[Cause]) -> None:

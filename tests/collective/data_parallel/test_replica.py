@@ -30,6 +30,7 @@ pytestmark = pytest.mark.multiprocess
 SAMPLES, FEATURES, CLASSES = 24, 6, 3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("hosts", "backend", "shared", "narrow", "coded"),
     [
@@ -97,7 +98,6 @@ def train(strategy: dict[str, Any], steps: int, dtype: torch.dtype = torch.float
     return flat(model)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.contract
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str
@@ -108,16 +108,15 @@ def test_workers_equal_one_process(workers: int, dtype: torch.dtype, tolerance: 
         torch.testing.assert_close(result, plain(20, dtype=dtype), rtol=0, atol=tolerance)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "strategy",
     [
+        {"nccl_comm_num": 2, "fuse_all_reduce_ops": False, "shared_memory": False},
         {"shared_memory": False},
         {"fuse_all_reduce_ops": False},
         {"fuse_all_reduce_ops": False, "shared_memory": False},
         {"fuse_grad_size_in_num": 1},
         {"fuse_grad_size_in_MB": 0.0001},
-        {"nccl_comm_num": 2, "fuse_all_reduce_ops": False, "shared_memory": False},
         {"sync_nccl_allreduce": True},
         {"sync_nccl_allreduce": True, "shared_memory": False},
         {"find_unused_parameters": True},
@@ -237,7 +236,7 @@ def test_unused_parameters_without_the_setting_are_named() -> None:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("same", [False, True])
 def test_find_unused_parameters_allows_unused_parameters(same: bool) -> None:
     results = run_workers(train_branches, 2, True, same)
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)

@@ -40,6 +40,7 @@ def test_one_worker_per_inner_group_sends() -> None:
     assert list(senders(on([0, 0]), 0)) == [0, 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_link_is_crossed_without_shared_memory(backend: str) -> None:
     assert crosses_a_link(on([0, 1], backend), True)
@@ -146,6 +147,11 @@ TWO_LEVELS = "hierarchical all_reduce: 2 groups of 2, then 2 leaders"
 @pytest.mark.parametrize(
     ("hosts", "settings", "levels"),
     [
+        (
+            ["127.0.0.1"] * 3 + ["127.0.0.2"],
+            {"hierarchical_allreduce_inter_nranks": 2},
+            [["MemoryLevel"] * 2, ["MemoryLevel"], ["MemoryLevel"], []],
+        ),
         (TWO_HOSTS, {"nccl_comm_num": 2, "fuse_all_reduce_ops": False}, [["MemoryLevel"]] * 4),
         (TWO_HOSTS, {"shared_memory": False}, [["GroupLevel"]] * 4),
         (
@@ -153,13 +159,8 @@ TWO_LEVELS = "hierarchical all_reduce: 2 groups of 2, then 2 leaders"
             {"hierarchical_allreduce_inter_nranks": 2, "sync_nccl_allreduce": True},
             [["MemoryLevel"]] * 4,
         ),
-        (
-            ["127.0.0.1"] * 3 + ["127.0.0.2"],
-            {"hierarchical_allreduce_inter_nranks": 2},
-            [["MemoryLevel"] * 2, ["MemoryLevel"], ["MemoryLevel"], []],
-        ),
     ],
-    ids=["memory", "process_groups", "one_host", "three_levels"],
+    ids=["three_levels", "memory", "process_groups", "one_host"],
 )
 def test_hierarchical_workers_equal_one_process(
     hosts: list[str], settings: dict[str, Any], levels: list[list[str]]
@@ -253,7 +254,6 @@ def worker_3_ends(how: str) -> None:
             os.kill(current().group.hellos[3].pid, signal.SIGKILL)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("how", "kind"), [("SIGKILL", "PeerLostError"), ("SIGSTOP", "DeadlineError")]
 )

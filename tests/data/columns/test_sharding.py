@@ -232,7 +232,7 @@ def train(files: str, folder: str, steps: int | None) -> list[int]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", [3, 1])
 def test_job_resumes_with_other_workers_from_a_checkpoint(tmp_path: Path, after: int) -> None:
     files = numbered(tmp_path, SIZES)
     before = run_workers(train, 2, str(files), str(tmp_path / "saved"), 5)

@@ -190,7 +190,7 @@ def test_other_workers_read_returned_records() -> None:
 
 @pytest.mark.slow
 @in_processes
-@pytest.mark.parametrize("batches", [2, 3])
+@pytest.mark.parametrize("batches", [3, 2])
 def test_the_next_incarnation_skips_returned_records(
     batches: int, processes: dict[str, Any]
 ) -> None:

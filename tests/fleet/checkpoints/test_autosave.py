@@ -120,7 +120,6 @@ def run(function: Any, workers: int, *args: Any) -> list[Any]:
     return run_processes(function, [args] * workers)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_stop_and_resume_equal_an_uninterrupted_job_bit_for_bit(tmp_path: Path, at: int) -> None:
     """Dropout, learning rates and the order of records are those of an uninterrupted job."""
@@ -136,7 +135,7 @@ def test_stop_and_resume_equal_an_uninterrupted_job_bit_for_bit(tmp_path: Path, 
         assert uninterrupted[2] == mine + rest[2]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [3, 1])
 def test_any_number_of_workers_resumes_and_reads_each_record_once(
     tmp_path: Path, workers: int
 ) -> None:
@@ -430,8 +429,9 @@ def wait_for_others(grace_s: float, *active: int | None) -> Any:
     return client.active_workers
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("active", "others"), [(1, None), (3, "2"), (None, "server 0 does not report how many")]
+    ("active", "others"), [(3, "2"), (1, None), (None, "server 0 does not report how many")]
 )
 def test_workers_that_do_not_leave_in_time_are_logged(
     active: int | None, others: str | None, caplog: pytest.LogCaptureFixture

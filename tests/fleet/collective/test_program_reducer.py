@@ -38,7 +38,6 @@ def common_state(train: Any, settings: dict[str, Any]) -> dict[str, Tensor]:
     return state_of(current().models[0].module)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shared", [True, False], ids=["in-memory", "by-gloo"])
 def test_hierarchical_all_reduce_equals_the_eager_loop(shared: bool) -> None:
     settings = {
@@ -73,7 +72,6 @@ ALONE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ALONE)
 def test_local_training_equals_the_eager_loop(mode: str) -> None:
     expected, _ = run_workers(common_state, 2, eager, ALONE[mode])
@@ -117,7 +115,6 @@ def coded_program(settings: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
     return state_of(model), program.explain()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "settings",
     [

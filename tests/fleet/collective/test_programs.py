@@ -97,15 +97,14 @@ def written(settings: dict[str, Any], seed: int = 0) -> Any:
 
 
 SETTINGS: list[dict[str, Any]] = [
-    {},
     {"gradient_scale": "sum"},
+    {},
     {"fuse_all_reduce_ops": False},
     {"fp16_allreduce": "bf16", "shared_memory": False},
     {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}},
 ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "plain")
 def test_program_trains_as_the_eager_loop_does(settings: dict[str, Any]) -> None:
     """With a short last batch, running statistics and a schedule; worker 0's buffers count."""
@@ -188,7 +187,6 @@ def resuming(folder: str, by_program: bool) -> Any:
     return state_of(model)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by_program", [True, False])
 def test_program_and_eager_loop_share_checkpoints(tmp_path: Path, by_program: bool) -> None:
     """Momentum, the loader's position and the model load with and without a program."""
@@ -411,7 +409,7 @@ def failing(settings: dict[str, Any]) -> Any:
     return model[3].weight.detach()
 
 
-@pytest.mark.parametrize("settings", [{}, {"dgc": True, "shared_memory": False}])
+@pytest.mark.parametrize("settings", [{"dgc": True, "shared_memory": False}, {}])
 def test_optimizer_after_a_failed_minimize_trains_eagerly(settings: dict[str, Any]) -> None:
     one, other = run_workers(failing, 2, settings)
     assert torch.equal(one, other)

@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.warm_scripts import WarmScript
 from tests.workers import environment, reserved_port
 
 from fleetlight.launch.exit_codes import ERROR, PEER_FAILED, PERMANENT
@@ -24,12 +23,10 @@ pytestmark = pytest.mark.multiprocess
 WHOLE = "import atexit, gc\natexit.unregister(gc.freeze)"
 
 
-def run_script(body: str, index: int, workers: int, port: int, word: Path) -> Any:
+def run_script(body: str, index: int, workers: int, port: int, word: Path) -> WarmScript:
     code = f"{WHOLE}\nimport fleetlight as fleet\nfleet.init(is_collective=True)\n{body}"
     env = {**os.environ, **environment(index, workers, port), "FLEET_ERROR_FILE": str(word)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    return WarmScript(code, env)
 
 
 def run_both(bodies: tuple[str, str], tmp_path: Path) -> tuple[list[int], list[str], list[Any]]:
@@ -38,7 +35,7 @@ def run_both(bodies: tuple[str, str], tmp_path: Path) -> tuple[list[int], list[s
     words = [tmp_path / "0.json", tmp_path / "1.json"]
     with holder:
         processes = [run_script(bodies[i], i, 2, port, words[i]) for i in range(2)]
-        outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
+        outputs = [p.communicate()[0] for p in processes]
     statuses = [read(str(w)) if w.exists() else None for w in words]
     return [p.returncode for p in processes], outputs, statuses
 
@@ -51,7 +48,7 @@ def test_last_status_separates_cause_from_consequence(tmp_path: Path) -> None:
             run_script("fleet.barrier_worker()", 0, 2, port, words[0]),
             run_script("raise KeyError('on purpose')", 1, 2, port, words[1]),
         ]
-        outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
+        outputs = [p.communicate()[0] for p in processes]
     assert [p.returncode for p in processes] == [PEER_FAILED, ERROR], outputs
     victim, culprit = (read(str(word)) for word in words)
     assert culprit.error == "KeyError: 'on purpose'"
@@ -85,16 +82,10 @@ def test_error_before_the_job_begins_is_reported(
 ) -> None:
     """A wrong setting is no reason to restart the job."""
     word = tmp_path / "word.json"
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import fleetlight as fleet\n{body}"],
-        env={**os.environ, "FLEET_ERROR_FILE": str(word)},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {**os.environ, "FLEET_ERROR_FILE": str(word)}
+    ran = WarmScript(f"import fleetlight as fleet\n{body}", env)
+    assert error in ran.communicate()[0]
     assert ran.returncode == (PERMANENT if is_lasting else ERROR)
-    assert error in ran.stderr
     status = read(str(word))
     assert (status.error, status.permanent, status.caused_by_peer) == (error, is_lasting, False)
 
@@ -132,23 +123,16 @@ ALONE = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", ALONE)
 def test_code_of_a_process_without_peers(case: str, tmp_path: Path) -> None:
     body, code = ALONE[case]
     reason = tmp_path / "reason.json"
     script = f"from fleetlight.errors import *\nimport fleetlight as fleet\n{body}"
     without = {name: text for name, text in os.environ.items() if not name.startswith("FLEET_")}
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**without, "FLEET_TERMINATION_LOG": str(reason)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == code, ran.stderr
-    assert ("joined" in ran.stdout) == ("joined" in body)
+    ran = WarmScript(script, {**without, "FLEET_TERMINATION_LOG": str(reason)})
+    output = ran.communicate()[0]
+    assert ran.returncode == code, output
+    assert ("joined" in output) == ("joined" in body)
     if code in (PEER_FAILED, PERMANENT):
         assert json.loads(reason.read_text())["code"] == code
 
@@ -163,7 +147,6 @@ EXITS = [
 ]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("culprit", "body", "code", "text"), EXITS)
 def test_exit_with_an_error_is_a_failure(
     tmp_path: Path, culprit: int, body: str, code: int, text: str
@@ -194,7 +177,6 @@ ENDS = {
 }
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ENDS)
 def test_exit_without_an_error_ends_the_script_normally(tmp_path: Path, how: str) -> None:
     total = "print('sum', fleet.all_reduce(fleet.worker_index() + 1), flush=True)\n"
@@ -205,7 +187,6 @@ def test_exit_without_an_error_ends_the_script_normally(tmp_path: Path, how: str
     assert all("sum 3" in text and "Traceback" not in text for text in outputs)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_systemexit_raised_by_the_script_ends_the_job(tmp_path: Path, culprit: int) -> None:
     # imported by optimizers: its functions keep the process group of the import
@@ -246,7 +227,7 @@ def test_failed_background_save_fails_a_script_without_stop_worker(tmp_path: Pat
     (tmp_path / "0.json").write_text("in the way")
     with holder:
         process = run_script(FAILED_SAVE, 0, 1, port, tmp_path / "0.json")
-        output = process.communicate(timeout=60)[0].decode()
+        output = process.communicate()[0]
     assert process.returncode == PERMANENT, output
     assert "failed in the background" in output
     assert read(str(tmp_path / "0.json")).error.startswith("CheckpointError: ")
@@ -257,7 +238,7 @@ def test_script_without_stop_worker_leaves_the_job(tmp_path: Path) -> None:
     with holder:
         body = "print('sum', fleet.all_reduce(fleet.worker_index() + 1))"
         processes = [run_script(body, i, 2, port, tmp_path / f"{i}.json") for i in range(2)]
-        outputs = [p.communicate(timeout=60)[0].decode() for p in processes]
+        outputs = [p.communicate()[0] for p in processes]
     assert [p.returncode for p in processes] == [0, 0], outputs
     assert all("sum 3" in text for text in outputs)
     assert [read(str(w)).exiting for w in tmp_path.iterdir()] == [True, True]

@@ -74,7 +74,7 @@ def export(member: Member, path: Path, rows: Any = "all", module: Any = None) ->
 QUESTIONS = torch.cat([IDS[1, 1], IDS[2, 0] + 10**12, -IDS[3, 0] - 10**9])
 
 
-@pytest.mark.parametrize("strategy", [SYNC, ASYNC])
+@pytest.mark.parametrize("strategy", [ASYNC, SYNC])
 def test_an_exported_model_computes_the_same_without_servers(
     tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
@@ -107,7 +107,7 @@ def table_weights(model: nn.Module) -> list[Tensor]:
     return [p for name, p in model.named_parameters() if not name.startswith("linear")]
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [2, 1])
 def test_export_of_a_table_without_rows(tmp_path: Path, servers: int) -> None:
     """Before training every id reads its first value."""
 
@@ -200,6 +200,7 @@ def test_export_before_training_is_refused() -> None:
     member.context.group.leave()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given", [(object(), "dir", ["x"], ["y"]), ("dir", ["x"], ["y"], 1)])
 def test_arguments_of_paddle_fleet_name_the_new_form(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"write fleet\.save_inference_model\(dirname, feeds, f"):
@@ -256,6 +257,7 @@ def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
     return found.tolist()
 
 
+@pytest.mark.gate
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "size"),
@@ -279,6 +281,7 @@ def test_program_written_by_hand_is_exported_with_its_tables(
         assert model(QUESTIONS[:1] % 30).shape == (1, 1)
 
 
+@pytest.mark.gate
 @pytest.mark.long
 def test_export_is_a_file_of_torch(tmp_path: Path) -> None:
     work = functools.partial(write_and_export, SYNC, str(tmp_path / "out"))

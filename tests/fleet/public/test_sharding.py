@@ -45,7 +45,7 @@ def train(count: int, global_batch: int, batch_norm: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("count", "batch_norm"), [(26, False), (26, True), (25, False), (28, False), (28, True)]
+    ("count", "batch_norm"), [(26, True), (26, False), (25, False), (28, False), (28, True)]
 )
 def test_short_blocks_and_repeated_records_change_nothing(count: int, batch_norm: bool) -> None:
     """26 records in blocks of 6 leave 2 for 3 workers: one repeats a record that counts zero."""
@@ -78,7 +78,7 @@ def train_chain(count: int, scale: str) -> Any:
     return torch.cat([p.detach().reshape(-1) for m in (first, second) for p in m.parameters()])
 
 
-@pytest.mark.parametrize(("count", "scale"), [(26, "mean"), (13, "mean"), (26, "sum")])
+@pytest.mark.parametrize(("count", "scale"), [(26, "sum"), (26, "mean"), (13, "mean")])
 def test_weight_of_a_batch_counts_once_in_a_chain_of_models(count: int, scale: str) -> None:
     [plain] = run_workers(train_chain, 1, count, scale)
     for result in run_workers(train_chain, 3, count, scale):

@@ -118,8 +118,8 @@ def train(worker: Member) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_gpu", [False, True])
-@pytest.mark.parametrize("model", [Net, Bag, Many])
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("model", [Many, Net, Bag])
 def test_sync_training_with_a_cache_equals_that_without(
     model: Callable[..., nn.Module], on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,7 +369,7 @@ def test_threads_that_evaluate_never_leave_old_rows_behind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("on_gpu", [True, False])
 def test_programs_use_the_cache(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if on_gpu:
         as_on_a_gpu(monkeypatch)

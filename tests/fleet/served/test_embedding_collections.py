@@ -129,6 +129,7 @@ def test_training_equals_that_of_separate_layers(mode: Any, workers: int, kind: 
     assert sorted(found[0][1]) == ["items", "people", "tags"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", [SYNC, ASYNC, geo(2)], ids=["sync", "async", "geo"])
 def test_a_forward_sends_one_request(mode: Any) -> None:
     def train(worker: Member) -> Any:

@@ -40,7 +40,6 @@ def train(worker: Member) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("mode", [SYNC, ASYNC, GEO])
 def test_narrow_rows_train_as_well_as_float32(mode: str) -> None:

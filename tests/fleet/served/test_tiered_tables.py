@@ -73,7 +73,7 @@ def trained(model: Callable[..., nn.Module], mode: str, **layer: Any) -> tuple[A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", [Net, Many])
+@pytest.mark.parametrize("model", [Many, Net])
 def test_training_equals_that_in_memory(model: Callable[..., nn.Module], mode: str) -> None:
     expected, _ = trained(model, mode)
     found, job = trained(model, mode, memory=MEMORY)

@@ -71,7 +71,7 @@ def evaluated_first(in_parts: bool) -> list[str]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("in_parts", [True, False])
 def test_local_norms_are_logged_at_their_first_training_forward(in_parts: bool) -> None:
     (before, *notes), one = run_workers(evaluated_first, 2, in_parts)
     assert before == one[0] == "0 before"

@@ -61,7 +61,6 @@ def _toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, f"{rules.__name__}.sign")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [SYNC, geo(3)], ids=["sync", "geo"])
 @pytest.mark.parametrize("layer", [{"optimizer": "sign"}, {}], ids=["layer", "optimizer"])

@@ -278,7 +278,6 @@ def test_each_change_of_a_process_is_recorded(folder: LogFolder) -> None:
     assert len(records) <= 6
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("tee", "size"), [(False, None), (True, None), (False, (24, 80))])
 def test_output_of_a_restarted_process_is_shown(folder: LogFolder, tee: bool, size: Any) -> None:
     screen = LoggingScreen(size)

@@ -21,6 +21,7 @@ def assert_learns(text: str, at_least: float) -> None:
     assert sum(shares[-5:]) / 5 > at_least, shares
 
 
+@pytest.mark.long
 def test_synchronous_training_learns(tmp_path: Path) -> None:
     output = run(tmp_path, *FLEETRUN, "--nproc_per_node", "2", COLLECTIVE)
     assert "done: all 2 workers exited with code 0" in output

@@ -20,6 +20,8 @@ from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import EndPhase, Message
 from fleetlight.ps.transport.protocol import MessageCodec
 
+pytestmark = pytest.mark.durable
+
 CODEC: MessageCodec[Message] = MessageCodec(Message)
 
 

@@ -160,6 +160,7 @@ def test_sync_second_syncs_early_after_many_bytes(
     journal.close()
 
 
+@pytest.mark.durable
 def test_a_failed_fsync_ends_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")

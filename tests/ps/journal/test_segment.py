@@ -14,6 +14,8 @@ import pytest
 from fleetlight.ps.journal.fsync_marker import SyncedBytes
 from fleetlight.ps.journal.segment import Segment
 
+pytestmark = pytest.mark.durable
+
 
 def test_full_synced_pages_leave_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,8 +71,9 @@ def test_a_worker_that_left_is_not_awaited_after_a_restart(
     assert remains(cluster.folder).state == OVER
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("snapshot", [True, False])
 def test_a_lost_worker_stays_lost_after_a_restart(make_cluster: Any, snapshot: bool) -> None:
     cluster = make_cluster(plan("sync", lost_worker="go_on"))
     cluster.workers[1].disconnect()
@@ -91,7 +92,7 @@ def test_a_lost_worker_stays_lost_after_a_restart(make_cluster: Any, snapshot: b
     cluster.server.wait()
 
 
-@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_worker_that_does_not_reconnect_after_a_restart_is_lost(
     make_cluster: Any, mode: str, snapshot: bool, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,7 @@ from fleetlight.ps.transport.session import ConnectionLimits, Session
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 
-SIZES = [0, 1, 16383, 16384, 16385, 300_000, 5 << 20]
+SIZES = [300_000, 0, 1, 16383, 16384, 16385, 5 << 20]
 
 
 @pytest.fixture
@@ -65,6 +65,7 @@ def bare_client(
     return context
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_arrays_of_any_size_round_trip(server: Listener, certificates: Path, size: int) -> None:

@@ -65,6 +65,7 @@ def test_the_coder_keeps_no_program_alive() -> None:
     assert known() is None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("value", [True, None, "inducter", 1])
 def test_other_back_ends_are_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"compile=.*: expected 'fx' or 'inductor'"):

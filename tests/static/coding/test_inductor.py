@@ -56,7 +56,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name.startswith("fleetlight")]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.contract
 @pytest.mark.timeout(400)  # the first compilation with a torch also compiles its headers
 @pytest.mark.parametrize(
@@ -81,6 +81,7 @@ def test_a_program_compiles_once_and_computes_the_same(
     assert not messages(caplog)
 
 
+@pytest.mark.long
 @pytest.mark.contract
 @pytest.mark.timeout(400)
 def test_a_program_without_training_takes_batches_of_all_sizes(
@@ -98,6 +99,7 @@ def test_a_program_without_training_takes_batches_of_all_sizes(
     assert not messages(caplog)
 
 
+@pytest.mark.long
 def test_dropout_differs_in_each_run() -> None:
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

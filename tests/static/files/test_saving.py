@@ -56,7 +56,6 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_loaded_program_continues_bit_for_bit(
     tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer]

@@ -28,7 +28,6 @@ def _fresh() -> Iterator[None]:
     reset_default_programs()
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_evaluation_equals_the_model_in_eval_mode(name: str) -> None:
     model = kinds.of(KINDS[name])

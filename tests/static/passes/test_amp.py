@@ -63,7 +63,6 @@ def largest_difference(program: static.Program, eager: Eager) -> float:
     return max(float((mine[n].double() - theirs[n].double()).abs().max()) for n in mine)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.bfloat16, 0.05), (torch.float16, 0.005)], ids=["bf16", "fp16"]
 )
@@ -82,7 +81,6 @@ def test_amp_trains_as_eager_autocast_does(dtype: torch.dtype, tolerance: float)
     assert set(parameters) == {torch.float32}
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_three_passes_together_equal_their_eager_counterpart(order: int) -> None:
     passes: list[Any] = [Recompute(("convolve", "attend")), Amp("float16"), GradientMerge(2)]
@@ -96,7 +94,6 @@ def test_three_passes_together_equal_their_eager_counterpart(order: int) -> None
     assert len(program.explain().splitlines()) == 3
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("merges", [1, 2])
 def test_an_overflowed_step_is_skipped_and_the_scale_shrinks(merges: int) -> None:
     """The first scale is too large for float16; eager autocast lowers it as far."""
@@ -122,7 +119,6 @@ def test_an_overflowed_step_is_skipped_and_the_scale_shrinks(merges: int) -> Non
     assert eager.scaler.get_scale() == float(slots[SCALE])
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("merges", [1, 2])
 def test_overflow_is_checked_in_the_reduced_gradients(merges: int) -> None:
     """Reductions double the gradients here, which equals twice the learning rate."""

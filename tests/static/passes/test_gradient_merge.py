@@ -98,7 +98,7 @@ def test_every_run_returns_its_fetches() -> None:
         torch.testing.assert_close([gradient, loss], [parameter.grad, expected])
 
 
-@pytest.mark.parametrize("passes", [(), (FuseAllReduce(),), (FuseAllReduce(), Overlap())])
+@pytest.mark.parametrize("passes", [(FuseAllReduce(), Overlap()), (), (FuseAllReduce(),)])
 def test_gradients_are_reduced_once_per_step(passes: tuple[Pass, ...]) -> None:
     """Reductions double the gradients here, which equals twice the learning rate."""
     program, _ = merging(2)

@@ -28,7 +28,6 @@ ORDERS: list[tuple[Pass, ...]] = [
 ]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("passes", ORDERS, ids=lambda passes: "-".join(p.name for p in passes))
 def test_every_bucket_begins_as_hierarchical(passes: tuple[Pass, ...]) -> None:
     program = program_of(net()).apply(*passes)

@@ -42,7 +42,6 @@ def adam(parameters: Any, lr: float) -> torch.optim.Adam:
     return torch.optim.Adam(parameters, lr, eps=1e-4)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [torch.optim.SGD, adam], ids=["SGD", "Adam"])
 def test_the_optimizer_uses_reduced_gradients(kind: Any) -> None:
     ours, theirs = net(), net()

@@ -25,7 +25,6 @@ ORDERS: list[tuple[Pass, ...]] = [
 ]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_buckets_travel_in_the_requested_type(dtype: torch.dtype) -> None:
     program = program_of(net()).apply(INSERT, FUSE, Narrow(dtype), Overlap())
@@ -33,7 +32,6 @@ def test_buckets_travel_in_the_requested_type(dtype: torch.dtype) -> None:
     assert doubling.types == [dtype, dtype]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("passes", ORDERS, ids=lambda passes: "-".join(p.name for p in passes))
 def test_means_equal_those_of_narrow_gradients(passes: tuple[Pass, ...]) -> None:
     ours, theirs = net(), net()

@@ -93,7 +93,6 @@ def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, l
     return program, [*found, *(slot.tensor for slot in program.state)]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "names"),
     [

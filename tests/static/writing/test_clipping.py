@@ -33,8 +33,7 @@ def captured(model: nn.Module, optimizer: torch.optim.Optimizer, **clip: float) 
     return static.capture(model, loss, optimizer, batch(0), {"accuracy": accuracy}, **clip)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [2, 1])
 @pytest.mark.parametrize(("clip", "clipper"), CLIPS)
 def test_clipping_equals_eager_clipping(
     clip: dict[str, float], clipper: Clipper, every: int
@@ -82,6 +81,7 @@ def test_only_the_optimizer_uses_clipped_gradients() -> None:
         assert {user.meta["part"] for user in mark.users} == {"update"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("clip", "words"),
     [

@@ -32,7 +32,6 @@ def _fresh() -> Iterator[None]:
     reset_default_programs()
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*KINDS, *MORE])
 def test_programs_equal_eager_training_at_any_batch_size(name: str) -> None:
     kind = {**KINDS, **MORE}[name]
@@ -97,6 +96,7 @@ VALUES: list[Callable[[Tensor], Any]] = [
 ]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("reads", VALUES)
 def test_reading_values_is_refused(reads: Callable[[Tensor], Any]) -> None:
     with pytest.raises(
@@ -128,6 +128,7 @@ OTHERS: list[tuple[Callable[[Tensor], Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("operation", "words"), OTHERS)
 def test_unsupported_operations_are_refused(operation: Callable[[Tensor], Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.errors import refuses
 
 from fleetlight import strategy
 from fleetlight.errors import StrategyError
@@ -58,5 +59,5 @@ from fleetlight.errors import StrategyError
     ],
 )
 def test_values_out_of_range_are_refused(config: Any, name: str, value: object) -> None:
-    with pytest.raises(StrategyError, match=rf"{config.DOTTED_NAME}\.{name}"):
+    with refuses(StrategyError, f"{config.DOTTED_NAME}.{name}"):
         config(**{name: value})

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from tests.errors import refuses
 
 from fleetlight.errors import StrategyError
 from fleetlight.strategy import DistributedStrategy, JobFacts
@@ -69,12 +70,10 @@ def test_conflicting_settings_are_refused(case: str) -> None:
         strategy = DistributedStrategy()
         for name, value in settings.items():
             setattr(strategy, name, value)
-        with pytest.raises(StrategyError, match=r"exclude each other: .*; choose one") as caught:
+        with refuses(StrategyError, one, other, "choose one") as caught:
             strategy.check()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-    assert one in messages[0]
-    assert other in messages[0]
     for alone in (first, second):
         DistributedStrategy(**alone).check()
 
@@ -101,7 +100,7 @@ def test_init_k_steps_must_not_exceed_max_k_steps() -> None:
     configs = {"init_k_steps": 32}
     DistributedStrategy(adaptive_localsgd_configs=configs).check()
     strategy = DistributedStrategy(adaptive_localsgd=True, adaptive_localsgd_configs=configs)
-    with pytest.raises(StrategyError, match="init_k_steps = 32 is more than max_k_steps = 16"):
+    with refuses(StrategyError, "init_k_steps = 32", "max_k_steps = 16"):
         strategy.check()
     strategy.adaptive_localsgd_configs.max_k_steps = 32
     strategy.check()
@@ -109,15 +108,11 @@ def test_init_k_steps_must_not_exceed_max_k_steps() -> None:
 
 def test_away_s_must_be_less_than_the_deadline() -> None:
     strategy = DistributedStrategy(durability="log", durability_configs={"away_s": 300})
-    with pytest.raises(
-        StrategyError, match="away_s = 300, expected less than deadline_s = 300: after"
-    ):
+    with refuses(StrategyError, "away_s = 300", "less than deadline_s = 300"):
         strategy.check()
     # the deadline of the job may come from another setting
     strategy.check(JobFacts(deadline_s=301.0))
-    with pytest.raises(
-        StrategyError, match=r"deadline_s = 20: .* raise deadline_s or lower away_s"
-    ):
+    with refuses(StrategyError, "deadline_s = 20", "raise deadline_s or lower away_s"):
         DistributedStrategy(durability="log", durability_configs={"away_s": 20}).check(
             JobFacts(deadline_s=20.0)
         )

@@ -108,6 +108,7 @@ class Nested(nn.Module):
         return out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_takes_rows_and_says_of_which_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

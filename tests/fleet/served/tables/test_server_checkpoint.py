@@ -311,7 +311,7 @@ def test_another_rule_loads_the_weights_only(tmp_path: Path, caplog: Any) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, {"via": "worker0"}])
+@pytest.mark.parametrize("how", [{"via": "worker0"}, {}])
 @pytest.mark.parametrize(
     ("damage", "why"),
     [

@@ -68,11 +68,11 @@ def is_tiered(server: Server) -> bool:
 @pytest.mark.parametrize(
     "table",
     [
-        {},
         {"entry": None, "max_rows": 80, "evict": "age"},
+        {},
         {"max_rows": 80, "evict": "count"},
     ],
-    ids=["all rows", "by age", "by count"],
+    ids=["by age", "all rows", "by count"],
 )
 def test_a_killed_server_returns_with_all_rows(
     make_cluster: Any, mode: str, table: dict[str, Any]
