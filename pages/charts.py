@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-from benchmarks.curves import marks
 
 from pages.svg import COLOURS, Drawing
 
@@ -220,3 +219,12 @@ def _lines(
         drawing.line(_WIDTH - right + 10, y, _WIDTH - right + 26, y, COLOURS[place])
         drawing.text(_WIDTH - right + 32, y + 4, name, "soft")
     return drawing
+
+
+def marks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` round numbers that span the values."""
+    span = (high - low) or 1.0
+    power: float = 10 ** math.floor(math.log10(span / count))
+    step = next(power * of for of in (1, 2, 5, 10) if span / (power * of) <= count)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [round(number * step, 12) for number in range(first, last + 1)]
