@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
 import resource
 import shlex
@@ -18,8 +19,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from benchmarks import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RESULT "
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class BenchmarkError(Exception):
@@ -91,6 +95,37 @@ def workers(argv: Sequence[str], count: int = 2) -> list[Command]:
     ]
 
 
+def fleet(
+    argv: Sequence[str], servers: int, workers: int, host: str = "127.0.0.1"
+) -> list[Command]:
+    """Servers and workers of one job, the servers first, with the variables of fleetrun."""
+    common: dict[str, object] = {
+        "FLEET_SERVER_NUM": servers,
+        "FLEET_WORKER_NUM": workers,
+        "FLEET_SERVER_ENDPOINTS": ",".join(f"{host}:{free_port()}" for _ in range(servers)),
+        "FLEET_MASTER": f"{host}:{free_port()}",
+        "FLEET_DEADLINE_S": 120,
+        # workers write to this folder, too
+        "FLEET_JOB": "benchmark",
+    }
+    roles = [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]
+    own = [common | {"FLEET_ROLE": kind, "FLEET_INDEX": index} for kind, index in roles]
+    return [Command(argv, {key: str(value) for key, value in one.items()}) for one in own]
+
+
+def launcher() -> list[str]:
+    """The installed command, or the module if it is not installed."""
+    command = Path(sys.executable).with_name("fleetrun")
+    return [str(command)] if command.exists() else [sys.executable, "-m", "fleetlight.launch"]
+
+
+def check_same(run: Run, what: str, tolerance: float = 0.0) -> None:
+    """Refuse a run whose workers do not end with the same."""
+    first, *others = (result[what] for result in run.results)
+    if any(abs(other - first) > tolerance * abs(first) for other in others if first is not None):
+        raise BenchmarkError(f"the workers' {what} differ: {[r[what] for r in run.results]}")
+
+
 def free_port() -> int:
     """A free port."""
     with socket.socket() as probe:
@@ -112,7 +147,7 @@ def ending_at_sigterm() -> Iterator[None]:
 def run(job: Job) -> Run:
     """Run a job once, in an empty folder, each process on one thread."""
     with tempfile.TemporaryDirectory() as name:
-        folder, cpu = Path(name), _children_cpu_s()
+        folder, cpu = Path(name), children_cpu_s()
         with ending_at_sigterm(), machine.Meter() as meter:
             _finish(job, start(job, folder), folder)
         found = _results(folder)
@@ -121,16 +156,14 @@ def run(job: Job) -> Run:
                 f"{job.name}: got {len(found)} {MARK}lines, expected {job.results}; "
                 f"its output ends:\n{tail(folder)}"
             )
-    cpu = _children_cpu_s() - cpu
-    share = machine.foreign_share(meter.wall_s, meter.busy_s, cpu)
-    return Run(meter.wall_s, cpu, share, found)
+    cpu = children_cpu_s() - cpu
+    return Run(meter.wall_s, cpu, meter.foreign(cpu), found)
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The variables of every process: one thread, and this package on its path."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {**os.environ, **threads, "PYTHONPATH": path, **extra}
+    return {**os.environ, **THREADS, "PYTHONPATH": path, **extra}
 
 
 def start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
@@ -188,28 +221,97 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = 10.0) -
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _lines(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "log" in path.name:
-            yield from path.read_text(errors="replace").splitlines()
-
-
 def _results(folder: Path) -> list[dict[str, Any]]:
+    texts = [path.read_text(errors="replace") for path in _logs(folder)]
+    lines = (line for text in texts for line in text.splitlines())
     # A launcher may show a worker's line and keep it in a log too: the same line counts once.
-    found = dict.fromkeys(line[len(MARK) :] for line in _lines(folder) if line.startswith(MARK))
+    found = dict.fromkeys(line[len(MARK) :] for line in lines if line.startswith(MARK))
     return [json.loads(text) for text in found]
+
+
+def _logs(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*log*")) if path.is_file()]
 
 
 def tail(folder: Path, lines: int = 15) -> str:
     """The last lines of the logs of a job."""
     parts = []
-    for path in sorted(folder.rglob("*log*")):
-        if path.is_file():
-            last = path.read_text(errors="replace").splitlines()[-lines:]
-            parts.append("\n".join([f"--- {path.relative_to(folder)}", *last]))
+    for path in _logs(folder):
+        last = path.read_text(errors="replace").splitlines()[-lines:]
+        parts += [f"--- {path.relative_to(folder)}", *last]
     return "\n".join(parts)
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+# -- many short jobs: starting an interpreter for each worker would take longer than the job
+
+#: computes one worker's result from its options; both are JSON values
+Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+_forking = multiprocessing.get_context("forkserver")
+
+
+def run_forked(
+    name: str, work: Work, options: Mapping[str, Any], each: Sequence[Command], deadline_s: float
+) -> Run:
+    """Run `work(options)` in a fork with the variables of each command.
+
+    Forks come from a process that has imported torch once.
+    """
+    # torch._dynamo is what the first optimizer of a process imports
+    _forking.set_forkserver_preload(["torch", "torch._dynamo", "fleetlight.fleet.api"])
+    # the first call starts the forking server, which inherits this environment
+    os.environ.update(THREADS, TORCH_CPP_LOG_LEVEL="ERROR")
+    with machine.Meter() as meter:
+        pipes, processes = [], []
+        for command in each:
+            mine, theirs = _forking.Pipe(duplex=False)
+            arguments = (theirs, dict(command.environment), work, dict(options))
+            processes.append(_forking.Process(target=_forked, args=arguments))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(mine)
+        try:
+            found = _answers(name, pipes, deadline_s)
+            for process in processes:
+                process.join(10.0)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    cpu_s = sum(result["cpu_seconds"] for result in found)
+    return Run(meter.wall_s, cpu_s, meter.foreign(cpu_s), found)
+
+
+def _forked(pipe: Any, variables: Mapping[str, str], work: Work, options: Any) -> None:
+    os.environ.update(variables)
+    try:
+        answer: Any = {"result": dict(work(options))}
+    except BaseException:
+        answer = {"error": traceback.format_exc()}
+    pipe.send_bytes(json.dumps(answer).encode())
+    pipe.close()
+
+
+def _answers(name: str, pipes: Sequence[Any], deadline_s: float) -> list[dict[str, Any]]:
+    """The results of the workers; the first error, or the deadline, ends the wait."""
+    found: dict[int, dict[str, Any]] = {}
+    while len(found) < len(pipes):
+        waiting = [pipe for number, pipe in enumerate(pipes) if number not in found]
+        ready = connection.wait(waiting, deadline_s)
+        if not ready:
+            raise BenchmarkError(f"{name}: no result within {deadline_s:g} s")
+        for pipe in ready:
+            number = pipes.index(pipe)
+            try:
+                answer = json.loads(pipes[number].recv_bytes())
+            except EOFError:
+                answer = {"error": "it exited without a result"}
+            if "error" in answer:
+                raise BenchmarkError(f"{name}: worker {number} failed:\n{answer['error']}")
+            found[number] = answer["result"]
+    return [found[number] for number in range(len(pipes))]

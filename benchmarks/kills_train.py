@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Dataset
 
 import fleetlight as fleet
 from benchmarks import jobs
 from benchmarks.peers import ps_timed
-from benchmarks.ps_models import WideDeep
+from benchmarks.ps import WideDeep, batches_of, sgd, stepper
 from fleetlight.launch.processes.record import read_records
 
 Batch = tuple[Tensor, ...]
@@ -36,8 +35,7 @@ class Batches(Dataset[Batch]):
     """A few batches again and again, more than a job reads."""
 
     def __init__(self, rank: int) -> None:
-        made = ps_timed.batches("wide_deep", rank)
-        self._made = [tuple(map(torch.from_numpy, batch)) for batch in made]
+        self._made = batches_of("wide_deep", rank)
 
     def __len__(self) -> int:
         return 1_000_000
@@ -90,8 +88,7 @@ def main() -> None:
     strategy = fleet.DistributedStrategy(a_sync=True, durability=options.durability)
     fleet.init(strategy=strategy)
     model = fleet.distributed_model(WideDeep(lambda rows, dim: fleet.nn.SparseEmbedding(dim)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=ps_timed.LR)
-    optimizer = fleet.distributed_optimizer(optimizer)
+    step = stepper(model, fleet.distributed_optimizer(sgd(model)))
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
@@ -99,11 +96,8 @@ def main() -> None:
     fleet.init_worker()
     rank = fleet.worker_index()
     times, plan = StepTimes(rank), Plan(options)
-    for *inputs, labels in _batches(rank, options.per_s):
-        loss = binary_cross_entropy_with_logits(model(*inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    for batch in _batches(rank, options.per_s):
+        step(*batch)
         times.add(now := time.time())
         if rank == 0:
             plan.follow(now)
@@ -124,16 +118,12 @@ def times_of(rank: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 def _batches(rank: int, per_s: float) -> Iterator[Batch]:
     """The batches of a worker, at most so many a second; what was missed does not come later."""
-    loader = DataLoader(Batches(rank), batch_size=1, collate_fn=_first)
+    loader = DataLoader(Batches(rank), batch_size=1, collate_fn=lambda of: of[0])
     due = 0.0
     for batch in fleet.shard(loader):
         time.sleep(max(0.0, due - time.monotonic()))
         due = max(due, time.monotonic() - 1 / per_s) + 1 / per_s
         yield batch
-
-
-def _first(batches: list[Batch]) -> Batch:
-    return batches[0]
 
 
 def _times_file(rank: int) -> Path:
