@@ -14,7 +14,6 @@ to read the same amount of the same memory: two random lines for each id.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import jobs, machine, report
+from benchmarks import machine, report
 from fleetlight import kernels
 from fleetlight.kernels.arrays import Floats
 from fleetlight.kernels.compiling.kernel import kernel
@@ -184,7 +183,7 @@ def rates_section(work: Work, rounds: int) -> str:
     rows = []
     for (call, kind), turns in measure([work], rounds).items():
         bar, spread = bars.get((call, kind)), report.Spread.of(only.steady for [only] in turns)
-        verdict = "-" if bar is None else f"{bar:g}: {_met(spread.median >= bar)}"
+        verdict = "-" if bar is None else report.at_least(spread.median, bar)
         rows.append((f"{call}, {kind}", str(spread), verdict))
     return report.table(("batches of 20,000", "M ids/s: median (min..max)", "at least"), rows)
 
@@ -195,7 +194,7 @@ def bytes_section(ids: int, first: Work) -> str:
     for meta, bar in BYTES.items():
         work = first if meta == 0 else prepare(ids, DIM, meta, 1)
         counted, grown = work.table.nbytes / ids, work.rss_bytes / ids
-        verdict = f"{bar}: {_met(counted <= bar)}"
+        verdict = report.at_most(counted, bar)
         rows.append((str(meta), f"{counted:.1f}", f"{grown:.1f}", verdict))
     head = ("floats of meta data", "bytes per id", "growth of the process per id", "at most")
     return f"{report.table(head, rows)}\n\nInserting 20,000 ids, CPU ms: {first.insert_ms}."
@@ -212,7 +211,7 @@ def scale_section(sizes: Sequence[int], rounds: int) -> str:
             ratio = report.Spread.of(by_size[0].steady / by_size[k].steady for by_size in turns)
             began = report.Spread.of(1e3 / by_size[k].first for by_size in turns)
             has_bar = size == sizes[-1] and call != MEMORY
-            verdict = f"{SCALE:g}: {_met(ratio.median <= SCALE)}" if has_bar else "-"
+            verdict = report.at_most(ratio.median, SCALE) if has_bar else "-"
             what = f"{call}, {kind}, {size / 1e6:g} M ids"
             rows.append((what, str(took), str(ratio), verdict, str(began)))
     times = f"of that at {sizes[0] / 1e6:g} M"
@@ -222,10 +221,14 @@ def scale_section(sizes: Sequence[int], rounds: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
+    parser = report.parser(__doc__, rounds=9)
+    parser.add_argument("--ids", type=int, default=10_000_000)
+    parser.add_argument("--scale", type=int, nargs="*", default=[1, 10, 50], help="millions of ids")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.ids, options.rounds, options.scale = 30_000, 1, []
     cores = os.sched_getaffinity(0)
     with machine.Meter() as meter:
-        used = time.process_time()
         os.sched_setaffinity(0, {max(cores)})
         prepare(5000, DIM, 0, 1)  # compiles, which needs memory too
         work = prepare(options.ids, DIM, 0, 50)
@@ -238,27 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             scaled = scale_section([10**6 * millions for millions in options.scale], options.rounds)
             sections.append(f"## Size, dimension 8\n\n{scaled}")
         os.sched_setaffinity(0, cores)
-        used = time.process_time() - used
-    foreign = machine.foreign_share(meter.wall_s, meter.busy_s, used)
-    sections.append(f"Rounds: {options.rounds}. {report.foreign_line([foreign])}")
-    print("\n\n".join(sections))
-    if options.write:
-        path = report.write("kernels", CLAIM, sections)
-        print(f"\nwritten: {path.relative_to(jobs.ROOT)}")
-    return 0
-
-
-def _met(reached: bool) -> str:
-    return "met" if reached else "missed"
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ids", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--scale", type=int, nargs="*", default=[1, 10, 50], help="millions of ids")
-    parser.add_argument("--no-write", dest="write", action="store_false", help="print only")
-    return parser.parse_args(argv)
+    sections.append(f"Rounds: {options.rounds}. {report.foreign_line([meter.foreign()])}")
+    return report.page("kernels", CLAIM, sections, options.quick)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def dip(rates: Rates, at: float, until: float) -> Dip:
     """The dip behind a kill, in the bins up to `until`; the bin of the kill counts."""
     first, last = int(at / BIN_S), int(until / BIN_S)
     before = statistics.fmean(rates[max(0, first - round(BACK_S / BIN_S)) : first])
-    behind = rates[first:last]
+    before, behind = max(before, 1e-9), rates[first:last]
     means = [statistics.fmean(behind[n : n + SMOOTH]) for n in range(len(behind) - SMOOTH + 1)]
     low = [n for n, mean in enumerate(means) if mean < BACK * before]
     # what is low once more, long after, is noise of the machine

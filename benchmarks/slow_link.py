@@ -226,7 +226,8 @@ def written(section: Section, runs: interleave.Runs) -> str:
             ("compared", "times as fast", "at least", "of the bytes", "at most", "each round"),
             [_compared(bar, series, runs) for bar in bars],
         ),
-        f"Rounds: {len(next(iter(runs.values())))}. {report.foreign_line(interleave.job_foreign(runs))}",
+        f"Rounds: {len(next(iter(runs.values())))}. "
+        f"{report.foreign_line(interleave.job_foreign(runs))}",
     ]
     return "\n\n".join(parts)
 

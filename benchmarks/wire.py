@@ -3,13 +3,12 @@
 
 A server process and this one have a core each. CPU seconds are those of both; iperf3 moves bytes
 with the same congestion control and does nothing else. A short message shows what Python costs.
-What TLS adds is compared with the cipher alone, as `openssl speed` counts it. `--openssl` names a
-folder with the libssl and libcrypto of another version, which then has a page of its own.
+What TLS adds is compared with the cipher alone, as `openssl speed` counts it; with LD_LIBRARY_PATH
+set to the libraries of another OpenSSL, both sides use that one.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import jobs, machine, report
-from benchmarks.wire_sizes import DENSE_BYTES, DIM, IDS, batches, plan, prepare_raw
+from benchmarks.wire_server import DENSE_BYTES, DIM, IDS, batches, plan, prepare_raw
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport import SocketChannel
@@ -43,8 +42,8 @@ CLAIM = (
     "of 20,000 ids takes at most 1.3 times a bare ping-pong of the same bytes and the table's "
     "work. A message costs its sender and its receiver at most 30 microseconds of Python each."
 )
-#: the suite that both sides prefer, and the variable that names folders of libraries
-CIPHER, _LIBRARIES = "aes-256-gcm", "LD_LIBRARY_PATH"
+#: the suite that both sides prefer
+CIPHER = "aes-256-gcm"
 CORES = os.sched_getaffinity(0)
 PLAIN_RATIO, MEMORY_RATIO, TLS_S, PULL_RATIO = 2.3, 1.0, 1.5, 1.3
 #: user CPU time of a message on each side, and the ids of a short one
@@ -87,10 +86,14 @@ def _on_core_0() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
-    if options.openssl and os.environ.get(_LIBRARIES) != options.openssl:
-        os.environ[_LIBRARIES] = options.openssl
-        os.execv(sys.executable, [*sys.orig_argv])
+    parser = report.parser(__doc__, rounds=7)
+    add = parser.add_argument
+    add("--gigabytes", type=float, default=1.0, help="moved by each in a round")
+    add("--pulls", type=int, default=1000, help="pulls in a round")
+    add("--messages", type=int, default=5000, help="short ones in a round")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rounds, options.gigabytes, options.pulls, options.messages = 1, 0.05, 10, 100
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         make(folder)
@@ -112,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 times.append(pulls.measure(options.pulls))
                 short.append(_short_messages(server, channel, options.messages))
                 own = _own_cpu_s(server) - own
-            foreign.append(machine.foreign_share(meter.wall_s, meter.busy_s, own))
+            foreign.append(meter.foreign(own))
             print(f"round {number + 1}/{options.rounds} done", flush=True)
     sections = [
         _cost_section(costs),
@@ -121,18 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _short_section(short),
         report.foreign_line(foreign),
     ]
-    if options.write:
-        version = ".".join(str(part) for part in ssl.OPENSSL_VERSION_INFO[:2])
-        name = f"wire_openssl_{version}" if options.openssl else "wire"
-        path = report.write(name, CLAIM, sections)
-        sections.append(f"written: {path.relative_to(jobs.ROOT)}")
-    print("\n\n".join(sections))
-    return 0
+    return report.page("wire", CLAIM, sections, options.quick)
 
 
 def _own_cpu_s(server: ServerProcess) -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + server.ask("cpu") + children.ru_utime + children.ru_stime
+    return time.process_time() + server.ask("cpu") + jobs.children_cpu_s()
 
 
 def _moves(
@@ -318,13 +314,9 @@ def _against(name: str, seconds: Sequence[float], iperf: Sequence[float]) -> tup
         return "-", "-"
     ratio = report.Spread.of(a / b for a, b in zip(seconds, iperf, strict=True))
     if name.startswith("TLS"):
-        return str(ratio), _verdict(report.Spread.of(seconds).median, TLS_S, " s")
+        return str(ratio), report.at_most(report.Spread.of(seconds).median, TLS_S)
     limit = MEMORY_RATIO if name.startswith("memory") else PLAIN_RATIO
-    return str(ratio), _verdict(ratio.median, limit, "")
-
-
-def _verdict(got: float, limit: float, unit: str) -> str:
-    return f"{limit:g}{unit}: {'met' if got <= limit else 'missed'}"
+    return str(ratio), report.at_most(ratio.median, limit)
 
 
 def _pull_section(times: Sequence[tuple[float, float, float]]) -> str:
@@ -338,7 +330,7 @@ def _pull_section(times: Sequence[tuple[float, float, float]]) -> str:
         ("pull by a client from a server", str(pulled)),
         (
             "pull / (ping-pong + table)",
-            f"{ratio}, at most {_verdict(ratio.median, PULL_RATIO, '')}",
+            f"{ratio}, at most {report.at_most(ratio.median, PULL_RATIO)}",
         ),
     ]
     return f"## A pull of {IDS:,} ids\n\n{report.table(head, rows)}"
@@ -349,22 +341,10 @@ def _short_section(times: Sequence[tuple[float, float]]) -> str:
     rows = []
     for side, of in zip(("worker", "server"), zip(*times, strict=True), strict=True):
         spread = report.Spread.of(1e6 * seconds for seconds in of)
-        rows.append((side, str(spread), _verdict(spread.median, MESSAGE_US, "")))
+        rows.append((side, str(spread), report.at_most(spread.median, MESSAGE_US)))
     head = ("side", "user CPU, microseconds a message: median of the rounds (min..max)", "at most")
     title = f"## A message with {FEW} ids and their gradients, and its reply"
     return f"{title}\n\n{report.table(head, rows)}"
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="moved by each in a round")
-    parser.add_argument("--pulls", type=int, default=1000, help="pulls in a round")
-    parser.add_argument("--messages", type=int, default=5000, help="short ones in a round")
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument("--openssl", metavar="DIR", help="the libraries of another OpenSSL")
-    parser.add_argument("--no_write", dest="write", action="store_false", help="print only")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
