@@ -31,7 +31,7 @@ EXCHANGES = 16
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Shape the link, measure, write the result page."""
-    parser = report.parser(__doc__, rounds=3)
+    parser = interleave.parser(__doc__, rounds=3)
     add = parser.add_argument
     add("--mbit", type=float, default=200.0, help="of the link, in each direction")
     add("--k_steps", type=int, nargs="+", default=[1, 2, 5, 20, 100, 400])

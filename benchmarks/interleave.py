@@ -8,6 +8,7 @@ commands that print a line RESULT {"steps": 100, "seconds": 1.9}: say --job NAME
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -101,6 +102,13 @@ def stepping(step: Step, steps: int, meet: Step) -> Play:
 
 
 # -- fresh jobs
+
+
+def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options of a benchmark that starts jobs."""
+    made = report.parser(description, rounds)
+    made.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
+    return made
 
 
 def run_jobs(
@@ -233,12 +241,12 @@ def _player(job: jobs.Job) -> Iterator[_Player]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare any commands."""
-    parser = report.parser(__doc__, rounds=5)
-    add = parser.add_argument
+    made = parser(__doc__, rounds=5)
+    add = made.add_argument
     add("--job", action="append", required=True, metavar="NAME=COMMAND", help="the first is 1.0")
     add("--name", default="comparison", help="name of the result page")
     add("--results", type=int, default=1, help="RESULT lines expected of a job")
-    options = parser.parse_args(argv)
+    options = made.parse_args(argv)
     make = {}
     for text in options.job:
         name, _, command = text.partition("=")

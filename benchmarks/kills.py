@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import jobs, machine, report
+from benchmarks import interleave, jobs, machine, report
 
 CLAIM = (
     "Wide & deep in async mode, 2 workers and 2 servers, durability='log': training is back at "
@@ -66,7 +66,7 @@ class Dip:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    parser = report.parser(__doc__, rounds=5)
+    parser = interleave.parser(__doc__, rounds=5)
     add = parser.add_argument
     add("--calm_s", type=float, default=8.0, help="before the first kill")
     add("--between_s", type=float, default=12.0, help="behind each kill")

@@ -49,7 +49,7 @@ def fleetrun(program: str, flags: Sequence[str]) -> jobs.Job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = report.parser(__doc__, rounds=15).parse_args(argv)
+    options = interleave.parser(__doc__, rounds=15).parse_args(argv)
     rounds = 1 if options.quick else options.rounds
     rows, foreign = [], []
     with tempfile.TemporaryDirectory() as folder:

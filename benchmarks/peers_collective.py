@@ -64,7 +64,7 @@ def _options(model: str, steps: int) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every model on every system there is and write the result page."""
-    parser = report.parser(__doc__, rounds=5)
+    parser = interleave.parser(__doc__, rounds=5)
     add_peer(parser, "paddle", "Paddle")
     add_peer(parser, "mindspore", "MindSpore")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["mlp", "resnet50"])

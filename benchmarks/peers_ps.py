@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Sequence
 
-from benchmarks import jobs, ps, report
+from benchmarks import interleave, jobs, ps
 from benchmarks.peers_collective import PROGRAMS, add_peer
 from benchmarks.ps import MODES, Bar, Make, Ours, one_process
 
@@ -74,7 +74,7 @@ def bars(model: str) -> list[Bar]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every model on every system there is and write the result page."""
-    parser = report.parser(__doc__, rounds=3)
+    parser = interleave.parser(__doc__, rounds=3)
     add_peer(parser, "paddle1", "Paddle 1.8.5")
     add_peer(parser, "paddle2", "Paddle 2.6.2")
     return ps.compare("peers_ps", CLAIM, parser, variants, bars, argv)

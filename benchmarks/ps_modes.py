@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import machine, ps, report
+from benchmarks import interleave, machine, ps
 from benchmarks.ps import MODES, Bar, Make, Ours, one_process
 
 CLAIM = (
@@ -50,7 +50,7 @@ def bars(model: str) -> list[Bar]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both models and write the result page."""
-    return ps.compare("ps_modes", CLAIM, report.parser(__doc__, 5), variants, bars, argv)
+    return ps.compare("ps_modes", CLAIM, interleave.parser(__doc__, 5), variants, bars, argv)
 
 
 if __name__ == "__main__":

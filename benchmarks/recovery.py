@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, machine, report
+from benchmarks import interleave, jobs, machine, report
 
 CLAIM = (
     "A server of 5 million rows that is killed answers again within 5 s, from its snapshot and "
@@ -32,7 +32,7 @@ CLAIMED_ROWS = 5_000_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    parser = report.parser(__doc__, rounds=10)
+    parser = interleave.parser(__doc__, rounds=10)
     add = parser.add_argument
     add("--rows", type=int, default=CLAIMED_ROWS)
     add("--deaths", type=int, default=5)

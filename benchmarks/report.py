@@ -22,7 +22,6 @@ def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     """The options that every benchmark takes."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--rounds", type=int, default=rounds)
-    made.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
     made.add_argument(
         "--quick", action="store_true", help="so little that it only shows that it runs; no page"
     )

@@ -387,7 +387,7 @@ def measured(of: tuple[str, str], options: argparse.Namespace) -> tuple[str, lis
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Predict, or compare predictions with real jobs."""
-    parser = report.parser(__doc__, rounds=3)
+    parser = interleave.parser(__doc__, rounds=3)
     add = parser.add_argument
     add("--jobs", nargs="+", choices=JOBS, default=JOBS, help="check only these")
     add("--most", type=int, default=16, help="workers of the largest layout")

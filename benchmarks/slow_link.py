@@ -284,7 +284,7 @@ def beside_alone(every: int, options: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is asked for and write the result page."""
-    parser = report.parser(__doc__, rounds=5)
+    parser = interleave.parser(__doc__, rounds=5)
     add, every = parser.add_argument, [*SECTIONS, "diloco"]
     add("--sections", nargs="+", choices=every, default=every)
     add("--variants", nargs="+", help="only these, by name")

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import ps, report
+from benchmarks import interleave, ps
 from benchmarks.ps import MODES, Bar, Make, Ours, one_process
 
 CLAIM = (
@@ -52,7 +52,7 @@ def bars(model: str) -> list[Bar]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the result page."""
-    return ps.compare("static_ps", CLAIM, report.parser(__doc__, 7), variants, bars, argv)
+    return ps.compare("static_ps", CLAIM, interleave.parser(__doc__, 7), variants, bars, argv)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ from fleetlight.store import store_at
 CLAIM = (
     "A table of 20 million rows (dimension 16) of 2 servers is saved into an S3 bucket in at most "
     "1.25 times the time of a plain upload of as many bytes (0.8 of its rate), checksums included. "
-    "3 servers restore it and fetch at most 1.1 times its bytes. If 1 % of the rows have changed, a "
-    "delta takes at most a tenth of the bytes and of the time of a save of all rows."
+    "3 servers restore it and fetch at most 1.1 times its bytes. If 1 % of the rows have changed, "
+    "a delta takes at most a tenth of the bytes and of the time of a save of all rows."
 )
 CHANGED = 0.01
 DIM, ROW_BYTES = 16, 72

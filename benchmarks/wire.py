@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import jobs, machine, report
+from benchmarks import interleave, jobs, machine, report
 from benchmarks.wire_server import DENSE_BYTES, DIM, IDS, batches, plan, prepare_raw
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
@@ -86,7 +86,7 @@ def _on_core_0() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    parser = report.parser(__doc__, rounds=7)
+    parser = interleave.parser(__doc__, rounds=7)
     add = parser.add_argument
     add("--gigabytes", type=float, default=1.0, help="moved by each in a round")
     add("--pulls", type=int, default=1000, help="pulls in a round")
