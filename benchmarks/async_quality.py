@@ -8,9 +8,9 @@ same learning rate. `--data` is a folder with MNIST's test files, at any depth.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,9 +76,8 @@ def digits(data: str | None) -> Example:
     return Example(pixels * 2 / pixels.max() - 1, torch.tensor(y))
 
 
-def work(options: Mapping[str, Any]) -> dict[str, Any]:
+def work(options: Mapping[str, Any]) -> None:
     """Run a server, or a worker that trains, tests and reports."""
-    began, cpu = time.perf_counter(), time.process_time()
     torch.set_num_threads(1)
     configs = options["configs"]
     settings = {} if configs is None else {"a_sync": True, "a_sync_configs": configs}
@@ -87,27 +86,31 @@ def work(options: Mapping[str, Any]) -> dict[str, Any]:
     model = fleet.distributed_model(mlp())
     made = OPTIMIZERS[options["optimizer"]](model.parameters())
     optimizer = fleet.distributed_optimizer(made)
-    facts: dict[str, Any] = {}
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
-    else:
-        fleet.init_worker()
-        train, test = (Example(*of) for of in torch.load(options["file"], weights_only=True))
-        loader = fleet.shard(TableDataset("digits", train).loader(BATCH, shuffle=True))
-        for epoch in range(options["epochs"]):
-            loader.set_epoch(epoch)
-            for x, y in loader:
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-        fleet.barrier_worker()
-        facts = {"accuracy": accuracy(model, test)}
-        fleet.stop_worker()
-    return facts | {
-        "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - cpu,
-    }
+        return
+    fleet.init_worker()
+    train, test = (Example(*of) for of in torch.load(options["file"], weights_only=True))
+    loader = fleet.shard(TableDataset("digits", train).loader(BATCH, shuffle=True))
+    for epoch in range(options["epochs"]):
+        loader.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    fleet.barrier_worker()
+    jobs.result(rank=fleet.worker_index(), accuracy=accuracy(model, test))
+    fleet.stop_worker()
+
+
+def run(name: str, options: Mapping[str, Any], workers: int) -> jobs.Run:
+    """A job of fleetrun, whose processes start as forks."""
+    size = ["--server_num", str(SERVERS), "--worker_num", str(workers)]
+    argv = [*jobs.launcher(), *size, __file__, "--worker", json.dumps(options)]
+    done = jobs.run(jobs.Job(name, [jobs.Command(argv)], results=workers))
+    jobs.check_same(done, "accuracy")
+    return done
 
 
 @torch.no_grad()
@@ -139,12 +142,9 @@ def measured(workers: int, records: Example, options: argparse.Namespace) -> str
                 for mode in [SYNC, *options.modes]:
                     asked = {"file": file.name, "seed": seed, "optimizer": optimizer}
                     asked |= {"configs": MODES[mode], "epochs": options.epochs}
-                    each = jobs.fleet([], SERVERS, workers)
-                    run = jobs.run_forked(mode, work, asked, each, 600.0)
-                    run.results[:] = run.results[SERVERS:]
-                    jobs.check_same(run, "accuracy")
-                    runs.setdefault((optimizer, mode), []).append(run)
-                    print(f"seed {seed}, {optimizer}, {mode}: {run.results[0]}", flush=True)
+                    done = run(f"seed {seed}, {optimizer}, {mode}", asked, workers)
+                    runs.setdefault((optimizer, mode), []).append(done)
+                    print(f"seed {seed}, {optimizer}, {mode}: {done.results[0]}", flush=True)
     reached = {name: [run.results[0]["accuracy"] for run in of] for name, of in runs.items()}
     rows = [row(*name, of, reached[name[0], SYNC]) for name, of in reached.items()]
     head = (
@@ -165,7 +165,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
     add("--modes", nargs="+", choices=[*MODES][1:], default=CLAIMED)
     add("--epochs", type=int, default=6)
+    add("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.worker:
+        work(options.worker)
+        return 0
     if options.quick:
         options.rounds, options.epochs, options.workers = 1, 1, [2]
     elif options.data is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU: copies and sums of rows, models on it with rows on a server, caches, and codecs.
+"""A GPU: copies and sums of rows, and models on it with rows on a server.
 
 The server is inside the process of the worker. Without a GPU it says so and ends; `--device cpu`
 runs everything else, which only shows that it runs.
@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fleetlight as fleet
-from benchmarks import interleave, jobs, report
+from benchmarks import interleave, report
 from benchmarks.ps import MODELS, TITLES, Bags, batches_of, sgd, stepper
 from fleetlight.ps.layers.device_rows import gathered
 from fleetlight.ps.layers.staging import staging_of
@@ -35,14 +33,6 @@ AT_LEAST_OF_COPY = 0.5
 TORCH, SERVED, IN_MEMORY = "plain torch", "rows on a server", "rows on a server, model on the CPU"
 #: rows, and distinct rows that they repeat
 ROWS, DISTINCT, DIM = 1_000_000, 250_000, 64
-CODECS: Mapping[str, dict[str, Any]] = {
-    "none": {},
-    "fp16": {"compression": "fp16"},
-    "int8": {"compression": "int8"},
-    "topk": {"compression": "topk"},
-}
-#: the width of the square layer whose gradients codecs encode
-WIDTH = 4096
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,8 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _sections(options: argparse.Namespace) -> Iterator[str]:
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     yield _bandwidths(device, 1000 if options.quick else ROWS)
-    # before this process uses the GPU for training, workers of their own
-    yield _codecs(options.device, 64 if options.quick else WIDTH)
     yield from _served(device, options)
 
 
@@ -180,50 +168,6 @@ def _step(
         )
 
     return next_step
-
-
-# -- codecs
-
-
-def _codecs(device: str, width: int) -> str:
-    """Two workers share the GPU, or have one each."""
-    lines = []
-    for name, settings in CODECS.items():
-        given = {"settings": settings, "device": device, "width": width, "steps": 10}
-        run = jobs.run_forked(name, reduce, given, jobs.workers([]), 600.0)
-        seconds = max(result["seconds"] / result["steps"] for result in run.results)
-        rate = report.short(width * width * 4 / 1e9 / seconds)
-        lines.append((name, run.results[0]["backend"], f"{1e3 * seconds:.1f}", rate))
-    head = ("compression", "process groups", "ms per backward and step", "GB/s of gradients")
-    title = f"## Two workers reduce the gradient of a layer of {width} x {width}"
-    return f"{title}\n\n{report.table(head, lines)}"
-
-
-def reduce(options: Mapping[str, Any]) -> dict[str, Any]:
-    """One worker: backward and step of one layer."""
-    os.environ["FLEET_DEADLINE_S"] = "120"
-    strategy = fleet.DistributedStrategy(shared_memory=False, **options["settings"])
-    fleet.init(is_collective=True, strategy=strategy)
-    device = options["device"]
-    model = fleet.distributed_model(nn.Linear(options["width"], options["width"]).to(device))
-    optimizer = fleet.distributed_optimizer(sgd(model), strategy)
-    x: Tensor = torch.randn(8, options["width"], device=device)
-    seconds, cpu = 0.0, time.process_time()
-    for step in range(3 + options["steps"]):
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        _finish(torch.device(device))
-        seconds += time.perf_counter() - start if step >= 3 else 0.0
-    backend = torch.distributed.get_backend()
-    fleet.stop_worker()
-    return {
-        "steps": options["steps"],
-        "seconds": seconds,
-        "backend": backend,
-        "cpu_seconds": time.process_time() - cpu,
-    }
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
 import resource
 import shlex
@@ -19,10 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
-from multiprocessing import connection
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,26 +184,23 @@ def start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
 
 def _finish(job: Job, processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     """Wait for every process; the first failure or the deadline ends them all."""
-    with futures.ThreadPoolExecutor(len(processes)) as pool:
-        # A thread per process: waitpid returns at once, Popen.wait(timeout) only every 50 ms.
-        ends = [pool.submit(_ended_well, process) for process in processes]
-        try:
-            _, late = futures.wait(ends, job.deadline_s, futures.FIRST_EXCEPTION)
-        finally:
-            failed = [end for end in ends if end.done() and end.exception()]
-            _stop(processes)
-    if failed:
-        raise BenchmarkError(f"{job.name}: {failed[0].exception()}; it ends:\n{tail(folder)}")
-    if late:
-        raise BenchmarkError(
-            f"{job.name}: not finished after {job.deadline_s:g} s; it ends:\n{tail(folder)}"
-        )
-
-
-def _ended_well(process: subprocess.Popen[bytes]) -> None:
-    code = process.wait()
-    if code:
-        raise BenchmarkError(f"exit code {code} of `{shlex.join(map(str, process.args))}`")  # type: ignore[arg-type]
+    end, wrong = time.monotonic() + job.deadline_s, ""
+    try:
+        while not wrong:
+            running = any(process.poll() is None for process in processes)
+            failed = next((process for process in processes if process.returncode), None)
+            if failed:
+                command = shlex.join(map(str, failed.args))  # type: ignore[arg-type]
+                wrong = f"exit code {failed.returncode} of `{command}`"
+            elif not running:
+                break
+            elif time.monotonic() > end:
+                wrong = f"not finished after {job.deadline_s:g} s"
+            time.sleep(0.005)
+    finally:
+        _stop(processes)
+    if wrong:
+        raise BenchmarkError(f"{job.name}: {wrong}; it ends:\n{tail(folder)}")
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = 10.0) -> None:
@@ -246,72 +240,3 @@ def children_cpu_s() -> float:
     """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-# -- many short jobs: starting an interpreter for each worker would take longer than the job
-
-#: computes one worker's result from its options; both are JSON values
-Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-_forking = multiprocessing.get_context("forkserver")
-
-
-def run_forked(
-    name: str, work: Work, options: Mapping[str, Any], each: Sequence[Command], deadline_s: float
-) -> Run:
-    """Run `work(options)` in a fork with the variables of each command.
-
-    Forks come from a process that has imported torch once.
-    """
-    # torch._dynamo is what the first optimizer of a process imports
-    _forking.set_forkserver_preload(["torch", "torch._dynamo", "fleetlight.fleet.api"])
-    # the first call starts the forking server, which inherits this environment
-    os.environ.update(THREADS, TORCH_CPP_LOG_LEVEL="ERROR")
-    with machine.Meter() as meter:
-        pipes, processes = [], []
-        for command in each:
-            mine, theirs = _forking.Pipe(duplex=False)
-            arguments = (theirs, dict(command.environment), work, dict(options))
-            processes.append(_forking.Process(target=_forked, args=arguments))
-            processes[-1].start()
-            theirs.close()
-            pipes.append(mine)
-        try:
-            found = _answers(name, pipes, deadline_s)
-            for process in processes:
-                process.join(10.0)
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-    cpu_s = sum(result["cpu_seconds"] for result in found)
-    return Run(meter.wall_s, cpu_s, meter.foreign(cpu_s), found)
-
-
-def _forked(pipe: Any, variables: Mapping[str, str], work: Work, options: Any) -> None:
-    os.environ.update(variables)
-    try:
-        answer: Any = {"result": dict(work(options))}
-    except BaseException:
-        answer = {"error": traceback.format_exc()}
-    pipe.send_bytes(json.dumps(answer).encode())
-    pipe.close()
-
-
-def _answers(name: str, pipes: Sequence[Any], deadline_s: float) -> list[dict[str, Any]]:
-    """The results of the workers; the first error, or the deadline, ends the wait."""
-    found: dict[int, dict[str, Any]] = {}
-    while len(found) < len(pipes):
-        waiting = [pipe for number, pipe in enumerate(pipes) if number not in found]
-        ready = connection.wait(waiting, deadline_s)
-        if not ready:
-            raise BenchmarkError(f"{name}: no result within {deadline_s:g} s")
-        for pipe in ready:
-            number = pipes.index(pipe)
-            try:
-                answer = json.loads(pipes[number].recv_bytes())
-            except EOFError:
-                answer = {"error": "it exited without a result"}
-            if "error" in answer:
-                raise BenchmarkError(f"{name}: worker {number} failed:\n{answer['error']}")
-            found[number] = answer["result"]
-    return [found[number] for number in range(len(pipes))]

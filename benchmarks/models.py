@@ -29,16 +29,6 @@ def mlp(widths: tuple[int, ...] = (784, 128, 128, CLASSES)) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def tiny_mlp() -> nn.Sequential:
-    """A tiny MLP."""
-    return mlp((32, 64, 64, 2))
-
-
-def deep_mlp() -> nn.Sequential:
-    """Eight linear layers of 128: many small gradients."""
-    return mlp((128,) * 8 + (CLASSES,))
-
-
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions beside a shortcut; the 3x3 one carries the stride."""
 
@@ -121,10 +111,21 @@ IMAGES, LARGE = (3, 32, 32), (3, 224, 224)
 WORKLOADS = {
     "mlp": Workload("MLP 784-128-128-10, batch 64, Adam", mlp, adam, (1, 28, 28), 64, (40, 25)),
     "mlp8": Workload(
-        "MLP of 8 layers of 128, batch 16, Adam", deep_mlp, adam, (128,), 16, (40, 25)
+        "MLP of 8 layers of 128, batch 16, Adam",
+        lambda: mlp((128,) * 8 + (CLASSES,)),
+        adam,
+        (128,),
+        16,
+        (40, 25),
     ),
     "tiny": Workload(
-        "MLP 32-64-64-2, batch 32, momentum", tiny_mlp, momentum, (32,), 32, (20, 40), 2
+        "MLP 32-64-64-2, batch 32, momentum",
+        lambda: mlp((32, 64, 64, 2)),
+        momentum,
+        (32,),
+        32,
+        (20, 40),
+        2,
     ),
     "mnist": Workload("MLP 784-128-128-10, batch 8, Adam", mlp, adam, (1, 28, 28), 8, (20, 30)),
     "resnet50": Workload(

@@ -96,7 +96,15 @@ def check_same(found: Floats, expected: Floats) -> None:
 
 def main() -> None:
     """Serve, or train, kill and report."""
-    options = _parse()
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("phase", choices=("kill", "lose"))
+    add("--rows", type=int, default=0)
+    add("--kills", type=int, default=0)
+    add("--snapshot_s", type=float, default=300.0)
+    add("--tail_s", type=float, default=0.0, help="of training before a kill")
+    add("--quiet_s", type=float, default=0.0, help="of timed steps")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy(
@@ -133,16 +141,12 @@ def kill(options: argparse.Namespace, model: nn.Module, step: Step) -> None:
 def _until_snapshot(step: Step, some: Iterator[Tensor]) -> None:
     """Train until rows that are all there now are in a snapshot."""
     before, end = time.time(), time.monotonic() + SNAPSHOT_S
-    while not any(path.stat().st_mtime > before for path in Path(FOLDER).glob("*/rows-*")):
-        _step(step, some, end)
-    while _is_writing():
-        _step(step, some, end)
-
-
-def _step(step: Step, some: Iterator[Tensor], end: float) -> None:
-    if time.monotonic() > end:
-        raise jobs.BenchmarkError(f"no snapshot came within {SNAPSHOT_S:g} s")
-    step(next(some))
+    while _is_writing() or not any(
+        p.stat().st_mtime > before for p in Path(FOLDER).glob("*/rows-*")
+    ):
+        if time.monotonic() > end:
+            raise jobs.BenchmarkError(f"no snapshot came within {SNAPSHOT_S:g} s")
+        step(next(some))
 
 
 def _is_writing() -> bool:
@@ -196,17 +200,6 @@ def lose(options: argparse.Namespace, model: nn.Module, step: Step) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
         step(next(some))
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phase", choices=("kill", "lose"))
-    parser.add_argument("--rows", type=int, default=0)
-    parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--snapshot_s", type=float, default=300.0)
-    parser.add_argument("--tail_s", type=float, default=0.0, help="of training before a kill")
-    parser.add_argument("--quiet_s", type=float, default=0.0, help="of timed steps")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from torch import nn
 
 import fleetlight as fleet
 from benchmarks import interleave, report
-from benchmarks.storage import state_of
 from fleetlight.errors import PublicationError
 from fleetlight.fleet.protocols import RowPublisher
 from fleetlight.serve import Reader
@@ -93,76 +93,38 @@ class Training:
 
 def publishing(training: Training, target: Path, options: argparse.Namespace) -> Iterator[str]:
     """The lines of the first part."""
-    from concurrent.futures import ThreadPoolExecutor
-
     publisher = fleet.publish(target, every_s=1e9, compact_at=1e9)
     assert publisher is not None
     base = publisher.publish_now()
     yield f"Base: {base.bytes / 1e6:,.0f} MB of {training.rows:,} rows"
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    rates: dict[str, list[float]] = {"published": [], "plain": []}
     with ThreadPoolExecutor(1) as beside:
-        for number in range(2 * options.rounds):
-            publishes = number % 2 == (number // 2) % 2
+
+        def play(publishes: bool) -> float:
             ids = training.some(0.01)
             # each publication has 1% of the rows
             training.train(ids)
-
-            def begin(publishes: bool = publishes) -> None:
-                if publishes:
-                    beside.submit(_publish, publisher)
-
-            rates[publishes].append(training.turn(ids, options.turn_s, begin))
+            begin = partial(beside.submit, _publish, publisher) if publishes else lambda: None
+            rate = training.turn(ids, options.turn_s, begin)
             if not publishes:
                 publisher.publish_now()
+            return rate
+
+        plays = {"published": partial(play, True), "plain": partial(play, False)}
+        for name, rate in interleave.in_turn(plays, options.rounds):
+            rates[name].append(rate)
     # what one publication costs, as a share of the steps of a period
     share = options.turn_s / options.period_s
-    costs = [(1 - a / b) * share for a, b in zip(rates[True], rates[False], strict=True)]
+    costs = [(1 - a / b) * share for a, b in zip(*rates.values(), strict=True)]
+    cost = report.Spread.of(100 * cost for cost in costs)
     delta = _delta(training, publisher)
     publisher.stop(publish=False)
     share = delta[1] / base.bytes
     yield f"Delta of {delta[0]:,} rows: {delta[1] / 1e6:,.1f} MB, {share:.2%} of the base"
     yield (
-        f"One publication in {options.period_s:g} s costs {_spread(costs, '.2%')} of the steps: "
+        f"One publication in {options.period_s:g} s costs {cost} % of the steps: "
         f"{len(costs)} pairs of turns of {options.turn_s:g} s, with a publication and without"
     )
-
-
-def marks(rows: int, pushes: int) -> Iterator[str]:
-    """What marks of changed rows cost a push."""
-    state = state_of(0, 1)
-    table, random = state.tables[0], np.random.default_rng(0)
-    every = np.arange(rows, dtype=np.int64)
-    for start in range(0, rows, 1 << 20):
-        some = every[start : start + (1 << 20)]
-        table.fill(some, np.zeros((len(some), DIM), np.float32))
-    gradients = np.ones((BATCH, DIM), np.float32)
-    taken: dict[str, list[float]] = {"marked": [], "plain": []}
-
-    def push(begin: Callable[[], object]) -> float:
-        begin()
-        # the first push after a change of the marks compiles, or allocates
-        for _ in range(2):
-            ids = random.integers(0, rows, BATCH)
-            began = time.perf_counter()
-            table.push(ids, gradients, {"lr": 0.1}, 0)
-            seconds = time.perf_counter() - began
-        return seconds
-
-    plays = {"marked": partial(push, table.changes), "plain": partial(push, table.stop_marking)}
-    for name, seconds in interleave.in_turn(plays, 2 * pushes):
-        taken[name].append(seconds)
-    marked_s, plain_s = (float(np.median(taken[name])) for name in plays)
-    yield (
-        f"A push of {BATCH:,} rows into the table takes {1e6 * plain_s:.0f} us, and "
-        f"{1e6 * (marked_s - plain_s):.0f} us more with marks of changed rows (medians of "
-        f"{2 * pushes} pushes)"
-    )
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    """The median, and the range."""
-    low, high = format(min(values), form), format(max(values), form)
-    return f"{format(float(np.median(values)), form)} ({low} to {high})"
 
 
 def _publish(publisher: RowPublisher) -> None:
@@ -278,7 +240,7 @@ def lookups(target: Path, rows: int, repeats: int) -> Iterator[str]:
             plays = {name: partial(_rate, look, ids, place, size) for name, look in ways.items()}
             for name, rate in interleave.in_turn(plays, repeats):
                 rates[name].append(rate)
-            found = "; ".join(f"{name} {_spread(each, '.1f')}" for name, each in rates.items())
+            found = "; ".join(f"{name} {report.Spread.of(each)}" for name, each in rates.items())
             yield f"Million Zipf ids per CPU second in batches of {size:,}: {found}"
 
 
@@ -300,7 +262,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines += ages(training, Path(folder, "ages"), options.period_s)
         _base_and_delta(training, target)
         fleet.stop_worker()
-        lines += marks(options.rows, 10 * options.rounds)
         lines += lookups(target, options.rows, lookup_rounds)
     return report.page("serving", CLAIM, [f"- {line}" for line in lines], options.quick)
 

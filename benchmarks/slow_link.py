@@ -184,11 +184,12 @@ def _command(argv: Sequence[str], rank: int, variant: Variant, rig: Rig, port: s
 def measured(section: Section, options: argparse.Namespace) -> str:
     """All variants of a section, round by round."""
     wanted = [one for one in section.variants if one.name in (options.variants or one.name)]
-    batch = ["--batch", str(options.batch)]
     with hosts(HOSTS, rate=section.rate) as rig, tempfile.TemporaryDirectory() as ssl:
         certificates.make(ssl, rig.addresses)
         make: dict[str, Callable[[], jobs.Job]] = {
-            one.name: functools.partial(job, _short(one, options), section.task, rig, batch, ssl)
+            one.name: functools.partial(
+                job, _short(one) if options.quick else one, section.task, rig, ssl=ssl
+            )
             for one in wanted
         }
         runs = interleave.run_jobs(make, options.rounds, options.idle_s)
@@ -197,12 +198,10 @@ def measured(section: Section, options: argparse.Namespace) -> str:
     return written(section, runs)
 
 
-def _short(variant: Variant, options: argparse.Namespace) -> Variant:
-    """Fewer steps with `--quick`."""
-    if not options.quick:
-        return variant
-    period = max(1, variant.warmup if "LocalSGD" in variant.name else 1)
-    return dataclasses.replace(variant, warmup=max(1, period), steps=period)
+def _short(variant: Variant) -> Variant:
+    """A step; those who meet now and then, a period of four."""
+    steps = 4 if "localsgd" in variant.settings else 1
+    return dataclasses.replace(variant, warmup=steps, steps=steps)
 
 
 def written(section: Section, runs: interleave.Runs) -> str:
@@ -267,7 +266,7 @@ def beside_alone(every: int, options: argparse.Namespace) -> str:
     variant = Variant(f"DiLoCo, H = {every}", {**LEVELS, **settings}, steps=25)
     rounds, steps = (1, 50) if options.quick else (3, max(every, 500))
     flags = ["--beside", "--rounds", str(rounds), "--turns", str(steps // variant.steps)]
-    flags += ["--batch", str(2 * options.batch)]
+    flags += ["--batch", "32"]
     with hosts(HOSTS, rate="200mbit") as rig:
         made = dataclasses.replace(job(variant, "train", rig, flags), deadline_s=3600.0)
         found = sorted(jobs.run(made).results, key=lambda result: int(result["rank"]))
@@ -275,10 +274,7 @@ def beside_alone(every: int, options: argparse.Namespace) -> str:
     alone, ours = interleave.series(workers)
     names = [dataclasses.replace(alone, name=ALONE), dataclasses.replace(ours, name=variant.name)]
     ratio = report.Ratio(names[1], names[0], DILOCO.get(every))
-    title = (
-        f"DiLoCo, H = {every}, batch {2 * options.batch}, {_of('200mbit')}, in turn with no "
-        "communication"
-    )
+    title = f"DiLoCo, H = {every}, batch 32, {_of('200mbit')}, in turn with no communication"
     return report.section(title, names, [ratio], interleave.foreign(workers))
 
 
@@ -288,7 +284,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add, every = parser.add_argument, [*SECTIONS, "diloco"]
     add("--sections", nargs="+", choices=every, default=every)
     add("--variants", nargs="+", help="only these, by name")
-    add("--batch", type=int, default=16, help="sets what a step computes; twice that in DiLoCo's")
     options = parser.parse_args(argv)
     options.rounds = 1 if options.quick else options.rounds
 

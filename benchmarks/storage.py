@@ -178,6 +178,7 @@ def deltas(options: argparse.Namespace) -> Iterator[str]:
     def play(delta: bool) -> interleave.Share:
         state.cut(base="base")
         state.drop_cuts()
+        assert state.knows_since("base")
         changed = rng.choice(ids, int(CHANGED * len(ids)), replace=False)
         table.push(changed, np.ones((len(changed), DIM), np.float32), {"lr": 0.1}, 0)
         with tempfile.TemporaryDirectory() as folder:

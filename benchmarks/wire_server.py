@@ -2,15 +2,13 @@
 """The server's side of the benchmark `wire`, a process of its own.
 
 Its first line of output says where it listens. Then it answers one word a line: `cpu` with the CPU
-seconds it has used, `user` with those outside the system's calls, `kernel` with the seconds that a
-pull takes without any network.
+seconds it has used, `kernel` with the seconds that a pull takes without any network.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import socket
 import statistics
 import sys
@@ -127,7 +125,6 @@ def main() -> int:
     print(json.dumps({**ports, "raw": door.getsockname()[1]}), flush=True)
     answers: dict[str, Callable[[], float]] = {
         "cpu": time.process_time,
-        "user": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime,
         "kernel": lambda: kernel_s(table, 200),
     }
     for line in sys.stdin:

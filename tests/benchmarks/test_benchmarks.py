@@ -32,7 +32,7 @@ SMOKE = {
     "recovery": ("s until the rows were read again", []),
     "scaling": ("server CPU", ["--plan", "example"]),
     "serving": ("A reader starts", []),
-    "static_ps": ("geo, static", ["--models", "word2vec", "--only", "geo, static, 10 steps a call"]),
+    "static_ps": ("geo, static", ["--models", "word2vec", "--only", "geo, static"]),
     "static_vs_ddp": ("static fx", ["--workloads", "tiny", "--variants", "ddp", "static fx"]),
     "storage": ("A delta has", []),
     "two_versions": ("word2vec", ["--other", "src", "--models", "word2vec", "--modes", "geo"]),
