@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.quick:
-        options.records, options.rounds, options.steps = 8_000, 1, 20
+        options.records, options.rounds, options.steps = 100_000, 1, 20
         options.codecs = options.codecs[:1]
     torch.set_num_threads(1)
     if options.worker is not None:
@@ -228,43 +228,24 @@ def _train(folder: str, steps: int) -> None:
     clicks = fleet.data.parquet(folder, COLUMNS)
     # rows that a look-ahead fetches are no cost of the files
     loader = fleet.shard(clicks.loader(TRAINED, shuffle=True), lookahead=False)
-    batches = _Measured(iter(loader))
+    batches, own = iter(loader), 0.0
     for step in range(WARMUP + steps):
         if step == WARMUP:
-            batches.begin()
+            # in the thread that calls `next`, and in those that load
+            own, others = 0.0, _loading_s()
+            process, began = time.process_time(), time.perf_counter()
+        before = time.thread_time()
         batch = next(batches)
+        own += time.thread_time() - before
         train(batch["ids"], batch["dense"], batch["label"][:, None])
-    jobs.result(steps=steps, **batches.found())
+    jobs.result(
+        steps=steps,
+        loader_s=own + _loading_s() - others,
+        cpu_seconds=time.process_time() - process,
+        seconds=time.perf_counter() - began,
+    )
     fleet.barrier_worker()
     fleet.stop_worker()
-
-
-class _Measured:
-    """The CPU time of a loader, in the thread that calls `next` and in those that load."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-        self._own = self._others = self._process = self._began = 0.0
-
-    def begin(self) -> None:
-        """Forget what was measured so far."""
-        self._own, self._others = 0.0, _loading_s()
-        self._process, self._began = time.process_time(), time.perf_counter()
-
-    def __next__(self) -> Any:
-        began = time.thread_time()
-        try:
-            return next(self._batches)
-        finally:
-            self._own += time.thread_time() - began
-
-    def found(self) -> dict[str, float]:
-        """Seconds since `begin`."""
-        return {
-            "loader_s": self._own + _loading_s() - self._others,
-            "cpu_seconds": time.process_time() - self._process,
-            "seconds": time.perf_counter() - self._began,
-        }
 
 
 def _loading_s() -> float:
