@@ -56,7 +56,7 @@ def _sections(options: argparse.Namespace, ssl: str) -> Iterator[str]:
             flags = [*VARIANTS[name], *([ssl] if "--ssl" in VARIANTS[name] else [])]
             flags += ["--lookahead", "--count"]
             make[name] = Ours(name, "wide_deep", mode, ENDLESS, flags=flags).job
-        much = (1, 1, 0.5) if options.quick else (options.rounds, 4, 2.5)
+        much = (1, 1, 3.0) if options.quick else (options.rounds, 4, 2.5)
         rounds = interleave.run_paused(make, *much)
         by = {one.name: one for one in interleave.series([rounds])}
         ratios = [

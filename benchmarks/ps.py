@@ -361,7 +361,7 @@ def train(
     if is_ours:
         # all begin together; a barrier at the end leaves nothing in a queue
         fleet.all_reduce(1)
-    before = _moved(options)
+    before, ready_s = _moved(options), _ready_s()
     with ps_timed.Window() as window:
         loss = drive(options.steps)
         if is_ours:
@@ -371,7 +371,14 @@ def train(
         for name, of in _moved(options).items()
     }
     system = f"{options.system}, torch {torch.__version__}"
-    window.report(options, rank, loss=loss, system=system, lanes=lanes)
+    window.report(
+        options, rank, loss=loss, system=system, lanes=lanes, ready_s=_ready_s() - ready_s
+    )
+
+
+def _ready_s() -> float:
+    """How long the main thread was ready and had no core."""
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 def _moved(options: argparse.Namespace) -> dict[str, tuple[int, int]]:

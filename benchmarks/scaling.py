@@ -327,7 +327,8 @@ def probed(model: str, mode: str, steps: int = 150) -> Work:
             lanes.append(Lane(*moves, overlaps, trips if sent else 0))
     own, served = (line(few[n], many[n]) for n in ("cpu_seconds", "server_cpu_seconds"))
     work = Work(mode, own, served, lanes)
-    idle_s = few["seconds"] / steps - predict(work, Layout(1, 1))[0]
+    # without the time in which other programs had the cores
+    idle_s = (few["seconds"] - few["ready_s"]) / steps - predict(work, Layout(1, 1))[0]
     print(work, flush=True)
     return dataclasses.replace(work, idle_s=max(0.0, idle_s))
 

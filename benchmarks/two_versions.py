@@ -50,7 +50,7 @@ def _sections(options: argparse.Namespace) -> Iterator[str]:
                 name: Ours(name, model, kind, ENDLESS, flags=[*flags, "--count"], source=of).job
                 for name, of in sources.items()
             }
-            much = (1, 1, 0.5) if options.quick else (options.rounds, 4, 2.0)
+            much = (1, 1, 3.0) if options.quick else (options.rounds, 4, 2.0)
             rounds = interleave.run_paused(make, *much)
             series = interleave.series([rounds])
             ratio = report.Ratio(series[0], series[1], AT_LEAST)
