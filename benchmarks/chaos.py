@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent import futures
 
 from benchmarks import jobs, report
 
@@ -26,42 +25,47 @@ MODES = ("sync", "async", "ssp", "geo")
 
 
 def programs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """The commands, by the title of their section."""
-    # the longest commands first
-    flags = ["--minutes", str(options.minutes), "--seed", str(options.seed)]
-    yield "A long run", ["tests.chaos.soaking", *flags]
+    """The commands, by the title of their section, the longest first."""
+
+    def command(program: str, *flags: object) -> list[str]:
+        return [f"tests.chaos.{program}", *map(str, flags), "--seed", str(options.seed)]
+
+    few = options.quick
+    yield "A long run", command("soaking", "--minutes", 0.2 if few else options.minutes)
     # from outside and from inside, in each mode
-    each = str(options.kills // (2 * len(MODES)))
+    each = 1 if few else options.kills // (2 * len(MODES))
     for kind in ("server", "worker"):
-        flags = ["--kinds", kind, "--kills", each, "--seed", str(options.seed)]
-        yield f"Kills of {kind}s", ["tests.chaos.killing", *flags]
-    flags = ["--kills", str(options.harmed), "--seed", str(options.seed)]
-    yield "Kills amid other harm", ["tests.chaos.harming", *flags]
-    flags = ["--mode", *MODES, "--rounds", str(options.rounds), "--seed", str(options.seed)]
-    yield "Whole jobs killed at once", ["tests.chaos.whole", *flags]
-    flags = ["--schedules", str(options.schedules), "--seed", str(options.seed), "--jobs", "2"]
-    yield "Simulated schedules", ["tests.chaos.simulation", *flags]
-    flags = ["--frames", str(options.frames), "--seed", str(options.seed)]
-    yield "Damaged frames", ["tests.chaos.fuzzing", *flags]
+        yield f"Kills of {kind}s", command("killing", "--kinds", kind, "--kills", each)
+    yield "Kills amid other harm", command("harming", "--kills", 1 if few else options.harmed)
+    rounds = 1 if few else options.rounds
+    yield "Whole jobs killed at once", command("whole", "--mode", *MODES, "--rounds", rounds)
+    schedules = 100 if few else options.schedules
+    yield "Simulated schedules", command("simulation", "--schedules", schedules, "--jobs", 2)
+    yield "Damaged frames", command("fuzzing", "--frames", 1000 if few else options.frames)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all commands, or the named ones, and write the result page."""
-    options = _parse(argv)
+    parser = report.parser(__doc__, rounds=20)
+    add = parser.add_argument
+    add("--kills", type=int, default=304, help="of either kind of process")
+    add("--harmed", type=int, default=6, help="kills amid other harm, in each mode")
+    add("--schedules", type=int, default=100_000)
+    add("--frames", type=int, default=1_000_000)
+    add("--minutes", type=float, default=30.0)
+    add("--seed", type=int, default=1)
+    add("--only", nargs="+", metavar="PROGRAM", help="killing, simulation, ...")
+    options = parser.parse_args(argv)
     chosen = [
-        (title, command)
+        _section(title, command)
         for title, command in programs(options)
         if options.only is None or command[0].rpartition(".")[2] in options.only
     ]
-    with futures.ThreadPoolExecutor(options.at_once) as pool:
-        sections = list(pool.map(lambda one: _section(*one), chosen))
-    if options.write:
-        path = report.write("chaos", CLAIM, sections)
-        print(f"written: {path.relative_to(jobs.ROOT)}")
-    return 0
+    report.page("chaos", CLAIM, (text for text, _ in chosen), options.quick)
+    return max((code for _, code in chosen), default=0)
 
 
-def _section(title: str, command: list[str]) -> str:
+def _section(title: str, command: list[str]) -> tuple[str, int]:
     began = time.monotonic()
     ran = subprocess.run(
         [sys.executable, "-m", *command],
@@ -72,26 +76,9 @@ def _section(title: str, command: list[str]) -> str:
         check=False,
     )
     minutes = (time.monotonic() - began) / 60
-    lines = f"```text\n{ran.stdout.rstrip()}\n```"
     verdict = "no fault was found" if ran.returncode == 0 else f"FAULT, exit code {ran.returncode}"
     text = f"## {title}\n\n`python -m {' '.join(command)}`: {verdict}, {minutes:.0f} minutes."
-    print(f"{text}\n\n{lines}\n", flush=True)
-    return f"{text}\n\n{lines}"
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=304, help="of either kind of process")
-    parser.add_argument("--harmed", type=int, default=6, help="kills amid other harm, in each mode")
-    parser.add_argument("--rounds", type=int, default=20, help="whole jobs in each mode")
-    parser.add_argument("--schedules", type=int, default=100_000)
-    parser.add_argument("--frames", type=int, default=1_000_000)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--at_once", type=int, default=1, help="programs that run side by side")
-    parser.add_argument("--only", nargs="+", metavar="PROGRAM", help="killing, simulation, ...")
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
-    return parser.parse_args(argv)
+    return f"{text}\n\n```text\n{ran.stdout.rstrip()}\n```", ran.returncode
 
 
 if __name__ == "__main__":

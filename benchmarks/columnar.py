@@ -28,12 +28,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Dataset
 
 import fleetlight as fleet
-from benchmarks import jobs, machine, report
-from benchmarks.ps_models import TITLES, WideDeep
+from benchmarks import interleave, jobs, report
+from benchmarks.ps import TITLES, WideDeep, sgd, stepper
 from fleetlight.data import ShardLoader
 
 CLAIM = (
@@ -50,7 +49,7 @@ COLUMNS = {
     "dense": [f"I{n}" for n in range(NUMBERS)],
     "label": "label",
 }
-CODECS, BATCHES, TRAINED, WARMUP = ("snappy", "zstd"), (1024, 4096), 512, 50
+BATCHES, TRAINED, WARMUP = (1024, 4096), 512, 50
 
 Read = Callable[[], int]
 
@@ -121,24 +120,32 @@ def _records(loader: Any) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
+    parser = report.parser(__doc__, rounds=5)
+    add = parser.add_argument
+    add("--records", type=int, default=1_400_000)
+    add("--steps", type=int, default=200, help="of each job that trains")
+    add("--codecs", nargs="+", default=["snappy", "zstd"])
+    add("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.records, options.rounds, options.steps = 100_000, 1, 20
+        options.codecs = options.codecs[:1]
     torch.set_num_threads(1)
     if options.worker is not None:
         _train(options.worker, options.steps)
         return 0
-    sections = []
+    return report.page("columnar", CLAIM, _sections(options), options.quick)
+
+
+def _sections(options: argparse.Namespace) -> Iterator[str]:
     for codec in options.codecs:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             write(folder, options.records, codec)
             for batch in BATCHES:
                 with _on_one_core():
-                    sections.append(_read(folder, codec, batch, options.rounds))
-                print(sections[-1], file=sys.stderr, flush=True)
-            sections.append(_shares(folder, codec, options))
-            print(sections[-1], file=sys.stderr, flush=True)
-    report.page("columnar", CLAIM, sections, keep=options.write)
-    return 0
+                    yield _read(folder, codec, batch, options.rounds)
+            yield _shares(folder, codec, options)
 
 
 @contextlib.contextmanager
@@ -157,40 +164,31 @@ def _read(folder: Path, codec: str, batch: int, rounds: int) -> str:
     made = variants(folder, batch)
     for make in made.values():
         make()()  # to compile, and to fill the page cache
-    rates: dict[str, list[float]] = {name: [] for name in made}
-    foreign: list[float | None] = []
-    for _ in range(rounds):
-        whole = time.process_time()
-        with machine.Meter() as meter:
-            for name, make in made.items():
-                read = make()
-                # the last variant's groups are in reference cycles, and fresh memory is slow
-                gc.collect()
-                began = time.process_time()
-                records = read()
-                rates[name].append(records / (time.process_time() - began))
-        own = time.process_time() - whole
-        foreign.append(machine.foreign_share(meter.wall_s, meter.busy_s, own))
-    megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
-    section = _section(f"{codec}, {megabytes:.0f} MB, batches of {batch}", rates)
-    return f"{section} {report.foreign_line(foreign)}"
 
+    def play(make: Callable[[], Read]) -> interleave.Share:
+        read = make()
+        # the last variant's groups are in reference cycles, and fresh memory is slow
+        gc.collect()
+        cpu, wall = time.process_time(), time.perf_counter()
+        records = read()
+        return records, time.process_time() - cpu, time.perf_counter() - wall
 
-def _section(title: str, rates: dict[str, list[float]]) -> str:
+    found = [interleave.interleave({n: partial(play, m) for n, m in made.items()}, rounds, 1)]
+    # by CPU seconds, not by the clock
+    rates = {one.name: one for one in interleave.series(found)}
     rows = []
     for name, own in rates.items():
-        cells = [name, str(report.Spread.of([rate / 1e6 for rate in own]))]
+        cells = [name, str(report.Spread.of(rate / 1e6 for rate in own.rates))]
         for base, bar in BARS.items():
-            ratio = report.Spread.of([a / b for a, b in zip(own, rates[base], strict=True)])
-            met = "met" if ratio.median >= bar else "missed"
-            cells.append(f"{ratio} ({bar}: {met})" if name == IN_TURN else str(ratio))
-        rows.append(tuple(cells))
-    head = (
-        "variant",
-        "million records per CPU second: median (min..max)",
-        *map("over {}".format, BARS),
-    )
-    return f"## {title}\n\n{report.table(head, rows)}\n\nRounds: {len(rates[SCAN])}."
+            ratio = report.Ratio(own, rates[base], bar if name == IN_TURN else None).row()
+            cells.append(f"{ratio[1]} ({ratio[2]})" if name == IN_TURN else ratio[1])
+        rows.append(cells)
+    rate = "million records per CPU second: median (min..max)"
+    table = report.table(("variant", rate, *map("over {}".format, BARS)), rows)
+    megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    shares = report.foreign_line(interleave.foreign(found))
+    title = f"{codec}, {megabytes:.0f} MB, batches of {batch}"
+    return f"## {title}\n\n{table}\n\nRounds: {rounds}. {shares}"
 
 
 # -- two workers
@@ -198,12 +196,11 @@ def _section(title: str, rates: dict[str, list[float]]) -> str:
 
 def _shares(folder: Path, codec: str, options: argparse.Namespace) -> str:
     """How much of the workers' CPU time the loader takes."""
-    runs = [jobs.run(_job(folder, options.steps)) for _ in range(options.jobs)]
+    runs = [jobs.run(_job(folder, options.steps)) for _ in range(2)]
     found = [one for run in runs for one in run.results]
     share = report.Spread.of([one["loader_s"] / one["cpu_seconds"] for one in found])
     rate = report.Spread.of([run.rate * 2 * TRAINED for run in runs])
-    verdict = "met" if share.median < AT_MOST else "missed"
-    rows = [(f"{codec}, shuffled", f"{share} ({AT_MOST}: {verdict})", str(rate))]
+    rows = [(f"{codec}, shuffled", f"{share} ({report.at_most(share.median, AT_MOST)})", str(rate))]
     head = ("files", "loader's share of the CPU time of a worker", "examples/s")
     table = report.table(head, rows)
     shares = report.foreign_line([run.foreign for run in runs])
@@ -212,23 +209,8 @@ def _shares(folder: Path, codec: str, options: argparse.Namespace) -> str:
 
 def _job(folder: Path, steps: int) -> jobs.Job:
     """A server and two workers, in sync mode."""
-    common = {
-        "FLEET_SERVER_NUM": "1",
-        "FLEET_WORKER_NUM": "2",
-        "FLEET_SERVER_ENDPOINTS": f"127.0.0.1:{jobs.free_port()}",
-        "FLEET_MASTER": f"127.0.0.1:{jobs.free_port()}",
-        "FLEET_DEADLINE_S": "120",
-    }
     argv = [sys.executable, "-m", "benchmarks.columnar", "--worker", str(folder)]
-    argv += ["--steps", str(steps)]
-    roles = [("server", 0), ("worker", 0), ("worker", 1)]
-    return jobs.Job(
-        "training",
-        [
-            jobs.Command(argv, {**common, "FLEET_ROLE": role, "FLEET_INDEX": str(index)})
-            for role, index in roles
-        ],
-    )
+    return jobs.Job("training", jobs.fleet([*argv, "--steps", str(steps)], 1, 2))
 
 
 def _train(folder: str, steps: int) -> None:
@@ -236,8 +218,8 @@ def _train(folder: str, steps: int) -> None:
     fleet.init()
     torch.manual_seed(0)
     plain = WideDeep(lambda rows, dim: fleet.nn.SparseEmbedding(dim))
-    optimizer = fleet.distributed_optimizer(torch.optim.SGD(plain.parameters(), lr=0.01))
-    model = fleet.distributed_model(plain)
+    optimizer = fleet.distributed_optimizer(sgd(plain))
+    train = stepper(fleet.distributed_model(plain), optimizer)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
@@ -246,47 +228,24 @@ def _train(folder: str, steps: int) -> None:
     clicks = fleet.data.parquet(folder, COLUMNS)
     # rows that a look-ahead fetches are no cost of the files
     loader = fleet.shard(clicks.loader(TRAINED, shuffle=True), lookahead=False)
-    batches = _Measured(iter(loader))
+    batches, own = iter(loader), 0.0
     for step in range(WARMUP + steps):
         if step == WARMUP:
-            batches.begin()
+            # in the thread that calls `next`, and in those that load
+            own, others = 0.0, _loading_s()
+            process, began = time.process_time(), time.perf_counter()
+        before = time.thread_time()
         batch = next(batches)
-        optimizer.zero_grad()
-        scores = model(batch["ids"], batch["dense"]).squeeze(1)
-        loss = binary_cross_entropy_with_logits(scores, batch["label"])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    jobs.result(steps=steps, **batches.found())
+        own += time.thread_time() - before
+        train(batch["ids"], batch["dense"], batch["label"][:, None])
+    jobs.result(
+        steps=steps,
+        loader_s=own + _loading_s() - others,
+        cpu_seconds=time.process_time() - process,
+        seconds=time.perf_counter() - began,
+    )
     fleet.barrier_worker()
     fleet.stop_worker()
-
-
-class _Measured:
-    """The CPU time of a loader, in the thread that calls `next` and in those that load."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-        self._own = self._others = self._process = self._began = 0.0
-
-    def begin(self) -> None:
-        """Forget what was measured so far."""
-        self._own, self._others = 0.0, _loading_s()
-        self._process, self._began = time.process_time(), time.perf_counter()
-
-    def __next__(self) -> Any:
-        began = time.thread_time()
-        try:
-            return next(self._batches)
-        finally:
-            self._own += time.thread_time() - began
-
-    def found(self) -> dict[str, float]:
-        """Seconds since `begin`."""
-        return {
-            "loader_s": self._own + _loading_s() - self._others,
-            "cpu_seconds": time.process_time() - self._process,
-            "seconds": time.perf_counter() - self._began,
-        }
 
 
 def _loading_s() -> float:
@@ -297,18 +256,6 @@ def _loading_s() -> float:
         if thread.name.startswith("fleetlight-data") and thread.ident is not None
     ]
     return sum(map(time.clock_gettime, clocks))
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=CLAIM)
-    parser.add_argument("--records", type=int, default=1_400_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=2, help="that train, for each codec")
-    parser.add_argument("--steps", type=int, default=200, help="of each job")
-    parser.add_argument("--codecs", nargs="+", default=CODECS)
-    parser.add_argument("--no-write", dest="write", action="store_false")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

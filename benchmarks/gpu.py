@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU: copies and sums of rows, models on it with rows on a server, caches, and codecs.
+"""A GPU: copies and sums of rows, and models on it with rows on a server.
 
 The server is inside the process of the worker. Without a GPU it says so and ends; `--device cpu`
 runs everything else, which only shows that it runs.
@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch import nn
 
 import fleetlight as fleet
-from benchmarks import device_cache, forked, interleave, report
-from benchmarks.peers import ps_timed
-from benchmarks.ps_models import MODELS, TITLES, Bags
-from benchmarks.ps_train import Batch
+from benchmarks import interleave, report
+from benchmarks.ps import MODELS, TITLES, Bags, batches_of, sgd, stepper
 from fleetlight.ps.layers.device_rows import gathered
 from fleetlight.ps.layers.staging import staging_of
 
@@ -38,32 +33,24 @@ AT_LEAST_OF_COPY = 0.5
 TORCH, SERVED, IN_MEMORY = "plain torch", "rows on a server", "rows on a server, model on the CPU"
 #: rows, and distinct rows that they repeat
 ROWS, DISTINCT, DIM = 1_000_000, 250_000, 64
-CODECS: Mapping[str, dict[str, Any]] = {
-    "none": {},
-    "fp16": {"compression": "fp16"},
-    "int8": {"compression": "int8"},
-    "topk": {"compression": "topk"},
-}
-#: the width of the square layer whose gradients codecs encode
-WIDTH = 4096
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the result page."""
-    options = _parse(argv)
+    parser = report.parser(__doc__, rounds=9)
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
+    options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(f"benchmarks.gpu: torch {torch.__version__} sees no GPU; nothing was measured")
         return 0
-    report.page("gpu", CLAIM, _sections(options), keep=options.write)
-    return 0
+    return report.page("gpu", CLAIM, _sections(options), options.quick)
 
 
 def _sections(options: argparse.Namespace) -> Iterator[str]:
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
-    yield _bandwidths(device, max(1000, int(ROWS * options.size)))
-    # before this process uses the GPU for training, workers of their own
-    yield _codecs(options)
-    yield from device_cache.sections(options)
+    yield _bandwidths(device, 1000 if options.quick else ROWS)
     yield from _served(device, options)
 
 
@@ -99,10 +86,8 @@ def _bandwidths(device: torch.device, rows: int) -> str:
     head = ("work", "GB/s: median (min..max)", "of a copy")
     title = f"## {rows:,} rows of {DIM} from {distinct:,} distinct ones, on {_name(device)}"
     least = min(found[name].median for name in ("gather", "sum")) / copy
-    verdict = "met" if least >= AT_LEAST_OF_COPY else "missed"
-    return "\n\n".join(
-        [title, report.table(head, lines), f"At least {AT_LEAST_OF_COPY} of a copy: {verdict}."]
-    )
+    verdict = f"Of a copy at least {report.at_least(least, AT_LEAST_OF_COPY)}."
+    return "\n\n".join([title, report.table(head, lines), verdict])
 
 
 def _gb_per_s(device: torch.device, size: int, call: Callable[[], object]) -> report.Spread:
@@ -138,11 +123,13 @@ def _served(device: torch.device, options: argparse.Namespace) -> Iterator[str]:
     models = {name: _variants(name, device) for name in options.models}
     fleet.init_worker()
     for name, variants in models.items():
-        steps = {one: _step(*made, name, options.batches) for one, made in variants.items()}
-        interleave.interleave(steps, 1, 1, options.steps, lambda: _finish(device))  # to warm up
-        rounds = interleave.interleave(
-            steps, options.rounds, 2, options.steps, lambda: _finish(device)
-        )
+        batches, steps = (2, 2) if options.quick else (100, 50)
+        plays = {
+            one: interleave.stepping(_step(*made, name, batches), steps, lambda: _finish(device))
+            for one, made in variants.items()
+        }
+        interleave.interleave(plays, 1, 1)  # to warm up
+        rounds = interleave.interleave(plays, 1 if options.quick else options.rounds, 2)
         series = {one.name: one for one in interleave.series([rounds])}
         ratios = [
             report.Ratio(series[SERVED], series[IN_MEMORY], 1.0),
@@ -158,100 +145,29 @@ Made = tuple[nn.Module, torch.optim.Optimizer, torch.device]
 
 def _variants(name: str, device: torch.device) -> dict[str, Made]:
     plain = MODELS[name](Bags).to(device)
-    made: dict[str, Made] = {TORCH: (plain, _sgd(plain), device)}
+    made: dict[str, Made] = {TORCH: (plain, sgd(plain), device)}
     for variant, place in ((SERVED, device), (IN_MEMORY, torch.device("cpu"))):
         model = MODELS[name](lambda rows, dim: fleet.nn.SparseEmbedding(dim)).to(place)
         model = fleet.distributed_model(model)
-        made[variant] = model, fleet.distributed_optimizer(_sgd(model)), place
+        made[variant] = model, fleet.distributed_optimizer(sgd(model)), place
     return made
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=ps_timed.LR)
 
 
 def _step(
     model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, name: str, count: int
 ) -> Callable[[], float]:
     """A step with the next batch; only plain torch needs ids on the device."""
-    batches = itertools.cycle(_batches(name, count))
+    batches = itertools.cycle(batches_of(name, 0, count))
     moves_ids = any(isinstance(layer, nn.EmbeddingBag) for layer in model.modules())
+    step = stepper(model, optimizer)
 
-    def step() -> float:
-        *inputs, labels = next(batches)
-        there = [one.to(device) if moves_ids or one.is_floating_point() else one for one in inputs]
-        loss = binary_cross_entropy_with_logits(model(*there), labels.to(device))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return loss.item()
+    def next_step() -> float:
+        of = next(batches)
+        return step(
+            *(one.to(device) if moves_ids or one.is_floating_point() else one for one in of)
+        )
 
-    return step
-
-
-def _batches(name: str, count: int) -> list[Batch]:
-    return [tuple(map(torch.from_numpy, batch)) for batch in ps_timed.batches(name, 0, count)]
-
-
-# -- codecs
-
-
-def _codecs(options: argparse.Namespace) -> str:
-    """Two workers share the GPU, or have one each."""
-    width = max(64, int(WIDTH * options.size**0.5))
-    lines = []
-    for name, settings in CODECS.items():
-        given = {"settings": settings, "device": options.device, "width": width, "steps": 10}
-        run = forked.run(f"codec {name}", reduce, given, 2)
-        seconds = max(result["seconds"] / result["steps"] for result in run.results)
-        size = width * width * 4
-        lines.append((name, run.results[0]["backend"], f"{1e3 * seconds:.1f}", _gb(size, seconds)))
-    head = ("compression", "process groups", "ms per backward and step", "GB/s of gradients")
-    title = f"## Two workers reduce the gradient of a layer of {width} x {width}"
-    return f"{title}\n\n{report.table(head, lines)}"
-
-
-def _gb(size: int, seconds: float) -> str:
-    return report.short(size / 1e9 / seconds)
-
-
-def reduce(options: Mapping[str, Any]) -> dict[str, Any]:
-    """One worker: backward and step of one layer."""
-    os.environ["FLEET_DEADLINE_S"] = "120"
-    strategy = fleet.DistributedStrategy(shared_memory=False, **options["settings"])
-    fleet.init(is_collective=True, strategy=strategy)
-    device = options["device"]
-    model = fleet.distributed_model(nn.Linear(options["width"], options["width"]).to(device))
-    optimizer = fleet.distributed_optimizer(_sgd(model), strategy)
-    x: Tensor = torch.randn(8, options["width"], device=device)
-    seconds, cpu = 0.0, time.process_time()
-    for step in range(3 + options["steps"]):
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        _finish(torch.device(device))
-        seconds += time.perf_counter() - start if step >= 3 else 0.0
-    backend = torch.distributed.get_backend()
-    fleet.stop_worker()
-    return {
-        "steps": options["steps"],
-        "seconds": seconds,
-        "backend": backend,
-        "cpu_seconds": time.process_time() - cpu,
-    }
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=50, help="of a variant in each turn")
-    parser.add_argument("--batches", type=int, default=100, help="different batches")
-    parser.add_argument("--size", type=float, default=1.0, help="share of the rows and gradients")
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
-    return parser.parse_args(argv)
+    return next_step
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from benchmarks import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RESULT "
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class BenchmarkError(Exception):
@@ -91,6 +92,37 @@ def workers(argv: Sequence[str], count: int = 2) -> list[Command]:
     ]
 
 
+def fleet(
+    argv: Sequence[str], servers: int, workers: int, host: str = "127.0.0.1"
+) -> list[Command]:
+    """Servers and workers of one job, the servers first, with the variables of fleetrun."""
+    common: dict[str, object] = {
+        "FLEET_SERVER_NUM": servers,
+        "FLEET_WORKER_NUM": workers,
+        "FLEET_SERVER_ENDPOINTS": ",".join(f"{host}:{free_port()}" for _ in range(servers)),
+        "FLEET_MASTER": f"{host}:{free_port()}",
+        "FLEET_DEADLINE_S": 120,
+        # workers write to this folder, too
+        "FLEET_JOB": "benchmark",
+    }
+    roles = [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]
+    own = [common | {"FLEET_ROLE": kind, "FLEET_INDEX": index} for kind, index in roles]
+    return [Command(argv, {key: str(value) for key, value in one.items()}) for one in own]
+
+
+def launcher() -> list[str]:
+    """The installed command, or the module if it is not installed."""
+    command = Path(sys.executable).with_name("fleetrun")
+    return [str(command)] if command.exists() else [sys.executable, "-m", "fleetlight.launch"]
+
+
+def check_same(run: Run, what: str, tolerance: float = 0.0) -> None:
+    """Refuse a run whose workers do not end with the same."""
+    first, *others = (result[what] for result in run.results)
+    if any(abs(other - first) > tolerance * abs(first) for other in others if first is not None):
+        raise BenchmarkError(f"the workers' {what} differ: {[r[what] for r in run.results]}")
+
+
 def free_port() -> int:
     """A free port."""
     with socket.socket() as probe:
@@ -112,7 +144,7 @@ def ending_at_sigterm() -> Iterator[None]:
 def run(job: Job) -> Run:
     """Run a job once, in an empty folder, each process on one thread."""
     with tempfile.TemporaryDirectory() as name:
-        folder, cpu = Path(name), _children_cpu_s()
+        folder, cpu = Path(name), children_cpu_s()
         with ending_at_sigterm(), machine.Meter() as meter:
             _finish(job, start(job, folder), folder)
         found = _results(folder)
@@ -121,16 +153,14 @@ def run(job: Job) -> Run:
                 f"{job.name}: got {len(found)} {MARK}lines, expected {job.results}; "
                 f"its output ends:\n{tail(folder)}"
             )
-    cpu = _children_cpu_s() - cpu
-    share = machine.foreign_share(meter.wall_s, meter.busy_s, cpu)
-    return Run(meter.wall_s, cpu, share, found)
+    cpu = children_cpu_s() - cpu
+    return Run(meter.wall_s, cpu, meter.foreign(cpu), found)
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The variables of every process: one thread, and this package on its path."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {**os.environ, **threads, "PYTHONPATH": path, **extra}
+    return {**os.environ, **THREADS, "PYTHONPATH": path, **extra}
 
 
 def start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
@@ -154,26 +184,23 @@ def start(job: Job, folder: Path) -> list[subprocess.Popen[bytes]]:
 
 def _finish(job: Job, processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     """Wait for every process; the first failure or the deadline ends them all."""
-    with futures.ThreadPoolExecutor(len(processes)) as pool:
-        # A thread per process: waitpid returns at once, Popen.wait(timeout) only every 50 ms.
-        ends = [pool.submit(_ended_well, process) for process in processes]
-        try:
-            _, late = futures.wait(ends, job.deadline_s, futures.FIRST_EXCEPTION)
-        finally:
-            failed = [end for end in ends if end.done() and end.exception()]
-            _stop(processes)
-    if failed:
-        raise BenchmarkError(f"{job.name}: {failed[0].exception()}; it ends:\n{tail(folder)}")
-    if late:
-        raise BenchmarkError(
-            f"{job.name}: not finished after {job.deadline_s:g} s; it ends:\n{tail(folder)}"
-        )
-
-
-def _ended_well(process: subprocess.Popen[bytes]) -> None:
-    code = process.wait()
-    if code:
-        raise BenchmarkError(f"exit code {code} of `{shlex.join(map(str, process.args))}`")  # type: ignore[arg-type]
+    end, wrong = time.monotonic() + job.deadline_s, ""
+    try:
+        while not wrong:
+            running = any(process.poll() is None for process in processes)
+            failed = next((process for process in processes if process.returncode), None)
+            if failed:
+                command = shlex.join(map(str, failed.args))  # type: ignore[arg-type]
+                wrong = f"exit code {failed.returncode} of `{command}`"
+            elif not running:
+                break
+            elif time.monotonic() > end:
+                wrong = f"not finished after {job.deadline_s:g} s"
+            time.sleep(0.005)
+    finally:
+        _stop(processes)
+    if wrong:
+        raise BenchmarkError(f"{job.name}: {wrong}; it ends:\n{tail(folder)}")
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = 10.0) -> None:
@@ -188,28 +215,28 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = 10.0) -
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _lines(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "log" in path.name:
-            yield from path.read_text(errors="replace").splitlines()
-
-
 def _results(folder: Path) -> list[dict[str, Any]]:
+    texts = [path.read_text(errors="replace") for path in _logs(folder)]
+    lines = (line for text in texts for line in text.splitlines())
     # A launcher may show a worker's line and keep it in a log too: the same line counts once.
-    found = dict.fromkeys(line[len(MARK) :] for line in _lines(folder) if line.startswith(MARK))
+    found = dict.fromkeys(line[len(MARK) :] for line in lines if line.startswith(MARK))
     return [json.loads(text) for text in found]
+
+
+def _logs(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*log*")) if path.is_file()]
 
 
 def tail(folder: Path, lines: int = 15) -> str:
     """The last lines of the logs of a job."""
     parts = []
-    for path in sorted(folder.rglob("*log*")):
-        if path.is_file():
-            last = path.read_text(errors="replace").splitlines()[-lines:]
-            parts.append("\n".join([f"--- {path.relative_to(folder)}", *last]))
+    for path in _logs(folder):
+        last = path.read_text(errors="replace").splitlines()[-lines:]
+        parts += [f"--- {path.relative_to(folder)}", *last]
     return "\n".join(parts)
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -8,13 +8,11 @@ most frequent has a probability proportional to r**-1.05. Frequent ids are anywh
 Tables of several sizes take turns. If a hypervisor provides memory in pages of 4 KiB, 50 million
 ids fill 1.3 million of them, with 10 MB of page tables, which the turns of the
 other tables evict from the cache. So the comparison uses the batches at the end
-of a turn, whose ids are new. The page also shows the first batches of a turn, and the time
-to read the same amount of the same memory: two random lines for each id.
+of a turn, whose ids are new.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import os
@@ -26,11 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import jobs, machine, report
+from benchmarks import machine, report
 from fleetlight import kernels
-from fleetlight.kernels.arrays import Floats
-from fleetlight.kernels.compiling.kernel import kernel
-from fleetlight.kernels.compiling.prefetching import prefetch
 
 CLAIM = (
     "One core serves a table of 10 million ids (dimension 16, Adagrad, batches of 20,000) at 40 M "
@@ -44,21 +39,11 @@ PUSH = {"zipf": 12.0, "uniform": 6.5}
 DEDUP = 80.0
 BYTES = {0: 160, 4: 176}
 SCALE = 2.0
-#: measured batches at the start and at the end of a turn, and all batches of a turn
+#: measured batches, at the end of a turn, and all of a turn
 TIMED, TURN = 25, 125
-MEMORY = "two lines of memory"
-_AHEAD, _HALF = 128, np.uint64(32)
 _STRIDE = 2_654_435_761  # a prime: steps of it visit every row in an order without pattern
 
 Ids = NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """M ids/s of one table during its turn."""
-
-    first: float  #: after the turns of others
-    steady: float  #: in use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,37 +112,17 @@ def calls(table: kernels.RowTable) -> dict[str, Callable[[Ids], object]]:
     hyper = table.rule.hyper({"lr": 0.01})
     out = np.empty((BATCH, table.dim), np.float32)
     return {
-        MEMORY: functools.partial(read_two_lines, table),
         "pull": functools.partial(table.pull, out=out),
         "push": functools.partial(table.push, grads=grads, hyper=hyper),
         "dedup for 2 servers": functools.partial(kernels.dedup, servers=2),
     }
 
 
-@kernel
-def read_lines(memory: Floats, step: int, ids: Ids) -> float:
-    """Read a line of memory for each id, at a multiple of `step`."""
-    total = 0.0
-    count = np.uint64(len(memory) // step)
-    for i in range(len(ids)):
-        if i + _AHEAD < len(ids):
-            soon = (np.uint64(ids[i + _AHEAD]) >> _HALF) * count >> _HALF
-            prefetch(memory, soon * np.uint64(step))
-        total += memory[((np.uint64(ids[i]) >> _HALF) * count >> _HALF) * np.uint64(step)]
-    return total
-
-
-def read_two_lines(table: kernels.RowTable, ids: Ids) -> None:
-    """The time of memory alone: for each id a line of the index, then one of a row."""
-    read_lines(table._index.slots.view(np.float32), 16, ids)
-    read_lines(table.rows.reshape(-1), table.width, kernels.splitmix64(ids).view(np.int64))
-
-
-def measure(works: Sequence[Work], rounds: int) -> dict[tuple[str, str], list[list[Turn]]]:
+def measure(works: Sequence[Work], rounds: int) -> dict[tuple[str, str], list[list[float]]]:
     """The rates of each table in each round, by call and kind of batches."""
     by_name = [calls(work.table) for work in works]
     todo = [(call, kind) for call in by_name[0] for kind in PULL]
-    turns: dict[tuple[str, str], list[list[Turn]]] = {what: [] for what in todo}
+    turns: dict[tuple[str, str], list[list[float]]] = {what: [] for what in todo}
     for _ in range(rounds):
         for call, kind in todo:
             paired = zip(works, by_name, strict=True)
@@ -165,13 +130,10 @@ def measure(works: Sequence[Work], rounds: int) -> dict[tuple[str, str], list[li
     return turns
 
 
-def turn(call: Callable[[Ids], object], batches: Sequence[Ids]) -> Turn:
-    """Measure the first and the last batches of a turn."""
-    first = cpu_s(call, batches[:TIMED])
-    cpu_s(call, batches[TIMED:-TIMED])
-    last = cpu_s(call, batches[-TIMED:])
-    done = BATCH * len(batches[:TIMED]) / 1e6
-    return Turn(done / first, done / last)
+def turn(call: Callable[[Ids], object], batches: Sequence[Ids]) -> float:
+    """M ids/s in the last batches of a turn."""
+    cpu_s(call, batches[:-TIMED])
+    return BATCH * len(batches[-TIMED:]) / 1e6 / cpu_s(call, batches[-TIMED:])
 
 
 def rates_section(work: Work, rounds: int) -> str:
@@ -183,8 +145,8 @@ def rates_section(work: Work, rounds: int) -> str:
     }
     rows = []
     for (call, kind), turns in measure([work], rounds).items():
-        bar, spread = bars.get((call, kind)), report.Spread.of(only.steady for [only] in turns)
-        verdict = "-" if bar is None else f"{bar:g}: {_met(spread.median >= bar)}"
+        bar, spread = bars.get((call, kind)), report.Spread.of(only for [only] in turns)
+        verdict = "-" if bar is None else report.at_least(spread.median, bar)
         rows.append((f"{call}, {kind}", str(spread), verdict))
     return report.table(("batches of 20,000", "M ids/s: median (min..max)", "at least"), rows)
 
@@ -195,7 +157,7 @@ def bytes_section(ids: int, first: Work) -> str:
     for meta, bar in BYTES.items():
         work = first if meta == 0 else prepare(ids, DIM, meta, 1)
         counted, grown = work.table.nbytes / ids, work.rss_bytes / ids
-        verdict = f"{bar}: {_met(counted <= bar)}"
+        verdict = report.at_most(counted, bar)
         rows.append((str(meta), f"{counted:.1f}", f"{grown:.1f}", verdict))
     head = ("floats of meta data", "bytes per id", "growth of the process per id", "at most")
     return f"{report.table(head, rows)}\n\nInserting 20,000 ids, CPU ms: {first.insert_ms}."
@@ -208,24 +170,26 @@ def scale_section(sizes: Sequence[int], rounds: int) -> str:
         if call.startswith("dedup"):
             continue
         for k, size in enumerate(sizes):
-            took = report.Spread.of(1e3 / by_size[k].steady for by_size in turns)
-            ratio = report.Spread.of(by_size[0].steady / by_size[k].steady for by_size in turns)
-            began = report.Spread.of(1e3 / by_size[k].first for by_size in turns)
-            has_bar = size == sizes[-1] and call != MEMORY
-            verdict = f"{SCALE:g}: {_met(ratio.median <= SCALE)}" if has_bar else "-"
+            took = report.Spread.of(1e3 / by_size[k] for by_size in turns)
+            ratio = report.Spread.of(by_size[0] / by_size[k] for by_size in turns)
+            verdict = report.at_most(ratio.median, SCALE) if size == sizes[-1] else "-"
             what = f"{call}, {kind}, {size / 1e6:g} M ids"
-            rows.append((what, str(took), str(ratio), verdict, str(began)))
+            rows.append((what, str(took), str(ratio), verdict))
     times = f"of that at {sizes[0] / 1e6:g} M"
-    head = ("batches of 20,000", "ns per id", times, "at most", "ns as a turn begins")
+    head = ("batches of 20,000", "ns per id", times, "at most")
     return report.table(head, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
+    parser = report.parser(__doc__, rounds=9)
+    parser.add_argument("--ids", type=int, default=10_000_000)
+    parser.add_argument("--scale", type=int, nargs="*", default=[1, 10, 50], help="millions of ids")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.ids, options.rounds, options.scale = 30_000, 1, []
     cores = os.sched_getaffinity(0)
     with machine.Meter() as meter:
-        used = time.process_time()
         os.sched_setaffinity(0, {max(cores)})
         prepare(5000, DIM, 0, 1)  # compiles, which needs memory too
         work = prepare(options.ids, DIM, 0, 50)
@@ -238,27 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             scaled = scale_section([10**6 * millions for millions in options.scale], options.rounds)
             sections.append(f"## Size, dimension 8\n\n{scaled}")
         os.sched_setaffinity(0, cores)
-        used = time.process_time() - used
-    foreign = machine.foreign_share(meter.wall_s, meter.busy_s, used)
-    sections.append(f"Rounds: {options.rounds}. {report.foreign_line([foreign])}")
-    print("\n\n".join(sections))
-    if options.write:
-        path = report.write("kernels", CLAIM, sections)
-        print(f"\nwritten: {path.relative_to(jobs.ROOT)}")
-    return 0
-
-
-def _met(reached: bool) -> str:
-    return "met" if reached else "missed"
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ids", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--scale", type=int, nargs="*", default=[1, 10, 50], help="millions of ids")
-    parser.add_argument("--no-write", dest="write", action="store_false", help="print only")
-    return parser.parse_args(argv)
+    sections.append(f"Rounds: {options.rounds}. {report.foreign_line([meter.foreign()])}")
+    return report.page("kernels", CLAIM, sections, options.quick)
 
 
 if __name__ == "__main__":

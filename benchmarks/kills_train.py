@@ -16,17 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Dataset
 
 import fleetlight as fleet
 from benchmarks import jobs
 from benchmarks.peers import ps_timed
-from benchmarks.ps_models import WideDeep
+from benchmarks.ps import WideDeep, batches_of, sgd, stepper
 from fleetlight.launch.processes.record import read_records
 
 Batch = tuple[Tensor, ...]
-LOGS, STOP = Path("log"), Path("stop")
+STOP = Path("stop")
 WORKERS = 2
 #: steps that both workers make before the clock starts
 WARM = 60
@@ -36,26 +35,13 @@ class Batches(Dataset[Batch]):
     """A few batches again and again, more than a job reads."""
 
     def __init__(self, rank: int) -> None:
-        made = ps_timed.batches("wide_deep", rank)
-        self._made = [tuple(map(torch.from_numpy, batch)) for batch in made]
+        self._made = batches_of("wide_deep", rank)
 
     def __len__(self) -> int:
         return 1_000_000
 
     def __getitem__(self, index: int) -> Batch:
         return self._made[index % len(self._made)]
-
-
-class StepTimes:
-    """The end of each step of a worker, in a file that its next incarnation continues."""
-
-    def __init__(self, rank: int) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._file = os.open(_times_file(rank), flags, 0o644)
-
-    def add(self, at: float) -> None:
-        """Append a moment."""
-        os.write(self._file, np.float64(at).tobytes())
 
 
 class Plan:
@@ -77,34 +63,41 @@ class Plan:
         if self._todo and now >= self.began + self._todo[0][0]:
             _, name = self._todo.pop(0)
             self.killed[name] = time.time() - self.began
-            os.kill(_pid_of(name), signal.SIGKILL)
+            [(record, _)] = read_records(Path("log"))
+            [pid] = [entry.pid for entry in record.processes if entry.name == name]
+            os.kill(pid, signal.SIGKILL)
         if now >= self.began + self._options.end_at:
             STOP.touch()
 
 
 def main() -> None:
     """Serve, or train until worker 0 ends the job."""
-    options = _parse()
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--durability", choices=("none", "log"), required=True)
+    add("--server_at", type=float, default=0.0, help="0: no server is killed")
+    add("--worker_at", type=float, default=0.0, help="0: no worker is killed")
+    add("--per_s", type=float, required=True, help="batches of a worker")
+    add("--end_at", type=float, required=True)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy(a_sync=True, durability=options.durability)
     fleet.init(strategy=strategy)
     model = fleet.distributed_model(WideDeep(lambda rows, dim: fleet.nn.SparseEmbedding(dim)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=ps_timed.LR)
-    optimizer = fleet.distributed_optimizer(optimizer)
+    step = stepper(model, fleet.distributed_optimizer(sgd(model)))
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
         return
     fleet.init_worker()
     rank = fleet.worker_index()
-    times, plan = StepTimes(rank), Plan(options)
-    for *inputs, labels in _batches(rank, options.per_s):
-        loss = binary_cross_entropy_with_logits(model(*inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        times.add(now := time.time())
+    plan = Plan(options)
+    # its next incarnation continues the file
+    times = os.open(f"{rank}.times", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for batch in _batches(rank, options.per_s):
+        step(*batch)
+        os.write(times, np.float64(now := time.time()).tobytes())
         if rank == 0:
             plan.follow(now)
         if STOP.exists():
@@ -117,44 +110,19 @@ def main() -> None:
 
 def times_of(rank: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """When each step of a worker has ended."""
-    path = _times_file(rank)
+    path = Path(f"{rank}.times")
     data = path.read_bytes() if path.exists() else b""
     return np.frombuffer(data[: len(data) // 8 * 8], np.float64)
 
 
 def _batches(rank: int, per_s: float) -> Iterator[Batch]:
     """The batches of a worker, at most so many a second; what was missed does not come later."""
-    loader = DataLoader(Batches(rank), batch_size=1, collate_fn=_first)
+    loader = DataLoader(Batches(rank), batch_size=1, collate_fn=lambda of: of[0])
     due = 0.0
     for batch in fleet.shard(loader):
         time.sleep(max(0.0, due - time.monotonic()))
         due = max(due, time.monotonic() - 1 / per_s) + 1 / per_s
         yield batch
-
-
-def _first(batches: list[Batch]) -> Batch:
-    return batches[0]
-
-
-def _times_file(rank: int) -> Path:
-    return Path(f"{rank}.times")
-
-
-def _pid_of(name: str) -> int:
-    """The process id of a process that this job's launcher has started."""
-    [(record, _)] = read_records(LOGS)
-    [pid] = [entry.pid for entry in record.processes if entry.name == name]
-    return pid
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--durability", choices=("none", "log"), required=True)
-    parser.add_argument("--server_at", type=float, default=0.0, help="0: no server is killed")
-    parser.add_argument("--worker_at", type=float, default=0.0, help="0: no worker is killed")
-    parser.add_argument("--per_s", type=float, required=True, help="batches of a worker")
-    parser.add_argument("--end_at", type=float, required=True)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -7,15 +7,14 @@ detecting the end and the closing line.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import harness, jobs, report
+from benchmarks import interleave, jobs, report
 
 CLAIM = (
     "`fleetrun` adds less than 0.5 s to a job started by hand, and `fleetrun --help` takes less "
@@ -23,48 +22,54 @@ CLAIM = (
 )
 OVERHEAD_S = 0.5
 HELP_CPU_S = 0.15
-PROGRAM = str(Path(__file__).parent / "launched.py")
+#: joins the others if requested, and prints one line
+PROGRAM = """
+import json, os, sys
+if "--torch" in sys.argv:
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+print("RESULT " + json.dumps({"rank": int(os.environ["RANK"])}), flush=True)
+"""
 HEAVY = ("torch", "numpy", "numba", "rich")
 
 
-def by_hand(flags: Sequence[str]) -> jobs.Job:
+def by_hand(program: str, flags: Sequence[str]) -> jobs.Job:
     """Two processes started at once, with torchrun's variables."""
-    return jobs.Job("by hand", jobs.workers([sys.executable, PROGRAM, *flags]))
+    return jobs.Job("by hand", jobs.workers([sys.executable, program, *flags]))
 
 
-def fleetrun(flags: Sequence[str]) -> jobs.Job:
+def fleetrun(program: str, flags: Sequence[str]) -> jobs.Job:
     """The same two processes, started by the launcher."""
-    argv = [*launcher(), "--nproc_per_node", "2", PROGRAM, *flags]
+    argv = [*jobs.launcher(), "--nproc_per_node", "2", program, *flags]
     return jobs.Job("fleetrun", [jobs.Command(argv)])
-
-
-def launcher() -> list[str]:
-    """The installed command, or the module if it is not installed."""
-    command = Path(sys.executable).with_name("fleetrun")
-    return [str(command)] if command.exists() else [sys.executable, "-m", "fleetlight.launch"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
+    options = interleave.parser(__doc__, rounds=15).parse_args(argv)
+    rounds = 1 if options.quick else options.rounds
     rows, foreign = [], []
-    for title, flags in (("nothing", []), ("import torch, one all_reduce", ["--torch"])):
-        make = {
-            "by hand": functools.partial(by_hand, flags),
-            "fleetrun": functools.partial(fleetrun, flags),
-        }
-        runs = harness.rounds(make, options.rounds, options.idle_s)
-        rows.append((title, *_row(runs)))
-        foreign += harness.foreign(runs)
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "launched.py")
+        program.write_text(PROGRAM)
+        for title, flags in (("nothing", []), ("import torch, one all_reduce", ["--torch"])):
+            make = {
+                "by hand": functools.partial(by_hand, str(program), flags),
+                "fleetrun": functools.partial(fleetrun, str(program), flags),
+            }
+            runs = interleave.run_jobs(make, rounds, options.idle_s)
+            rows.append((title, *_row(runs)))
+            foreign += interleave.job_foreign(runs)
     head = ("processes do", "by hand, s", "fleetrun, s", "difference, s", f"below {OVERHEAD_S} s")
     launch = f"{report.table(head, rows)}\n\n{report.foreign_line(foreign)}"
     sections = [
-        f"## Starting and ending 2 processes, {options.rounds} rounds\n\n{launch}",
-        f"## fleetrun --help\n\n{_help(options.rounds)}",
+        f"## Starting and ending 2 processes, {rounds} rounds\n\n{launch}",
+        f"## fleetrun --help\n\n{_help(rounds)}",
     ]
-    path = report.write("launch_overhead", CLAIM, sections)
-    print("\n\n".join([*sections, f"written: {path.relative_to(jobs.ROOT)}"]))
-    return 0
+    return report.page("launch_overhead", CLAIM, sections, options.quick)
 
 
 def _row(runs: dict[str, list[jobs.Run]]) -> tuple[str, str, str, str]:
@@ -76,7 +81,7 @@ def _row(runs: dict[str, list[jobs.Run]]) -> tuple[str, str, str, str]:
 
 def _help(rounds: int) -> str:
     """CPU seconds of `fleetrun --help` and of an empty Python, and its imports."""
-    help_cpu = report.Spread.of(_cpu_s([*launcher(), "--help"]) for _ in range(rounds))
+    help_cpu = report.Spread.of(_cpu_s([*jobs.launcher(), "--help"]) for _ in range(rounds))
     bare_cpu = report.Spread.of(_cpu_s([sys.executable, "-c", ""]) for _ in range(rounds))
     loaded = _imported() & set(HEAVY)
     rows = [
@@ -92,10 +97,9 @@ def _met(reached: bool) -> str:
 
 
 def _cpu_s(argv: Sequence[str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = jobs.children_cpu_s()
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return jobs.children_cpu_s() - before
 
 
 def _imported() -> set[str]:
@@ -104,13 +108,6 @@ def _imported() -> set[str]:
     told = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stderr
     names = (line.rpartition("|")[2].strip() for line in told.splitlines())
     return {name.partition(".")[0] for name in names}
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

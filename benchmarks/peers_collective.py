@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import harness, jobs, report
+from benchmarks import interleave, jobs, report
 from benchmarks.models import WORKLOADS
 
 CLAIM = (
@@ -35,10 +35,10 @@ AT_LEAST = {
 }
 
 
-def torch_job(system: str, model: str) -> jobs.Job:
+def torch_job(system: str, model: str, steps: int) -> jobs.Job:
     """Fleetlight or DistributedDataParallel, its workers started by hand."""
     program = [sys.executable, str(PROGRAMS / "torch_dp.py"), "--system", system]
-    return jobs.Job(system, jobs.workers([*program, *_options(model, STEPS[model])]))
+    return jobs.Job(system, jobs.workers([*program, *_options(model, steps)]))
 
 
 def paddle_job(python: str, model: str) -> jobs.Job:
@@ -64,27 +64,25 @@ def _options(model: str, steps: int) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every model on every system there is and write the result page."""
-    options = _parse(argv)
-    sections = []
-    for model in options.models:
-        sections.append(_measure(model, options))
-        print(sections[-1], end="\n\n", flush=True)
-    path = report.write("peers_collective", CLAIM, sections)
-    print(f"written: {path.relative_to(jobs.ROOT)}")
-    return 0
+    parser = interleave.parser(__doc__, rounds=5)
+    add_peer(parser, "paddle", "Paddle")
+    add_peer(parser, "mindspore", "MindSpore")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mlp", "resnet50"])
+    options = parser.parse_args(argv)
+    sections = (_measure(model, options) for model in options.models)
+    return report.page("peers_collective", CLAIM, sections, options.quick)
 
 
 def _measure(model: str, options: argparse.Namespace) -> str:
-    runs = harness.rounds(_jobs(model, options), options.rounds, options.idle_s)
+    make = _jobs(model, options)
+    runs = interleave.run_jobs(make, 1 if options.quick else options.rounds, options.idle_s)
     for of in runs.values():
         for one in of:
-            _agreed(one)
-    base, *peers = harness.series(runs).values()
-    bars = AT_LEAST if base.name == "fleetlight" else {}
-    ratios = [report.Ratio(base, peer, bars.get((model, peer.name))) for peer in peers]
-    text = report.section(
-        WORKLOADS[model].title, [base, *peers], ratios, foreign=harness.foreign(runs)
-    )
+            jobs.check_same(one, "parameters", 1e-6)
+    base, *peers = interleave.job_series(runs).values()
+    ratios = [report.Ratio(base, peer, AT_LEAST.get((model, peer.name))) for peer in peers]
+    foreign = interleave.job_foreign(runs)
+    text = report.section(WORKLOADS[model].title, [base, *peers], ratios, foreign)
     systems = "; ".join(of[0].results[0]["system"] for of in runs.values())
     return f"{text} Systems: {systems}."
 
@@ -92,7 +90,8 @@ def _measure(model: str, options: argparse.Namespace) -> str:
 def _jobs(model: str, options: argparse.Namespace) -> dict[str, Callable[[], jobs.Job]]:
     """Functions that make a new job of each system; the first system is the base of ratios."""
     make: dict[str, Callable[[], jobs.Job]] = {
-        name: functools.partial(torch_job, name, model) for name in options.torch
+        name: functools.partial(torch_job, name, model, 4 if options.quick else STEPS[model])
+        for name in ("fleetlight", "ddp")
     }
     if options.paddle:
         make["paddle"] = functools.partial(paddle_job, options.paddle, model)
@@ -101,33 +100,18 @@ def _jobs(model: str, options: argparse.Namespace) -> dict[str, Callable[[], job
     return make
 
 
-def _agreed(one: jobs.Run) -> None:
-    """Workers that exchange gradients end with the same parameters."""
-    first, *others = (result["parameters"] for result in one.results)
-    if any(abs(other - first) > 1e-6 * abs(first) for other in others):
-        raise jobs.BenchmarkError(f"the workers' parameters differ: {one.results}")
+def add_peer(parser: argparse.ArgumentParser, peer: str, title: str) -> None:
+    """The flag of a peer: the interpreter of its environment."""
+    words = f"interpreter that has {title}; left out when not given"
+    parser.add_argument(f"--{peer}", type=_interpreter, metavar="PYTHON", help=words)
 
 
-def interpreter(text: str) -> str:
+def _interpreter(text: str) -> str:
     """An absolute path, because jobs start in a folder of their own."""
     found = shutil.which(os.path.expanduser(text))
     if found is None:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected the path of a Python interpreter")
     return os.path.abspath(found)
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mlp", "resnet50"])
-    for peer in ("paddle", "mindspore"):
-        words = f"interpreter that has {peer}; left out when not given"
-        parser.add_argument(f"--{peer}", type=interpreter, metavar="PYTHON", help=words)
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument(
-        "--torch", nargs="+", choices=("fleetlight", "ddp"), default=["fleetlight", "ddp"]
-    )
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,11 @@ core to itself and no server to talk to. Queues are drained before the clock sto
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from collections.abc import Sequence
 
-from benchmarks import harness, jobs, machine, report
-from benchmarks.ps_jobs import (
-    STEPS,
-    WARMUP,
-    Bar,
-    Make,
-    Ours,
-    add_usual_options,
-    one_process,
-    section,
-)
-from benchmarks.ps_models import TITLES
+from benchmarks import interleave, machine, ps
+from benchmarks.ps import MODES, Bar, Make, Ours, one_process
 
 CLAIM = (
     "One server and two workers on two cores train more examples per second than plain one-process "
@@ -33,7 +22,6 @@ CLAIM = (
     "least 0.85 times those of our own one process. All queues are drained inside the timed part."
 )
 TORCH, ALONE, AHEAD = "torch, one core", "one process", "sync, 1 worker, look-ahead"
-MODES = ("sync", "async", "geo")
 AT_LEAST = {
     "wide_deep": {"sync": 1.25, "async": 1.4, "geo": 1.6},
     "word2vec": {"async": 1.0, "geo": 1.5},
@@ -41,16 +29,16 @@ AT_LEAST = {
 NEAR, THRIFT = 0.9, 0.85
 
 
-def variants(model: str, steps: int) -> dict[str, Make]:
+def variants(model: str, steps: int, _: argparse.Namespace) -> dict[str, Make]:
     """What makes a fresh job of each."""
-    made: dict[str, Make] = {
-        TORCH: functools.partial(one_process, TORCH, "torch", model, steps),
-        ALONE: functools.partial(one_process, ALONE, "fleetlight", model, steps),
-        AHEAD: Ours(
-            AHEAD, model, "sync", steps, workers=1, lookahead=True, own_core=machine.cores() > 1
-        ).job,
+    own_core = machine.cores() > 1
+    ahead = Ours(AHEAD, model, "sync", steps, 1, 1, flags=["--lookahead"], own_core=own_core)
+    return {
+        TORCH: one_process(TORCH, "torch", model, steps),
+        ALONE: one_process(ALONE, "fleetlight", model, steps),
+        AHEAD: ahead.job,
+        **{mode: Ours(mode, model, mode, steps).job for mode in MODES},
     }
-    return made | {mode: Ours(mode, model, mode, steps).job for mode in MODES}
 
 
 def bars(model: str) -> list[Bar]:
@@ -62,39 +50,7 @@ def bars(model: str) -> list[Bar]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both models and write the result page."""
-    options = _parse(argv)
-    sections = []
-    for model in options.models:
-        sections.append(_measure(model, options))
-        print(sections[-1], end="\n\n", flush=True)
-    if options.write:
-        path = report.write("ps_modes", CLAIM, sections)
-        print(f"written: {path.relative_to(jobs.ROOT)}")
-    return 0
-
-
-def _measure(model: str, options: argparse.Namespace) -> str:
-    steps = options.steps or STEPS[model]
-    make = variants(model, steps)
-    if options.only:
-        make = {name: of for name, of in make.items() if name in options.only}
-    if options.prime:
-        # kernels are compiled once, and then come from files
-        for name in make:
-            jobs.run(variants(model, WARMUP)[name]())
-    runs = harness.rounds(make, options.rounds, options.idle_s, attempts=2)
-    return section(TITLES[model], runs, bars(model), harness.foreign(runs))
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", nargs="+", choices=sorted(TITLES), default=list(TITLES))
-    parser.add_argument("--steps", type=int, help="timed steps of each worker")
-    every = (TORCH, ALONE, AHEAD, *MODES)
-    parser.add_argument("--only", nargs="+", choices=every, help="these variants only")
-    add_usual_options(parser)
-    return parser.parse_args(argv)
+    return ps.compare("ps_modes", CLAIM, interleave.parser(__doc__, 5), variants, bars, argv)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, machine, report
-from benchmarks.launch_overhead import launcher
+from benchmarks import interleave, jobs, machine, report
 
 CLAIM = (
     "A server of 5 million rows that is killed answers again within 5 s, from its snapshot and "
@@ -33,17 +32,27 @@ CLAIMED_ROWS = 5_000_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
-    report.page("recovery", CLAIM, _sections(options), keep=options.write)
-    return 0
+    parser = interleave.parser(__doc__, rounds=10)
+    add = parser.add_argument
+    add("--rows", type=int, default=CLAIMED_ROWS)
+    add("--deaths", type=int, default=5)
+    add("--snapshot_s", type=float, default=20.0)
+    add("--tail_s", type=float, default=10.0, help="of training before a kill")
+    add("--quiet_s", type=float, default=240.0, help="of timed steps")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rows, options.rounds, options.deaths, options.snapshot_s = 20_000, 1, 1, 2.0
+        options.tail_s, options.quiet_s = 1.0, 6.0
+    machine.wait_until_idle(options.idle_s)
+    return report.page("recovery", CLAIM, _sections(options), options.quick)
 
 
 def _sections(options: argparse.Namespace) -> Iterator[str]:
-    flags = ["--server_num", "1", "--worker_num", "1", "--max_restarts", str(options.kills)]
-    facts = ["--rows", str(options.rows), "--kills", str(options.kills)]
+    flags = ["--server_num", "1", "--worker_num", "1", "--max_restarts", str(options.rounds)]
+    facts = ["--rows", str(options.rows), "--kills", str(options.rounds)]
     facts += ["--snapshot_s", str(options.snapshot_s), "--tail_s", str(options.tail_s)]
     facts += ["--quiet_s", str(options.quiet_s)]
-    command = jobs.Command([*launcher(), *flags, PROGRAM, "kill", *facts])
+    command = jobs.Command([*jobs.launcher(), *flags, PROGRAM, "kill", *facts])
     run = jobs.run(jobs.Job("kill", [command], results=1, deadline_s=3600.0))
     yield killed(options.rows, run.results[0], run.foreign)
     yield noticed([_noticed_s() for _ in range(options.deaths)])
@@ -82,7 +91,7 @@ def beside(stretches: Sequence[Sequence[float]]) -> list[float]:
 def noticed(seconds: Sequence[float]) -> str:
     """How soon a job of two workers ends after one is killed."""
     spread = report.Spread.of(seconds)
-    line = ("s until fleetrun had ended all", str(spread), _met(spread.high <= NOTICED_S))
+    line = ("s until fleetrun had ended all", str(spread), report.at_most(spread.high, NOTICED_S))
     return f"## A worker dies, {len(seconds)} times\n\n" + report.table(
         ("what", "median (min..max)", "claim"), [line]
     )
@@ -92,7 +101,7 @@ def _noticed_s() -> float:
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--server_num", "1", "--worker_num", "2"]
         subprocess.run(
-            [*launcher(), *flags, PROGRAM, "lose"],
+            [*jobs.launcher(), *flags, PROGRAM, "lose"],
             cwd=folder,
             env=jobs.environment({}),
             stdout=subprocess.DEVNULL,
@@ -112,26 +121,7 @@ def _steps(stretches: Sequence[Sequence[float]]) -> str:
 
 def _verdict(rows: int, reached: bool) -> str:
     """Of other sizes the claim says nothing."""
-    return _met(reached) if rows == CLAIMED_ROWS else "-"
-
-
-def _met(reached: bool) -> str:
-    return "met" if reached else "missed"
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=CLAIMED_ROWS)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--deaths", type=int, default=5)
-    parser.add_argument("--snapshot_s", type=float, default=20.0)
-    parser.add_argument("--tail_s", type=float, default=10.0, help="of training before a kill")
-    parser.add_argument("--quiet_s", type=float, default=240.0, help="of timed steps")
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
-    options = parser.parse_args(argv)
-    machine.wait_until_idle(options.idle_s)
-    return options
+    return "-" if rows != CLAIMED_ROWS else "met" if reached else "missed"
 
 
 if __name__ == "__main__":

@@ -10,38 +10,101 @@ import argparse
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fleetlight as fleet
 from benchmarks import jobs
-from benchmarks.scale_train import (
-    FIRST,
-    KNOWN,
-    LR,
-    NEW,
-    Lines,
-    Step,
-    check_same,
-    ids_of,
-    known,
-    sample,
-    step_of,
-)
 
+Floats = NDArray[np.float32]
+#: a step on some ids; the seconds it took
+Step = Callable[[Tensor], float]
+DIM, LR = 8, 0.05
+#: ids of a step: of one that makes rows, and of one that trains rows there are
+NEW, KNOWN, SEEN = 50_000, 20_000, 10_000
+#: ids whose step has the kernels compiled or read from files
+FIRST = 1_000
+#: consecutive numbers become ids all over the 64 bits
+_SCATTER = 0x9E3779B97F4A7C15
 FOLDER, PID = "durability", Path("server.pid")
 #: how long a snapshot may take to come
 SNAPSHOT_S = 600.0
 
 
+class Lines(nn.Module):
+    """Log-odds from one row for each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = fleet.nn.SparseEmbedding(DIM)
+        self.last = nn.Linear(DIM, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Log-odds of each record."""
+        found: Tensor = self.last(self.rows(ids))
+        return found.squeeze(1)
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """Trains on some ids, and says how long that took."""
+
+    def step(ids: Tensor) -> float:
+        began = time.perf_counter()
+        loss = binary_cross_entropy_with_logits(model(ids), (ids > 0).float())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        loss.item()
+        return time.perf_counter() - began
+
+    return step
+
+
+def known(rows: int) -> Iterator[Tensor]:
+    """Endless batches of ids that have been seen."""
+    random = np.random.default_rng(1)
+    while True:
+        yield ids_of(random.integers(0, rows, KNOWN))
+
+
+def ids_of(numbers: NDArray[np.int64]) -> Tensor:
+    """Ids of consecutive numbers, each its own."""
+    return torch.from_numpy((numbers.astype(np.uint64) * np.uint64(_SCATTER)).view(np.int64))
+
+
+@torch.no_grad()
+def sample(model: nn.Module, rows: int) -> Floats:
+    """The rows of some ids, from the first to the last."""
+    ids = ids_of(np.linspace(0, rows - 1, min(rows, SEEN)).astype(np.int64))
+    found: Floats = model.get_submodule("rows")(ids).numpy()
+    return found
+
+
+def check_same(found: Floats, expected: Floats) -> None:
+    """Refuse rows that are not, bit by bit, what was saved."""
+    wrong = int((found != expected).any(axis=1).sum())
+    if wrong:
+        raise jobs.BenchmarkError(f"{wrong} of {len(found)} rows are not as they were saved")
+
+
 def main() -> None:
     """Serve, or train, kill and report."""
-    options = _parse()
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("phase", choices=("kill", "lose"))
+    add("--rows", type=int, default=0)
+    add("--kills", type=int, default=0)
+    add("--snapshot_s", type=float, default=300.0)
+    add("--tail_s", type=float, default=0.0, help="of training before a kill")
+    add("--quiet_s", type=float, default=0.0, help="of timed steps")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy(
@@ -78,16 +141,12 @@ def kill(options: argparse.Namespace, model: nn.Module, step: Step) -> None:
 def _until_snapshot(step: Step, some: Iterator[Tensor]) -> None:
     """Train until rows that are all there now are in a snapshot."""
     before, end = time.time(), time.monotonic() + SNAPSHOT_S
-    while not any(path.stat().st_mtime > before for path in Path(FOLDER).glob("*/rows-*")):
-        _step(step, some, end)
-    while _is_writing():
-        _step(step, some, end)
-
-
-def _step(step: Step, some: Iterator[Tensor], end: float) -> None:
-    if time.monotonic() > end:
-        raise jobs.BenchmarkError(f"no snapshot came within {SNAPSHOT_S:g} s")
-    step(next(some))
+    while _is_writing() or not any(
+        p.stat().st_mtime > before for p in Path(FOLDER).glob("*/rows-*")
+    ):
+        if time.monotonic() > end:
+            raise jobs.BenchmarkError(f"no snapshot came within {SNAPSHOT_S:g} s")
+        step(next(some))
 
 
 def _is_writing() -> bool:
@@ -141,17 +200,6 @@ def lose(options: argparse.Namespace, model: nn.Module, step: Step) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
         step(next(some))
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phase", choices=("kill", "lose"))
-    parser.add_argument("--rows", type=int, default=0)
-    parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--snapshot_s", type=float, default=300.0)
-    parser.add_argument("--tail_s", type=float, default=0.0, help="of training before a kill")
-    parser.add_argument("--quiet_s", type=float, default=0.0, help="of timed steps")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import re
@@ -15,6 +16,16 @@ from pathlib import Path
 from benchmarks import machine
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options that every benchmark takes."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument(
+        "--quick", action="store_true", help="so little that it only shows that it runs; no page"
+    )
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +52,7 @@ class Series:
 
     name: str
     rates: Sequence[float]
-    cpu_ms: Sequence[float]
+    cpu_ms: Sequence[float] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +73,11 @@ class Ratio:
         """Median, lowest and highest ratio."""
         return Spread.of(self.rounds)
 
-    @property
-    def verdict(self) -> str:
-        """Whether the median reaches `at_least`."""
-        if self.at_least is None:
-            return "-"
-        word = "met" if self.spread.median >= self.at_least else "missed"
-        return f"{short(self.at_least)}: {word}"
+    def row(self, unit: str = "") -> tuple[str, ...]:
+        """A line of the table of ratios."""
+        least = "-" if self.at_least is None else at_least(self.spread.median, self.at_least)
+        each = " ".join(f"{value:.3f}" for value in self.rounds)
+        return f"{self.over.name} / {self.under.name}{unit}", str(self.spread), least, each
 
 
 def section(
@@ -76,23 +85,34 @@ def section(
 ) -> str:
     """One workload's tables: rates, then ratios, then how busy the machine was."""
     speeds = [(s.name, str(Spread.of(s.rates)), str(Spread.of(s.cpu_ms))) for s in series]
-    shown = [
-        (f"{r.over.name} / {r.under.name}", str(r.spread), r.verdict, _listed(r.rounds))
-        for r in ratios
-    ]
     parts = [
         f"## {title}",
         table(("variant", "steps/s: median (min..max)", "CPU ms per step"), speeds),
-        table(("ratio of steps/s", "median (min..max)", "at least", "each round"), shown),
+        ratio_table("ratio of steps/s", [ratio.row() for ratio in ratios]),
         f"Rounds: {len(series[0].rates)}. {foreign_line(foreign)}",
     ]
     return "\n\n".join(parts)
+
+
+def ratio_table(what: str, rows: Iterable[Sequence[str]]) -> str:
+    """The ratios, round by round."""
+    return table((what, "median (min..max)", "at least", "each round"), rows)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def at_least(value: float, bar: float) -> str:
+    """A bar, and whether a value reaches it."""
+    return f"{short(bar)}: {'met' if value >= bar else 'missed'}"
+
+
+def at_most(value: float, bar: float) -> str:
+    """A bar, and whether a value stays below it."""
+    return f"{short(bar)}: {'met' if value <= bar else 'missed'}"
 
 
 def foreign_line(shares: Sequence[float | None]) -> str:
@@ -107,36 +127,25 @@ def foreign_line(shares: Sequence[float | None]) -> str:
     )
 
 
-def write(name: str, claim: str, sections: Sequence[str], folder: Path = RESULTS) -> Path:
-    """Write today's result page of benchmark `name`; a second run of a day replaces the first."""
-    day = datetime.date.today().isoformat()
-    rows = [(key, value) for key, value in machine.describe().items()]
-    parts = [
-        f"# {name}, {day}",
-        claim,
-        f"```sh\n{command_line()}\n```",
-        table(("machine", ""), rows),
-        *sections,
-    ]
-    path = folder / f"{day}-{name}.md"
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return path
-
-
-def page(name: str, claim: str, sections: Iterable[str], *, keep: bool = True) -> None:
-    """Print sections as they come, and write the page of all if it is to be kept."""
+def page(name: str, claim: str, sections: Iterable[str], quick: bool) -> int:
+    """Print sections as they come, and write the page of all unless the run was a quick one."""
     done = []
-    for section in sections:
-        done.append(section)
-        print(section, end="\n\n", flush=True)
-    if keep:
-        print(f"written: {write(name, claim, done).relative_to(RESULTS.parent.parent)}")
+    for text in sections:
+        done.append(text)
+        print(text, end="\n\n", flush=True)
+    if not quick:
+        day = datetime.date.today().isoformat()
+        about = table(("machine", ""), machine.describe().items())
+        head = [f"# {name}, {day}", claim, f"```sh\n{command_line()}\n```", about]
+        path = RESULTS / f"{day}-{name}.md"
+        path.write_text("\n\n".join([*head, *done]) + "\n", encoding="utf-8")
+        print(f"written: {path}")
+    return 0
 
 
-def command_line(argv: Sequence[str] | None = None) -> str:
+def command_line() -> str:
     """The command that was run, with absolute paths cut to their last part."""
-    script, *arguments = sys.argv if argv is None else argv
+    script, *arguments = sys.argv
     cut = [re.sub(r"(^|=)/(?:[^/\s]*/)*", r"\1", argument) for argument in arguments]
     return shlex.join(["python", "-m", f"benchmarks.{Path(script).stem}", *cut])
 
@@ -144,7 +153,3 @@ def command_line(argv: Sequence[str] | None = None) -> str:
 def short(value: float) -> str:
     """A number with its significant digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
-
-
-def _listed(values: Iterable[float]) -> str:
-    return " ".join(f"{value:.3f}" for value in values)

@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import fleetlight as fleet
-from benchmarks import report
-from benchmarks.storage import state_of
+from benchmarks import interleave, report
 from fleetlight.errors import PublicationError
 from fleetlight.fleet.protocols import RowPublisher
 from fleetlight.serve import Reader
@@ -34,7 +35,7 @@ CLAIM = (
     "second and core, rows of 16 values, Zipf ids, also while a delta lies over the base. Its "
     "rows are at most 2 s older than the period of publications."
 )
-DIM, BATCH, ZIPF = 16, 4096, 1.1
+DIM, BATCH, ZIPF, PERIODS = 16, 4096, 1.1, 6
 Ids = NDArray[np.int64]
 
 
@@ -92,76 +93,38 @@ class Training:
 
 def publishing(training: Training, target: Path, options: argparse.Namespace) -> Iterator[str]:
     """The lines of the first part."""
-    from concurrent.futures import ThreadPoolExecutor
-
     publisher = fleet.publish(target, every_s=1e9, compact_at=1e9)
     assert publisher is not None
     base = publisher.publish_now()
     yield f"Base: {base.bytes / 1e6:,.0f} MB of {training.rows:,} rows"
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    rates: dict[str, list[float]] = {"published": [], "plain": []}
     with ThreadPoolExecutor(1) as beside:
-        for number in range(2 * options.turns):
-            publishes = number % 2 == (number // 2) % 2
+
+        def play(publishes: bool) -> float:
             ids = training.some(0.01)
             # each publication has 1% of the rows
             training.train(ids)
-
-            def begin(publishes: bool = publishes) -> None:
-                if publishes:
-                    beside.submit(_publish, publisher)
-
-            rates[publishes].append(training.turn(ids, options.turn_s, begin))
+            begin = partial(beside.submit, _publish, publisher) if publishes else lambda: None
+            rate = training.turn(ids, options.turn_s, begin)
             if not publishes:
                 publisher.publish_now()
+            return rate
+
+        plays = {"published": partial(play, True), "plain": partial(play, False)}
+        for name, rate in interleave.in_turn(plays, options.rounds):
+            rates[name].append(rate)
     # what one publication costs, as a share of the steps of a period
     share = options.turn_s / options.period_s
-    costs = [(1 - a / b) * share for a, b in zip(rates[True], rates[False], strict=True)]
+    costs = [(1 - a / b) * share for a, b in zip(*rates.values(), strict=True)]
+    cost = report.Spread.of(100 * cost for cost in costs)
     delta = _delta(training, publisher)
     publisher.stop(publish=False)
     share = delta[1] / base.bytes
     yield f"Delta of {delta[0]:,} rows: {delta[1] / 1e6:,.1f} MB, {share:.2%} of the base"
     yield (
-        f"One publication in {options.period_s:g} s costs {_spread(costs, '.2%')} of the steps: "
+        f"One publication in {options.period_s:g} s costs {cost} % of the steps: "
         f"{len(costs)} pairs of turns of {options.turn_s:g} s, with a publication and without"
     )
-
-
-def marks(rows: int, pushes: int) -> Iterator[str]:
-    """What marks of changed rows cost a push."""
-    state = state_of(0, 1)
-    table, random = state.tables[0], np.random.default_rng(0)
-    every = np.arange(rows, dtype=np.int64)
-    for start in range(0, rows, 1 << 20):
-        some = every[start : start + (1 << 20)]
-        table.fill(some, np.zeros((len(some), DIM), np.float32))
-    gradients = np.ones((BATCH, DIM), np.float32)
-    taken: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 * pushes):
-        for marked in (True, False) if number % 2 else (False, True):
-            if marked:
-                table.changes()
-            else:
-                table.stop_marking()
-            ids = random.integers(0, rows, BATCH)
-            # the first push after a change of the marks compiles, or allocates
-            for _ in range(2):
-                began = time.perf_counter()
-                table.push(ids, gradients, {"lr": 0.1}, 0)
-                seconds = time.perf_counter() - began
-                ids = random.integers(0, rows, BATCH)
-            taken[marked].append(seconds)
-    marked_s, plain_s = (float(np.median(taken[marked])) for marked in (True, False))
-    yield (
-        f"A push of {BATCH:,} rows into the table takes {1e6 * plain_s:.0f} us, and "
-        f"{1e6 * (marked_s - plain_s):.0f} us more with marks of changed rows (medians of "
-        f"{2 * pushes} pushes)"
-    )
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    """The median, and the range."""
-    low, high = format(min(values), form), format(max(values), form)
-    return f"{format(float(np.median(values)), form)} ({low} to {high})"
 
 
 def _publish(publisher: RowPublisher) -> None:
@@ -197,9 +160,8 @@ print(*oldest)
 """
 
 
-def ages(training: Training, target: Path, options: argparse.Namespace) -> Iterator[str]:
+def ages(training: Training, target: Path, period: float) -> Iterator[str]:
     """The lines about the age of rows in a reader of another process, during training."""
-    period = options.period_s
     publisher = fleet.publish(target, every_s=period)
     assert publisher is not None
     publisher.publish_now()
@@ -212,14 +174,14 @@ def ages(training: Training, target: Path, options: argparse.Namespace) -> Itera
             assert reader.stdout is not None
             # the reader has built its base
             reader.stdout.readline()
-            for _ in range(options.periods):
+            for _ in range(PERIODS):
                 training.turn(training.some(0.01), period, lambda: None)
             publisher.stop(publish=False)
             reader.stdin.close()
             base, later = map(float, reader.stdout.read().split())
     yield (
         f"The oldest rows that a reader had, with a publication in {period:g} s, over "
-        f"{options.periods} of them: {later:.2f} s ({base:.2f} s of the base before the first "
+        f"{PERIODS} of them: {later:.2f} s ({base:.2f} s of the base before the first "
         "delta)"
     )
 
@@ -241,6 +203,14 @@ def _base_and_delta(training: Training, target: Path) -> None:
 
 def _looking_up(view: TableView, out: NDArray[np.float32]) -> Callable[[Ids, Ids], object]:
     return lambda ids, _: view.lookup(ids, out)
+
+
+def _rate(look: Callable[[Ids, Ids], object], ids: Ids, place: Ids, size: int) -> float:
+    """Millions of ids per CPU second."""
+    cpu = time.process_time()
+    for at in range(0, len(ids), size):
+        look(ids[at : at + size], place[at : at + size])
+    return len(ids) / (time.process_time() - cpu) / 1e6
 
 
 def lookups(target: Path, rows: int, repeats: int) -> Iterator[str]:
@@ -267,39 +237,33 @@ def lookups(target: Path, rows: int, repeats: int) -> Iterator[str]:
                 "`numpy.take` of as many places": take,
             }
             rates: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(repeats):
-                for name, look in ways.items():
-                    cpu = time.process_time()
-                    for at in range(0, len(ids), size):
-                        look(ids[at : at + size], place[at : at + size])
-                    rates[name].append(len(ids) / (time.process_time() - cpu) / 1e6)
-            found = "; ".join(f"{name} {_spread(each, '.1f')}" for name, each in rates.items())
+            plays = {name: partial(_rate, look, ids, place, size) for name, look in ways.items()}
+            for name, rate in interleave.in_turn(plays, repeats):
+                rates[name].append(rate)
+            found = "; ".join(f"{name} {report.Spread.of(each)}" for name, each in rates.items())
             yield f"Million Zipf ids per CPU second in batches of {size:,}: {found}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--turn_s", type=float, default=2.0)
-    parser.add_argument("--period_s", type=float, default=10.0)
-    parser.add_argument("--periods", type=int, default=6)
-    parser.add_argument("--pushes", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--write", action="store_true", help="keep the page in benchmarks/results")
+    parser = report.parser(__doc__, rounds=20)
+    add = parser.add_argument
+    add("--rows", type=int, default=10_000_000)
+    add("--turn_s", type=float, default=2.0)
+    add("--period_s", type=float, default=10.0, help="of publications")
     options = parser.parse_args(argv)
+    if options.quick:
+        options.rows, options.rounds, options.turn_s, options.period_s = 500_000, 1, 0.2, 1.0
+    lookup_rounds = 1 if options.quick else 11
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "lookups")
         training = Training(options.rows)
         lines = [*publishing(training, Path(folder, "deltas"), options)]
-        lines += ages(training, Path(folder, "ages"), options)
+        lines += ages(training, Path(folder, "ages"), options.period_s)
         _base_and_delta(training, target)
         fleet.stop_worker()
-        lines += marks(options.rows, options.pushes)
-        lines += lookups(target, options.rows, options.repeats)
-    report.page("serving", CLAIM, ["\n".join(f"- {line}" for line in lines)], keep=options.write)
-    return 0
+        lines += lookups(target, options.rows, lookup_rounds)
+    return report.page("serving", CLAIM, [f"- {line}" for line in lines], options.quick)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ import functools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rig.hosts import Rig, hosts
 
-from benchmarks import harness, interleave, jobs, report
-from benchmarks.slow_modes import DGC, INT8, LEVELS, TOPK, Settings, both, diloco, localsgd, narrow
+from benchmarks import interleave, jobs, report
 from fleetlight.security import certificates
 
 CLAIM = (
@@ -35,6 +35,13 @@ PROGRAM = str(Path(__file__).parent / "slow_train.py")
 HOSTS, WORKERS = 2, 4
 #: of float32 gradients, in MiB
 MODEL_MIB = 4 * 25_021_066 / 2**20
+Settings = Mapping[str, Any]
+LEVELS: Settings = {"use_hierarchical_allreduce": True}
+BF16: Settings = {"compression": "bf16"}
+INT8: Settings = {"compression": "int8"}
+TOPK: Settings = {"compression": "topk", "compression_configs": {"ratio": 0.01}}
+DGC: Settings = {"dgc": True, "dgc_configs": {"sparsity": [0.999]}}
+LOCALSGD: Settings = {"localsgd": True, "localsgd_configs": {"k_steps": 4, "begin_step": 0}}
 FLAT, DDP, ALONE = "flat", "plain DDP", "no communication"
 
 
@@ -72,7 +79,7 @@ class Section:
     task: str
     variants: Sequence[Variant]
     bars: Sequence[Bar]
-    rate: str | None = "200mbit"
+    rate: str = "200mbit"
 
 
 INTERLEAVED = "flat, alternating indices"
@@ -88,12 +95,11 @@ REDUCTION = Section(
         Variant(BY_LEVELS, LEVELS),
         Variant(INTERLEAVED, alternating=True, steps=2),
         Variant(LEVELS_INTERLEAVED, LEVELS, alternating=True),
-        Variant("by levels, bf16", both(LEVELS, narrow("bf16"))),
-        Variant("by levels, int8", both(LEVELS, INT8), steps=5),
-        Variant("by levels, top 1 %", both(LEVELS, TOPK), steps=10),
+        Variant("by levels, bf16", {**LEVELS, **BF16}),
+        Variant("by levels, int8", {**LEVELS, **INT8}, steps=5),
+        Variant("by levels, top 1 %", {**LEVELS, **TOPK}, steps=10),
     ],
     [
-        Bar(DDP, FLAT),
         Bar(BY_LEVELS, FLAT, 1.4),
         Bar(LEVELS_INTERLEAVED, INTERLEAVED, 2.8),
         Bar("by levels, bf16", FLAT, 2.4),
@@ -111,46 +117,15 @@ TRAINING = Section(
         Variant(FLAT),
         Variant(DDP, system="ddp"),
         Variant(BY_LEVELS, LEVELS),
-        Variant("by levels, int8", both(LEVELS, INT8), steps=5),
-        Variant("DGC, 0.1 %, by levels", both(LEVELS, DGC), steps=10),
-        Variant(LOCAL, both(LEVELS, localsgd(4)), warmup=4, steps=8),
-        Variant(
-            "LocalSGD, k = 4, by levels, int8",
-            both(LEVELS, localsgd(4), INT8),
-            warmup=4,
-            steps=16,
-        ),
+        Variant("by levels, int8", {**LEVELS, **INT8}, steps=5),
+        Variant("DGC, 0.1 %, by levels", {**LEVELS, **DGC}, steps=10),
+        Variant(LOCAL, {**LEVELS, **LOCALSGD}, warmup=4, steps=8),
+        Variant(f"{LOCAL}, int8", {**LEVELS, **LOCALSGD, **INT8}, warmup=4, steps=16),
         Variant(ALONE, system="alone", steps=20),
     ],
     [
-        Bar(DDP, FLAT),
-        Bar(BY_LEVELS, FLAT),
-        Bar("by levels, int8", FLAT),
-        Bar("DGC, 0.1 %, by levels", FLAT),
         Bar(LOCAL, FLAT, 4.3),
-        Bar("LocalSGD, k = 4, by levels, int8", FLAT),
-        Bar(ALONE, FLAT),
     ],
-)
-
-DGC_CLAIM = Section(
-    "DGC over links of 1 Gbit/s",
-    "train",
-    [Variant(FLAT, steps=5), Variant("DGC, 0.1 %", DGC, steps=10)],
-    [Bar("DGC, 0.1 %", FLAT)],
-    rate="1gbit",
-)
-
-FAST_CLAIM = Section(
-    "LocalSGD over links as fast as they go",
-    "train",
-    [
-        Variant(FLAT, steps=8),
-        Variant("LocalSGD, k = 2", localsgd(2), steps=8),
-        Variant("LocalSGD, k = 4", localsgd(4), warmup=4, steps=8),
-    ],
-    [Bar("LocalSGD, k = 2", FLAT), Bar("LocalSGD, k = 4", FLAT)],
-    rate=None,
 )
 
 ENCRYPTED, LEVELS_ENCRYPTED = "flat, TLS", "by levels, TLS"
@@ -167,13 +142,7 @@ TLS = Section(
     rate="1gbit",
 )
 
-SECTIONS = {
-    "reduction": REDUCTION,
-    "training": TRAINING,
-    "dgc": DGC_CLAIM,
-    "fast": FAST_CLAIM,
-    "tls": TLS,
-}
+SECTIONS = {"reduction": REDUCTION, "training": TRAINING, "tls": TLS}
 #: H and how many times the speed of no communication is promised
 DILOCO: Mapping[int, float | None] = {50: None, 500: 0.95}
 
@@ -200,46 +169,32 @@ def _command(argv: Sequence[str], rank: int, variant: Variant, rig: Rig, port: s
     return jobs.Command([*rig.hosts[at].prefix, *argv], environment)
 
 
-def measured(section: Section, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """All variants of a section, round by round; answers its text, and what was reached."""
-    wanted = [one for one in section.variants if _wanted(one, options)]
-    batch = ["--batch", str(options.batch)]
+def measured(section: Section, options: argparse.Namespace) -> str:
+    """All variants of a section, round by round."""
+    wanted = [one for one in section.variants if one.name in (options.variants or one.name)]
     with hosts(HOSTS, rate=section.rate) as rig, tempfile.TemporaryDirectory() as ssl:
-        if any(one.encrypted for one in wanted):
-            certificates.make(ssl, rig.addresses)
+        certificates.make(ssl, rig.addresses)
         make: dict[str, Callable[[], jobs.Job]] = {
-            one.name: functools.partial(job, _short(one, options), section.task, rig, batch, ssl)
+            one.name: functools.partial(
+                job, _short(one) if options.quick else one, section.task, rig, ssl=ssl
+            )
             for one in wanted
         }
-        runs = harness.rounds(make, options.rounds, options.idle_s, attempts=2)
-    for name, of in runs.items():
-        _agreed(name, of)
-    return written(section, runs), reached(section, runs)
+        runs = interleave.run_jobs(make, options.rounds, options.idle_s)
+    for run in [run for of in runs.values() for run in of]:
+        jobs.check_same(run, "checksum")
+    return written(section, runs)
 
 
-def _wanted(variant: Variant, options: argparse.Namespace) -> bool:
-    return not options.variants or variant.name in options.variants
+def _short(variant: Variant) -> Variant:
+    """A step; those who meet now and then, a period of four."""
+    steps = 4 if "localsgd" in variant.settings else 1
+    return dataclasses.replace(variant, warmup=steps, steps=steps)
 
 
-def _short(variant: Variant, options: argparse.Namespace) -> Variant:
-    """Fewer steps with `--quick`."""
-    if not options.quick:
-        return variant
-    period = max(1, variant.warmup if "LocalSGD" in variant.name else 1)
-    return dataclasses.replace(variant, warmup=max(1, period), steps=period)
-
-
-def _agreed(name: str, runs: Sequence[jobs.Run]) -> None:
-    """Check that workers that communicate end with equal parameters."""
-    for run in runs:
-        sums = {result["checksum"] for result in run.results}
-        if len(sums) > 1:
-            raise jobs.BenchmarkError(f"{name}: what the workers have differs: sums {sums}")
-
-
-def written(section: Section, runs: Mapping[str, Sequence[jobs.Run]]) -> str:
+def written(section: Section, runs: interleave.Runs) -> str:
     """A section of the page: seconds and bytes, then ratios with their bars."""
-    series = {one.name: one for one in harness.series(runs).values()}
+    series = {one.name: one for one in interleave.job_series(runs).values()}
     rows = [
         (
             name,
@@ -250,7 +205,10 @@ def written(section: Section, runs: Mapping[str, Sequence[jobs.Run]]) -> str:
         for name, of in runs.items()
     ]
     head = ("variant", "seconds: median (min..max)", "CPU s of a worker", "MiB a host sends")
-    bars = [bar for bar in section.bars if bar.over in runs and bar.under in runs]
+    first, *rest = section.variants
+    others = {one.name for one in rest} - {bar.over for bar in section.bars}
+    bars = [*section.bars, *(Bar(name, first.name) for name in sorted(others))]
+    bars = [bar for bar in bars if bar.over in runs and bar.under in runs]
     parts = [
         f"## {section.title}, {_of(section.rate)}",
         report.table(head, rows),
@@ -258,19 +216,18 @@ def written(section: Section, runs: Mapping[str, Sequence[jobs.Run]]) -> str:
             ("compared", "times as fast", "at least", "of the bytes", "at most", "each round"),
             [_compared(bar, series, runs) for bar in bars],
         ),
-        f"Rounds: {len(next(iter(runs.values())))}. {report.foreign_line(harness.foreign(runs))}",
+        f"Rounds: {len(next(iter(runs.values())))}. "
+        f"{report.foreign_line(interleave.job_foreign(runs))}",
     ]
     return "\n\n".join(parts)
 
 
-def _of(rate: str | None) -> str:
-    if rate is None:
-        return "links not shaped"
+def _of(rate: str) -> str:
     return f"links of {rate.replace('mbit', ' Mbit/s').replace('gbit', ' Gbit/s')}"
 
 
 def _compared(
-    bar: Bar, series: Mapping[str, report.Series], runs: Mapping[str, Sequence[jobs.Run]]
+    bar: Bar, series: Mapping[str, report.Series], runs: interleave.Runs
 ) -> tuple[str, ...]:
     ratio = report.Ratio(series[bar.over], series[bar.under], bar.at_least)
     parts = [
@@ -278,21 +235,10 @@ def _compared(
         for over, under in zip(runs[bar.over], runs[bar.under], strict=True)
     ]
     spread = report.Spread.of(parts)
-    return (
-        f"{bar.over} / {bar.under}",
-        str(ratio.spread),
-        ratio.verdict,
-        report.short(spread.median),
-        at_most(spread.median, bar.bytes_at_most),
-        " ".join(f"{one:.3f}" for one in ratio.rounds),
-    )
-
-
-def at_most(value: float, limit: float | None) -> str:
-    """Whether a value stays below its limit."""
-    if limit is None:
-        return "-"
-    return f"{report.short(limit)}: {'met' if value <= limit else 'missed'}"
+    limit = bar.bytes_at_most
+    verdict = "-" if limit is None else report.at_most(spread.median, limit)
+    *row, rounds = ratio.row()
+    return *row, report.short(spread.median), verdict, rounds
 
 
 def _sent_mib(run: jobs.Run) -> float:
@@ -307,11 +253,11 @@ def beside_alone(every: int, options: argparse.Namespace) -> str:
     as there are between two outer steps, so each round has one outer step. Its time depends on the
     link only; here a step computes for a quarter of a second.
     """
-    variant = Variant(f"DiLoCo, H = {every}", both(LEVELS, diloco(every)), steps=25)
-    rounds, steps = (1, 100) if options.quick else (options.long_rounds, max(every, 500))
-    turns = max(1, steps // variant.steps)
-    flags = ["--beside", "--rounds", str(rounds), "--turns", str(turns)]
-    flags += ["--batch", str(options.long_batch)]
+    settings = {"diloco": True, "diloco_configs": {"k_steps": every, "begin_step": 0}}
+    variant = Variant(f"DiLoCo, H = {every}", {**LEVELS, **settings}, steps=25)
+    rounds, steps = (1, 50) if options.quick else (3, max(every, 500))
+    flags = ["--beside", "--rounds", str(rounds), "--turns", str(steps // variant.steps)]
+    flags += ["--batch", "32"]
     with hosts(HOSTS, rate="200mbit") as rig:
         made = dataclasses.replace(job(variant, "train", rig, flags), deadline_s=3600.0)
         found = sorted(jobs.run(made).results, key=lambda result: int(result["rank"]))
@@ -319,87 +265,27 @@ def beside_alone(every: int, options: argparse.Namespace) -> str:
     alone, ours = interleave.series(workers)
     names = [dataclasses.replace(alone, name=ALONE), dataclasses.replace(ours, name=variant.name)]
     ratio = report.Ratio(names[1], names[0], DILOCO.get(every))
-    title = (
-        f"DiLoCo, H = {every}, batch {options.long_batch}, {_of('200mbit')}, in turn with no "
-        "communication"
-    )
+    title = f"DiLoCo, H = {every}, batch 32, {_of('200mbit')}, in turn with no communication"
     return report.section(title, names, [ratio], interleave.foreign(workers))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is asked for and write the result page."""
-    options = _parse(argv)
-    parts: list[str] = []
-    found: dict[str, list[str]] = {}
-    for name in options.sections:
-        if name in SECTIONS:
-            text, found[SECTIONS[name].title] = measured(SECTIONS[name], options)
-            parts.append(text)
-        else:
-            parts += [beside_alone(every, options) for every in options.every]
-        print("\n\n".join(parts[-1:]), end="\n\n", flush=True)
-    parts += published(found)
-    if options.write and not options.quick:
-        path = report.write("slow_link", CLAIM, parts)
-        print(f"written: {path.relative_to(jobs.ROOT)}")
-    return 0
+    parser = interleave.parser(__doc__, rounds=5)
+    add, every = parser.add_argument, [*SECTIONS, "diloco"]
+    add("--sections", nargs="+", choices=every, default=every)
+    add("--variants", nargs="+", help="only these, by name")
+    options = parser.parse_args(argv)
+    options.rounds = 1 if options.quick else options.rounds
 
+    def sections() -> Iterator[str]:
+        for name in options.sections:
+            if name in SECTIONS:
+                yield measured(SECTIONS[name], options)
+            else:
+                yield from (beside_alone(every, options) for every in DILOCO)
 
-def published(found: Mapping[str, Sequence[str]]) -> list[str]:
-    """Published figures of the same kind, with those of this run.
-
-    `found` has the results of each section, by title.
-    """
-    rows = [
-        (claim, theirs, "; ".join(found[section.title]))
-        for claim, theirs, section in _PUBLISHED
-        if section.title in found
-    ]
-    if not rows:
-        return []
-    head = ("steps per second, times", "published", "ours, in this run")
-    return [f"## Published figures of the same meaning\n\n{report.table(head, rows)}"]
-
-
-_PUBLISHED = (
-    (
-        "LocalSGD over synchronous training, on a fast network",
-        "Paddle Fleet: ResNet-50, 32 V100 in 4 hosts: 1.08 to 1.10 in its announcement, 1.054 with "
-        "k = 2 and 1.059 with k = 4 in its table",
-        FAST_CLAIM,
-    ),
-    (
-        "DGC over dense gradients at 1 Gbit/s",
-        "Paddle Fleet: Faster R-CNN, 2 P40 in 2 hosts: 6.53",
-        DGC_CLAIM,
-    ),
-)
-
-
-def reached(section: Section, runs: Mapping[str, Sequence[jobs.Run]]) -> list[str]:
-    """The ratios of a section in few words."""
-    series = {one.name: one for one in harness.series(runs).values()}
-    return [
-        f"{bar.over}: {report.Ratio(series[bar.over], series[bar.under], bar.at_least).spread}"
-        for bar in section.bars
-        if bar.over in runs and bar.under in runs
-    ]
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    every = (*SECTIONS, "diloco")
-    parser.add_argument("--sections", nargs="+", choices=every, default=list(every))
-    parser.add_argument("--variants", nargs="+", help="only these, by name")
-    parser.add_argument("--every", type=int, nargs="+", default=list(DILOCO), help="H of DiLoCo")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--long_rounds", type=int, default=3, help="of DiLoCo")
-    parser.add_argument("--batch", type=int, default=16, help="sets what a step computes")
-    parser.add_argument("--long_batch", type=int, default=32, help="the same, of DiLoCo")
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument("--quick", action="store_true", help="few steps, no page")
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
-    return parser.parse_args(argv)
+    return report.page("slow_link", CLAIM, sections(), options.quick)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Its role comes from torchrun's variables.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import time
@@ -18,11 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import interleave, jobs
-from benchmarks.models import CLASSES, mlp
+from benchmarks.models import CLASSES, checksum, mlp, stepper
 
 #: 25,021,066 parameters in 26 tensors
 WIDTHS = (784, *(1472,) * 12, CLASSES)
@@ -69,9 +67,10 @@ def beside(options: argparse.Namespace) -> None:
     steps = {name: training(options, name)[1] for name in ("alone", options.system)}
     for step in steps.values():
         step()
-    rounds = interleave.interleave(
-        steps, options.rounds, options.turns, options.steps, dist.barrier
-    )
+    plays = {
+        name: interleave.stepping(step, options.steps, dist.barrier) for name, step in steps.items()
+    }
+    rounds = interleave.interleave(plays, options.rounds, options.turns)
     jobs.result(rank=dist.get_rank(), rounds=rounds)
 
 
@@ -97,7 +96,7 @@ def training(options: argparse.Namespace, system: str) -> tuple[nn.Module, Step]
     random = torch.Generator().manual_seed(1 + dist.get_rank())
     x = torch.rand(options.batch, WIDTHS[0], generator=random)
     y = torch.randint(CLASSES, (options.batch,), generator=random)
-    return plain, functools.partial(_step, model, optimizer, x, y)
+    return plain, stepper(model, optimizer, [(x, y)])
 
 
 class Known(nn.Module):
@@ -126,13 +125,6 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *context.known
-
-
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
-    loss = cross_entropy(model(x), y)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def _parallel(
@@ -173,17 +165,13 @@ def _checksum(model: nn.Module, options: argparse.Namespace) -> float | None:
     if options.system == "alone":
         return None
     if options.task == "reduce":
-        return _sum([p.grad for p in model.parameters() if p.grad is not None])
+        return checksum(p.grad for p in model.parameters() if p.grad is not None)
     if options.system == "fleetlight":
         import fleetlight as fleet
 
         # workers that trained alone average
         fleet.barrier_worker()
-    return _sum([p.detach() for p in model.parameters()])
-
-
-def _sum(tensors: list[Tensor]) -> float:
-    return float(sum(tensor.double().abs().sum() for tensor in tensors))
+    return checksum(model.parameters())
 
 
 def sent_bytes() -> int:

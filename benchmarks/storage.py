@@ -2,7 +2,7 @@
 """A large table saved into a bucket and restored from it, beside a plain upload of its bytes.
 
 The bucket is moto's S3 server on this machine, which takes a core itself; so only ratios count.
-With `--deltas`, saves of what changed are measured beside saves of all rows, in a folder.
+Then saves of what changed are measured beside saves of all rows, in a folder.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import functools
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.store.s3 import VARIABLES, FaultProxy, S3Server, running_server
 
-from benchmarks import jobs, report
-from benchmarks.machine import Meter, foreign_share
+from benchmarks import interleave, report
 from fleetlight.kernels import servers_of
 from fleetlight.ps.messages import Load, TableFile
 from fleetlight.ps.placement import buckets_of
@@ -35,15 +34,12 @@ from fleetlight.store import store_at
 CLAIM = (
     "A table of 20 million rows (dimension 16) of 2 servers is saved into an S3 bucket in at most "
     "1.25 times the time of a plain upload of as many bytes (0.8 of its rate), checksums included. "
-    "3 servers restore it and fetch at most 1.1 times its bytes."
+    "3 servers restore it and fetch at most 1.1 times its bytes. If 1 % of the rows have changed, "
+    "a delta takes at most a tenth of the bytes and of the time of a save of all rows."
 )
-DELTAS_CLAIM = (
-    "If 1 % of the rows of a table (dimension 16) have changed, a delta takes at most a tenth of "
-    "the bytes and of the time of a save of all rows."
-)
-CLAIMED_DELTA, CHANGED = 0.1, 0.01
+CHANGED = 0.01
 DIM, ROW_BYTES = 16, 72
-CLAIMED_RATE, CLAIMED_BYTES = 0.8, 1.1
+CLAIMED_RATE, CLAIMED_BYTES, CLAIMED_DELTA = 0.8, 1.1, 0.1
 #: uploads at a time, and the size of each, as in a save
 PARALLEL, UPLOAD = 4, 64 << 20
 SERVERS, RESTORED = 2, 3
@@ -101,11 +97,9 @@ def upload(block: NDArray[np.uint8], nbytes: int, url: str) -> None:
         list(threads.map(one, range(-(-nbytes // UPLOAD))))
 
 
-def timed(act: Callable[[], object]) -> tuple[float, float]:
-    """Seconds, and CPU seconds of this process."""
-    began, cpu = time.perf_counter(), time.process_time()
-    act()
-    return time.perf_counter() - began, time.process_time() - cpu
+def timed(act: Callable[[], object]) -> interleave.Play:
+    """A turn that does this once."""
+    return interleave.stepping(act, 1, lambda: None)
 
 
 def emptied(url: str) -> None:
@@ -140,146 +134,77 @@ def restored_bytes(server: S3Server, url: str, files: Sequence[TableFile], rows:
         proxy.close()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, and write the result page."""
-    options = _parse(argv)
-    if options.deltas:
-        return measure_deltas(options)
+def bucket(options: argparse.Namespace) -> Iterator[str]:
+    """A save beside a plain upload, then a restore."""
     states = [filled(server, options.rows) for server in range(SERVERS)]
     block = np.random.default_rng(1).integers(0, 256, UPLOAD, np.uint8)
-    times: dict[str, list[tuple[float, float]]] = {"plain upload": [], "save": []}
-    foreign: list[float | None] = []
     with running_server() as server:
         os.environ.update(VARIABLES, AWS_ENDPOINT_URL=server.endpoint)
         url = f"s3://{server.new_bucket()}/run"
         nbytes = sum(f.bytes for f in save(states, url))
-        for turn in range(options.rounds):
-            names = list(times) if turn % 2 == 0 else list(reversed(times))
-            with Meter() as meter:
-                cpu = time.process_time()
-                for name in names:
-                    emptied(url)
-                    act = (
-                        (lambda: save(states, url))
-                        if name == "save"
-                        else (lambda: upload(block, nbytes, url))
-                    )
-                    times[name].append(timed(act))
-            foreign.append(foreign_share(meter.wall_s, meter.busy_s, time.process_time() - cpu))
+
+        def fresh(act: Callable[[], object]) -> interleave.Share:
+            emptied(url)
+            return timed(act)()
+
+        plays = {
+            "plain upload": lambda: fresh(lambda: upload(block, nbytes, url)),
+            "save": lambda: fresh(lambda: save(states, url)),
+        }
+        found = [interleave.interleave(plays, options.rounds, 1)]
         emptied(url)
         files = save(states, url)
         states.clear()
         fetched = restored_bytes(server, url, files, options.rows)
-    parts = [_rates(times, nbytes), _bytes(fetched, nbytes, len(files))]
-    parts.append(report.foreign_line(foreign))
-    print("\n\n".join(parts))
-    if options.write:
-        path = report.write("storage", CLAIM, parts)
-        print(f"\nwritten: {path.relative_to(jobs.ROOT)}")
-    return 0
+    raw, ours = interleave.series(found)
+    ratio = report.Ratio(ours, raw, CLAIMED_RATE)
+    shares, title = interleave.foreign(found), f"Saves of {nbytes / 2**20:,.0f} MiB"
+    yield report.section(title, [raw, ours], [ratio], shares)
+    yield (
+        f"## Restore\n\n{RESTORED} servers fetched {fetched / nbytes:.3f} times the bytes that "
+        f"{SERVERS} servers had saved in {len(files)} files; at most "
+        f"{report.at_most(fetched / nbytes, CLAIMED_BYTES)}."
+    )
 
 
-def measure_deltas(options: argparse.Namespace) -> int:
-    """Save all rows and 1 % of them into a folder by turns; print, and write the result page."""
+def deltas(options: argparse.Namespace) -> Iterator[str]:
+    """All rows and 1 % of them saved into a folder by turns."""
     state = filled(0, SERVERS * options.rows)
     table, rng = state.tables[0], np.random.default_rng(2)
     pieces = table.cut(ordered=False).pieces(table.lock)
     ids = np.concatenate([ids.copy() for ids, _ in pieces])
-    times: dict[str, list[tuple[float, float]]] = {"all rows": [], "delta": []}
-    sizes: dict[str, int] = {}
-    foreign: list[float | None] = []
-    # the first round compiles kernels
-    for turn in range(options.rounds + 1):
+    sizes: dict[bool, int] = {}
+
+    def play(delta: bool) -> interleave.Share:
         state.cut(base="base")
         state.drop_cuts()
         assert state.knows_since("base")
         changed = rng.choice(ids, int(CHANGED * len(ids)), replace=False)
-        rows = np.ones((len(changed), DIM), np.float32)
-        with Meter() as meter:
-            cpu = time.process_time()
-            table.push(changed, rows, {"lr": 0.1}, 0)
-            for name in ("all rows", "delta") if turn % 2 else ("delta", "all rows"):
-                with tempfile.TemporaryDirectory() as folder:
-                    act = functools.partial(_save_into, state, Path(folder), name == "delta")
-                    times[name].append(timed(act))
-                    sizes[name] = sum(path.stat().st_size for path in Path(folder).iterdir())
-        foreign.append(foreign_share(meter.wall_s, meter.busy_s, time.process_time() - cpu))
-    times = {name: each[1:] for name, each in times.items()}
-    parts = [_deltas(times, sizes, len(ids)), report.foreign_line(foreign[1:])]
-    print("\n\n".join(parts))
-    if options.write:
-        path = report.write("delta_saves", DELTAS_CLAIM, parts)
-        print(f"\nwritten: {path.relative_to(jobs.ROOT)}")
-    return 0
+        table.push(changed, np.ones((len(changed), DIM), np.float32), {"lr": 0.1}, 0)
+        with tempfile.TemporaryDirectory() as folder:
+            taken = timed(lambda: state.save(state.cut(delta=delta), Path(folder)))()
+            sizes[delta] = sum(path.stat().st_size for path in Path(folder).iterdir())
+        return taken
+
+    plays = {"all rows": functools.partial(play, False), "delta": functools.partial(play, True)}
+    interleave.interleave(plays, 1, 1)  # compiles kernels
+    found = [interleave.interleave(plays, options.rounds, 1)]
+    whole, part = interleave.series(found)
+    ratio = report.Ratio(part, whole, 1 / CLAIMED_DELTA)
+    title = f"{len(ids):,} rows, of which {CHANGED:.0%} changed"
+    yield report.section(title, [whole, part], [ratio], interleave.foreign(found))
+    share = sizes[True] / sizes[False]
+    yield f"A delta has {share:.3f} of the bytes; {report.at_most(share, CLAIMED_DELTA)}."
 
 
-def _save_into(state: ServerState, folder: Path, delta: bool) -> None:
-    state.save(state.cut(delta=delta), folder)
-
-
-def _deltas(times: dict[str, list[tuple[float, float]]], sizes: dict[str, int], rows: int) -> str:
-    whole, part = times["all rows"], times["delta"]
-    table = report.table(
-        ["", "MiB", "seconds of each round", "CPU s of this process"],
-        [
-            [
-                name,
-                f"{sizes[name] / 2**20:.1f}",
-                " ".join(f"{s:.2f}" for s, _ in times[name]),
-                f"{float(np.median([c for _, c in times[name]])):.2f}",
-            ]
-            for name in sizes
-        ],
-    )
-    seconds = sorted(mine / all_rows for (mine, _), (all_rows, _) in zip(part, whole, strict=True))
-    share, median = sizes["delta"] / sizes["all rows"], float(np.median(seconds))
-    held = "held" if max(share, median) <= CLAIMED_DELTA else "missed"
-    return (
-        f"## Deltas\n\n{rows:,} rows, of which {CHANGED:.0%} changed\n\n{table}\n\nA delta has "
-        f"{share:.3f} of the bytes and takes {median:.3f} of the time of all rows "
-        f"({seconds[0]:.3f} to {seconds[-1]:.3f}); claimed {CLAIMED_DELTA}: {held}."
-    )
-
-
-def _rates(times: dict[str, list[tuple[float, float]]], nbytes: int) -> str:
-    mib = nbytes / 2**20
-    rows = [
-        [
-            name,
-            f"{mib / float(np.median([s for s, _ in measured])):.0f}",
-            " ".join(f"{s:.1f}" for s, _ in measured),
-            f"{float(np.median([c for _, c in measured])):.1f}",
-        ]
-        for name, measured in times.items()
-    ]
-    pairs = zip(times["plain upload"], times["save"], strict=True)
-    ratios = sorted(raw / ours for (raw, _), (ours, _) in pairs)
-    median = float(np.median(ratios))
-    held = "held" if median >= CLAIMED_RATE else "missed"
-    table = report.table(["", "MiB/s", "seconds of each round", "CPU s of this process"], rows)
-    return (
-        f"## Save\n\n{mib:,.0f} MiB\n\n{table}\n\nA save has {median:.2f} of the rate of the plain "
-        f"upload ({ratios[0]:.2f} to {ratios[-1]:.2f}); claimed {CLAIMED_RATE}: {held}."
-    )
-
-
-def _bytes(fetched: int, nbytes: int, files: int) -> str:
-    ratio = fetched / nbytes
-    held = "held" if ratio <= CLAIMED_BYTES else "missed"
-    return (
-        f"## Restore\n\n{RESTORED} servers fetched {fetched / 2**20:,.0f} MiB of the "
-        f"{nbytes / 2**20:,.0f} MiB that {SERVERS} servers had saved in {files} files: {ratio:.3f} "
-        f"of the bytes; claimed at most {CLAIMED_BYTES}: {held}."
-    )
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and write the result page."""
+    parser = report.parser(__doc__, rounds=5)
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--deltas", action="store_true", help="what changed beside all rows")
-    parser.add_argument("--no-write", dest="write", action="store_false")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rows, options.rounds = 20_000, 1
+    return report.page("storage", CLAIM, chain(bucket(options), deltas(options)), options.quick)
 
 
 if __name__ == "__main__":

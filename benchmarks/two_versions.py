@@ -11,66 +11,51 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import report, turns
-from benchmarks.jobs import BenchmarkError
-from benchmarks.ps_jobs import Ours
-from benchmarks.ps_models import TITLES
+from benchmarks import interleave, report
+from benchmarks.ps import ENDLESS, TITLES, Ours
 
 CLAIM = (
     "Wide & deep and word2vec, one server and two workers: this version makes at least 0.97 of the "
     "steps per second of the version before, in every mode."
 )
-THIS, OTHER = "this version", "the version before"
 AT_LEAST = 0.97
-#: the mode of the job, and the bound of async
-MODES: dict[str, tuple[str, int | None]] = {
-    "sync": ("sync", None),
-    "async": ("async", None),
-    "async, staleness 4": ("async", 4),
-    "geo": ("geo", None),
+#: the mode of the job, and its flags
+MODES: dict[str, tuple[str, list[str]]] = {
+    "sync": ("sync", []),
+    "async": ("async", []),
+    "async, staleness 4": ("async", ["--staleness", "4"]),
+    "geo": ("geo", []),
 }
-#: more than anybody waits for: jobs are ended when all have had their turns
-_ENDLESS = 10_000_000
-
-
-def variants(model: str, mode: str, other: str) -> dict[str, Ours]:
-    """By name; they differ in the version alone."""
-    kind, staleness = MODES[mode]
-    return {
-        name: Ours(name, model, kind, _ENDLESS, staleness=staleness, count=True, source=source)
-        for name, source in ((THIS, ""), (OTHER, other))
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
-    other = Path(options.other).absolute()
-    if not (other / "fleetlight").is_dir():
-        raise BenchmarkError(f"--other: no fleetlight in {other}; give the src of a checkout")
-    report.page("two_versions", CLAIM, _sections(options, str(other)), keep=options.write)
-    return 0
+    parser = report.parser(__doc__, rounds=5)
+    add = parser.add_argument
+    add("--other", required=True, help="src of the other checkout")
+    add("--models", nargs="+", choices=list(TITLES), default=list(TITLES))
+    add("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    options = parser.parse_args(argv)
+    if not Path(options.other, "fleetlight").is_dir():
+        parser.error(f"--other: no fleetlight in {options.other}; give the src of a checkout")
+    return report.page("two_versions", CLAIM, _sections(options), options.quick)
 
 
-def _sections(options: argparse.Namespace, other: str) -> Iterator[str]:
+def _sections(options: argparse.Namespace) -> Iterator[str]:
+    sources = {"this version": "", "the version before": str(Path(options.other).absolute())}
     for model in options.models:
         for mode in options.modes:
-            make = {name: one.job for name, one in variants(model, mode, other).items()}
-            series, foreign = turns.take(make, options.rounds, options.turns, options.turn_s)
+            kind, flags = MODES[mode]
+            make = {
+                name: Ours(name, model, kind, ENDLESS, flags=[*flags, "--count"], source=of).job
+                for name, of in sources.items()
+            }
+            much = (1, 1, 3.0) if options.quick else (options.rounds, 4, 2.0)
+            rounds = interleave.run_paused(make, *much)
+            series = interleave.series([rounds])
             ratio = report.Ratio(series[0], series[1], AT_LEAST)
+            foreign = interleave.foreign([rounds])
             yield report.section(f"{TITLES[model]}: {mode}", series, [ratio], foreign)
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--other", required=True, help="src of the other checkout")
-    parser.add_argument("--models", nargs="+", choices=list(TITLES), default=list(TITLES))
-    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=4, help="of each job in a round")
-    parser.add_argument("--turn_s", type=float, default=2.0)
-    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

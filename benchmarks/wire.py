@@ -2,21 +2,16 @@
 """What a byte costs between worker and server, and how long a pull takes.
 
 A server process and this one have a core each. CPU seconds are those of both; iperf3 moves bytes
-with the same congestion control and does nothing else. A short message shows what Python costs.
-What TLS adds is compared with the cipher alone, as `openssl speed` counts it. `--openssl` names a
-folder with the libssl and libcrypto of another version, which then has a page of its own.
+with the same congestion control and does nothing else.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
-import resource
 import shutil
 import socket
-import ssl
 import statistics
 import subprocess
 import sys
@@ -27,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import jobs, machine, report
-from benchmarks.wire_sizes import DENSE_BYTES, DIM, IDS, batches, plan, prepare_raw
+from benchmarks import interleave, jobs, machine, report
+from benchmarks.wire_server import DENSE_BYTES, DIM, IDS, batches, plan, prepare_raw
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
 from fleetlight.ps.transport import SocketChannel
@@ -40,15 +35,10 @@ from fleetlight.security.context import client_context
 CLAIM = (
     "Between worker and server a GB costs at most 2.3 times the CPU seconds of iperf3 (both sides, "
     "same congestion control), in shared memory at most 1.0 times; with TLS at most 1.5 s; a pull "
-    "of 20,000 ids takes at most 1.3 times a bare ping-pong of the same bytes and the table's "
-    "work. A message costs its sender and its receiver at most 30 microseconds of Python each."
+    "of 20,000 ids takes at most 1.3 times a bare ping-pong of the same bytes and the table's work."
 )
-#: the suite that both sides prefer, and the variable that names folders of libraries
-CIPHER, _LIBRARIES = "aes-256-gcm", "LD_LIBRARY_PATH"
 CORES = os.sched_getaffinity(0)
 PLAIN_RATIO, MEMORY_RATIO, TLS_S, PULL_RATIO = 2.3, 1.0, 1.5, 1.3
-#: user CPU time of a message on each side, and the ids of a short one
-MESSAGE_US, FEW = 30.0, 32
 ROWS_BYTES, IDS_BYTES = 4 * IDS * DIM, 8 * IDS
 _ROWS = m.Pull([m.TablePull(0, True)], dense=False)
 _DENSE = m.Pull([], dense=True)
@@ -87,10 +77,13 @@ def _on_core_0() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the result page."""
-    options = _parse(argv)
-    if options.openssl and os.environ.get(_LIBRARIES) != options.openssl:
-        os.environ[_LIBRARIES] = options.openssl
-        os.execv(sys.executable, [*sys.orig_argv])
+    parser = interleave.parser(__doc__, rounds=7)
+    add = parser.add_argument
+    add("--gigabytes", type=float, default=1.0, help="moved by each in a round")
+    add("--pulls", type=int, default=1000, help="pulls in a round")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rounds, options.gigabytes, options.pulls = 1, 0.05, 10
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         make(folder)
@@ -99,10 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.sched_setaffinity(0, {max(CORES)})
         moves = _moves(server, folder, stack)
         pulls = Pulls(server, stack)
-        channel = _channel(server, "plain", "plain", folder, stack)
         costs: dict[str, list[float]] = {name: [] for name in ("iperf3", *moves)}
         times: list[tuple[float, float, float]] = []
-        short: list[tuple[float, float]] = []
         foreign = []
         for number in range(options.rounds):
             machine.wait_until_idle(options.idle_s)
@@ -110,29 +101,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 own = _own_cpu_s(server)
                 _round(server, moves, costs, options.gigabytes)
                 times.append(pulls.measure(options.pulls))
-                short.append(_short_messages(server, channel, options.messages))
                 own = _own_cpu_s(server) - own
-            foreign.append(machine.foreign_share(meter.wall_s, meter.busy_s, own))
+            foreign.append(meter.foreign(own))
             print(f"round {number + 1}/{options.rounds} done", flush=True)
     sections = [
         _cost_section(costs),
-        _tls_section(costs),
         _pull_section(times),
-        _short_section(short),
         report.foreign_line(foreign),
     ]
-    if options.write:
-        version = ".".join(str(part) for part in ssl.OPENSSL_VERSION_INFO[:2])
-        name = f"wire_openssl_{version}" if options.openssl else "wire"
-        path = report.write(name, CLAIM, sections)
-        sections.append(f"written: {path.relative_to(jobs.ROOT)}")
-    print("\n\n".join(sections))
-    return 0
+    return report.page("wire", CLAIM, sections, options.quick)
 
 
 def _own_cpu_s(server: ServerProcess) -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + server.ask("cpu") + children.ru_utime + children.ru_stime
+    return time.process_time() + server.ask("cpu") + jobs.children_cpu_s()
 
 
 def _moves(
@@ -249,26 +230,6 @@ class Pulls:
         return [SocketChannel.connect(endpoint, "server", deadline_s=60.0, greeting=lambda: hello)]
 
 
-def _short_messages(
-    server: ServerProcess, channel: SocketChannel, count: int
-) -> tuple[float, float]:
-    """Seconds of user CPU time of a message, in this process and in the server.
-
-    A request and its reply are two messages, and each side sends one and receives the other. The
-    system counts the time of its calls separately.
-    """
-    ids, grads = np.arange(FEW), np.ones((FEW, DIM), np.float32)
-    channel.call(_PUSH, [ids, grads])
-    here, there = _user_s(), server.ask("user")
-    for _ in range(count):
-        channel.call(_PUSH, [ids, grads])
-    return (_user_s() - here) / (2 * count), (server.ask("user") - there) / (2 * count)
-
-
-def _user_s() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
-
-
 def _timed(act: Callable[[], object]) -> float:
     began = time.perf_counter()
     act()
@@ -287,44 +248,14 @@ def _cost_section(costs: Mapping[str, Sequence[float]]) -> str:
     return f"## What a GB costs\n\n{report.table(head, rows)}{missing}"
 
 
-def _tls_section(costs: Mapping[str, Sequence[float]]) -> str:
-    """What TLS adds to a GB, and the share of it that the cipher alone would take."""
-    cipher = _cipher_s()
-    rows = []
-    for name in [name for name in costs if name.startswith("TLS ")]:
-        plain = costs[name.replace("TLS", "plain")]
-        added = [a - b for a, b in zip(costs[name], plain, strict=True)]
-        ratio = report.Spread.of(b / a for a, b in zip(costs[name], plain, strict=True))
-        share = "-" if cipher is None else str(report.Spread.of(cipher / one for one in added))
-        rows.append((name.removeprefix("TLS "), str(report.Spread.of(added)), str(ratio), share))
-    head = ("what moves", "CPU s that TLS adds to a GB", "plain / TLS", "cipher alone / added")
-    floor = "openssl is not installed" if cipher is None else f"{cipher:.3f} CPU s per GB"
-    text = f"The cipher alone, {CIPHER} in records of 16 KiB on both sides: {floor}."
-    return f"## What TLS adds, {ssl.OPENSSL_VERSION}\n\n{report.table(head, rows)}\n\n{text}"
-
-
-def _cipher_s() -> float | None:
-    """CPU seconds to encrypt and decrypt a GB; None without the program openssl."""
-    if shutil.which("openssl") is None:
-        return None
-    command = ["openssl", "speed", "-seconds", "1", "-bytes", "16384", "-evp", CIPHER]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    thousands_per_s = float(told.split()[-1].removesuffix("k"))
-    return 2 * 1e9 / (1e3 * thousands_per_s)
-
-
 def _against(name: str, seconds: Sequence[float], iperf: Sequence[float]) -> tuple[str, str]:
     if name == "iperf3" or not iperf:
         return "-", "-"
     ratio = report.Spread.of(a / b for a, b in zip(seconds, iperf, strict=True))
     if name.startswith("TLS"):
-        return str(ratio), _verdict(report.Spread.of(seconds).median, TLS_S, " s")
+        return str(ratio), report.at_most(report.Spread.of(seconds).median, TLS_S)
     limit = MEMORY_RATIO if name.startswith("memory") else PLAIN_RATIO
-    return str(ratio), _verdict(ratio.median, limit, "")
-
-
-def _verdict(got: float, limit: float, unit: str) -> str:
-    return f"{limit:g}{unit}: {'met' if got <= limit else 'missed'}"
+    return str(ratio), report.at_most(ratio.median, limit)
 
 
 def _pull_section(times: Sequence[tuple[float, float, float]]) -> str:
@@ -338,33 +269,10 @@ def _pull_section(times: Sequence[tuple[float, float, float]]) -> str:
         ("pull by a client from a server", str(pulled)),
         (
             "pull / (ping-pong + table)",
-            f"{ratio}, at most {_verdict(ratio.median, PULL_RATIO, '')}",
+            f"{ratio}, at most {report.at_most(ratio.median, PULL_RATIO)}",
         ),
     ]
     return f"## A pull of {IDS:,} ids\n\n{report.table(head, rows)}"
-
-
-def _short_section(times: Sequence[tuple[float, float]]) -> str:
-    """The user CPU time of a message on each side."""
-    rows = []
-    for side, of in zip(("worker", "server"), zip(*times, strict=True), strict=True):
-        spread = report.Spread.of(1e6 * seconds for seconds in of)
-        rows.append((side, str(spread), _verdict(spread.median, MESSAGE_US, "")))
-    head = ("side", "user CPU, microseconds a message: median of the rounds (min..max)", "at most")
-    title = f"## A message with {FEW} ids and their gradients, and its reply"
-    return f"{title}\n\n{report.table(head, rows)}"
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="moved by each in a round")
-    parser.add_argument("--pulls", type=int, default=1000, help="pulls in a round")
-    parser.add_argument("--messages", type=int, default=5000, help="short ones in a round")
-    parser.add_argument("--idle_s", type=float, default=0.0, help="wait for an idle machine first")
-    parser.add_argument("--openssl", metavar="DIR", help="the libraries of another OpenSSL")
-    parser.add_argument("--no_write", dest="write", action="store_false", help="print only")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -2,33 +2,67 @@
 """The server's side of the benchmark `wire`, a process of its own.
 
 Its first line of output says where it listens. Then it answers one word a line: `cpu` with the CPU
-seconds it has used, `user` with those outside the system's calls, `kernel` with the seconds that a
-pull takes without any network.
+seconds it has used, `kernel` with the seconds that a pull takes without any network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import resource
 import socket
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.wire_sizes import DENSE_BYTES, DIM, IDS, RESIDENT, batches, plan, prepare_raw
 from fleetlight.errors import PeerError
 from fleetlight.kernels import Initializer, RowTable, rule_named
 from fleetlight.ps import messages as m
+from fleetlight.ps.plan import ASYNC, InitializerPlan, OptimizerPlan, Plan, RulePlan, TablePlan
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport import Connection, Listener, Reply
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.security.context import server_context
 
 _LOOPBACK = ("127.0.0.1", 0)
+#: a batch of ids, the width of a row, the ids a table has
+IDS, DIM, RESIDENT = 20_000, 16, 1_000_000
+#: all dense parameters of a model of 16 M
+DENSE_BYTES = 64 << 20
+
+
+def plan() -> Plan:
+    """One table and no dense parameters."""
+    table = TablePlan(
+        "table", DIM, RulePlan("adagrad", {}), InitializerPlan("uniform", -0.1, 0.1), 0, 0
+    )
+    return Plan(
+        mode=ASYNC,
+        worker_num=1,
+        server_num=1,
+        seed=0,
+        tables=[table],
+        dense=[],
+        optimizers=[OptimizerPlan("torch.optim.adagrad.Adagrad", 1, True)],
+    )
+
+
+def batches(count: int) -> Iterator[NDArray[np.int64]]:
+    """Distinct ids of the table, evenly spread."""
+    chance = np.random.default_rng(0)
+    for _ in range(count):
+        yield chance.choice(RESIDENT, IDS, replace=False)
+
+
+def prepare_raw(connected: socket.socket) -> None:
+    """What the transport does to its sockets as well."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 class Sizes:
@@ -91,7 +125,6 @@ def main() -> int:
     print(json.dumps({**ports, "raw": door.getsockname()[1]}), flush=True)
     answers: dict[str, Callable[[], float]] = {
         "cpu": time.process_time,
-        "user": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime,
         "kernel": lambda: kernel_s(table, 200),
     }
     for line in sys.stdin:

@@ -15,7 +15,6 @@ UNMARKED = {
         "docs/quickstart.md: fleetrun: this machine's address: 10.0.0.2",
     ),
     "a GPU": ("docs/parameter-servers.md: done: steps 480, rows found on the device",),
-    "minutes on an idle machine": ("docs/scaling.md: other programs used",),
     "its lines depend on the moment": (
         "docs/dashboard.md: log: async",
         "docs/metrics.md: step 115/500",

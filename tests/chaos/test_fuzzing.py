@@ -51,10 +51,8 @@ def test_unforeseen_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("unforeseen")
 
     monkeypatch.setattr(Server, "figures", figures)
-    serving = Serving(5)
     with pytest.raises(AssertionError, match=r"did not foresee(.|\n)*unforeseen"):
-        for number in range(4):
-            serving.round(number)
+        [Serving(5).round(number) for number in range(4)]
 
 
 @pytest.mark.slow

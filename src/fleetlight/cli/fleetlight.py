@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from fleetlight.cli.jobs import add_jobs
 from fleetlight.cli.member import add_member
-from fleetlight.cli.plan import add_plan
 from fleetlight.cli.stored.checkpoints import add_checkpoints
 from fleetlight.cli.stored.tables import add_table
 from fleetlight.cli.terminal import output
@@ -69,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
     add_checkpoints(commands)
     add_table(commands)
     _add_doctor(commands)
-    add_plan(commands)
     add_jobs(commands)
     add_dashboard(commands)
     add_events(commands)
