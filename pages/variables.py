@@ -46,7 +46,7 @@ MEANINGS = {
     "FLEET_SERVERS": "In Slurm: which tasks are servers, `spread` or `pack` (the first).",
     "FLEET_SERVER_ENDPOINTS": "`host:port` of each server, separated by commas.",
     "FLEET_SERVER_NUM": "How many servers the job has.",
-    "FLEET_SINKS": "Services that get the figures of the job. `fleetrun --sinks` sets it.",
+    "FLEET_SINKS": "Services that get the metrics of the job. `fleetrun --sinks` sets it.",
     "FLEET_SSL": "The folder of certificates. `fleetrun --ssl` sets it.",
     "FLEET_SSL_EXPIRY_WARNING_DAYS": "Days before it expires that a certificate causes a warning.",
     "FLEET_SSL_PASSWORD": "The password of encrypted keys.",

@@ -125,7 +125,7 @@ def timed(python: Path, home: Path, rounds: int = 7) -> None:
 
 
 def every_python() -> list[str]:
-    """The interpreters of this machine that Fleetlight supports, also those of pyenv."""
+    """The interpreters of this machine that Fleetlight supports, including those of pyenv."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = []
     for version in VERSIONS:

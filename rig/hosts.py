@@ -27,7 +27,7 @@ from rig.spaces import RigError
 
 #: the hosts are .1, .2 and so on in it
 NETWORK = "10.213.7."
-MOST_HOSTS = 254
+MAX_HOSTS = 254
 _SWITCH = "switch"
 # what a link of a gigabit carries in two milliseconds, and more than the largest packet
 _BURST = "256kb"
@@ -190,8 +190,8 @@ class Rig:
 @contextlib.contextmanager
 def hosts(count: int, rate: str | None = None) -> Iterator[Rig]:
     """So many hosts, each with a link of this rate ("200mbit") or an unshaped one."""
-    if not 1 <= count <= MOST_HOSTS:
-        raise RigError(f"got {count} hosts, expected 1 to {MOST_HOSTS}, all in {NETWORK}0/24")
+    if not 1 <= count <= MAX_HOSTS:
+        raise RigError(f"got {count} hosts, expected 1 to {MAX_HOSTS}, all in {NETWORK}0/24")
     if (why := spaces.obstacle()) is not None:
         raise RigError(why)
     spaces.sweep()

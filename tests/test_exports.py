@@ -36,7 +36,7 @@ PUBLIC = [
     "distributed_model",
     "distributed_optimizer",
     "errors",
-    "figures",
+    "process_metrics",
     "init",
     "init_server",
     "init_worker",

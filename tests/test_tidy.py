@@ -221,7 +221,7 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/launch/doctor/service.py": 1,
     # dates for people: when a file was saved
     "src/fleetlight/checkpoint/storage/generations.py": 1,
-    # distinguishes successive starts of a worker, also on another machine
+    # distinguishes successive starts of a worker, even on another machine
     "src/fleetlight/ps/worker/replay/step_journal.py": 1,
     # the age of a publication, which other machines read
     "src/fleetlight/fleet/served/publishing/publisher.py": 1,
@@ -231,9 +231,9 @@ READS_TIME_OF_DAY = {
     "src/fleetlight/security/certificate_folder.py": 1,
     # the format of torch.distributed.elastic has a date
     "src/fleetlight/launch/failure_reason.py": 1,
-    # figures of several machines share a time axis
-    "src/fleetlight/observe/figures/registry.py": 1,
-    "src/fleetlight/observe/figures/recorder.py": 1,
+    # metrics of several machines share a time axis
+    "src/fleetlight/observe/telemetry/registry.py": 1,
+    "src/fleetlight/observe/telemetry/recorder.py": 1,
     "src/fleetlight/observe/sinks/feeder.py": 1,
     "src/fleetlight/dashboard/feed.py": 1,
     "src/fleetlight/observe/tracing/spans.py": 1,

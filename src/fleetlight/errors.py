@@ -37,7 +37,7 @@ A message says what was got, what was expected, where, and what to do next.
 
 from __future__ import annotations
 
-# other modules import the parts of messages from here, too
+# other modules import the parts of messages from here as well
 from fleetlight.wording import RAISE_DEADLINE as RAISE_DEADLINE
 from fleetlight.wording import counted as counted
 from fleetlight.wording import did_you_mean as did_you_mean

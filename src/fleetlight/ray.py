@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fleetlight.collective.membership.scheduler import Scheduler
 from fleetlight.errors import ConfigError, LaunchError
 from fleetlight.launch.backends.ray import spec_from_json
-from fleetlight.launch.exit_codes import RESUME_CODE, of_status
+from fleetlight.launch.exit_codes import RESUME_CODE, exit_code
 from fleetlight.launch.job.spec import JobSpec, RoleSpec
 from fleetlight.ps.rendezvous.scheduler import RendezvousScheduler
 from fleetlight.ps.rendezvous.service import JobSize
@@ -199,7 +199,7 @@ class _MemberActor:
         environment: Mapping[str, str],
         folder: str,
     ) -> int:
-        """Run the script to its end; returns its exit code, also to a call that Ray repeats."""
+        """Run the script to its end; returns its exit code, even to a call that Ray repeats."""
         if self._child is None:
             outside = {**os.environ, "FLEET_HOST": ray.util.get_node_ip_address()}
             self._child = subprocess.Popen(
@@ -213,7 +213,7 @@ class _MemberActor:
                 self._child.send_signal(signal.SIGTERM)
         code = self._child.wait()
         if code < 0 and self._is_stopping:
-            return of_status(code)
+            return exit_code(code)
         if code < 0:
             # Ray kills the children of an actor that it ends before the actor: this is no result
             os._exit(_LOST)

@@ -47,10 +47,10 @@ def test_every_message_is_generated() -> None:
 
 @pytest.mark.slow
 def test_unforeseen_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def figures(self: Server) -> Any:
+    def metrics(self: Server) -> Any:
         raise KeyError("unforeseen")
 
-    monkeypatch.setattr(Server, "figures", figures)
+    monkeypatch.setattr(Server, "metrics", metrics)
     with pytest.raises(AssertionError, match=r"did not foresee(.|\n)*unforeseen"):
         [Serving(5).round(number) for number in range(4)]
 

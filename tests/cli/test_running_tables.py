@@ -11,8 +11,8 @@ import pytest
 
 from fleetlight.cli.fleetlight import main
 from fleetlight.cli.terminal import output
-from fleetlight.observe.figures.recorder import ThinnedFile
-from fleetlight.observe.figures.snapshot import FOLDER, Snapshot, snapshot_file
+from fleetlight.observe.telemetry.recorder import ThinnedFile
+from fleetlight.observe.telemetry.snapshot import FOLDER, Snapshot, snapshot_file
 
 
 def record(folder: Path, server: int, age_s: float, rows: float) -> None:

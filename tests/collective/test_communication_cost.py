@@ -39,14 +39,14 @@ def test_counting_starts_after_the_first_step(tmp_path: Path) -> None:
     clock, counters = Clock(), tmp_path / "dev"
     write_counters(counters, 100)
     meter = CommunicationMeter("eth0", clock=clock, counters=counters)
-    assert meter.figures() == CommunicationCost(interface="eth0")
+    assert meter.cost() == CommunicationCost(interface="eth0")
     for step in range(3):
         clock.now += 1
         with meter.waiting(), meter.waiting():
             clock.now += 2 + step
         write_counters(counters, 100 + 10 * (step + 1) * MIB)
         meter.count_step()
-    assert meter.figures() == CommunicationCost(
+    assert meter.cost() == CommunicationCost(
         steps=2, seconds=9.0, waited_s=7.0, sent_bytes=20 * MIB, interface="eth0"
     )
 
@@ -65,27 +65,27 @@ def test_a_failed_wait_is_counted(tmp_path: Path) -> None:
         fail()
     clock.now += 1
     meter.count_step()
-    assert meter.figures() == CommunicationCost(steps=1, seconds=4.0, waited_s=3.0)
+    assert meter.cost() == CommunicationCost(steps=1, seconds=4.0, waited_s=3.0)
 
 
 @pytest.mark.parametrize("content", [None, "", "eth0: 1 2\n", "eth0: a b c d e f g h i j\n"])
 def test_an_unknown_interface_is_omitted(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "dev").write_text(content)
-    figures = CommunicationMeter("eth0", counters=tmp_path / "dev").figures()
-    assert (figures.interface, figures.sent_bytes) == (None, None)
+    cost = CommunicationMeter("eth0", counters=tmp_path / "dev").cost()
+    assert (cost.interface, cost.sent_bytes) == (None, None)
 
 
 def test_the_log_line_reports_bytes_and_waits() -> None:
-    figures = CommunicationCost(
+    cost = CommunicationCost(
         steps=2, seconds=2.4, waited_s=1.62, sent_bytes=int(48.2 * MIB), interface="veth0"
     )
     bytes_part = "24.1 MiB a step left this host (veth0)"
     assert (
-        figures.sentence()
+        cost.sentence()
         == f"communication: {bytes_part}, waiting for the other workers took 0.81 of 1.20 s a step"
     )
-    assert figures.sentence(waits=False) == f"communication: {bytes_part}"
+    assert cost.sentence(waits=False) == f"communication: {bytes_part}"
     quick = CommunicationCost(steps=10, seconds=0.09, waited_s=0.031)
     assert quick.sentence() == (
         "communication: waiting for the other workers took 3.1 of 9.0 ms a step"
@@ -104,12 +104,12 @@ def hellos(*addresses: str) -> dict[int, MemberHello]:
 def test_bytes_are_counted_between_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     two = hellos("192.0.2.1", "192.0.2.2")
-    assert meter_of(two, 0).figures().interface == "lo"
+    assert meter_of(two, 0).cost().interface == "lo"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
-    assert meter_of(two, 0).figures().interface is None
+    assert meter_of(two, 0).cost().interface is None
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     for one in (hellos("192.0.2.1", "192.0.2.1"), hellos("127.0.0.1", "127.0.0.2"), {}):
-        assert meter_of(one, 0).figures().interface is None
+        assert meter_of(one, 0).cost().interface is None
 
 
 def test_a_single_worker_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,7 @@ def test_a_single_worker_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     for step in range(3):
         group.report_step(step)
         group.meter.count_step()
-    assert group.meter.figures().steps == 2
+    assert group.meter.cost().steps == 2
     group.leave()
     assert not caplog.records
 
@@ -137,18 +137,18 @@ def trained() -> tuple[CommunicationCost, list[str]]:
         optimizer.zero_grad()
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-    figures = fleet.account()
+    cost = fleet.account()
     current().group.leave()
-    return figures, [text for text in records if text.startswith("communication: ")]
+    return cost, [text for text in records if text.startswith("communication: ")]
 
 
 @pytest.mark.multiprocess
 def test_worker_0_logs_the_cost_at_the_end() -> None:
     (first, logged), (other, other_logged) = run_workers(trained)
-    for figures in (first, other):
-        assert figures.steps == 3
-        assert 0 < figures.waited_s < figures.seconds
-        assert figures.sent_bytes is None
+    for cost in (first, other):
+        assert cost.steps == 3
+        assert 0 < cost.waited_s < cost.seconds
+        assert cost.sent_bytes is None
     assert logged == [first.sentence()]
     assert other_logged == []
 

@@ -89,7 +89,7 @@ def messages(reply: http.client.HTTPResponse) -> Iterator[tuple[str, dict[str, A
 
 @contextlib.contextmanager
 def serving(job: SimulatedJob) -> Iterator[Site]:
-    """Serve the page of a job, whose clock stands still between its figures."""
+    """Serve the page of a job, whose clock stands still between its metrics."""
     with listen(0) as listener:
         port = listener.getsockname()[1]
         feed = JobFeed(job.folder, lambda: job.at + 0.5)

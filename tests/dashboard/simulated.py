@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's log folder as its processes would write it, with figures that a test chooses."""
+"""A job's log folder as its processes would write it, with metrics that a test chooses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import msgspec
 
 from fleetlight.launch.process_identity import start_of, this_system
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry
-from fleetlight.observe.figures.catalogue import STEP_PARTS, step_figure
-from fleetlight.observe.figures.snapshot import (
+from fleetlight.observe.telemetry.catalogue import STEP_PARTS, step_metric
+from fleetlight.observe.telemetry.snapshot import (
     EVENTS_PREFIX,
     FOLDER,
     Event,
@@ -44,7 +44,7 @@ class SimulatedWorker:
         return {
             "steps": float(int(steps)),
             "samples": float(int(steps)) * 512,
-            **{step_figure(part): took * steps for part, took in self.parts.items()},
+            **{step_metric(part): took * steps for part, took in self.parts.items()},
             **{labelled("logged", name): value for name, value in self.logged.items()},
             "queued_pushes": 1.0,
             "skipped_steps": 0.0,
@@ -85,9 +85,9 @@ class SimulatedJob:
                     self.record("worker", worker.index, worker.pid, worker.values(), shift=shift)
             for index in range(self.servers):
                 if f"server {index}" not in self.statuses:
-                    self.record("server", index, 2000 + index, *self._of_server())
+                    self.record("server", index, 2000 + index, *self._server_values())
 
-    def _of_server(self) -> tuple[dict[str, float], dict[str, dict[int, int]]]:
+    def _server_values(self) -> tuple[dict[str, float], dict[str, dict[int, int]]]:
         rows = {name: count + self.growth * self._passed for name, count in self.tables.items()}
         pushes = int(10 * self._passed)
         values = {

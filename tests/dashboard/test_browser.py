@@ -123,7 +123,7 @@ def _job(folder: Path, workers: int) -> SimulatedJob:
     job.launcher()
     (folder / "workerlog.0").write_text("step 1 <b>loss</b> 0.5\nValueError: a bad row\n")
     said = {"explain": "a_sync takes effect: ...", "svg": svg_of(PROGRAM)}
-    (folder / "figures" / "job.json").write_text(json.dumps(said))
+    (folder / "metrics" / "job.json").write_text(json.dumps(said))
     return job
 
 
@@ -134,7 +134,7 @@ def page(browser: Any, site: Site) -> Iterator[Any]:
 
 
 class _opened:
-    """A page that has drawn its first figures; errors of its scripts fail the test."""
+    """A page that has drawn its first metrics; errors of its scripts fail the test."""
 
     def __init__(self, browser: Any, link: str, **options: Any) -> None:
         self._context = browser.new_context(**options)
@@ -186,7 +186,7 @@ def test_the_program_is_shown(page: Any) -> None:
 
 def test_a_picture_runs_no_script(browser: Any, tmp_path: Path) -> None:
     job = _job(tmp_path, workers=2)
-    (tmp_path / "figures" / "job.json").write_text(json.dumps({"svg": HARMFUL}))
+    (tmp_path / "metrics" / "job.json").write_text(json.dumps({"svg": HARMFUL}))
     with serving(job) as site:
         ran: list[str] = []
         with _opened(browser, site.link) as page:
@@ -275,7 +275,7 @@ def test_a_page_without_a_connection_says_so(browser: Any, site: Site) -> None:
 def test_a_page_too_many_says_so_until_another_closes(
     browser: Any, job: SimulatedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "_MOST_CLIENTS", 1)
+    monkeypatch.setattr(event_stream, "_MAX_CLIENTS", 1)
     with serving(job) as site, browser.new_page() as page:
         with site.events() as events:
             next(events)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log folder says of a job besides figures."""
+"""What the log folder says of a job besides metrics."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_how_a_process_ended(tmp_path: Path, status: int, state: ProcessState, d
 
 
 def test_the_job_describes_itself_later(tmp_path: Path) -> None:
-    (tmp_path / "figures").mkdir()
+    (tmp_path / "metrics").mkdir()
     files = JobFiles(tmp_path)
     assert files.read().description == {"picture": False}
-    path = tmp_path / "figures" / "job.json"
+    path = tmp_path / "metrics" / "job.json"
     path.write_text(json.dumps({"explain": "a_sync", "mode": "async", "svg": "<svg/>", "x": 1}))
     expected = {"explain": "a_sync", "mode": "async", "picture": True}
     assert files.read().description == expected

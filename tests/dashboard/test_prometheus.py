@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleetlight.dashboard.feed import JobFeed
 from fleetlight.dashboard.prometheus import PREFIX, RESTARTS, UP, metrics_text
 from fleetlight.dashboard.view.facts import ProcessReading
-from fleetlight.observe.figures.catalogue import FIGURES, FigureKind
-from fleetlight.observe.figures.recorder import FigureRecorder
-from fleetlight.observe.figures.registry import Registry
-from fleetlight.observe.figures.snapshot import labelled
+from fleetlight.observe.telemetry.catalogue import METRICS, MetricKind
+from fleetlight.observe.telemetry.recorder import MetricRecorder
+from fleetlight.observe.telemetry.registry import Registry
+from fleetlight.observe.telemetry.snapshot import labelled
 
 
 def _reading(index: int = 0, *, is_up: bool = True, **values: float) -> ProcessReading:
@@ -40,26 +40,26 @@ def _samples(readings: list[ProcessReading]) -> dict[tuple[str, ...], float]:
     }
 
 
-def _every_figure() -> ProcessReading:
+def _every_metric() -> ProcessReading:
     values = {
-        labelled(name, "one") if figure.label else name: 1.0
-        for name, figure in FIGURES.items()
-        if figure.kind is not FigureKind.COUNTS
+        labelled(name, "one") if metric.label else name: 1.0
+        for name, metric in METRICS.items()
+        if metric.kind is not MetricKind.COUNTS
     }
-    counts = {name: {0: 1} for name, one in FIGURES.items() if one.kind is FigureKind.COUNTS}
+    counts = {name: {0: 1} for name, one in METRICS.items() if one.kind is MetricKind.COUNTS}
     return ProcessReading(
         kind="worker", index=0, is_up=True, restarts=0, values=values, counts=counts
     )
 
 
-def test_each_figure_of_the_catalogue_is_exported() -> None:
-    names = {name for name, *_ in _samples([_every_figure()])}
-    for figure in FIGURES.values():
-        suffix = {FigureKind.COUNTER: "_total", FigureKind.COUNTS: "_bucket"}.get(figure.kind, "")
-        assert f"{PREFIX}{figure.name}{suffix}" in names
+def test_each_metric_of_the_catalogue_is_exported() -> None:
+    names = {name for name, *_ in _samples([_every_metric()])}
+    for metric in METRICS.values():
+        suffix = {MetricKind.COUNTER: "_total", MetricKind.COUNTS: "_bucket"}.get(metric.kind, "")
+        assert f"{PREFIX}{metric.name}{suffix}" in names
 
 
-def test_labels_are_role_index_and_that_of_the_figure() -> None:
+def test_labels_are_role_index_and_that_of_the_metric() -> None:
     values = {labelled("table_rows", 'a "b"\\c'): 5.0, "steps": 7.0}
     found = _samples([_reading(3, **values)])
     assert found[("fleetlight_table_rows", "3", "worker", 'a "b"\\c')] == 5.0
@@ -80,7 +80,7 @@ def test_values_that_are_not_finite_are_passed_on(tmp_path: Path) -> None:
     registry = Registry()
     registry.add(lambda: {"steps": 7})
     registry.logged.add({"loss": math.nan, "norm": math.inf})
-    FigureRecorder(tmp_path, "worker", 0, registry).close()
+    MetricRecorder(tmp_path, "worker", 0, registry).close()
     found = _samples(JobFeed(tmp_path).newest())
     assert found[("fleetlight_steps_total", "0", "worker")] == 7.0
     assert math.isnan(found[("fleetlight_logged", "0", "loss", "worker")])
@@ -115,7 +115,7 @@ def _grafana() -> dict[str, Any]:
 
 
 def test_grafana_asks_for_names_that_are_exported() -> None:
-    exported = {name for name, *_ in _samples([_every_figure()])}
+    exported = {name for name, *_ in _samples([_every_metric()])}
     board = _grafana()
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     asked = {name for query in queries for name in re.findall(r"\bfleetlight_\w+", query)}
@@ -140,7 +140,7 @@ def test_panels_of_grafana_have_places_of_their_own() -> None:
 def test_promtool_finds_no_fault() -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics", "--extended"],
-        input=metrics_text(lambda: [_every_figure()]),
+        input=metrics_text(lambda: [_every_metric()]),
         capture_output=True,
         check=False,
     )

@@ -108,7 +108,7 @@ def test_prometheus_follows_a_job(tmp_path: Path) -> None:
         job.statuses["server 1"] = -9
         job.launcher()
         prometheus.wait_for("fleetlight_up", {**running, ("server", "1"): 0.0})
-        # its figures are stale at once
+        # its metrics are stale at once
         prometheus.wait_for('fleetlight_table_rows{table="users"}', {("server", "0"): 1_000_500.0})
 
 

@@ -123,7 +123,7 @@ def test_logs_and_their_search(site: Site) -> None:
 
 def test_a_picture_is_there_once_the_job_has_one(site: Site, job: SimulatedJob) -> None:
     assert site.get("/program.svg")[0] == 404
-    (job.folder / "figures/job.json").write_text('{"svg": "<svg/>", "explain": "a_sync: on"}')
+    (job.folder / "metrics/job.json").write_text('{"svg": "<svg/>", "explain": "a_sync: on"}')
     status, headers, body = site.get("/program.svg")
     assert (status, headers["content-type"], body) == (200, "image/svg+xml", b"<svg/>")
     # no script of it runs, also where it is opened as a page

@@ -16,9 +16,9 @@ from fleetlight.cli.fleetlight import main
 from fleetlight.dashboard.job_files import JobFiles
 from fleetlight.dashboard.text_view import text_of
 from fleetlight.dashboard.view.job_view import JobView
-from fleetlight.observe.figures.history import History
-from fleetlight.observe.figures.recorder import EventFile, ThinnedFile
-from fleetlight.observe.figures.snapshot import FOLDER, Snapshot, line_of, snapshot_file
+from fleetlight.observe.telemetry.history import History
+from fleetlight.observe.telemetry.recorder import EventFile, ThinnedFile
+from fleetlight.observe.telemetry.snapshot import FOLDER, Snapshot, line_of, snapshot_file
 
 
 def record(folder: Path, kind: str, index: int, at: float, **values: float) -> None:

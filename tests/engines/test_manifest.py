@@ -41,7 +41,7 @@ def test_a_job_that_saves_under_a_url_needs_no_claim(emitted: Any) -> None:
     assert "'mountPath': '/checkpoint'" not in text
 
 
-def of_kind(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+def one_of_kind(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     [one] = [one for one in found if one["kind"] == kind]
     return one
 
@@ -85,7 +85,7 @@ EVERYTHING = (
     "words", [(), ("--nproc_per_node", "4"), SERVED, (*SERVED, *JOURNALS), EVERYTHING]
 )
 def test_jobset_has_only_fields_of_its_schema(words: tuple[str, ...], emitted: Any) -> None:
-    jobset = of_kind(emitted(*words), "JobSet")
+    jobset = one_of_kind(emitted(*words), "JobSet")
     assert list(schema.problems(jobset, schema.JOBSET)) == []
     assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
 
@@ -96,7 +96,7 @@ def test_schema_refuses_mistakes(emitted: Any) -> None:
         change(wrong["spec"]["replicatedJobs"][0]["template"]["spec"])
         return list(schema.problems(wrong, schema.JOBSET))
 
-    jobset = of_kind(emitted(*SERVED), "JobSet")
+    jobset = one_of_kind(emitted(*SERVED), "JobSet")
     assert "is unknown" in found(lambda job: job.update(backOffLimit=1))[0]
     assert "expected integer" in found(lambda job: job.update(completions="2"))[0]
     assert "is missing" in found(lambda job: pod(job)["containers"][0].pop("name"))[0]
@@ -110,7 +110,7 @@ def test_written_yaml_is_that_of_a_library(emitted: Any) -> None:
 
 
 def test_processes_know_who_they_are(emitted: Any) -> None:
-    found = jobs(of_kind(emitted(*EVERYTHING), "JobSet"))
+    found = jobs(one_of_kind(emitted(*EVERYTHING), "JobSet"))
     assert {name: job["completions"] for name, job in found.items()} == {"server": 2, "worker": 3}
     for name, job in found.items():
         assert job["completionMode"] == "Indexed"
@@ -138,7 +138,7 @@ def test_processes_know_who_they_are(emitted: Any) -> None:
 
 
 def test_a_collective_job_meets_at_worker_0(emitted: Any) -> None:
-    found = jobs(of_kind(emitted("--nproc_per_node", "4"), "JobSet"))
+    found = jobs(one_of_kind(emitted("--nproc_per_node", "4"), "JobSet"))
     assert list(found) == ["worker"]
     assert variables(found["worker"])["FLEET_MASTER"].startswith("$(K8S_JOBSET)-worker-0-0.")
     assert "FLEET_SERVER_NUM" not in variables(found["worker"])
@@ -146,9 +146,9 @@ def test_a_collective_job_meets_at_worker_0(emitted: Any) -> None:
 
 def test_killed_pods_return_alone_if_their_journal_does(emitted: Any) -> None:
     found = emitted(*SERVED, *JOURNALS)
-    claim = of_kind(found, "PersistentVolumeClaim")
+    claim = one_of_kind(found, "PersistentVolumeClaim")
     assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
-    for job in jobs(of_kind(found, "JobSet")).values():
+    for job in jobs(one_of_kind(found, "JobSet")).values():
         assert (job["backoffLimitPerIndex"], job["maxFailedIndexes"]) == (4, 0)
         ends, eviction, own_error = job["podFailurePolicy"]["rules"]
         assert (ends["action"], ends["onExitCodes"]["values"]) == ("FailJob", [75, 78, 126, 127])
@@ -165,7 +165,7 @@ def test_killed_pods_return_alone_if_their_journal_does(emitted: Any) -> None:
 
 def test_without_journals_the_job_restarts_as_a_whole(emitted: Any) -> None:
     found = emitted(*SERVED, "--max_restarts", "4")
-    jobset = of_kind(found, "JobSet")
+    jobset = one_of_kind(found, "JobSet")
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 4
     for job in jobs(jobset).values():
         # one process fails first; the others may end with it
@@ -179,7 +179,7 @@ def test_without_journals_the_job_restarts_as_a_whole(emitted: Any) -> None:
 
 
 def test_failure_rules_match_what_kubernetes_writes(emitted: Any) -> None:
-    rules = of_kind(emitted(*SERVED), "JobSet")["spec"]["failurePolicy"]["rules"]
+    rules = one_of_kind(emitted(*SERVED), "JobSet")["spec"]["failurePolicy"]["rules"]
 
     def action(message: str) -> str | None:
         for rule in rules:
@@ -198,7 +198,7 @@ def test_failure_rules_match_what_kubernetes_writes(emitted: Any) -> None:
 
 
 def test_pods_have_few_rights(emitted: Any) -> None:
-    for job in jobs(of_kind(emitted(*SERVED), "JobSet")).values():
+    for job in jobs(one_of_kind(emitted(*SERVED), "JobSet")).values():
         spec = pod(job)
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -213,7 +213,7 @@ def test_pods_have_few_rights(emitted: Any) -> None:
 
 def test_options_reach_the_pods(emitted: Any) -> None:
     found = emitted(*EVERYTHING)
-    jobset = of_kind(found, "JobSet")
+    jobset = one_of_kind(found, "JobSet")
     assert jobset["metadata"]["namespace"] == "team"
     assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default"
     assert jobset["spec"]["ttlSecondsAfterFinished"] == 600
@@ -234,7 +234,7 @@ def test_options_reach_the_pods(emitted: Any) -> None:
     assert mounts["/data"]["readOnly"] is True
     assert "readOnly" not in mounts["/out"]
     assert set(mounts) == {"/tmp", "/dev/shm", "/checkpoint", "/data", "/out", "/job/durability"}
-    claim = of_kind(found, "PersistentVolumeClaim")
+    claim = one_of_kind(found, "PersistentVolumeClaim")
     assert claim["spec"]["storageClassName"] == "nfs"
     assert {mount["name"] for mount in mounts.values()} == {v["name"] for v in worker["volumes"]}
 
@@ -247,7 +247,7 @@ def test_secret_is_shown_without_values(
     assert main(["--on", "kubernetes", *IMAGE, *SERVED, "--print", "train.py"]) == 0
     shown = capfd.readouterr()
     assert token not in shown.out + shown.err
-    secret = of_kind(documents.read(shown.out), "Secret")
+    secret = one_of_kind(documents.read(shown.out), "Secret")
     # no process accepts a token that short
     assert secret["stringData"] == {"token": "REPLACE"}
 
@@ -257,8 +257,8 @@ def test_certificates_are_in_the_secret(emitted: Any, tmp_path: Path) -> None:
 
     make(str(tmp_path / "certs"), ["*.train.default.svc.cluster.local"], 30)
     found = emitted(*SERVED, "--ssl", str(tmp_path / "certs"))
-    assert sorted(of_kind(found, "Secret")["stringData"]) == sorted((*CERTIFICATES, "token"))
-    for name, job in jobs(of_kind(found, "JobSet")).items():
+    assert sorted(one_of_kind(found, "Secret")["stringData"]) == sorted((*CERTIFICATES, "token"))
+    for name, job in jobs(one_of_kind(found, "JobSet")).items():
         known = variables(job)
         assert known["FLEET_SSL"] == "/tls"
         assert known["FLEET_HOST"] == (
@@ -271,7 +271,7 @@ def test_certificates_are_in_the_secret(emitted: Any, tmp_path: Path) -> None:
 
 def test_trainer_gets_the_same_job_as_a_template(emitted: Any) -> None:
     found = emitted(*EVERYTHING, "--option", "runtime=trainer")
-    runtime = of_kind(found, "TrainingRuntime")
+    runtime = one_of_kind(found, "TrainingRuntime")
     assert runtime["spec"]["mlPolicy"] == {"numNodes": 3}
     inside = {"kind": "JobSet", "apiVersion": "", "spec": runtime["spec"]["template"]["spec"]}
     assert list(schema.problems(inside, schema.JOBSET)) == []
@@ -290,13 +290,13 @@ def test_trainer_gets_the_same_job_as_a_template(emitted: Any) -> None:
 
 def test_more_workers_may_fail_before_the_job_does(emitted: Any) -> None:
     """A job without servers counts each worker that fails with the first."""
-    jobset = of_kind(emitted("--nproc_per_node", "2", *SAVES), "JobSet")
+    jobset = one_of_kind(emitted("--nproc_per_node", "2", *SAVES), "JobSet")
     assert jobs(jobset)["worker"]["backoffLimit"] == 1
     assert jobs(rescaled(jobset, {"worker": 8}))["worker"]["backoffLimit"] == 7
 
 
 def test_a_job_of_other_counts_resumes(emitted: Any) -> None:
-    jobset = of_kind(emitted(*SERVED, *SAVES, *JOURNALS), "JobSet")
+    jobset = one_of_kind(emitted(*SERVED, *SAVES, *JOURNALS), "JobSet")
     jobset["metadata"] |= {"uid": "1", "resourceVersion": "2"}
     jobset["status"] = {"restarts": 1}
     again = rescaled(jobset, {"worker": 5})
@@ -316,7 +316,7 @@ def test_a_job_of_other_counts_resumes(emitted: Any) -> None:
 
 def test_names_are_those_of_hosts(emitted: Any) -> None:
     for given in ("3d", "A_b.C", "x" * 80):
-        name = of_kind(emitted(*SERVED, "--name", given), "JobSet")["metadata"]["name"]
+        name = one_of_kind(emitted(*SERVED, "--name", given), "JobSet")["metadata"]["name"]
         longest = f"{name}-worker-0-99999-abcde"
         assert re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", longest)
         assert len(longest) <= 63

@@ -15,7 +15,7 @@ from tests.workers import WorkerFailedError, reserved_port, run_processes
 
 import fleetlight as fleet
 from fleetlight.errors import MembershipError
-from fleetlight.ps.messages import FiguresRequest
+from fleetlight.ps.messages import MetricsRequest
 from fleetlight.ps.transport import SocketChannel
 from fleetlight.security.certificates import make
 
@@ -56,7 +56,7 @@ def train(kind: str, port: int, folder: str, more: dict[str, str] = {}) -> Any: 
 def refusal(port: int) -> str:
     channel = SocketChannel.connect(("127.0.0.1", port), "server 0", deadline_s=20.0)
     try:
-        channel.call(FiguresRequest())
+        channel.call(MetricsRequest())
     except MembershipError as error:
         return str(error)
     finally:

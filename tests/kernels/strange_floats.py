@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-MOST = float(np.finfo(np.float32).max)
+MAX_FLOAT = float(np.finfo(np.float32).max)
 SMALL = (0.0, -0.0, 1e-45, -1e-45, 1e-40, 1e-36, -1e-35)
-LARGE = (MOST, -MOST, 3e38, np.inf, -np.inf, np.nan, -np.nan)
+LARGE = (MAX_FLOAT, -MAX_FLOAT, 3e38, np.inf, -np.inf, np.nan, -np.nan)
 
 finite = st.floats(-1e6, 1e6, width=32)
 one_value = st.one_of(

@@ -9,7 +9,7 @@ import pytest
 
 from fleetlight import errors
 from fleetlight.launch import exit_codes
-from fleetlight.launch.exit_codes import may_pass, of_error, of_status
+from fleetlight.launch.exit_codes import error_code, exit_code, may_pass
 
 
 def test_codes_are_those_of_sysexits() -> None:
@@ -37,11 +37,11 @@ def test_codes_are_those_of_sysexits() -> None:
     ids=repr,
 )
 def test_code_of_an_error(error: BaseException, code: int) -> None:
-    assert of_error(error) == code
+    assert error_code(error) == code
 
 
 def test_signals_count_as_in_shells() -> None:
-    assert [of_status(status) for status in (0, 3, -9, -15)] == [0, 3, 137, 143]
+    assert [exit_code(status) for status in (0, 3, -9, -15)] == [0, 3, 137, 143]
 
 
 def test_what_a_restart_may_change() -> None:

@@ -18,7 +18,7 @@ FAILURE = JobFailure(what="worker 1 of 2 exited with code 1", code=1, error="E: 
     [
         ({}, "correct the script or its data, then start the job again"),
         ({"traceback": "Traceback"}, "or its data where the traceback ends"),
-        ({"error": "", "code": 3}, "the script has chosen this exit code"),
+        ({"error": "", "code": 3}, "the script exited with this code itself"),
         ({"code": 78, "may_restart": False}, "a restart fails in the same way"),
         ({"code": 69, "consequence": True}, "no process has failed on its own"),
         ({"code": 137, "killed": True, "error": ""}, "look for out of memory in dmesg"),

@@ -75,7 +75,7 @@ def test_some_steps_of_all_processes_are_in_one_file(
     )
     [(ahead, error)] = re.findall(line, capsys.readouterr().out)
     assert abs(float(ahead) - 1e6) <= float(error) + 0.02
-    assert not list((place.path / "log" / "figures").glob("trace-*"))
+    assert not list((place.path / "log" / "metrics").glob("trace-*"))
 
 
 def test_a_job_that_does_not_run_is_an_error(

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fleetlight as fleet
 from fleetlight.errors import MembershipError
-from fleetlight.ps.messages import FiguresRequest
+from fleetlight.ps.messages import MetricsRequest
 from fleetlight.ps.transport import SocketChannel
 from fleetlight.roles import endpoint_text, parse_endpoint
 
@@ -24,7 +24,7 @@ def refusal(endpoint: str) -> str:
     address = parse_endpoint(endpoint, "the test")
     channel = SocketChannel.connect(address, endpoint_text(address), deadline_s=20.0)
     try:
-        channel.call(FiguresRequest())
+        channel.call(MetricsRequest())
     except MembershipError as error:
         return str(error)
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a real job: its figures, a worker that is killed, and the end of the job."""
+"""The page of a real job: its metrics, a worker that is killed, and the end of the job."""
 
 from __future__ import annotations
 

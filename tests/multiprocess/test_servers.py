@@ -76,7 +76,7 @@ def trained(global_batch: int = 8) -> Any:
     fleet.barrier_worker()
     session = current().session
     assert session is not None
-    prefetched = session.communicator.figures().get("rows_read_ahead", 0.0)
+    prefetched = session.communicator.metrics().get("rows_read_ahead", 0.0)
     with torch.no_grad():
         rows = model.emb(torch.arange(IDS))
     dense = [p.detach().numpy().tolist() for p in model.linear.parameters()]

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fleetlight.errors import ConfigError, DataError
-from fleetlight.observe.metrics import Gather, Reduce
+from fleetlight.observe.evaluation import Gather, Reduce
 
 OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 Body = Callable[[int, Reduce, Gather], Any]

@@ -49,7 +49,7 @@ def test_page_of_errors_has_the_tree_and_the_exit_codes() -> None:
     assert inspect.cleandoc(fleet.errors.__doc__ or "").split("\n\n")[1] in text
     rows = dict(re.findall(r"^\| (\d+) \|.*\| (.*) \|$", text, re.MULTILINE))
     for name in fleet.errors.__all__:
-        code = exit_codes.of_error(getattr(fleet.errors, name)("x"))
+        code = exit_codes.error_code(getattr(fleet.errors, name)("x"))
         assert f"`{name}`" in rows[str(code)], name
 
 

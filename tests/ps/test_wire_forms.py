@@ -57,7 +57,7 @@ def stored(job: InProcessJob, ids: Any, table: int = 0) -> Any:
     """The rows as the servers have them, in the order of grouped ids."""
     distinct = dedup(ids, len(job.servers))
     tables = [server._service.state.table(table) for server in job.servers]  # type: ignore[union-attr]
-    parts = [t.pull(distinct.ids[distinct.of_server(n)], False) for n, t in enumerate(tables)]
+    parts = [t.pull(distinct.ids[distinct.slice_of(n)], False) for n, t in enumerate(tables)]
     return np.concatenate(parts)
 
 
@@ -234,9 +234,9 @@ def test_rows_in_another_form_are_refused(wire: str, sent: str) -> None:
     with pytest.raises((PlanError, ProtocolError), match=refusal):
         worker.say(message, ids_of([1]), *arrays, lane="push")
     # nothing of it is applied
-    assert server.figures().rows["users"] == 0
+    assert server.metrics().rows["users"] == 0
     worker.say(worker.push_request(0, {0: None}, None), ids_of([1]), *right, lane="push")
-    assert server.figures().rows["users"] == 1
+    assert server.metrics().rows["users"] == 1
 
 
 def test_plans_with_different_forms_are_refused() -> None:

@@ -27,9 +27,9 @@ def trained() -> CommunicationCost:
 
 def test_bytes_of_a_step_equal_those_of_the_interface() -> None:
     with hosts(2) as rig:
-        figures = run_on(rig, [0, 1], trained)
+        costs = run_on(rig, [0, 1], trained)
         sent = [host.sent() for host in rig.hosts]
-    for number, found in enumerate(figures):
+    for number, found in enumerate(costs):
         assert found.interface == f"cable{number}"
         assert found.steps == STEPS - 1
         # each of two hosts sends the gradients once, with a small overhead; some of the last

@@ -43,8 +43,8 @@ UNEQUAL = (0, 1, 2, 0, 1)
 def sent() -> int:
     """The bytes that this worker's host has sent, without TCP retransmissions."""
     (line,) = re.findall(r"^ *cable\d+:(.*)$", pathlib.Path("/proc/net/dev").read_text(), re.M)
-    names, figures = re.findall(r"^Tcp:(.*)$", pathlib.Path("/proc/net/snmp").read_text(), re.M)
-    tcp = dict(zip(names.split(), map(int, figures.split()), strict=True))
+    names, numbers = re.findall(r"^Tcp:(.*)$", pathlib.Path("/proc/net/snmp").read_text(), re.M)
+    tcp = dict(zip(names.split(), map(int, numbers.split()), strict=True))
     return int(line.split()[8]) - SEGMENT * tcp["RetransSegs"]
 
 

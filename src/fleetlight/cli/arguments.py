@@ -170,7 +170,7 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         "--worker_max",
         type=read.positive,
         metavar="N",
-        help="how many workers may train at a time: others may join the running job",
+        help="let workers join the running job, up to N in total",
     )
     group.add_argument(
         "--join",
@@ -238,7 +238,7 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
     add(
         "--sinks",
         metavar="KIND:PLACE,...",
-        help="figures to tensorboard:DIR, mlflow:URI, wandb:PROJECT or python:MODULE.CLASS; "
+        help="metrics to tensorboard:DIR, mlflow:URI, wandb:PROJECT or python:MODULE.CLASS; "
         "events to opentelemetry:URL",
     )
     add("--checkpoint", metavar="DIR", help="save into DIR periodically, and when stopped")

@@ -7,7 +7,7 @@ import argparse
 import re
 from collections.abc import Callable
 
-from fleetlight.launch.job.encryption import MOST_DAYS
+from fleetlight.launch.job.encryption import MAX_DAYS
 from fleetlight.launch.job.options import AUTO
 
 
@@ -42,7 +42,7 @@ def _number(least: int, most: int | None, what: str) -> Callable[[str], int]:
 
 positive = _number(1, None, "a number of at least 1")
 count = _number(0, None, "a number of at least 0")
-days = _number(0, MOST_DAYS, f"0 to {MOST_DAYS} days")
+days = _number(0, MAX_DAYS, f"0 to {MAX_DAYS} days")
 port = _number(1, 65535, "a port of 1 to 65535")
 
 

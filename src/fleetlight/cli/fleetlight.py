@@ -213,7 +213,7 @@ def _doctor(found: argparse.Namespace) -> int:
     result = examine(wish, inventory.this_machine(os.environ), os.environ, _say, width)
     print(f"\n{result.text}\n")
     if result.found:
-        print(f"{table.of_findings(result.found, width, colour=output.colour())}\n")
+        print(f"{table.finding_lines(result.found, width, colour=output.colour())}\n")
     problems = sum(finding.is_problem for finding in result.found)
     if result.is_fit:
         output.say("fit", Tone.GOOD)

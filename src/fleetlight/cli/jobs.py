@@ -30,7 +30,9 @@ def add_jobs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "-f", "--follow", action="store_true", help="print what follows until the job has ended"
     )
     logs.set_defaults(command=_logs)
-    stop = commands.add_parser("stop", help="end a job; one with a checkpoint folder saves first")
+    stop = commands.add_parser(
+        "stop", help="stop a job (saves a checkpoint first if it has a checkpoint folder)"
+    )
     stop.add_argument("job", metavar="JOB", help=_JOB)
     stop.set_defaults(command=_stop)
     scale = commands.add_parser("scale", help="change the number of workers or servers of a job")

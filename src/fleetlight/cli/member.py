@@ -45,7 +45,7 @@ def _member(found: argparse.Namespace) -> int:
         return member.run(words, found.restarts, _say, os.environ)
     except FleetError as error:
         _say(f"error: {error}")
-        return exit_codes.of_error(error)
+        return exit_codes.error_code(error)
 
 
 def _say(text: str) -> None:

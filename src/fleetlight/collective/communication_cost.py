@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from fleetlight.observe.figures.step_times import WAIT, step_times
+from fleetlight.observe.telemetry.step_times import WAIT, step_times
 from fleetlight.roles.address import choose_interface, is_loopback
 from fleetlight.roles.members import MemberHello
 
@@ -102,7 +102,7 @@ class CommunicationMeter:
         self._last = _Counters(steps, self._clock(), self._waited_s, self._sent(self._interface))
         self._first = self._first or self._last
 
-    def figures(self) -> CommunicationCost:
+    def cost(self) -> CommunicationCost:
         """The cost of the steps after the first one so far."""
         first, last = self._first, self._last
         if first is None or last is None:

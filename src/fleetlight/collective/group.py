@@ -43,7 +43,7 @@ _SILENCE_S = 5.0
 #: the most of a worker's state in one message; the deadline is that of a message
 _MESSAGE_BYTES = 64 << 20
 
-_OF_THE_NETWORK = re.compile(r"/gloo/\S+:\d+\]|\b(connection|timed out|timeout)\b", re.IGNORECASE)
+_NETWORK_ERROR = re.compile(r"/gloo/\S+:\d+\]|\b(connection|timed out|timeout)\b", re.IGNORECASE)
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -319,7 +319,7 @@ class Group:
 
     def _log_cost(self) -> None:
         # with NCCL the CPU waits for the GPU, not for the other workers
-        cost = self.meter.figures().sentence(waits=self.backend != "nccl")
+        cost = self.meter.cost().sentence(waits=self.backend != "nccl")
         if cost and self.index == 0:
             logger.info("%s", cost)
 
@@ -394,7 +394,7 @@ def is_network_error(error: BaseException) -> bool:
     # a file name of gloo tells them from torch's errors about wrong arguments.
     if isinstance(error, (dist.DistError, PeerConnectionError)):
         return True
-    return _OF_THE_NETWORK.search(str(error)) is not None
+    return _NETWORK_ERROR.search(str(error)) is not None
 
 
 os.register_at_fork(after_in_child=keep_groups_in_child)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from fleetlight.dashboard.feed import JobFeed, Message
 
 #: pages that may be open
-_MOST_CLIENTS = 32
+_MAX_CLIENTS = 32
 #: without news, a comment shows that the connection works
 _COMMENT_EVERY_S = 10.0
 #: how long one message may take; a browser that sleeps connects again
@@ -31,8 +31,8 @@ class EventStream:
             await Response(media_type="text/event-stream")(scope, receive, send)
             return
         with self._feed.client() as clients:
-            if clients > _MOST_CLIENTS:
-                text = f"{_MOST_CLIENTS} pages are open; close one\n"
+            if clients > _MAX_CLIENTS:
+                text = f"{_MAX_CLIENTS} pages are open; close one\n"
                 await PlainTextResponse(text, 503)(scope, receive, send)
                 return
             tasks = [asyncio.ensure_future(work) for work in (self._send_all(send), _left(receive))]

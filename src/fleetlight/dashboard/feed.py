@@ -20,7 +20,7 @@ import msgspec
 from fleetlight.dashboard.job_files import JobFiles
 from fleetlight.dashboard.view.facts import ProcessReading
 from fleetlight.dashboard.view.job_view import Cursor, JobView
-from fleetlight.observe.figures.history import History
+from fleetlight.observe.telemetry.history import History
 
 #: how often files are read: a process that dies shows within this time
 EVERY_S = 0.5
@@ -125,7 +125,7 @@ class JobFeed:
             return Message(kind, msgspec.json.encode(content), self._view.cursor, self._version)
 
     def newest(self) -> list[ProcessReading]:
-        """The newest figures of each process, after reading what is new."""
+        """The newest metrics of each process, after reading what is new."""
         self.poll()
         with self._lock:
             return self._view.readings(self._clock())

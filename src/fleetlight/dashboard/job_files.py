@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`JobFiles`: reads what the log folder of a job says besides figures."""
+"""`JobFiles`: reads what the log folder of a job says besides metrics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fleetlight.dashboard.view.facts import (
 from fleetlight.launch.process_identity import Presence, presence, this_system
 from fleetlight.launch.processes.logs import ENDPOINTS
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry, read_records
-from fleetlight.observe.figures.snapshot import FOLDER
+from fleetlight.observe.telemetry.snapshot import FOLDER
 
 #: what worker 0 writes about the job: the text of explain(), the picture of its program
 DESCRIPTION = "job.json"
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _ENDPOINT = re.compile(r"(?P<name>(server|worker) \d+) (?P<host>.+):\d+")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -97,7 +97,7 @@ class JobFiles:
             known = self._known.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]
-            data = path.read_bytes() if status.st_size <= _MOST_BYTES else b""
+            data = path.read_bytes() if status.st_size <= _MAX_BYTES else b""
         except OSError:
             return b""
         self._known[path] = (stamp, data)

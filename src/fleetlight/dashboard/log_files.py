@@ -12,8 +12,8 @@ _NAME = re.compile(r"(?:worker|server)log\.\d{1,6}")
 #: how much of the end of a log is searched, and how much of it is shown
 _SEARCHED_BYTES = 32 << 20
 _TAIL_BYTES = 1 << 18
-_MOST_LINES = 500
-_LONGEST_LINE = 2000
+_MAX_LINES = 500
+_MAX_LINE_BYTES = 2000
 _CHUNK = 1 << 20
 
 
@@ -37,11 +37,11 @@ def read_log(folder: Path, name: str, find: str = "") -> dict[str, Any] | None:
         wanted = find.casefold()
         for at, line in _lines(file.read, begin, size):
             if wanted in line.decode(errors="replace").casefold():
-                text = line[:_LONGEST_LINE].decode(errors="replace")
+                text = line[:_MAX_LINE_BYTES].decode(errors="replace")
                 lines.append((at, text))
-                if len(lines) > 2 * _MOST_LINES:
-                    del lines[:-_MOST_LINES]
-    kept = lines[-_MOST_LINES:]
+                if len(lines) > 2 * _MAX_LINES:
+                    del lines[:-_MAX_LINES]
+    kept = lines[-_MAX_LINES:]
     return {"name": name, "bytes": size, "from": begin, "lines": [text for _, text in kept]}
 
 

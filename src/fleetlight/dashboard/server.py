@@ -28,9 +28,9 @@ _PAGE = Path(__file__).with_name("page")
 #: in memory: reading them in threads takes long beside processes that train
 _FILES = {path.name: (path.read_bytes(), guess_type(path.name)[0]) for path in _PAGE.iterdir()}
 #: programs on one machine: more would only cost memory
-_MOST_CONNECTIONS = 128
-_LONGEST_SEARCH = 200
-#: scripts and loads of a picture are refused, also where it is opened as a page of its own
+_MAX_CONNECTIONS = 128
+_MAX_SEARCH_LENGTH = 200
+#: scripts and loads of a picture are refused, even where it is opened as a page of its own
 _PICTURE_POLICY = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox"}
 _END_S = 2
 
@@ -65,7 +65,7 @@ class Pages:
 
     async def _log(self, request: Request) -> Response:
         name = request.path_params["name"]
-        find = request.query_params.get("find", "")[:_LONGEST_SEARCH]
+        find = request.query_params.get("find", "")[:_MAX_SEARCH_LENGTH]
         found = await asyncio.to_thread(read_log, self._folder, name, find)
         return _missing() if found is None else JSONResponse(found)
 
@@ -128,7 +128,7 @@ def serve(folder: Path, listener: socket.socket, token: str, ready: Callable[[],
         access_log=False,
         log_level="warning",
         server_header=False,
-        limit_concurrency=_MOST_CONNECTIONS,
+        limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_END_S,
         ws="none",
     )

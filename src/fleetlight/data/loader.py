@@ -27,7 +27,7 @@ from fleetlight.data.sources.split_stream import Agree, SplitSource
 from fleetlight.data.sources.stream import StreamSource
 from fleetlight.data.sources.windows import WindowSampler
 from fleetlight.errors import ConfigError
-from fleetlight.observe.figures.step_times import DATA, step_times
+from fleetlight.observe.telemetry.step_times import DATA, step_times
 
 #: a batch
 B = TypeVar("B")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces files as a whole: readers see the old content or the new, also after a crash."""
+"""Replaces files as a whole: readers see the old content or the new, even after a crash."""
 
 from __future__ import annotations
 

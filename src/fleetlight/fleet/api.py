@@ -43,7 +43,7 @@ from fleetlight.fleet.public.publishing import publish
 from fleetlight.fleet.public.rows import rows, shrink
 from fleetlight.fleet.public.sharding import progress, shard
 from fleetlight.fleet.public.stepping import run_steps
-from fleetlight.fleet.recording.figures import figures, log
+from fleetlight.fleet.recording.process_metrics import log, process_metrics
 from fleetlight.fleet.training.model import no_sync
 from fleetlight.fleet.training.registering import attach, distributed_model, distributed_optimizer
 from fleetlight.ps.layers.entries import (
@@ -56,7 +56,7 @@ from fleetlight.roles import Role, RoleMaker, UserDefinedRoleMaker
 from fleetlight.roles import RoleMaker as PaddleCloudRoleMaker
 from fleetlight.strategy import DistributedStrategy
 
-# settings that a script makes before `init` may be wrong, too
+# settings that a script makes before `init` may be wrong as well
 install_startup_hook()
 
 __all__ = [
@@ -79,7 +79,6 @@ __all__ = [
     "distributed_model",
     "distributed_optimizer",
     "errors",
-    "figures",
     "init",
     "init_server",
     "init_worker",
@@ -94,6 +93,7 @@ __all__ = [
     "no_sync",
     "node_num",
     "nranks",
+    "process_metrics",
     "progress",
     "publish",
     "rank",

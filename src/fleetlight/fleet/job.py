@@ -32,8 +32,8 @@ from fleetlight.fleet.protocols import (
     RowPublisher,
     ServerSnapshot,
 )
-from fleetlight.observe.figures.registry import Value
-from fleetlight.observe.figures.step_times import step_times
+from fleetlight.observe.telemetry.registry import Value
+from fleetlight.observe.telemetry.step_times import step_times
 from fleetlight.roles import Role
 from fleetlight.security.context import Contexts
 from fleetlight.strategy import DistributedStrategy
@@ -74,7 +74,7 @@ class Job(abc.ABC):
     role: Role
     group: Peers
     strategy: DistributedStrategy
-    #: encrypts connections, also after a later strategy; None: they are plain
+    #: encrypts connections, even after a later strategy; None: they are plain
     tls: Contexts | None = None
     #: the call of the script that gave the strategy; empty: none did
     strategy_from: str = ""
@@ -111,9 +111,9 @@ class Job(abc.ABC):
     skipped: int = 0
     #: called after each step, while a trace is recorded
     step_made: Callable[[], None] | None = None
-    #: called when another strategy replaces this one, where figures are recorded
+    #: called when another strategy replaces this one, where metrics are recorded
     strategy_changes: Callable[[], None] | None = None
-    #: called once, with the first program that trains, where figures are recorded
+    #: called once, with the first program that trains, where metrics are recorded
     program_runs: Callable[[Program], None] | None = None
     #: where servers and workers keep their state; absolute, since the script may change directory
     durability_dir: Path = dataclasses.field(init=False)
@@ -196,13 +196,13 @@ class Job(abc.ABC):
         """What the clock of each server shows, by name, in nanoseconds since 1970."""
         return {}
 
-    def figures(self) -> dict[str, Value]:
-        """The figures of this process, by the names of the catalogue."""
+    def metrics(self) -> dict[str, Value]:
+        """The metrics of this process, by the names of the catalogue."""
         return {
             "steps": self.step,
             "samples": self.samples,
             "skipped_steps": self.skipped,
-            **step_times.figures(),
+            **step_times.metrics(),
         }
 
     # -- the course of the job
@@ -343,7 +343,7 @@ def durability_dir(strategy: DistributedStrategy) -> Path:
 
 
 _job: Job | None = None
-#: the last job, also after it was left
+#: the last job, even after it was left
 _last: weakref.ref[Job] | None = None
 
 

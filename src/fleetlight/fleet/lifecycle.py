@@ -25,7 +25,7 @@ from fleetlight.fleet.exit.exit_status import (
     report_joined,
 )
 from fleetlight.fleet.job import Job, current, current_or_none, set_current
-from fleetlight.fleet.recording.figures import start_figures
+from fleetlight.fleet.recording.process_metrics import start_metrics
 from fleetlight.fleet.reinit import InitCall, accept_repeated_call, forget_last_job
 from fleetlight.fleet.training import compression, local_training
 from fleetlight.observe import log
@@ -181,7 +181,7 @@ def _begin(job: Job, is_collective: bool, deadline: Deadline) -> None:
         )
     )
     strategy.check()
-    start_figures(job)
+    start_metrics(job)
     # closers run in reverse order: what the script has registered is released before
     job.closers.callback(_close_models, job)
     job.watch_terminations()
@@ -190,7 +190,7 @@ def _begin(job: Job, is_collective: bool, deadline: Deadline) -> None:
 
 @functools.cache
 def _warn_of_untested_torch() -> None:
-    """Warn once, also where `init` is called again."""
+    """Warn once, even where `init` is called again."""
     remark = untested_torch()
     if remark is not None:
         logger.warning("%s", remark)

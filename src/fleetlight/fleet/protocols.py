@@ -135,7 +135,7 @@ class RegisteredModel(Protocol):
     #: True once the workers have agreed on it
     frozen: bool
     #: True when a program has registered it, not the script
-    of_program: bool
+    is_from_program: bool
 
     def freeze(self) -> None:
         """Agree on the model with the other workers and apply the strategy; once."""

@@ -21,21 +21,21 @@ PERMANENT = 78
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 
-def of_failure(*, permanent: bool, caused_by_peer: bool) -> int:
+def failure_code(*, permanent: bool, caused_by_peer: bool) -> int:
     """The code of a process that ends with an error."""
     if permanent:
         return PERMANENT
     return PEER_FAILED if caused_by_peer else ERROR
 
 
-def of_error(error: BaseException) -> int:
+def error_code(error: BaseException) -> int:
     """The code of a process that ends with this uncaught error."""
     if isinstance(error, KeyboardInterrupt):
-        return of_status(-signal.SIGINT)
-    return of_failure(permanent=is_lasting(error), caused_by_peer=isinstance(error, PeerError))
+        return exit_code(-signal.SIGINT)
+    return failure_code(permanent=is_lasting(error), caused_by_peer=isinstance(error, PeerError))
 
 
-def of_status(status: int) -> int:
+def exit_code(status: int) -> int:
     """An exit status as shells show it: 128 + n for -n, which stands for signal n."""
     return status if status >= 0 else 128 - status
 

@@ -59,10 +59,10 @@ def exit_code(exit_: ProcessExit) -> int:
         return exit_codes.DONE
     reported = exit_.reported
     if exit_.status > 0 and (reported.permanent or reported.caused_by_peer):
-        return exit_codes.of_failure(
+        return exit_codes.failure_code(
             permanent=reported.permanent, caused_by_peer=reported.caused_by_peer
         )
-    return exit_codes.of_status(exit_.status)
+    return exit_codes.exit_code(exit_.status)
 
 
 def may_restart(exit_: ProcessExit, *, has_others: bool) -> bool:
@@ -92,7 +92,7 @@ class _MemberShim:
         stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._error_file = str(self._folder / f"{self._member.kind.value}.json")
         among = (role.local_size or 1) if "FLEET_LOCAL_SIZE" in outside else 1
-        self._environment = environment.of_command(
+        self._environment = environment.command_environment(
             outside, max(1, cores() // among), self._error_file
         )
         self._reaper = stack.enter_context(Reaper(str(self._folder)))
@@ -151,7 +151,7 @@ class _MemberShim:
     def _finish(self, exit_: ProcessExit, after_s: float) -> int:
         code = exit_code(exit_)
         self._say(_last_line(exit_, after_s))
-        if exit_.status < 0 and code == exit_codes.of_status(exit_.status):
+        if exit_.status < 0 and code == exit_codes.exit_code(exit_.status):
             # a process that was killed could not write the reason
             reason = FailureReason(
                 role=self._role.kind.value,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 
-from fleetlight.launch.exit_codes import PEER_FAILED, PERMANENT, of_status
+from fleetlight.launch.exit_codes import PEER_FAILED, PERMANENT, exit_code
 from fleetlight.launch.processes.failure import JobFailure
 
 _AGAIN = "then start the job again"
@@ -17,7 +17,7 @@ _SIGNALS = {
     signal.SIGBUS: f"give the machine or the container more shared memory (/dev/shm), {_AGAIN}",
     signal.SIGILL: "install packages that are built for this processor",
 }
-_OF_CODE = {of_status(-number): sentence for number, sentence in _SIGNALS.items()}
+_BY_CODE = {exit_code(-number): sentence for number, sentence in _SIGNALS.items()}
 
 
 def remedy(failure: JobFailure, log_dir: str, checkpoint: str | None) -> str:
@@ -31,8 +31,8 @@ def remedy(failure: JobFailure, log_dir: str, checkpoint: str | None) -> str:
 
 
 def _sentence(failure: JobFailure, log_dir: str) -> str:
-    if failure.code in _OF_CODE:
-        return _OF_CODE[failure.code]
+    if failure.code in _BY_CODE:
+        return _BY_CODE[failure.code]
     if failure.consequence or failure.code == PEER_FAILED:
         return (
             f"no process has failed on its own: the logs in {log_dir} show what the process did "
@@ -41,7 +41,7 @@ def _sentence(failure: JobFailure, log_dir: str) -> str:
     if _is_permanent(failure):
         return f"a restart fails in the same way: correct what the error names, {_AGAIN}"
     if not failure.error:
-        return f"the script has chosen this exit code: see its log, {_AGAIN}"
+        return "the script exited with this code itself; see its log"
     where = " where the traceback ends" if failure.traceback else ""
     return f"correct the script or its data{where}, {_AGAIN}"
 

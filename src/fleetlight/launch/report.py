@@ -7,7 +7,7 @@ import pathlib
 import signal
 from collections.abc import Mapping, Sequence
 
-from fleetlight.launch.exit_codes import RESUME_CODE, of_status
+from fleetlight.launch.exit_codes import RESUME_CODE, exit_code
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, JobProcess
 from fleetlight.launch.machines.other_machines import Conclusion, NextAction
@@ -122,7 +122,7 @@ def interrupted(number: int, after_s: float, node: str = "", error: str = "") ->
     who = "you" if number == signal.SIGINT else signal.Signals(number).name
     return JobFailure(
         what=f"stopped by {who}",
-        code=of_status(-number),
+        code=exit_code(-number),
         after_s=after_s,
         node=node,
         killed=True,

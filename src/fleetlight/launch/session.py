@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from fleetlight.errors import FleetError
 from fleetlight.launch import report
-from fleetlight.launch.exit_codes import of_status
+from fleetlight.launch.exit_codes import exit_code
 from fleetlight.launch.job import environment
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.join_point import JoinPoint, remove
@@ -53,7 +53,7 @@ def run(job: JobSpec, screen: Screen, connect: Connect) -> int:
             seconds = time.monotonic() - began
             _end_line_of_interrupt(screen, interrupt.number)
             screen.say(str(report.interrupted(interrupt.number, seconds)))
-            return of_status(-interrupt.number)
+            return exit_code(-interrupt.number)
 
 
 def _end_line_of_interrupt(screen: Screen, number: int) -> None:
@@ -177,7 +177,7 @@ class _Session:
         self._screen.say(f"page: {page.link}")
 
     def _open_record(self, folder: LogFolder, job_id: str, layout: JobLayout) -> RecordFile:
-        """The record of this launcher, which another one moves away once the folder is unlocked."""
+        """This launcher's record. The next run archives it after the lock is released."""
         if self._record is None:
             job = self._job
             self._record = RecordFile(folder.path, job_id, job.machine.host, job.name)

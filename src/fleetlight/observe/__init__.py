@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job lets its people see: log lines, progress, metrics over all workers.
+"""What a job lets its people see: log lines, progress, telemetry, the evaluation of a model.
 
 `observe` has the log handler (one line, prefixed with the worker), metrics as pure functions of a
-`reduce` and a `gather`, and the progress display. `grouped_metrics.py` brings all records of a
+`reduce` and a `gather`, and the progress display. `grouped_evaluation.py` brings all records of a
 group to one worker. `console.py` (pure) decides about colours, and fits lines and tables into
-narrow terminals. `figures/` is what processes count. `catalogue.py` owns every name, unit and
+narrow terminals. `telemetry/` is what processes count. `catalogue.py` owns every name, unit and
 kind. `registry.py` asks the sources of a process for a `Snapshot`; code that runs in every step
 only adds to counters of its own. `step_times.py` gives each moment of the training thread to one
-part of a step. A `FigureRecorder` appends a snapshot each second to a file of the log folder,
+part of a step. A `MetricRecorder` appends a snapshot each second to a file of the log folder,
 whose older lines it thins out; `fleet/recording/` starts it, and `launch/processes/record.py`
 records starts and ends of processes as events. `history.py` reads all of that back, and has the
-rates of figures; `process_events.py` has the last start and exit of each process.
-`job_figures.py` (pure) sums up a job, and `sinks/` sends that to services from a thread of worker
+rates of metrics; `process_events.py` has the last start and exit of each process.
+`job_metrics.py` (pure) sums up a job, and `sinks/` sends that to services from a thread of worker
 0. There `otlp.py` sends events to OpenTelemetry: `event_records.py` (pure) says what each
 becomes, and `delivery.py` is its bounded queue, which drops an item that the service refuses
 alone. `tracing/` records spans while `fleetlight trace` asks for them: `request.py` is how it

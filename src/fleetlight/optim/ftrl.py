@@ -57,7 +57,7 @@ class Ftrl(EachRow):
         lr, z, square = group["lr"], state["z"], gradient * gradient
         edge = lr * group["l1"]
         scale = state["n"].add_(square).sqrt().add(group["beta"] + lr * group["l2"])
-        # any weight but 0 determines z, also after a change from elsewhere
+        # any weight but 0 determines z, even after a change from elsewhere
         past = torch.where(weights != 0, weights.sign() * edge, -z)
         score = weights * scale - gradient * lr + past
         after = torch.where(score.abs() <= edge, 0.0, (score - score.sign() * edge) / scale)

@@ -293,13 +293,13 @@ class Shrunk(MessageBase, frozen=True):
     left: int
 
 
-class FiguresRequest(MessageBase, frozen=True):
-    """Request the counters of a server. Reply: ServerFigures."""
+class MetricsRequest(MessageBase, frozen=True):
+    """Request the counters of a server. Reply: ServerMetrics."""
 
     repeatable: ClassVar[bool] = True
 
 
-class ServerFigures(MessageBase, frozen=True):
+class ServerMetrics(MessageBase, frozen=True):
     """Counters of one server."""
 
     pushes: int
@@ -392,7 +392,7 @@ class SnapshotTaken(MessageBase, frozen=True):
 
     #: False: all rows; the server does not know all changes since the base, as after a restart
     is_delta: bool
-    #: by table: all rows, also those that only the base has
+    #: by table: all rows, including those that only the base has
     rows: list[int]
     #: bytes of all rows in files, and of what this save writes
     bytes: int

@@ -126,10 +126,10 @@ def _kind(
     if NOTHING in servers:
         number = servers.index(NOTHING)
         return REFUSED, f"the workers have trained, but the folder of server {number} is empty"
-    return _of_trained(workers, reports)
+    return _kind_after_training(workers, reports)
 
 
-def _of_trained(workers: Sequence[str], reports: Sequence[Report]) -> tuple[str, str]:
+def _kind_after_training(workers: Sequence[str], reports: Sequence[Report]) -> tuple[str, str]:
     """Decide for complete server folders and workers that have trained."""
     if UNABLE in workers:
         number = workers.index(UNABLE)

@@ -59,7 +59,7 @@ class RowFile(msgspec.Struct, frozen=True):
 class Publication(msgspec.Struct, frozen=True):
     """A base or a delta."""
 
-    #: unique, also among publications that were never completed
+    #: unique, even among publications that were never completed
     id: str
     #: counts all publications of the target
     number: int

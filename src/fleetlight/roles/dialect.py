@@ -15,7 +15,7 @@ Environment = Mapping[str, str]
 _NUMBER = re.compile("[0-9]{1,18}")
 
 #: seconds; a longer time is a mistake and overflows some clocks
-_LONGEST_S = 1e7
+_MAX_S = 1e7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Variables:
             seconds = float(value)
         except ValueError:
             seconds = -1.0
-        if not 0 < seconds <= _LONGEST_S:
+        if not 0 < seconds <= _MAX_S:
             raise RoleError(
-                f"{self.dialect}: {name}={value!r}, expected seconds above 0, up to {_LONGEST_S:g}"
+                f"{self.dialect}: {name}={value!r}, expected seconds above 0, up to {_MAX_S:g}"
             )
         return seconds
 

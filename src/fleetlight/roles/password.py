@@ -14,7 +14,7 @@ from fleetlight.roles.secret import Secret
 
 PASSWORD, PASSWORD_FILE = "FLEET_SSL_PASSWORD", "FLEET_SSL_PASSWORD_FILE"
 #: the longest password that OpenSSL accepts
-_MOST_BYTES = 1024
+_MAX_BYTES = 1024
 
 
 def key_password(env: Environment | None = None) -> tuple[Secret, str] | None:
@@ -32,9 +32,9 @@ def key_password(env: Environment | None = None) -> tuple[Secret, str] | None:
 
 def _checked(text: str, where: str) -> Secret:
     size = len(text.encode("utf-8", "surrogateescape"))
-    if not 1 <= size <= _MOST_BYTES:
+    if not 1 <= size <= _MAX_BYTES:
         raise ConfigError(
-            f"{where}: got a password of {size} bytes, expected 1 to {_MOST_BYTES}; encrypt the "
+            f"{where}: got a password of {size} bytes, expected 1 to {_MAX_BYTES}; encrypt the "
             "key with another one (openssl pkey -aes256 -in OLD -out NEW)"
         )
     return Secret(text)
@@ -46,7 +46,7 @@ def _read(file: str) -> str:
     try:
         with open(file, "rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            data = opened.read(_MOST_BYTES + 3)
+            data = opened.read(_MAX_BYTES + 3)
     except OSError as error:
         raise ConfigError(
             f"{where} cannot be read: {error.strerror}; give the path of a file with only the "

@@ -15,7 +15,7 @@ from fleetlight.roles.secret import Secret
 Endpoint = tuple[str, int]
 
 #: a server keeps some lists by place
-MOST_PLACES = 100_000
+MAX_PLACES = 100_000
 
 
 class Kind(str, enum.Enum):
@@ -135,10 +135,10 @@ class Role:
                 f"{self.dialect}: worker_max={self.worker_max}, expected at least worker_num="
                 f"{self.worker_num}"
             )
-        if self.places > MOST_PLACES:
+        if self.places > MAX_PLACES:
             raise RoleError(
                 f"{self.dialect}: got places for {self.places} workers, expected at most "
-                f"{MOST_PLACES}"
+                f"{MAX_PLACES}"
             )
         members = {Kind.WORKER: self.places, Kind.SERVER: self.server_num, Kind.SCHEDULER: 1}
         self._check_place("index", members[self.kind], f"{self.kind.value}s")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-_MOST_DAYS = 36_500
+_MAX_DAYS = 36_500
 #: certificates are valid this long before now, since other machines' clocks may be late
 _BEFORE = datetime.timedelta(hours=1)
 #: file modes; only the owner may read keys
@@ -45,8 +45,8 @@ def make(
     `hosts` are names and addresses of further machines that run servers.
     """
     _check_installed()
-    if not 0 < days <= _MOST_DAYS:
-        raise ConfigError(f"--days: got {days}, expected 1 to {_MOST_DAYS}")
+    if not 0 < days <= _MAX_DAYS:
+        raise ConfigError(f"--days: got {days}, expected 1 to {_MAX_DAYS}")
     target = Path(folder)
     named = list(dict.fromkeys([*default_hosts(), *map(_checked_host, hosts)]))
     files = _signed(named, days)

@@ -215,9 +215,9 @@ class Program:
         """
         if self.form.lookups or self.form.split is not None:
             raise PlanError(f"Program.save: {ON_SERVERS}")
-        saving.save(dirname, self._of_one_worker())
+        saving.save(dirname, self._one_worker_form())
 
-    def _of_one_worker(self) -> Form:
+    def _one_worker_form(self) -> Form:
         """The form before the first pass that adds communication."""
         if self.source is None:
             return self.form

@@ -69,13 +69,13 @@ class Feature(Settings):
 
 def check(strategy: Feature, job: JobFacts) -> None:
     """Raise StrategyError for the first conflict or failed check."""
-    for conflict in _of_all(strategy, "CONFLICTS"):
+    for conflict in _all_items(strategy, "CONFLICTS"):
         conflict.check(strategy)
-    for check_job in _of_all(strategy, "CHECKS"):
+    for check_job in _all_items(strategy, "CHECKS"):
         check_job(strategy, job)
 
 
-def _of_all(strategy: Feature, name: str) -> Iterator[Any]:
+def _all_items(strategy: Feature, name: str) -> Iterator[Any]:
     """The items of a class attribute of all features, in the order of their fields."""
     for feature in reversed(type(strategy).__mro__):
         yield from vars(feature).get(name, ())

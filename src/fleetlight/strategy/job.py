@@ -20,7 +20,7 @@ class JobFacts:
         deadline_from: what set the deadline.
         ssl: the folder of certificates that the connections use.
         checkpoint: the folder for automatic checkpoints.
-        sinks: the services that get the job's figures.
+        sinks: the services that get the job's metrics.
         has_programs: True once the script has begun a static program.
 
     Example:
@@ -42,7 +42,7 @@ class JobFacts:
     ssl: str | None = None
     #: the folder for automatic checkpoints
     checkpoint: str = ""
-    #: the services that get the job's figures
+    #: the services that get the job's metrics
     sinks: str = ""
     #: True once the script has begun a static program
     has_programs: bool = False

@@ -14,7 +14,6 @@ from fleetlight.strategy.features.a_sync import ASyncFeature
 from fleetlight.strategy.features.amp import AmpFeature
 from fleetlight.strategy.features.checkpoint import CheckpointFeature
 from fleetlight.strategy.features.durability import DeadlineFeature, DurabilityFeature
-from fleetlight.strategy.features.figures import FiguresFeature
 from fleetlight.strategy.features.gradient_merge import GradientMergeFeature
 from fleetlight.strategy.features.local_training import (
     AdaptiveLocalSGDFeature,
@@ -30,6 +29,7 @@ from fleetlight.strategy.features.reduction.fusion import FusionFeature
 from fleetlight.strategy.features.reduction.hierarchy import HierarchyFeature
 from fleetlight.strategy.features.reduction.process_groups import ProcessGroupsFeature
 from fleetlight.strategy.features.seeds import SeedsFeature
+from fleetlight.strategy.features.sinks import SinksFeature
 from fleetlight.strategy.features.ssl import SslFeature
 from fleetlight.strategy.job import JobFacts, current_job
 from fleetlight.strategy.settings import Rules, Settings, rules_of, settings_class
@@ -43,7 +43,7 @@ class DistributedStrategy(
     SslFeature,
     CheckpointFeature,
     DurabilityFeature,
-    FiguresFeature,
+    SinksFeature,
     ProgramsFeature,
     DataParallelFeature,
     RecomputeFeature,

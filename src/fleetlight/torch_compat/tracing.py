@@ -51,7 +51,7 @@ def without_mkldnn() -> Iterator[None]:
 
 
 def root(graph: fx.Graph) -> fx.Node:
-    """The node before the first and after the last, also in an empty graph."""
+    """The node before the first and after the last, even in an empty graph."""
     return graph._root
 
 

@@ -38,9 +38,9 @@ class WorkerSignals:
         #: the request of this worker, which its heartbeats carry
         self.own = NO_SIGNAL
         #: received in replies to steps, which all workers of a step receive alike
-        self.of_steps = NO_SIGNAL
+        self.from_steps = NO_SIGNAL
         #: received in replies to heartbeats; other workers may not have them yet
-        self.of_heartbeats = NO_SIGNAL
+        self.from_heartbeats = NO_SIGNAL
         #: True once this worker prepares to stop and reaches no further barrier
         self.stops = False
         #: True once this worker has stopped because of a signal
@@ -49,4 +49,4 @@ class WorkerSignals:
     @property
     def received(self) -> ControlSignal:
         """All signals received by this worker."""
-        return self.of_steps | self.of_heartbeats
+        return self.from_steps | self.from_heartbeats

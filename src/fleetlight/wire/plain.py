@@ -21,8 +21,8 @@ Buffer = bytes | memoryview
 #: the kernel's limit of buffers per call
 _IOV_MAX = 1024
 #: limits of the kernel's timeout, after which a wait checks the clock
-_LONGEST_STEP_S = 5.0
-_SHORTEST_STEP_S = 0.02
+_MAX_STEP_S = 5.0
+_MIN_STEP_S = 0.02
 #: how long to wait for a peer to read the last bytes before the connection closes
 _LINGER_S = 1.0
 #: the event of a peer that has closed; not all systems report it before all is read
@@ -164,7 +164,7 @@ class Wire:
         if silence_s == self._waits_s:
             return
         self._waits_s = silence_s
-        step = min(_LONGEST_STEP_S, max(_SHORTEST_STEP_S, silence_s / 4))
+        step = min(_MAX_STEP_S, max(_MIN_STEP_S, silence_s / 4))
         if step == self._step_s:
             return
         self._step_s = step

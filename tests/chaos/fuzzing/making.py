@@ -138,7 +138,7 @@ def sensible(chance: random.Random, plan: Plan, sequence: int, folder: str) -> W
         (m.Load("", [(0, "table000.server000.safetensors")], 1, dry=chance.random() < 0.5), []),
         state,
         (m.Shrink(table, 0, 0.5, 0.9), []),
-        (m.FiguresRequest(), []),
+        (m.MetricsRequest(), []),
     ]
     if chance.random() < 0.01:
         return m.Leave(chance.choice(("", "an error"))), []

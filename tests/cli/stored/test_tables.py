@@ -84,7 +84,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[
     return (out or error).splitlines()
 
 
-def test_the_figures_of_each_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_statistics_of_each_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path, PLAIN, COUNTED)
     lines = said(capsys, str(tmp_path))
     [first, second] = [n for n, line in enumerate(lines) if line.startswith("table ")]
@@ -110,7 +110,7 @@ def test_the_figures_of_each_table(tmp_path: Path, capsys: pytest.CaptureFixture
     }
 
 
-def test_the_figures_follow_the_terminal(
+def test_the_statistics_follow_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, COUNTED)
@@ -135,7 +135,7 @@ def test_one_table_under_a_url(
     copy(tmp_path / "folder", url, None, lambda name: None)
     # less than a header
     monkeypatch.setattr(stats, "_HEAD", 16)
-    monkeypatch.setattr(stats, "MOST_ROWS", 100)
+    monkeypatch.setattr(stats, "MAX_ROWS", 100)
     lines = said(capsys, url, "ads")
     assert len(lines) == 9
     assert lines[4].split()[:5] == ["counts", "of", lines[4].split()[2], "rows,", "by"]

@@ -131,7 +131,7 @@ def test_one_line_says_what_to_install(
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["--export", "--json"], "--export prints no events"), ([], "has no folder 'figures'")],
+    [(["--export", "--json"], "--export prints no events"), ([], "has no folder 'metrics'")],
 )
 def test_what_is_wrong_is_named(
     words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ from fleetlight.observe.tracing.request import (
 
 @pytest.fixture(autouse=True)
 def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "figures").mkdir()
+    (tmp_path / "metrics").mkdir()
     names = ["worker 0", "worker 1"], ["server 0"]
     monkeypatch.setattr(trace, "_running", lambda log_dir: names)
 
@@ -32,7 +32,7 @@ def traced(folder: Path, *options: str) -> int:
 
 
 def files(folder: Path) -> list[Path]:
-    return list((folder / "figures").iterdir())
+    return list((folder / "metrics").iterdir())
 
 
 def write(folder: Path, *names: str) -> None:

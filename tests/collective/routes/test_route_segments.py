@@ -54,7 +54,7 @@ def segments(error_feedback: bool = True) -> tuple[SegmentStates, ErrorFeedback]
 def test_residuals_of_a_segment_are_views() -> None:
     states, kept = segments()
     residual = states.at(SegmentPlace(PARTS, 3), 5).residual
-    again = states.of_sums(SegmentPlace(PARTS, 3), 5).residual
+    again = states.sum_segment(SegmentPlace(PARTS, 3), 5).residual
     assert residual is not None
     assert again is not None
     residual.fill_(1.0)
@@ -66,7 +66,7 @@ def test_residuals_of_a_segment_are_views() -> None:
 def test_without_error_feedback_there_is_no_residual() -> None:
     states, kept = segments(error_feedback=False)
     assert states.at(SegmentPlace(PARTS), 10).residual is None
-    assert states.of_sums(SegmentPlace(PARTS), 10).residual is None
+    assert states.sum_segment(SegmentPlace(PARTS), 10).residual is None
     assert states.at(SegmentPlace(PARTS), 10).velocity is None
     assert not kept.state()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page shows of a job, from simulated figures of its processes."""
+"""What the page shows of a job, from simulated metrics of its processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.dashboard.simulated import USUAL, SimulatedJob
 from fleetlight.dashboard.job_files import JobFiles
 from fleetlight.dashboard.view.facts import LogFolderFacts
 from fleetlight.dashboard.view.job_view import Cursor, JobView
-from fleetlight.observe.figures.catalogue import STEP_PARTS
-from fleetlight.observe.figures.history import History
+from fleetlight.observe.telemetry.catalogue import STEP_PARTS
+from fleetlight.observe.telemetry.history import History
 
 #: seconds of a usual step
 STEP_S = sum(USUAL.values())
@@ -33,7 +33,7 @@ class Follower:
         self.shown: dict[str, Any] = {}
 
     def poll(self, later: float = 0.5) -> dict[str, Any]:
-        """The whole view, `later` seconds after the last figures."""
+        """The whole view, `later` seconds after the last metrics."""
         self._history.poll()
         self.view.update(self._history, self._files.read(), self.job.at + later)
         return self.view.whole()
@@ -92,7 +92,7 @@ def test_equal_workers_have_no_straggler(job: SimulatedJob) -> None:
     assert Follower(job).poll()["straggler"] is None
 
 
-def test_a_killed_worker_shows_before_its_figures_end(job: SimulatedJob) -> None:
+def test_a_killed_worker_shows_before_its_metrics_end(job: SimulatedJob) -> None:
     job.launcher()
     job.run(10)
     follower = Follower(job)
@@ -104,7 +104,7 @@ def test_a_killed_worker_shows_before_its_figures_end(job: SimulatedJob) -> None
     assert "rate" not in row
 
 
-def test_a_process_without_figures_is_silent_then_starts_again(job: SimulatedJob) -> None:
+def test_a_process_without_metrics_is_silent_then_starts_again(job: SimulatedJob) -> None:
     job.launcher()
     job.run(10)
     follower = Follower(job)
@@ -244,9 +244,9 @@ def test_a_finished_job_has_means_of_its_whole_time(job: SimulatedJob) -> None:
     assert (worker["state"], worker["step_s"]) == ("ended", pytest.approx(STEP_S, rel=0.02))
 
 
-def test_damaged_figures_are_left_out(job: SimulatedJob) -> None:
+def test_damaged_metrics_are_left_out(job: SimulatedJob) -> None:
     job.run(3)
-    with (job.folder / "figures" / "worker.0.jsonl").open("ab") as file:
+    with (job.folder / "metrics" / "worker.0.jsonl").open("ab") as file:
         file.write(b'{"at": 1, "pid"\nnot json\n{"at":"x"}\n')
     job.run(3)
     assert Follower(job).row("worker 0")["step"] == int(6 / STEP_S)

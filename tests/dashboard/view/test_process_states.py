@@ -11,7 +11,7 @@ from tests.dashboard.simulated import SimulatedJob
 
 from fleetlight.dashboard.job_files import JobFiles
 from fleetlight.dashboard.view.job_view import Cursor, JobView
-from fleetlight.observe.figures.history import History
+from fleetlight.observe.telemetry.history import History
 
 
 class Watched:
@@ -78,7 +78,7 @@ def test_a_restarted_process_is_starting_until_its_first_snapshot(watched: Watch
     assert watched.is_up(1)
 
 
-def test_a_clock_that_is_set_back_stops_no_figure(watched: Watched) -> None:
+def test_a_clock_that_is_set_back_stops_no_metric(watched: Watched) -> None:
     job = watched.job
     job.launcher()
     job.run(60)
@@ -145,7 +145,7 @@ def test_a_process_of_another_machine_that_restarts(remote: Watched) -> None:
     assert remote.row("worker 1")["state"] == "running"
 
 
-def test_a_process_of_another_machine_that_fails_before_its_first_figures(remote: Watched) -> None:
+def test_a_process_of_another_machine_that_fails_before_its_first_metrics(remote: Watched) -> None:
     job = remote.job
     job.event("worker 2", "start", "started, pid 9", pid=9, host="10.0.0.3")
     job.event("worker 2", "exit", "exited with code 3", pid=9, status=3)

@@ -165,12 +165,12 @@ def test_epoch_that_has_not_begun_may_change_its_files_and_kind_of_loader(
         assert numbers(one) == Counter(range(50))
 
 
-def of_numbers(folder: Path) -> ColumnFiles:
+def number_columns(folder: Path) -> ColumnFiles:
     return fleet.data.parquet(numbered(folder, SIZES), transform=lambda batch: batch["number"])
 
 
 def test_queue_deals_windows_out(tmp_path: Path) -> None:
-    data = of_numbers(tmp_path)
+    data = number_columns(tmp_path)
     workers = workers_of(3, lambda: data.loader(4, shuffle=True, window=20))
     for epoch in range(2):
         run(workers)
@@ -178,7 +178,7 @@ def test_queue_deals_windows_out(tmp_path: Path) -> None:
 
 
 def test_queue_and_lanes_continue_each_other(tmp_path: Path) -> None:
-    data = of_numbers(tmp_path)
+    data = number_columns(tmp_path)
 
     def make() -> DataLoader[Any]:
         return data.loader(4, shuffle=True, window=20)
@@ -204,7 +204,7 @@ def test_queue_and_lanes_continue_each_other(tmp_path: Path) -> None:
 
 
 def test_queue_refuses_the_state_dict_of_lanes(tmp_path: Path) -> None:
-    data = of_numbers(tmp_path)
+    data = number_columns(tmp_path)
     one = shards(data.loader(4), 1)[0]
     next(iter(one))
     (worker,) = workers_of(1, lambda: data.loader(4))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.launch.workplace import wait_until
 
-from fleetlight.data.sources.loaded_groups import _MOST_UNREAD, _PATIENCE, LoadedGroups
+from fleetlight.data.sources.loaded_groups import _MAX_UNREAD, _PATIENCE, LoadedGroups
 
 
 class Decoded:
@@ -106,7 +106,7 @@ def test_a_batch_of_many_groups_has_few_in_memory(counted: Counted) -> None:
 def test_announcements_without_batches_keep_few_in_memory(counted: Counted) -> None:
     counted.announce(*range(100))
     wait_until(lambda: 99 in counted.loads, "the last one")
-    wait_until(lambda: len(counted.in_memory()) <= _MOST_UNREAD, "older ones to leave")
+    wait_until(lambda: len(counted.in_memory()) <= _MAX_UNREAD, "older ones to leave")
 
 
 def test_windows_that_come_again_are_loaded_once_more_at_most(counted: Counted) -> None:

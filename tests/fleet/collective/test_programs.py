@@ -448,7 +448,7 @@ def test_load_drops_merged_gradients(tmp_path: Path, is_static: bool) -> None:
     run_workers(half_merged, 1, str(tmp_path / "c"), is_static)
 
 
-def of_program(folder: str) -> Any:
+def program_checkpoint(folder: str) -> Any:
     model, optimizer, _ = prepared(None)
     program = static.capture(model, F.cross_entropy, optimizer, example())
     fleet.save_persistables(folder, program=program)
@@ -466,4 +466,4 @@ def of_program(folder: str) -> Any:
 
 
 def test_checkpoint_saves_the_program_that_trains(tmp_path: Path) -> None:
-    run_workers(of_program, 1, str(tmp_path / "c"))
+    run_workers(program_checkpoint, 1, str(tmp_path / "c"))

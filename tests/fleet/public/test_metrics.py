@@ -12,7 +12,7 @@ from tests.workers import run_workers
 
 import fleetlight as fleet
 from fleetlight.errors import ConfigError
-from fleetlight.observe.grouped_metrics import GroupedMetric
+from fleetlight.observe.grouped_evaluation import GroupedMetric
 
 pytestmark = pytest.mark.multiprocess
 

@@ -32,7 +32,7 @@ def built() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     return model, [torch.optim.SGD(model.parameters(), lr=0.1)]
 
 
-def of_part(part: slice) -> list[Any]:
+def part_metrics(part: slice) -> list[Any]:
     scores, labels, groups = SCORES[part], LABELS[part], GROUPS[part]
     return [
         fleet.metrics.normalised_entropy(scores, labels),
@@ -62,9 +62,9 @@ def test_served_workers_get_the_values_of_one_process(own_job: threading.local) 
     def work(member: Member) -> list[Any]:
         own_job.context = member.context
         # worker 2 has no records
-        return of_part([slice(0, 4), slice(4, 6), slice(6, 6)][member.index])
+        return part_metrics([slice(0, 4), slice(4, 6), slice(6, 6)][member.index])
 
-    alone = of_part(slice(None))
+    alone = part_metrics(slice(None))
     assert alone[2] == fleet.metrics.ndcg(SCORES, LABELS, GROUPS, 2)
     for found in Job(built, SYNC, workers=3, servers=1).run(work):
         assert found[:2] == pytest.approx(alone[:2], rel=1e-12)

@@ -66,8 +66,8 @@ def by_calls(worker: Member, steps: int | None) -> Any:
         loss, made = done.result, made + done.steps
         if steps is None:
             break
-    figures = worker.communicator.figures()
-    return (loss, made, worker.rows(range(48))), figures.get("rows_read_ahead", 0)
+    metrics = worker.communicator.metrics()
+    return (loss, made, worker.rows(range(48))), metrics.get("rows_read_ahead", 0)
 
 
 @pytest.mark.parametrize(("steps", "prefetched"), [(None, 36), (3, 24), (1, 0)])

@@ -194,7 +194,7 @@ def test_a_part_that_comes_late_does_not_stay(job: TracedJob) -> None:
     for _ in range(2):
         job.step()
     assert job.step_made is None
-    assert not list(job.folder.glob("figures/*"))
+    assert not list(job.folder.glob("metrics/*"))
 
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])

@@ -73,7 +73,7 @@ def builder(model: Callable[..., nn.Module], layer: Mapping[str, Any]) -> Any:
 
 def counts(worker: Member) -> Counted:
     """Rows that lookups found on the device, and rows that they pulled."""
-    found = worker.communicator.figures()
+    found = worker.communicator.metrics()
     return int(found["cached_rows_found"]), int(found["cached_rows_copied"])
 
 
@@ -278,7 +278,7 @@ def test_a_table_with_a_cache_is_not_read_ahead(is_local: bool) -> None:
         for t in range(3):
             worker.communicator.announce([{0: IDS[t, 0].numpy().reshape(-1)}])
             step(worker, t, micro=1)
-        return worker.communicator.figures().get("rows_read_ahead")
+        return worker.communicator.metrics().get("rows_read_ahead")
 
     [plain] = run(builder(Net, {}), work, SYNC, workers=1, is_local=is_local)
     assert plain is not None
@@ -327,7 +327,7 @@ def test_the_staleness_of_cached_rows_is_counted() -> None:
         worker.communicator.flush()
 
     job.run(work)
-    assert job.servers[0].figures().staleness == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert job.servers[0].metrics().staleness == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
 def test_cached_rows_of_sync_mode_are_not_stale() -> None:
@@ -339,7 +339,7 @@ def test_cached_rows_of_sync_mode_are_not_stale() -> None:
             step(worker, t, micro=1)
 
     job.run(work)
-    assert job.servers[0].figures().staleness == {0: 3}
+    assert job.servers[0].metrics().staleness == {0: 3}
 
 
 def test_threads_that_evaluate_never_leave_old_rows_behind() -> None:

@@ -157,13 +157,13 @@ def test_prefetched_rows_are_used_for_all_features() -> None:
             communicator.announce([{numbers[n]: ids.numpy() for n, ids in coming.items()}])
             model(IDS[step, 0]).sum().backward()
             worker.optimizer.step()
-        return communicator.figures()
+        return communicator.metrics()
 
-    [figures] = run(made(), train, SYNC, workers=1)
+    [metrics] = run(made(), train, SYNC, workers=1)
     first = sum(len(ids.unique()) for ids in ids_without_padding(IDS[0, 0]).values())
     # all rows but those of the first batch
-    assert figures["rows_on_demand"] == first
-    assert figures["rows_read_ahead"] > 100
+    assert metrics["rows_on_demand"] == first
+    assert metrics["rows_read_ahead"] > 100
 
 
 def test_nested_tensors_of_a_batch_are_learned() -> None:
@@ -185,7 +185,7 @@ def test_nested_tensors_of_a_batch_are_learned() -> None:
             sum(one.sum() for one in worker.model(batch).values()).backward()
             worker.optimizer.step()
             worker.optimizer.zero_grad()
-        return worker.communicator.figures()["rows_on_demand"]
+        return worker.communicator.metrics()["rows_on_demand"]
 
     first, second = (torch.cat([one.reshape(-1), IDS[0, 1].reshape(-1)]) for one in IDS[:2, 0])
     # learned from the first batch, after the second was announced
@@ -283,8 +283,8 @@ def work(folder: str = "") -> Any:
     fleet.barrier_worker()
     session = current().session
     assert session is not None
-    figures = session.communicator.figures()
-    assert figures["rows_read_ahead"] > 5 * figures["rows_on_demand"]
+    metrics = session.communicator.metrics()
+    assert metrics["rows_read_ahead"] > 5 * metrics["rows_on_demand"]
     trained = values(model)
     if folder:
         fleet.save_persistables(folder)

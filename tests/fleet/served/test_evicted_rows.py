@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.served import SYNC, Job, Member, Net, loss_of
 
-STEPS, BATCH, IDS, MOST = 12, 12, 200, 80
+STEPS, BATCH, IDS, MAX_ROWS = 12, 12, 200, 80
 RANDOM = np.random.default_rng(0)
 BATCHES = torch.from_numpy(RANDOM.zipf(1.3, (STEPS, BATCH, 3)) % IDS)
 TARGETS = torch.from_numpy(RANDOM.standard_normal((STEPS, BATCH, 1), np.float32))
@@ -45,9 +45,9 @@ def trained(workers: int, **layer: Any) -> tuple[list[set[int]], Any]:
 
 @pytest.mark.parametrize("layer", [{}, {"evict": "count"}, {"memory": 1}])
 def test_the_same_rows_on_one_worker_and_on_three(layer: dict[str, Any]) -> None:
-    known, rows = trained(1, max_rows=MOST, **layer)
-    assert len(set(BATCHES.flatten().tolist())) > MOST
-    assert 0.7 * MOST < sum(map(len, known)) <= MOST
-    others, its = trained(3, max_rows=MOST, **layer)
+    known, rows = trained(1, max_rows=MAX_ROWS, **layer)
+    assert len(set(BATCHES.flatten().tolist())) > MAX_ROWS
+    assert 0.7 * MAX_ROWS < sum(map(len, known)) <= MAX_ROWS
+    others, its = trained(3, max_rows=MAX_ROWS, **layer)
     assert others == known
     np.testing.assert_allclose(its, rows, rtol=1e-4, atol=1e-6)

@@ -53,7 +53,7 @@ def prefetched_rows(
             worker.optimizer.zero_grad()
             (worker.model(of(batch)) - batch["y"]).square().mean().backward()
             worker.optimizer.step()
-        return worker.communicator.figures().get("rows_read_ahead", 0.0)
+        return worker.communicator.metrics().get("rows_read_ahead", 0.0)
 
     return float(sum(run(build, train, **{"workers": 1, **job})))
 
@@ -124,7 +124,7 @@ def test_hints_with_padding_and_shared_tables() -> None:
             worker.optimizer.zero_grad()
             worker.model(batch["a"], batch["b"]).sum().backward()
             worker.optimizer.step()
-        return worker.communicator.figures()["rows_read_ahead"], worker.rows(np.arange(1, 24))
+        return worker.communicator.metrics()["rows_read_ahead"], worker.rows(np.arange(1, 24))
 
     [(ahead, rows)] = run(two, train, workers=1, servers=2)
     assert ahead == 24
@@ -138,8 +138,8 @@ def test_batch_changed_in_place_is_pulled_again() -> None:
             worker.optimizer.zero_grad()
             worker.model(batch["x"][0]).sum().backward()
             worker.optimizer.step()
-        assert worker.communicator.figures()["rows_read_ahead"] == 0
-        assert [c.rows for c in worker.session.client.figures()] == [{"emb": 24}]
+        assert worker.communicator.metrics()["rows_read_ahead"] == 0
+        assert [c.rows for c in worker.session.client.metrics()] == [{"emb": 24}]
 
     run(build, train, workers=1)
 

@@ -150,7 +150,7 @@ def final_state(worker: Member, losses: list[Tensor]) -> Any:
         {n: p.detach().clone() for n, p in worker.model.named_parameters() if p.numel()},
         [worker.rows(np.arange(-100, 130) if n < 4 else range(30), n) for n in range(tables)],
         worker.context.step,
-        [c.rows for c in worker.session.client.figures()],
+        [c.rows for c in worker.session.client.metrics()],
     )
 
 
@@ -344,7 +344,7 @@ def test_evaluations_insert_no_rows() -> None:
         [out] = static.Executor().run(program, {"ids": IDS[0, 0]}, ["output"])
         with torch.no_grad():
             torch.testing.assert_close(out, worker.model(IDS[0, 0]))
-        return [c.rows for c in worker.session.client.figures()]
+        return [c.rows for c in worker.session.client.metrics()]
 
     assert run(made(Net), train, workers=1) == [[{"emb": 0}]]
 
@@ -359,7 +359,7 @@ def test_rows_are_prefetched() -> None:
         for number, batch in enumerate(data):
             announce.announce(data[number : number + 2])
             executor.run(program, batch)
-        return worker.communicator.figures()["rows_read_ahead"] > 0
+        return worker.communicator.metrics()["rows_read_ahead"] > 0
 
     assert run(made(Net), train, workers=1) == [True]
 

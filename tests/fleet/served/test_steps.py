@@ -143,7 +143,7 @@ def test_evaluation_pulls_no_new_values_and_inserts_no_rows() -> None:
         with torch.no_grad():
             out = worker.model(ONE)
         worker.model.train()
-        return out, [c.rows for c in worker.session.client.figures()]
+        return out, [c.rows for c in worker.session.client.metrics()]
 
     [(out, rows)] = run(build, train, ASYNC, workers=1)
     assert rows == [{"emb": 0}]

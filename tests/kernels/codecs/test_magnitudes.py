@@ -94,9 +94,10 @@ def test_add_at_refuses_a_place_outside_and_does_not_write_it(place: int) -> Non
     assert room.tolist() == [0, 1, 0, 0, 0]
 
 
-MOST = float(np.finfo(np.float32).max)
+MAX_FLOAT = float(np.finfo(np.float32).max)
 values = st.lists(
-    st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, MOST, -MOST, 1e-45])), max_size=40
+    st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, MAX_FLOAT, -MAX_FLOAT, 1e-45])),
+    max_size=40,
 )
 
 
@@ -111,7 +112,7 @@ def test_all_finite_agrees_with_numpy(found: list[float]) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 def test_all_finite_finds_a_single_bad_value(bad: float) -> None:
-    array = np.full((5, 7), MOST, np.float32)
+    array = np.full((5, 7), MAX_FLOAT, np.float32)
     assert all_finite(array)
     array[4, 6] = bad
     assert not all_finite(array)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.kernels.batches import numbers
-from tests.kernels.strange_floats import MOST, finite, one_value, values_of
+from tests.kernels.strange_floats import MAX_FLOAT, finite, one_value, values_of
 
 from fleetlight.kernels import from_bfloat16, from_int8, to_bfloat16, to_float16, to_int8
 from fleetlight.kernels.codecs import twin_codecs
@@ -145,7 +145,7 @@ def test_a_nan_with_only_low_bits_stays_one() -> None:
 def test_finite_values_beyond_the_range_become_the_largest(
     carried: Carried, most: float, seed: int | None
 ) -> None:
-    rows = np.array([[MOST, -MOST]], np.float32)
+    rows = np.array([[MAX_FLOAT, -MAX_FLOAT]], np.float32)
     np.testing.assert_allclose(carried(rows, seed), [[most, -most]], rtol=1e-4)
     if carried is carried_fp16:
         near = np.array([[65505.0, -65535.9, 65519.0]], np.float32)

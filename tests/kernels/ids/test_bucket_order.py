@@ -14,7 +14,7 @@ from fleetlight.kernels import BUCKETS, BucketCount, put_in_bucket_order, twins
 from fleetlight.kernels.ids.bucket_order import _sort_buckets
 
 
-def of_one_bucket(count: int) -> NDArray[np.int64]:
+def ids_of_one_bucket(count: int) -> NDArray[np.int64]:
     """Ids that all fall into bucket 0."""
     candidates = np.arange(count * 2**14 * 2)
     return candidates[twins.buckets(candidates) == 0][:count]
@@ -74,7 +74,7 @@ def test_any_ids_are_sorted_by_bucket_and_id(given_ids: list[int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [200, 0, 1])
 def test_ids_that_share_one_bucket(count: int) -> None:
-    ids = of_one_bucket(count)
+    ids = ids_of_one_bucket(count)
     starts, in_order, _ = ordered(np.random.default_rng(0).permutation(ids))
     assert (in_order == ids).all()
     assert starts.tolist() == [0] + [count] * BUCKETS

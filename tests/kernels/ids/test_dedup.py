@@ -34,7 +34,7 @@ def test_dedup_of_a_large_batch() -> None:
     deduped = dedup(ids, 3)
     assert (deduped.ids[deduped.inverse] == ids).all()
     assert len(deduped.ids) == len(np.unique(ids))
-    parts = [deduped.ids[deduped.of_server(s)] for s in range(3)]
+    parts = [deduped.ids[deduped.slice_of(s)] for s in range(3)]
     assert all((twins.servers_of(part, 3) == s).all() for s, part in enumerate(parts))
     assert sum(map(len, parts)) == len(deduped.ids)
 

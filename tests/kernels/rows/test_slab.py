@@ -32,7 +32,7 @@ def test_growth_keeps_rows_and_homes() -> None:
 
 @pytest.mark.usefixtures("unreserved")
 def test_a_full_table_refuses_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slab, "MOST_ROWS", 1024)
+    monkeypatch.setattr(slab, "MAX_ROWS", 1024)
     with pytest.raises(ConfigError, match="a table of 1024 rows is full: use more servers"):
         Slab(1).grow()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetlight.errors import DeadlineError, FleetError, PeerLostError, ProtocolError
-from fleetlight.launch.doctor.channel import MOST_BYTES, DoctorChannel
+from fleetlight.launch.doctor.channel import MAX_BYTES, DoctorChannel
 from fleetlight.launch.doctor.messages import (
     Acknowledged,
     Echo,
@@ -98,7 +98,7 @@ def test_every_wait_ends() -> None:
         pair.wire.call(Echo(), Acknowledged)
     pair.wire.limit_s = 0.2
     # a peer that reads nothing, and a message larger than the buffers
-    exam = Exam(asked=ExamOptions(names=("x" * MOST_BYTES,) * 4), facts={})
+    exam = Exam(asked=ExamOptions(names=("x" * MAX_BYTES,) * 4), facts={})
     with pytest.raises(DeadlineError, match="accepted no message"):
         pair.wire.send(Finish(exam))
     pair.close()

@@ -11,8 +11,8 @@ import pytest
 from fleetlight.launch.doctor.findings import (
     Finding,
     bits,
-    of_exam,
-    of_machine,
+    exam_findings,
+    machine_findings,
     seconds,
     seconds_a_step,
 )
@@ -58,8 +58,8 @@ def link(**changes: Any) -> tuple[Link, ...]:
 
 
 def test_sound_machines_have_no_findings() -> None:
-    assert of_exam(exam()) == []
-    assert list(of_machine(SOUND)) == []
+    assert exam_findings(exam()) == []
+    assert list(machine_findings(SOUND)) == []
 
 
 PROBLEMS: dict[str, tuple[Exam, str, str]] = {
@@ -128,7 +128,7 @@ PROBLEMS: dict[str, tuple[Exam, str, str]] = {
 @pytest.mark.parametrize("case", PROBLEMS)
 def test_problem_is_named_with_its_remedy(case: str) -> None:
     found, what, remedy = PROBLEMS[case]
-    problem, *others = of_exam(found)
+    problem, *others = exam_findings(found)
     assert problem.is_problem
     assert what in problem.what
     assert remedy in problem.remedy
@@ -172,7 +172,7 @@ ADVICE: dict[str, tuple[Exam, str, str]] = {
 @pytest.mark.parametrize("case", ADVICE)
 def test_advice_is_not_a_problem(case: str) -> None:
     found, what, remedy = ADVICE[case]
-    (advice,) = of_exam(found)
+    (advice,) = exam_findings(found)
     assert not advice.is_problem
     assert what in advice.what
     assert remedy in advice.remedy
@@ -180,17 +180,17 @@ def test_advice_is_not_a_problem(case: str) -> None:
 
 def test_problems_come_first() -> None:
     both = exam(clocks={1: 9.0}, links=link(error="no answer"))
-    assert [finding.is_problem for finding in of_exam(both)] == [True, False]
+    assert [finding.is_problem for finding in exam_findings(both)] == [True, False]
 
 
 def test_machine_without_the_first_doctor_has_findings() -> None:
     found = exam(facts={1: SOUND}, absent={0: "connection refused"}, links=(), clocks={})
-    assert [f.what for f in of_exam(found)] == ["10.0.0.1 is absent: connection refused"]
+    assert [f.what for f in exam_findings(found)] == ["10.0.0.1 is absent: connection refused"]
 
 
 def test_workers_with_gpus_may_share_cores() -> None:
     gpus = msgspec.structs.replace(SOUND, cores=1, gpus=2)
-    assert list(of_machine(gpus)) == []
+    assert list(machine_findings(gpus)) == []
 
 
 @pytest.mark.parametrize(("hosts", "expected"), [(2, 4.0), (3, 16 / 3), (4, 6.0)])

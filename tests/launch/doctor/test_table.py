@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fleetlight.launch.doctor.findings import Finding
 from fleetlight.launch.doctor.messages import Exam, ExamOptions, Facts, Link
-from fleetlight.launch.doctor.table import of_exam, of_findings, of_machine
+from fleetlight.launch.doctor.table import exam_table, finding_lines, machine_table
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 FACTS = Facts(
@@ -32,7 +32,7 @@ def test_report_of_machines_and_links() -> None:
         ),
         clocks={1: -0.0001},
     )
-    assert of_exam(exam).splitlines() == [
+    assert exam_table(exam).splitlines() == [
         "machine   name  fleetlight  torch  python  cores  memory  GPUs  interface  MTU   clock",
         "10.0.0.1  a     0.1         2      3       8      3 GiB   0     eth0       1500",
         "10.0.0.2  long                             1      0 GiB   0     ?          ?     +0.000 s",
@@ -45,7 +45,7 @@ def test_report_of_machines_and_links() -> None:
 
 
 def test_report_of_a_single_machine() -> None:
-    lines = of_machine(FACTS, (("eth0", "10.0.0.1"), ("", "::1")), [1500, None]).splitlines()
+    lines = machine_table(FACTS, (("eth0", "10.0.0.1"), ("", "::1")), [1500, None]).splitlines()
     assert lines[0] == "name             a (resolves to no address)"
     assert "shared memory    none (/dev/shm)" in lines
     assert "open files       no limit" in lines
@@ -57,7 +57,7 @@ def test_report_of_a_single_machine() -> None:
 
 def test_report_of_findings() -> None:
     found = [Finding(True, "it is so", "do this"), Finding(False, "and so", "or that")]
-    assert of_findings(found) == ("problem: it is so\n    do this\nadvice: and so\n    or that")
+    assert finding_lines(found) == ("problem: it is so\n    do this\nadvice: and so\n    or that")
 
 
 def test_report_fits_a_narrow_terminal() -> None:
@@ -66,12 +66,12 @@ def test_report_fits_a_narrow_terminal() -> None:
         facts={0: FACTS},
         links=(Link(sender=0, receiver=1, round_trip_s=2e-4, bytes_per_s=25e6),),
     )
-    lines = of_exam(exam, 40).splitlines()
+    lines = exam_table(exam, 40).splitlines()
     assert max(map(len, lines)) <= 40
     assert lines[:2] == ["10.0.0.1", "  name: a"]
     assert lines[-1] == "  ports: open"
     found = [Finding(True, "a sentence that is longer than the terminal is", "do this")]
-    assert of_findings(found, 40, colour=True).splitlines() == [
+    assert finding_lines(found, 40, colour=True).splitlines() == [
         "\x1b[31mproblem\x1b[0m: a sentence that is longer than",
         "  the terminal is",
         "    do this",

@@ -36,7 +36,7 @@ SERVER, WORKER_0, WORKER_1 = RUN.layout.members(JOB.machine.devices)
 
 
 def test_environment_of_a_worker() -> None:
-    assert environment.of_member(RUN, WORKER_1, {}) == {
+    assert environment.member_environment(RUN, WORKER_1, {}) == {
         "OMP_NUM_THREADS": "3",
         "PYTHONUNBUFFERED": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -73,15 +73,18 @@ def test_processes_get_the_token_and_output_hides_it() -> None:
     run = dataclasses.replace(RUN, job=job)
     outside = {"FLEET_TOKEN": "of whoever started fleetrun"}
     for member in (SERVER, WORKER_0):
-        assert environment.of_member(run, member, outside)["FLEET_TOKEN"] == "3f9ac27e51d0b846"
+        assert (
+            environment.member_environment(run, member, outside)["FLEET_TOKEN"]
+            == "3f9ac27e51d0b846"
+        )
         assert "FLEET_TOKEN" not in environment.identity(run, member)
-        assert "FLEET_TOKEN" not in environment.of_member(RUN, member, {})
+        assert "FLEET_TOKEN" not in environment.member_environment(RUN, member, {})
     shown = [repr(run), str(job), *environment.remarks(job, outside)]
     assert not [text for text in shown if "3f9ac27e51d0b846" in text]
 
 
 def test_server_has_no_torch_rank_and_no_device() -> None:
-    found = environment.of_member(RUN, SERVER, {})
+    found = environment.member_environment(RUN, SERVER, {})
     assert (found["FLEET_ROLE"], found["FLEET_INDEX"]) == ("server", "0")
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "FLEET_DEVICE"} & set(found)
 
@@ -107,7 +110,7 @@ def test_server_has_no_torch_rank_and_no_device() -> None:
     ],
 )
 def test_stale_variables_are_dropped(name: str) -> None:
-    assert name not in environment.of_member(RUN, SERVER, {name: "stale"})
+    assert name not in environment.member_environment(RUN, SERVER, {name: "stale"})
 
 
 @pytest.mark.parametrize(
@@ -122,12 +125,12 @@ def test_stale_variables_are_dropped(name: str) -> None:
     ],
 )
 def test_other_variables_pass_through(name: str) -> None:
-    assert environment.of_member(RUN, SERVER, {name: "kept"})[name] == "kept"
+    assert environment.member_environment(RUN, SERVER, {name: "kept"})[name] == "kept"
 
 
 def test_user_variables_override_defaults() -> None:
     outside = {"OMP_NUM_THREADS": "7", "PYTHONUNBUFFERED": "0", "TORCH_CPP_LOG_LEVEL": "INFO"}
-    found = environment.of_member(RUN, WORKER_0, outside)
+    found = environment.member_environment(RUN, WORKER_0, outside)
     assert {name: found[name] for name in outside} == outside
 
 
@@ -135,7 +138,7 @@ def test_several_machines_get_the_network_interface() -> None:
     spec = RendezvousSpec(master=("10.0.0.1", 6170), min_nodes=2, max_nodes=2)
     machine = dataclasses.replace(JOB.machine, rendezvous=spec)
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, machine=machine))
-    found = environment.of_member(run, WORKER_0, {"NCCL_SOCKET_IFNAME": "ib0"})
+    found = environment.member_environment(run, WORKER_0, {"NCCL_SOCKET_IFNAME": "ib0"})
     assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")
     lines = environment.remarks(run.job, {"NCCL_SOCKET_IFNAME": "ib0", "OMP_NUM_THREADS": "1"})
     assert lines == ["GLOO_SOCKET_IFNAME=eth0: the interface of 127.0.0.1"]
@@ -152,11 +155,11 @@ def test_only_identity_is_shown_never_secrets() -> None:
 
 
 def test_folder_of_certificates_is_passed_on() -> None:
-    assert "FLEET_SSL" not in environment.of_member(RUN, WORKER_0, {})
-    assert environment.of_member(RUN, WORKER_0, {"FLEET_SSL": "/a"})["FLEET_SSL"] == "/a"
+    assert "FLEET_SSL" not in environment.member_environment(RUN, WORKER_0, {})
+    assert environment.member_environment(RUN, WORKER_0, {"FLEET_SSL": "/a"})["FLEET_SSL"] == "/a"
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=Encryption("/certs")))
     for member in (SERVER, WORKER_0):
-        found = environment.of_member(run, member, {"FLEET_SSL": "/a"})
+        found = environment.member_environment(run, member, {"FLEET_SSL": "/a"})
         assert found["FLEET_SSL"] == "/certs"
     assert environment.identity(run, WORKER_0)["FLEET_SSL"] == "/certs"
 
@@ -164,9 +167,9 @@ def test_folder_of_certificates_is_passed_on() -> None:
 def test_tls_settings_reach_processes_as_parsed() -> None:
     outside = {"FLEET_SSL_EXPIRY_WARNING_DAYS": "60"}
     # a script may name the folder itself
-    assert environment.of_member(RUN, WORKER_0, outside).items() >= outside.items()
+    assert environment.member_environment(RUN, WORKER_0, outside).items() >= outside.items()
     plain = dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=Encryption("/certs")))
-    assert not outside.keys() & environment.of_member(plain, WORKER_0, outside).keys()
+    assert not outside.keys() & environment.member_environment(plain, WORKER_0, outside).keys()
     asked = Encryption("/certs", 7)
     found = environment.identity(
         dataclasses.replace(RUN, job=dataclasses.replace(JOB, ssl=asked)), WORKER_0
@@ -175,21 +178,21 @@ def test_tls_settings_reach_processes_as_parsed() -> None:
 
 
 def test_password_file_is_passed_as_an_absolute_path() -> None:
-    found = environment.of_member(RUN, WORKER_0, {"FLEET_SSL_PASSWORD_FILE": "secret"})
+    found = environment.member_environment(RUN, WORKER_0, {"FLEET_SSL_PASSWORD_FILE": "secret"})
     assert found["FLEET_SSL_PASSWORD_FILE"] == str(Path("secret").absolute())
-    assert "FLEET_SSL_PASSWORD_FILE" not in environment.of_member(RUN, WORKER_0, {})
+    assert "FLEET_SSL_PASSWORD_FILE" not in environment.member_environment(RUN, WORKER_0, {})
     assert "secret" not in str(environment.identity(RUN, WORKER_0))
 
 
 def test_folder_of_checkpoints_is_passed_on() -> None:
     names = {"FLEET_CHECKPOINT", "FLEET_RESUME"}
-    assert not names & set(environment.of_member(RUN, WORKER_0, {}))
+    assert not names & set(environment.member_environment(RUN, WORKER_0, {}))
     outside = {"FLEET_CHECKPOINT": "a", "FLEET_RESUME": "0"}
     # the launcher's own environment may set it
-    assert environment.of_member(RUN, WORKER_0, outside).items() >= outside.items()
+    assert environment.member_environment(RUN, WORKER_0, outside).items() >= outside.items()
     run = dataclasses.replace(RUN, job=dataclasses.replace(JOB, checkpoint="/c", resume=True))
     for member in (SERVER, WORKER_0):
-        found = environment.of_member(run, member, outside)
+        found = environment.member_environment(run, member, outside)
         assert (found["FLEET_CHECKPOINT"], found["FLEET_RESUME"]) == ("/c", "1")
 
 
@@ -199,10 +202,10 @@ def test_ipv6_endpoints_have_brackets() -> None:
 
 def test_flags_about_waits_and_messages_reach_processes() -> None:
     job = dataclasses.replace(JOB, process_deadline_s=7.5, log_level="warning")
-    found = environment.of_member(
+    found = environment.member_environment(
         dataclasses.replace(RUN, job=job), WORKER_0, {"FLEET_DEADLINE_S": "9"}
     )
     assert (found["FLEET_DEADLINE_S"], found["FLEET_LOG_LEVEL"]) == ("7.5", "warning")
-    kept = environment.of_member(RUN, WORKER_0, {"FLEET_DEADLINE_S": "9"})
+    kept = environment.member_environment(RUN, WORKER_0, {"FLEET_DEADLINE_S": "9"})
     assert kept["FLEET_DEADLINE_S"] == "9"
     assert "FLEET_LOG_LEVEL" not in kept

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--sinks`: worker 0 gets the services for figures, fleetrun keeps the collector of events."""
+"""`--sinks`: worker 0 gets the services for metrics, fleetrun keeps the collector of events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetlight.launch.job.plan import plan
 from fleetlight.launch.job.spec import JobSpec, Sinks
 from fleetlight.observe.sinks.services import _KINDS
 from fleetlight.strategy import DistributedStrategy, JobFacts
-from fleetlight.strategy.features.figures import SINK_KINDS
+from fleetlight.strategy.features.sinks import SINK_KINDS
 
 CPU = Machine(cores=8, addresses=(("lo", "127.0.0.1"),))
 
@@ -22,7 +22,7 @@ def job(sinks: str | None) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("sinks", "figures", "events"),
+    ("sinks", "metrics", "events"),
     [
         (None, None, None),
         ("", "", None),
@@ -33,11 +33,11 @@ def job(sinks: str | None) -> JobSpec:
     ],
 )
 def test_each_service_goes_to_the_process_that_feeds_it(
-    sinks: str | None, figures: str | None, events: str | None
+    sinks: str | None, metrics: str | None, events: str | None
 ) -> None:
     found = job(sinks)
-    assert found.sinks == Sinks(figures=figures, events=events)
-    assert found.environment.get("FLEET_SINKS") == figures
+    assert found.sinks == Sinks(metrics=metrics, events=events)
+    assert found.environment.get("FLEET_SINKS") == metrics
 
 
 @pytest.mark.parametrize(

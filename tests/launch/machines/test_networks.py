@@ -11,8 +11,8 @@ pytestmark = NEEDED
 
 WORK = """
     import os, pathlib, sys, time
-    from fleetlight.observe.figures.recorder import FigureRecorder
-    from fleetlight.observe.figures.registry import registry
+    from fleetlight.observe.telemetry.recorder import MetricRecorder
+    from fleetlight.observe.telemetry.registry import registry
     from fleetlight.roles import RoleMaker
     names = ("FLEET_HOST", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR")
     node = os.environ["FLEET_NODE_RANK"]
@@ -20,7 +20,7 @@ WORK = """
     role = RoleMaker().role
     seen += [f"worker {role.index} of {role.worker_num} on {role.node_num} hosts"]
     folder = pathlib.Path(os.environ["FLEET_LOG_DIR"])
-    FigureRecorder(folder, "worker", role.index, registry).close()
+    MetricRecorder(folder, "worker", role.index, registry).close()
     pathlib.Path("seen." + node).write_text(" ".join(seen) + "\\n")
     time.sleep(float(sys.argv[1]))
 """
@@ -51,8 +51,8 @@ def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
         assert code == 0, output
         assert f"this machine's address: {own}" in output
         assert f"GLOO_SOCKET_IFNAME={cable}: the interface of {own}" in output
-    # the figures of all workers are on node 0
-    found = [len(list(place.path.glob(f"log{n}/figures/worker.*.jsonl"))) for n in range(3)]
+    # the metrics of all workers are on node 0
+    found = [len(list(place.path.glob(f"log{n}/metrics/worker.*.jsonl"))) for n in range(3)]
     assert sorted(found) == [1, 1, 3]
 
 

@@ -133,7 +133,7 @@ def test_store_over_tls(tmp_path: Path) -> None:
 def _silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch's client waits forever for a greeting."""
     release = threading.Event()
-    monkeypatch.setattr(store, "_LEAST_S", 0.01)
+    monkeypatch.setattr(store, "_MIN_REPLY_S", 0.01)
     monkeypatch.setattr(store, "_client", lambda host, port, deadline_s: release.wait())
     yield
     release.set()

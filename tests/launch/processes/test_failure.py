@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from fleetlight.launch.exit_codes import RESUME_CODE, of_status
+from fleetlight.launch.exit_codes import RESUME_CODE, exit_code
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.failure import (
     JobFailure,
@@ -88,7 +88,7 @@ def test_certain_causes() -> None:
     ],
 )
 def test_status_as_text(status: int, code: int, text: str) -> None:
-    assert of_status(status) == code
+    assert exit_code(status) == code
     assert how(status) == text
 
 

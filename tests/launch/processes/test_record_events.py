@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetlight.launch.processes.record import ProcessEntry, RecordFile, changes
-from fleetlight.observe.figures.history import History
+from fleetlight.observe.telemetry.history import History
 
 
 def entry(pid: int, status: int | None = None, restarts: int = 0) -> ProcessEntry:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetlight.launch.exit_codes import RESUME_CODE, of_status
-from fleetlight.observe.figures.snapshot import Event
+from fleetlight.launch.exit_codes import RESUME_CODE, exit_code
 from fleetlight.observe.sinks.event_records import (
     ON_REQUEST,
     Severity,
@@ -15,6 +14,7 @@ from fleetlight.observe.sinks.event_records import (
     event_name,
     severity,
 )
+from fleetlight.observe.telemetry.snapshot import Event
 
 WORKER = {"fleetlight.role": "worker", "fleetlight.index": 1}
 PROCESS = {**WORKER, "host.name": "10.0.0.2", "process.pid": 7}
@@ -87,4 +87,4 @@ def test_an_event_as_a_record(
 
 
 def test_a_job_that_has_saved_ends_on_request() -> None:
-    assert {RESUME_CODE, of_status(-15), of_status(-2)} <= ON_REQUEST
+    assert {RESUME_CODE, exit_code(-15), exit_code(-2)} <= ON_REQUEST

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures arrive in TensorBoard, MLflow and Weights & Biases, each with its own package."""
+"""Metrics arrive in TensorBoard, MLflow and Weights & Biases, each with its own package."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 from pages.printed.blocks import blocks_of
 
 from fleetlight.errors import ConfigError
-from fleetlight.observe.figures.recorder import FigureRecorder
-from fleetlight.observe.figures.registry import Registry
 from fleetlight.observe.sinks.feeder import SinkFeeder
 from fleetlight.observe.sinks.services import openers
+from fleetlight.observe.telemetry.recorder import MetricRecorder
+from fleetlight.observe.telemetry.registry import Registry
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -64,14 +64,14 @@ def test_mlflow_has_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run.info.status == "FINISHED"
 
 
-def test_a_class_of_the_page_gets_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_the_page_gets_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
     [program] = [one.code for one in blocks_of(page.read_text()) if one.file == "my_sinks.py"]
     (tmp_path / "my_sinks.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     written("python:my_sinks.CsvSink")
-    lines = (tmp_path / "figures.csv").read_text().splitlines()
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines[0] == "1,loss,0.5"
     assert len(lines) == 4
     for name in ("my_sinks.Other", "no_such_module.Sink", "Sink"):
@@ -128,7 +128,7 @@ def fed(sinks: list[Kept], log_dir: Path | None, registry: Registry) -> SinkFeed
     return SinkFeeder(openers, registry, log_dir, every_s=3600)
 
 
-def test_one_process_alone_feeds_its_own_figures() -> None:
+def test_one_process_alone_feeds_its_own_metrics() -> None:
     registry, kept = Registry(), Kept()
     registry.add(lambda: {"steps": 7})
     registry.logged.add({"loss": 0.5, "bad": float("nan")})
@@ -141,12 +141,12 @@ def test_one_process_alone_feeds_its_own_figures() -> None:
     assert kept.is_closed
 
 
-def test_the_figures_of_all_workers_arrive(tmp_path: Path) -> None:
+def test_the_metrics_of_all_workers_arrive(tmp_path: Path) -> None:
     kept = Kept()
     for index, loss in enumerate((1.0, 3.0)):
         registry = Registry()
         registry.logged.add({"loss": loss})
-        FigureRecorder(tmp_path, "worker", index, registry).close()
+        MetricRecorder(tmp_path, "worker", index, registry).close()
     fed([kept], tmp_path, Registry()).close()
     assert kept.lines[-1][1]["loss"] == 2.0
 
@@ -156,7 +156,7 @@ def test_values_that_are_not_finite_stop_no_sink(tmp_path: Path) -> None:
     for index, loss in enumerate((math.inf, -math.inf)):
         registry = Registry()
         registry.logged.add({"loss": loss, "auc": 0.5})
-        FigureRecorder(tmp_path, "worker", index, registry).close()
+        MetricRecorder(tmp_path, "worker", index, registry).close()
     fed([kept], tmp_path, Registry()).close()
     assert kept.lines[-1][1]["auc"] == 0.5
     assert "loss" not in kept.lines[-1][1]
@@ -170,13 +170,13 @@ def test_a_service_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -
     feeder.close()
     assert len(kept.lines) == 9
     assert caplog.messages == [
-        "sink 0 does not take figures, and is tried again: no route to host",
-        "sink 0 gets no more figures after 5 failures: no route to host",
+        "sink 0 does not take metrics, and is tried again: no route to host",
+        "sink 0 gets no more metrics after 5 failures: no route to host",
     ]
     assert not broken.is_closed
 
 
-def test_a_service_that_comes_back_gets_figures_again() -> None:
+def test_a_service_that_comes_back_gets_metrics_again() -> None:
     kept: Any = Kept(fails=True)
     feeder = fed([kept], None, Registry())
     for _ in range(4):
@@ -205,7 +205,7 @@ def test_a_service_that_cannot_be_opened_is_tried_again(caplog: pytest.LogCaptur
     feeder.feed()
     feeder.close()
     assert [step for step, _ in kept.lines] == [7, 7]
-    assert caplog.messages == ["mlflow does not take figures, and is tried again: no route to host"]
+    assert caplog.messages == ["mlflow does not take metrics, and is tried again: no route to host"]
     assert kept.is_closed
 
 
@@ -221,7 +221,7 @@ def test_a_service_that_hangs_delays_the_end_by_no_more_than_asked(
     feeder = SinkFeeder({"wandb": Hanging}, Registry(), None, every_s=3600, close_s=0.05)
     feeder.close()
     opens.set()
-    assert "the last figures did not reach wandb within 0.05 s" in caplog.text
+    assert "the last metrics did not reach wandb within 0.05 s" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["__init__", "close"])
@@ -250,7 +250,7 @@ def test_a_service_that_hangs_delays_neither_start_nor_end(
 
 
 @needs("mlflow")
-def test_figures_join_the_run_of_the_script(
+def test_metrics_join_the_run_of_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
@@ -275,4 +275,4 @@ def test_a_job_starts_without_its_server_of_mlflow(caplog: pytest.LogCaptureFixt
         closed.bind(("127.0.0.1", 0))
         one = f"mlflow:http://127.0.0.1:{closed.getsockname()[1]}"
         SinkFeeder(openers(one), Registry(), None, every_s=3600).close()
-    assert f"{one} does not take figures" in caplog.text
+    assert f"{one} does not take metrics" in caplog.text

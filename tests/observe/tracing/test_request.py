@@ -18,7 +18,7 @@ def test_the_last_request_is_read(tmp_path: Path) -> None:
 
 
 def test_a_damaged_request_is_none_and_a_folder_out_of_reach_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "figures" / "trace-request.json"
+    file = tmp_path / "metrics" / "trace-request.json"
     file.parent.mkdir()
     file.write_text("{")
     assert requested(tmp_path) is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetlight.ps.changes import BarrierPassed
 from fleetlight.ps.journal.records import MAGIC, Gap, LogRecord, RecordReader, framed
-from fleetlight.ps.messages import EndPhase, FiguresRequest, Fill, Message
+from fleetlight.ps.messages import EndPhase, Fill, Message, MetricsRequest
 from fleetlight.ps.server.durability import durability
 from fleetlight.ps.transport.protocol import HEADER_LIMIT, Array, MessageCodec
 
@@ -133,7 +133,7 @@ def test_a_record_is_a_copy_of_its_arrays() -> None:
 
 def test_small_records_have_little_overhead() -> None:
     assert framed(CODEC, EndPhase(3)).nbytes < 80
-    assert framed(CODEC, FiguresRequest()).nbytes < 70
+    assert framed(CODEC, MetricsRequest()).nbytes < 70
 
 
 def test_a_logged_change_may_exceed_the_message_limit() -> None:

@@ -41,7 +41,7 @@ def test_untrained_rows_have_no_gradient() -> None:
     [part] = gradient.parts
     assert part.starts[-1] == 3
     for server in (0, 1):
-        mine = seen.wanted.ids[seen.wanted.of_server(server)]
+        mine = seen.wanted.ids[seen.wanted.slice_of(server)]
         start, stop = part.starts[server : server + 2]
         assert part.ids[start:stop].tolist() == [i for i in mine if i != 1]
 

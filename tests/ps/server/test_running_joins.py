@@ -155,7 +155,7 @@ def test_sync_steps_wait_for_a_newcomer_from_its_phase_on() -> None:
     everyone = [*workers, joiner]
     together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}, phase=1) for w in everyone))
     assert workers[0].pull(0, [1]) == [-3.0]
-    assert server.figures().pushes == 1
+    assert server.metrics().pushes == 1
 
 
 def test_the_place_of_a_worker_that_left_is_free_again() -> None:

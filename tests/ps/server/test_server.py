@@ -79,7 +79,7 @@ def test_replies_with_state_wait_for_the_journal(monkeypatch: pytest.MonkeyPatch
     worker = Worker(server, 0, 1)
     waited: list[m.Message] = []
     kinds = {
-        *(m.Barrier, m.Heartbeat, m.Leave, m.GoodbyeAck, m.FiguresRequest, m.Resume, m.Join),
+        *(m.Barrier, m.Heartbeat, m.Leave, m.GoodbyeAck, m.MetricsRequest, m.Resume, m.Join),
         *(m.LeaseRequest, m.LeaseProgress, m.RemainingRequest, m.Pull, m.Push, m.Apply),
         *(m.GeoExchange, m.EndPhase, m.Fill, m.Shrink, m.SnapshotRequest, m.Save, m.ReadFile),
         *(m.WriteFile, m.DropSnapshot, m.FetchDense, m.Load, m.RestoreDense),
@@ -91,7 +91,7 @@ def test_replies_with_state_wait_for_the_journal(monkeypatch: pytest.MonkeyPatch
     without_state = {
         m.GoodbyeAck,
         m.Heartbeat,
-        m.FiguresRequest,
+        m.MetricsRequest,
         m.Resume,
         m.Join,
         m.SnapshotRequest,
@@ -115,9 +115,9 @@ def test_a_pull_without_insert_creates_no_row() -> None:
     server = opened(plan(workers=1))
     worker = Worker(server, 0, 1)
     assert worker.pull(0, [1, 2, 3], insert=False) == [0, 0, 0]
-    assert server.figures().rows == {"users": 0, "items": 0}
+    assert server.metrics().rows == {"users": 0, "items": 0}
     worker.pull(0, [1, 2, 1])
-    assert server.figures().rows == {"users": 2, "items": 0}
+    assert server.metrics().rows == {"users": 2, "items": 0}
 
 
 @pytest.mark.parametrize(

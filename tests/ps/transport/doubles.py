@@ -16,9 +16,9 @@ from fleetlight.errors import PeerError
 from fleetlight.ps.messages import (
     Done,
     FetchDense,
-    FiguresRequest,
     Heartbeat,
     Message,
+    MetricsRequest,
     Pull,
     Pulled,
 )
@@ -44,7 +44,7 @@ class RecordingHandler:
         self.connections: list[Connection] = []
         self.ends: list[PeerError | None] = []
         self.ended = threading.Event()
-        #: called for a FiguresRequest
+        #: called for a MetricsRequest
         self.on_ask: Callable[[Connection], None] = lambda connection: None
         #: raised for a Heartbeat
         self.error: Exception | None = None
@@ -52,7 +52,7 @@ class RecordingHandler:
     def __call__(self, connection: Connection, message: Message, arrays: Sequence[Array]) -> Reply:
         self.seen.append(message)
         self.connections.append(connection)
-        if isinstance(message, FiguresRequest):
+        if isinstance(message, MetricsRequest):
             self.on_ask(connection)
         if isinstance(message, Heartbeat) and self.error is not None:
             raise self.error

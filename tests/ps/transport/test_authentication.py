@@ -32,9 +32,9 @@ from fleetlight.ps.messages import (
     Challenge,
     Done,
     Failure,
-    FiguresRequest,
     Heartbeat,
     Message,
+    MetricsRequest,
     Proof,
     Pulled,
 )
@@ -134,7 +134,7 @@ def receive(frames: Frames) -> Message:
 
 
 @pytest.mark.parametrize(
-    "message", [FiguresRequest(), PULL, Proof(bytes(32)), Challenge(bytes(32))]
+    "message", [MetricsRequest(), PULL, Proof(bytes(32)), Challenge(bytes(32))]
 )
 def test_no_request_is_served_before_the_proof(
     message: Message, server: Listener, handler: RecordingHandler

@@ -29,7 +29,7 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import Done, Failure, FiguresRequest, Heartbeat, Pulled, Save
+from fleetlight.ps.messages import Done, Failure, Heartbeat, MetricsRequest, Pulled, Save
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all
 from fleetlight.ps.transport.frames import Frames
 from fleetlight.ps.transport.interface import RetryPolicy
@@ -78,8 +78,8 @@ def test_several_servers_are_asked_before_replies_are_awaited() -> None:
         connected(one.address) as first,
         connected(two.address) as second,
     ):
-        first.send(FiguresRequest())
-        second.send(FiguresRequest())
+        first.send(MetricsRequest())
+        second.send(MetricsRequest())
         assert first.receive().message == second.receive().message == Done()
 
 
@@ -105,9 +105,9 @@ def test_a_silent_server_raises_a_deadline_error() -> None:
     handler = RecordingHandler()
     handler.on_ask = lambda connection: release.wait(LIMIT_S) and None
     with listening(handler) as server, connected(server.address) as channel:
-        text = r"server 0 \(127.0.0.1:\d+\) was silent for \d+\.\d s during figures"
+        text = r"server 0 \(127.0.0.1:\d+\) was silent for \d+\.\d s during metrics"
         with pytest.raises(DeadlineError, match=text):
-            channel.call(FiguresRequest(), deadline_s=0.1)
+            channel.call(MetricsRequest(), deadline_s=0.1)
         release.set()
         # the late reply is not taken for that of the next request
         assert channel.call(PULL).message == Pulled(1, 1)
@@ -197,7 +197,7 @@ def test_reopen_tries_a_missing_server_once() -> None:
     with listening(handler) as server, connected(server.address, retry=retry) as channel:
         handler.on_ask = lambda connection: connection.close()
         with pytest.raises(PeerLostError):
-            channel.call(FiguresRequest())
+            channel.call(MetricsRequest())
         assert channel.reopen(LIMIT_S)
         assert channel.call(PULL).message == Pulled(1, 1)
         server.stop()
@@ -388,7 +388,7 @@ def test_a_channel_may_be_closed_while_a_thread_waits() -> None:
     handler.on_ask = hold
     with listening(handler) as server, connected(server.address) as channel:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(channel.call, FiguresRequest())
+            waiting = pool.submit(channel.call, MetricsRequest())
             assert asked.wait(LIMIT_S)
             channel.close()
             assert isinstance(waiting.exception(LIMIT_S), PeerLostError)
@@ -397,7 +397,7 @@ def test_a_channel_may_be_closed_while_a_thread_waits() -> None:
             channel.call(PULL)
         with pytest.raises(PeerLostError, match="closed during connecting"):
             connect_all([channel], LIMIT_S)
-    assert [type(message) for message in handler.seen] == [FiguresRequest]
+    assert [type(message) for message in handler.seen] == [MetricsRequest]
 
 
 def test_an_infinite_deadline_is_accepted() -> None:

@@ -33,9 +33,9 @@ from fleetlight.ps.messages import (
     Done,
     Failure,
     FetchDense,
-    FiguresRequest,
     Heartbeat,
     Leave,
+    MetricsRequest,
     Pulled,
 )
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all, listener
@@ -186,7 +186,7 @@ def test_the_handler_can_close_and_annotate_a_connection() -> None:
     handler.on_ask = annotate_and_close
     with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         with pytest.raises(PeerLostError):
-            channel.call(FiguresRequest())
+            channel.call(MetricsRequest())
         assert handler.ended.wait(LIMIT_S)
     assert handler.connections[0].note == "worker 3"
 
@@ -311,7 +311,7 @@ def test_stop_closes_everything_and_can_be_repeated() -> None:
             for _ in range(2)
         )
         idle.call(PULL)
-        asking.send(FiguresRequest())
+        asking.send(MetricsRequest())
         assert started.wait(LIMIT_S)
         release.set()
         server.stop()
@@ -331,7 +331,7 @@ def test_a_handler_may_stop_its_own_server() -> None:
     with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         handler.on_ask = lambda connection: server.stop()
         with pytest.raises(PeerLostError):
-            channel.call(FiguresRequest())
+            channel.call(MetricsRequest())
 
 
 def test_stop_still_sends_a_reply_in_progress() -> None:
@@ -346,7 +346,7 @@ def test_stop_still_sends_a_reply_in_progress() -> None:
             assert session._accepted.recv(1, socket.MSG_PEEK) == b""
 
         handler.on_ask = stop_meanwhile
-        assert channel.call(FiguresRequest()).message == Done()
+        assert channel.call(MetricsRequest()).message == Done()
         stopping.join(LIMIT_S)
 
 
@@ -360,7 +360,7 @@ def test_stop_waits_for_a_handler_only_so_long(log_lines: list[str]) -> None:
 
     handler.on_ask = busy
     with listening(handler) as server, connected(server.address) as channel:
-        channel.send(FiguresRequest())
+        channel.send(MetricsRequest())
         assert started.wait(LIMIT_S)
         server.stop(within_s=0.1)
         assert "is still busy after 0.1 s" in next(iter(log_lines))

@@ -24,11 +24,11 @@ from tests.ps.transport.doubles import (
 )
 
 from fleetlight.errors import PeerLostError, PlanError, ProtocolError
-from fleetlight.ps.messages import FetchDense, FiguresRequest, Heartbeat, ShareMemory
+from fleetlight.ps.messages import FetchDense, Heartbeat, MetricsRequest, ShareMemory
 from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport import memory_sharing as sharing
 from fleetlight.ps.transport.interface import RetryPolicy
-from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, SLOTS, BodySlots, file_bytes
+from fleetlight.ps.transport.memory.body_slots import MIN_BYTES, SLOTS, BodySlots, file_bytes
 from fleetlight.roles.secret import Secret
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import shared_memory
@@ -54,7 +54,7 @@ def slots_of(channel: SocketChannel) -> Any:
     return channel._frames.slots
 
 
-@pytest.mark.parametrize("size", [LEAST_BYTES, 300_000, 3 << 20])
+@pytest.mark.parametrize("size", [MIN_BYTES, 300_000, 3 << 20])
 def test_arrays_round_trip_through_slots(size: int) -> None:
     with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, why):
         for value in range(2 * SLOTS):
@@ -71,19 +71,19 @@ def test_arrays_round_trip_through_slots(size: int) -> None:
 
 def test_small_bodies_share_nothing() -> None:
     with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, why):
-        channel.call(PULL, [floats(LEAST_BYTES // 2)])
+        channel.call(PULL, [floats(MIN_BYTES // 2)])
         assert (slots_of(channel), why) == (None, [])
 
 
 def test_slots_grow_with_the_bodies() -> None:
     with listening(RecordingHandler()) as server, sharing_channel(server.address) as (channel, _):
         sizes, kept = [], []
-        for size in (LEAST_BYTES, 1 << 20, 4 << 20, 1 << 20):
+        for size in (MIN_BYTES, 1 << 20, 4 << 20, 1 << 20):
             kept.append(channel.call(PULL, [floats(size, size)]).arrays[0])
             sizes.append(slots_of(channel).slot_bytes)
         assert sizes == [256 << 10, 1 << 20, 4 << 20, 4 << 20]
         # arrays in the earlier, smaller memory are still there
-        assert [array[0] for array in kept] == [LEAST_BYTES, 1 << 20, 4 << 20, 1 << 20]
+        assert [array[0] for array in kept] == [MIN_BYTES, 1 << 20, 4 << 20, 1 << 20]
 
 
 def test_the_socket_carries_bodies_while_all_slots_are_in_use() -> None:
@@ -271,7 +271,7 @@ def test_killed_server_is_an_error_and_its_arrays_stay() -> None:
         sharing_channel(address, retry=RetryPolicy(0.0)) as (channel, why),
     ):
         kept = channel.call(PULL, [floats(1 << 20, 5)]).arrays[0]
-        channel.send(FiguresRequest(), [floats(1 << 20)])
+        channel.send(MetricsRequest(), [floats(1 << 20)])
         with pytest.raises(PeerLostError):
             channel.receive(LIMIT_S)
         assert why == [""]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from fleetlight.errors import PeerError, PlanError, ProtocolError
-from fleetlight.ps.messages import Failure, FiguresRequest, Message, Pull, Push, TablePull
+from fleetlight.ps.messages import Failure, Message, MetricsRequest, Pull, Push, TablePull
 from fleetlight.ps.transport.protocol import (
     ALIGNMENT,
     ARRAY_LIMIT,
@@ -76,20 +76,20 @@ def test_a_frame_round_trips(arrays: list[Array], request: int) -> None:
 
 def test_bfloat16_is_sent_as_its_bits() -> None:
     bits = np.array([[1, 2], [3, 4]], np.uint16)
-    _, _, (got,) = decoded(encoded(FiguresRequest(), [bits]))
+    _, _, (got,) = decoded(encoded(MetricsRequest(), [bits]))
     assert got.dtype == DTYPES["bfloat16"] == np.uint16
     np.testing.assert_array_equal(got, bits)
 
 
 def test_a_noncontiguous_array_arrives_contiguous() -> None:
     transposed = np.arange(6.0).reshape(2, 3).T
-    _, _, (got,) = decoded(encoded(FiguresRequest(), [transposed]))
+    _, _, (got,) = decoded(encoded(MetricsRequest(), [transposed]))
     np.testing.assert_array_equal(got, transposed)
 
 
 def test_arrays_are_not_copied_and_stay_aligned() -> None:
     odd, large = np.ones(3, np.uint8), np.zeros(1000)
-    buffers = CODEC.encode(1, FiguresRequest(), [odd, large])
+    buffers = CODEC.encode(1, MetricsRequest(), [odd, large])
     assert any(np.shares_memory(large, np.frombuffer(b, np.uint8)) for b in buffers)
     prefix = Prefix.parse(bytes(buffers[0][:PREFIX_BYTES]))
     header = CODEC.decode_header(prefix, buffers[0][PREFIX_BYTES:])
@@ -126,7 +126,7 @@ def test_a_damaged_frame_is_a_frame_or_refused(arrays: list[Array], data: st.Dat
 
 @given(st.integers(0, PREFIX_BYTES + 40))
 def test_a_frame_cut_short_is_refused(length: int) -> None:
-    whole = encoded(FiguresRequest(), [])
+    whole = encoded(MetricsRequest(), [])
     if length < len(whole):
         with pytest.raises(ProtocolError):
             decoded(whole[:length])
@@ -149,20 +149,20 @@ def test_other_protocols_are_recognised_by_their_first_bytes(start: bytes, name:
 
 
 def test_the_start_of_a_frame_is_accepted() -> None:
-    whole = encoded(FiguresRequest(), [])
+    whole = encoded(MetricsRequest(), [])
     for length in range(PREFIX_BYTES):
         check_start(whole[:length])
 
 
 def test_an_unknown_version_is_named_with_the_own_one() -> None:
-    data = bytearray(encoded(FiguresRequest(), []))
+    data = bytearray(encoded(MetricsRequest(), []))
     data[len(MAGIC)] = 7
     with pytest.raises(ProtocolError, match=f"speaks version 7 .* this one speaks {VERSION}"):
         decoded(bytes(data))
 
 
 def test_a_damaged_prefix_fails_its_checksum() -> None:
-    data = bytearray(encoded(FiguresRequest(), []))
+    data = bytearray(encoded(MetricsRequest(), []))
     data[10] ^= 1
     with pytest.raises(ProtocolError, match="checksum"):
         decoded(bytes(data))
@@ -188,7 +188,7 @@ def test_sizes_are_limited_before_memory_is_allocated() -> None:
     assert peak < 1 << 20
 
 
-ASK = {"type": "FiguresRequest"}
+ASK = {"type": "MetricsRequest"}
 
 
 @pytest.mark.parametrize(
@@ -227,12 +227,12 @@ def test_deep_nesting_is_refused() -> None:
 
 def test_unsupported_arrays_are_refused_by_the_sender() -> None:
     with pytest.raises(PlanError, match="array 1 of a message is 1-dimensional complex64"):
-        CODEC.encode(1, FiguresRequest(), [np.zeros(1), np.zeros(1, np.complex64)])
+        CODEC.encode(1, MetricsRequest(), [np.zeros(1), np.zeros(1, np.complex64)])
     with pytest.raises(PlanError, match="1-dimensional >f4"):
-        CODEC.encode(1, FiguresRequest(), [np.zeros(1, ">f4")])
+        CODEC.encode(1, MetricsRequest(), [np.zeros(1, ">f4")])
     small: MessageCodec[Message] = MessageCodec(Message, body_limit=100)
     with pytest.raises(PlanError, match="104 bytes of arrays, and at most 100"):
-        small.encode(1, FiguresRequest(), [np.zeros(13)])
+        small.encode(1, MetricsRequest(), [np.zeros(13)])
     with pytest.raises(PlanError, match="bytes of header"):
         CODEC.encode(1, Failure("PeerError", "x" * (HEADER_LIMIT + 1)))
 
@@ -243,8 +243,8 @@ def test_a_protocol_error_is_a_peer_error() -> None:
 
 def test_the_byte_layout_is_that_of_version_1() -> None:
     """Peers of this version must always understand it; a change needs a new version."""
-    data = encoded(FiguresRequest(), [np.array([1], np.int64)], request=2)
-    header = b"\x93\x02\x81\xa4type\xaeFiguresRequest\x91\x92\xa5int64\x91\x01"
+    data = encoded(MetricsRequest(), [np.array([1], np.int64)], request=2)
+    header = b"\x93\x02\x81\xa4type\xaeMetricsRequest\x91\x92\xa5int64\x91\x01"
     lengths = b"\xf1EET\x01\x00\x00\x00\x21\x00\x00\x00\x08" + bytes(7)
     assert data[: PREFIX_BYTES - 4] == lengths
     assert data[PREFIX_BYTES - 4 : PREFIX_BYTES] == zlib.crc32(lengths).to_bytes(4, "little")

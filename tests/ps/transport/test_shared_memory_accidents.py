@@ -26,7 +26,7 @@ from tests.ps.transport.doubles import (
 )
 
 from fleetlight.errors import PeerError, PeerLostError
-from fleetlight.ps.messages import FiguresRequest, Heartbeat, ShareMemory
+from fleetlight.ps.messages import Heartbeat, MetricsRequest, ShareMemory
 from fleetlight.ps.transport import Listener, SocketChannel
 from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.memory.body_slots import file_bytes
@@ -136,7 +136,7 @@ def _serve_half(sender: Any) -> None:
         """Is killed with half of a reply in the slot."""
 
         def __call__(self, connection: Any, message: Any, arrays: Any) -> Any:
-            if isinstance(message, FiguresRequest):
+            if isinstance(message, MetricsRequest):
                 connection.output((SLOT // 4,), "float32")[: SLOT // 8] = 7
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(connection, message, arrays)
@@ -159,7 +159,7 @@ def _send_half(address: Any) -> None:
 def test_a_server_killed_while_it_writes_a_reply_is_lost() -> None:
     with served_elsewhere(_serve_half) as address, sharing(address) as (channel, why):
         kept = channel.call(PULL, [floats(SLOT, 5)]).arrays[0]
-        channel.send(FiguresRequest())
+        channel.send(MetricsRequest())
         with pytest.raises(PeerLostError):
             channel.receive(LIMIT_S)
         assert why == [""]

@@ -29,7 +29,7 @@ from tests.ps.transport.doubles import (
 )
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError
-from fleetlight.ps.messages import Done, FiguresRequest, Heartbeat, Leave, Pulled
+from fleetlight.ps.messages import Done, Heartbeat, Leave, MetricsRequest, Pulled
 from fleetlight.ps.transport import Listener, SocketChannel, connect_all, session
 from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.memory.memory_budget import UNLIMITED
@@ -127,12 +127,12 @@ def test_a_connection_ends_like_a_plain_one(certificates: Path) -> None:
     handler.on_ask = lambda connection: connection.close()
     tls = client_context(certificates)
     with listening(handler, server_context(certificates)) as server:
-        text = r"lost server 0 .* during figures"
+        text = r"lost server 0 .* during metrics"
         with (
             connected(server.address, tls=tls, retry=RetryPolicy(0)) as channel,
             pytest.raises(PeerLostError, match=text),
         ):
-            channel.call(FiguresRequest())
+            channel.call(MetricsRequest())
         with connected(server.address, tls=tls) as channel:
             assert channel.call(Heartbeat(0)).message == Done()
     assert isinstance(handler.ends[0], PeerLostError)
@@ -147,8 +147,8 @@ def test_a_deadline_works_like_that_of_a_plain_connection(certificates: Path) ->
         listening(handler, server_context(certificates)) as server,
         connected(server.address, tls=client_context(certificates)) as channel,
     ):
-        with pytest.raises(DeadlineError, match=r"was silent for \d+\.\d s during figures"):
-            channel.call(FiguresRequest(), deadline_s=0.1)
+        with pytest.raises(DeadlineError, match=r"was silent for \d+\.\d s during metrics"):
+            channel.call(MetricsRequest(), deadline_s=0.1)
         release.set()
         # over a new connection: the late reply is not taken for this one's
         assert channel.call(PULL, [np.ones(2)]).arrays[0].tolist() == [1.0, 1.0]

@@ -177,7 +177,7 @@ def test_one_server_replies_while_the_next_receives_its_chunk(
     monkeypatch.setattr(client, "CHUNK_BYTES", 2 * (8 + 4 * DIM))
     job = InProcessJob(2, mode="geo", k_steps=1)
     request = job.push_request(
-        [*OWNED.ids[OWNED.of_server(0)][:4], *OWNED.ids[OWNED.of_server(1)][:2]]
+        [*OWNED.ids[OWNED.slice_of(0)][:4], *OWNED.ids[OWNED.slice_of(1)][:2]]
     )
     job.client.open_lane("push")
     events: list[str] = []
@@ -348,21 +348,21 @@ def test_a_restarted_worker_receives_earlier_signals(tmp_path: Path) -> None:
 
     send_signal(0, ControlSignal(saves=1))
     job.client.push(request_of(0), phase=0)
-    assert job.client.signals.of_steps == ControlSignal(saves=1)
+    assert job.client.signals.from_steps == ControlSignal(saves=1)
     # a restarted server does not know which signals it sent
     job.servers[0]._presence._called = NO_SIGNAL
     send_signal(1, ControlSignal(stop=True))
     last = request_of(1)
     job.client.push(last, phase=0, hold=True)
-    assert job.client.signals.of_steps == ControlSignal(saves=1)
+    assert job.client.signals.from_steps == ControlSignal(saves=1)
     job.client.apply(last, phase=0, factor=0.5)
-    assert job.client.signals.of_steps == ControlSignal(stop=True, saves=1)
+    assert job.client.signals.from_steps == ControlSignal(stop=True, saves=1)
     first.close(is_needed=True)
     second = WorkerJournal(tmp_path, identity)
     later = Client(0, 1, 2, job.connect, second)
     assert second.last is not None
     assert later.repeat(second.last)
-    assert later.signals.of_steps == ControlSignal(stop=True, saves=1)
+    assert later.signals.from_steps == ControlSignal(stop=True, saves=1)
     second.close(is_needed=False)
 
 
@@ -376,7 +376,7 @@ def test_acknowledged_requests_are_counted_for_each_server(monkeypatch: pytest.M
     monkeypatch.setattr(client, "CHUNK_BYTES", 8 + 4 * DIM)
     geo = InProcessJob(2, mode="geo", k_steps=1)
     geo.lanes.clear()
-    tables = geo.push_request([*OWNED.ids[OWNED.of_server(0)][:4], ONE]).tables
+    tables = geo.push_request([*OWNED.ids[OWNED.slice_of(0)][:4], ONE]).tables
     geo.client.open_lane("push")
     geo.lanes["push"][1].fails_in = "receive"
     with pytest.raises(PeerLostError):

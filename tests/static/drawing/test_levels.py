@@ -12,7 +12,7 @@ from tests.static.nets import batch, captured, net
 from torch import Tensor, nn
 
 from fleetlight import static
-from fleetlight.static.drawing.levels import MOST, carried_of, levels_of, names_of_operations
+from fleetlight.static.drawing.levels import MAX_LEVELS, carried_of, levels_of, names_of_operations
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_modules_are_split_while_levels_stay_few() -> None:
 
 def test_many_children_of_one_module_share_levels() -> None:
     levels = levels_of(form_of([f"layers.{n}" for n in range(100)]).graph)
-    assert len(levels) <= MOST
+    assert len(levels) <= MAX_LEVELS
     assert levels[0].path == "layers.0 … layers.2"
 
 

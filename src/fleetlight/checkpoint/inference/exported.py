@@ -109,21 +109,21 @@ def save_inference(
 def _writers(programs: Programs, form: str, inputs: Sequence[InputEntry]) -> Mapping[str, _Writer]:
     """The files of a form, by name."""
     if form == ONNX:
-        return {name: _of_bytes(data) for name, data in onnx_files(programs, inputs).items()}
-    writers = {} if programs.ids is None else {IDS_FILES[form]: _of_program(programs.ids)}
+        return {name: _bytes_writer(data) for name, data in onnx_files(programs, inputs).items()}
+    writers = {} if programs.ids is None else {IDS_FILES[form]: _program_writer(programs.ids)}
     if form == COMPILED:
-        return {MODEL_FILES[form]: _of_bytes(compile_program(programs.program)), **writers}
-    return {MODEL_FILES[form]: _of_program(programs.program), **writers}
+        return {MODEL_FILES[form]: _bytes_writer(compile_program(programs.program)), **writers}
+    return {MODEL_FILES[form]: _program_writer(programs.program), **writers}
 
 
-def _of_bytes(data: bytes) -> _Writer:
+def _bytes_writer(data: bytes) -> _Writer:
     def write(sink: Writable) -> None:
         sink.write(data)
 
     return write
 
 
-def _of_program(program: ExportedProgram) -> _Writer:
+def _program_writer(program: ExportedProgram) -> _Writer:
     def write(sink: Writable) -> None:
         archive.write_program(sink, program)
 

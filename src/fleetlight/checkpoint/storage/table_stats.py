@@ -31,7 +31,7 @@ from fleetlight.store import ObjectStore, joined, store_at
 #: the columns of `meta` in a file
 SHOWS, CLICKS, UNSEEN, ADMITTED, LAST = range(5)
 #: the counts of so many rows of a table are read
-MOST_ROWS = 4_000_000
+MAX_ROWS = 4_000_000
 PERCENTS = (0, 10, 50, 90, 99, 100)
 _HEAD = 1 << 16
 
@@ -60,7 +60,7 @@ class TableStats:
     quantiles: dict[str, list[float]]
     #: the part of the rows whose ids are admitted; None where all are
     admitted: float | None
-    #: of a delta, whose other figures are those of its base: changed rows, removed ids and bytes
+    #: of a delta, whose other statistics are those of its base: changed rows, removed ids and bytes
     changed: tuple[int, int, int] | None
 
     @property
@@ -75,7 +75,7 @@ class TableStats:
 
 
 def table_stats(location: Directory, manifest: Manifest, table: TableEntry) -> TableStats:
-    """Read the figures of a table of one generation."""
+    """Read the statistics of a table of one generation."""
     sizes = {name: file.bytes for name, file in all_files(manifest).items()}
     whole = [part for part in table.files if not part.part]
     total = sum(part.rows for part in whole)
@@ -88,7 +88,7 @@ def table_stats(location: Directory, manifest: Manifest, table: TableEntry) -> T
             index = file.buckets()
             if index is not None:
                 buckets = index if buckets is None else buckets + index
-            found.append(file.sample(max(1, MOST_ROWS * part.rows // max(1, total))))
+            found.append(file.sample(max(1, MAX_ROWS * part.rows // max(1, total))))
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     counts = _joint(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleetlight table stats LOGDIR`: what the tables of a running job have, by its figures."""
+"""`fleetlight table stats LOGDIR`: what the tables of a running job have, by its metrics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from fleetlight.cli.terminal.output import print_fitted
 from fleetlight.errors import ConfigError, counted, did_you_mean
-from fleetlight.observe.figures.history import History, Series
-from fleetlight.observe.figures.job_figures import FRESH_S
-from fleetlight.observe.figures.snapshot import FOLDER, labelled, split_key
+from fleetlight.observe.telemetry.history import History, Series
+from fleetlight.observe.telemetry.job_metrics import FRESH_S
+from fleetlight.observe.telemetry.snapshot import FOLDER, labelled, split_key
 
 #: seconds over which growth is measured
 _SPAN_S = 60.0
 
 
 def is_log_folder(location: str) -> bool:
-    """True for the log folder of a job that records figures."""
+    """True for the log folder of a job that records metrics."""
     return "://" not in location and (Path(location) / FOLDER).is_dir()
 
 
@@ -41,7 +41,7 @@ def print_running(location: str, wanted: str | None) -> None:
         }
     )
     if wanted is not None and wanted not in names:
-        known = did_you_mean(wanted, names) if names else "no table has figures there"
+        known = did_you_mean(wanted, names) if names else "no table has metrics there"
         raise ConfigError(f"{location} has no table {wanted!r}; {known}")
     if not names:
         print_fitted(f"{location}: no tables yet")

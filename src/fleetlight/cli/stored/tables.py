@@ -23,7 +23,7 @@ def add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "stats",
         help="rows, bytes, balance of the servers, and quantiles of counts",
         description="Of a checkpoint, reads headers, the index of buckets and counts, but no rows. "
-        "Of a job, reads the figures in its log folder.",
+        "Of a job, reads the metrics in its log folder.",
     )
     stats.add_argument(
         "location",

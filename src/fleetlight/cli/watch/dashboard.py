@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleetlight dashboard`: the page of a job, also after its end."""
+"""`fleetlight dashboard`: the page of a job, even after its end."""
 
 from __future__ import annotations
 

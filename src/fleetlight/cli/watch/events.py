@@ -20,8 +20,8 @@ from fleetlight.launch.process_identity import this_system
 from fleetlight.launch.processes.followers.event_export import ENDPOINT, check_packages
 from fleetlight.launch.processes.logs import relative
 from fleetlight.launch.processes.record import read_records
-from fleetlight.observe.figures.history import EventFiles
-from fleetlight.observe.figures.snapshot import FOLDER, Event
+from fleetlight.observe.telemetry.history import EventFiles
+from fleetlight.observe.telemetry.snapshot import FOLDER, Event
 
 if TYPE_CHECKING:
     from fleetlight.observe.sinks.otlp import EventExporter, ExportedJob
@@ -31,7 +31,7 @@ _EVERY_S = 0.25
 #: how long the rest is sent: after a job that fleetrun still holds, and for a user who waits
 _FLUSH_S, _PATIENT_FLUSH_S = 3.0, 30.0
 #: how many records may wait while a job runs
-_MOST = 10_000
+_MAX_RECORDS = 10_000
 
 
 def add_events(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,7 +109,7 @@ def _launcher_has_ended(folder: Path) -> bool:
 
 def _export(folder: Path, *, follow: bool) -> int:
     """Send events for a user."""
-    export = _Export(folder, _MOST if follow else None, "fleetlight")
+    export = _Export(folder, _MAX_RECORDS if follow else None, "fleetlight")
     # on Ctrl-C, what was read is sent
     with contextlib.suppress(KeyboardInterrupt):
         export.run(_until(folder, follow=follow))
@@ -122,7 +122,7 @@ def _export(folder: Path, *, follow: bool) -> int:
 
 def _export_live(folder: Path) -> int:
     """Send the events of a job while fleetrun runs it."""
-    export = _Export(folder, _MOST, "fleetrun")
+    export = _Export(folder, _MAX_RECORDS, "fleetrun")
     export.run(lambda: _launcher_has_ended(folder))
     missing = export.close(_FLUSH_S, is_over=True)
     if missing:

@@ -18,8 +18,8 @@ from fleetlight.dashboard.text_view import text_of
 from fleetlight.dashboard.view.job_view import JobView
 from fleetlight.errors import ConfigError
 from fleetlight.observe.console import wants_colour
-from fleetlight.observe.figures.history import History
-from fleetlight.observe.figures.snapshot import FOLDER
+from fleetlight.observe.telemetry.history import History
+from fleetlight.observe.telemetry.snapshot import FOLDER
 
 _EVERY_S = 1.0
 #: to the first place of the screen, and clear what follows

@@ -58,7 +58,7 @@ class FixedInterval:
         return {"step": self.step, "last": self.last}
 
     def load(self, state: Mapping[str, int | float | None]) -> None:
-        """Load a state, also that of another kind of schedule."""
+        """Load a state, even that of another kind of schedule."""
         self.step = int(state["step"] or 0)
         self.last = int(state["last"] or 0)
 

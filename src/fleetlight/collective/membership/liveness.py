@@ -33,8 +33,10 @@ BEAT_S = 0.5
 _MISSED = 4
 _POLL_S = 0.05
 #: hints where a worker left without an error, for a reduction and for any other call
-_OF_GRADIENTS = ". If workers have unequal numbers of batches, fleet.shard(loader) evens them out"
-_OF_CALL = ". Every worker must call it, not only some"
+_GRADIENTS_ADVICE = (
+    ". If workers have unequal numbers of batches, fleet.shard(loader) evens them out"
+)
+_CALL_ADVICE = ". Every worker must call it, not only some"
 #: how long a worker may be silent before the workers that wait for its work give up
 _LOST_S = 30.0
 
@@ -213,7 +215,7 @@ class Liveness:
         text = f"{operation} at step {self.step} {'timed out' if late else 'failed'}: "
         text += "; ".join(suspects)
         if any("left after step" in s for s in suspects):
-            text += _OF_GRADIENTS if "gradients" in operation else _OF_CALL
+            text += _GRADIENTS_ADVICE if "gradients" in operation else _CALL_ADVICE
         elif late and all_alive:
             text += f"; {RAISE_DEADLINE}"
         return (DeadlineError if late else PeerLostError)(f"{text} [{first_sentence(error)}]")

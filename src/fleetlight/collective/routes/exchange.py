@@ -174,7 +174,7 @@ class TwoShotExchange:
         work = dist.all_to_all_single(received, sent, group=group, async_op=True)
         mine = chunks[group.rank()]
         # only this thread reads and writes what is kept
-        segment = self._segments.of_sums(mine.place, mine.values.numel())
+        segment = self._segments.sum_segment(mine.place, mine.values.numel())
         return _PendingShots(self, work, sent, received, chunks, mine, segment)
 
     def _chunks(self, tensor: Tensor, place: SegmentPlace, among: int) -> list[_Chunk]:
@@ -231,7 +231,7 @@ class _PendingShots:
 
 
 class MessagePool:
-    """Reuses the memory of messages, also for shorter ones."""
+    """Reuses the memory of messages, even for shorter ones."""
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []

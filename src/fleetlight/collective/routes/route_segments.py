@@ -56,7 +56,7 @@ class SegmentStates:
             self._kept(VELOCITY, place, count) if self._has_velocity else None,
         )
 
-    def of_sums(self, place: SegmentPlace, count: int) -> CodecSegment:
+    def sum_segment(self, place: SegmentPlace, count: int) -> CodecSegment:
         """A segment of sums that this sender encodes again."""
         residual = self._kept(SUM_RESIDUAL, place, count) if self._has_residual else None
         return CodecSegment(spans_of(place, count), residual)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens the stream of figures while the other scripts load, and keeps what arrives until then.
+// Opens the stream of metrics while the other scripts load, and keeps what arrives until then.
 
 const AGAIN_MS = 5000;
 const early = [];

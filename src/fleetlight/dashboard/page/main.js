@@ -11,7 +11,7 @@ import { byId, bytes, clock, count, duration, fillTable, known, make, number, PA
 const FEW = 6;
 let job = null;
 let behind = 0;
-// why no figures arrive; null while they do
+// why no metrics arrive; null while they do
 let lost = null;
 let isDue = false;
 let isNew = false;
@@ -55,7 +55,7 @@ function later() {
   requestAnimationFrame(() => { isDue = false; if (job) draw(); else if (lost) showState(lost, "warn"); });
 }
 
-// Draws what depends on figures, too, and not only on the time.
+// Draws what depends on metrics as well as on the time.
 function renew() {
   isNew = true;
   later();
@@ -73,7 +73,7 @@ function draw() {
   drawProcesses();
   if (!isNew) return;
   if (!hasBegun) {
-    // charts take longer: the first figures show without them
+    // charts take longer: the first metrics show without them
     hasBegun = true;
     later();
     return;
@@ -161,7 +161,7 @@ const COLUMNS = [
   ["Restarts", (row) => count(row.restarts)],
   ["Step", (row) => count(row.step), "step"],
   ["Last step", (row) => (row.kind === "worker" ? ago(row.stepped) : "–"), "stepped"],
-  ["Last figures", (row) => ago(row.seen)],
+  ["Last metrics", (row) => ago(row.seen)],
   ["Now in", (row) => [row.part || "–", "words"], "part"],
   ["A step", (row) => duration(row.step_s), "step_s"],
   ["Samples/s", (row) => number(row.rate), "rate"],
@@ -319,7 +319,7 @@ function drawLogged() {
   }
 }
 
-// The figure of each name; a new one makes the others narrower.
+// The chart of each name; a new one makes the others narrower.
 function loggedPlaces(names) {
   const list = byId("logged-charts");
   const places = new Map([...list.children].map((place) => [place.dataset.name, place]));

@@ -3,7 +3,7 @@
 
 import { byId, bytes, makeSvg, setText } from "./words.js";
 
-const MOST_LINKS = 256;
+const MAX_LINKS = 256;
 const GAP = 8;
 let drawn = "";
 
@@ -54,7 +54,7 @@ function centre(boxes, places, width) {
 function linkPairs(rows) {
   const servers = rows.filter((row) => row.kind === "server");
   const workers = rows.filter((row) => row.kind === "worker");
-  const all = servers.length * workers.length <= MOST_LINKS;
+  const all = servers.length * workers.length <= MAX_LINKS;
   return workers.flatMap((worker, i) =>
     (all ? servers : servers.slice(i % (servers.length || 1)).slice(0, 1)).map((server) => [worker, server]));
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the view passes on as data: the job and its processes, and their newest figures."""
+"""What the view passes on as data: the job and its processes, and their newest metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ProcessFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogFolderFacts:
-    """The job as its log folder describes it, without figures."""
+    """The job as its log folder describes it, without metrics."""
 
     job: str = ""
     folder: str = ""
@@ -56,7 +56,7 @@ class LogFolderFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessReading:
-    """The newest figures of one process, for exporters."""
+    """The newest metrics of one process, for exporters."""
 
     kind: str
     index: int

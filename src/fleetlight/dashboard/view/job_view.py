@@ -20,18 +20,18 @@ from fleetlight.dashboard.view.process_view import ProcessView
 from fleetlight.dashboard.view.stragglers import straggler
 from fleetlight.dashboard.view.tables import memory, tables
 from fleetlight.dashboard.view.timeline import Timeline
-from fleetlight.observe.figures.catalogue import STEP_PARTS
-from fleetlight.observe.figures.history import History
-from fleetlight.observe.figures.process_events import ProcessEvents
-from fleetlight.observe.figures.snapshot import Event
+from fleetlight.observe.telemetry.catalogue import STEP_PARTS
+from fleetlight.observe.telemetry.history import History
+from fleetlight.observe.telemetry.process_events import ProcessEvents
+from fleetlight.observe.telemetry.snapshot import Event
 
 #: the last moments of a running job, in which some processes have not recorded yet
 _INCOMPLETE_S = 1.2
 #: bins that may have changed although a client has them
 _MAY_CHANGE = 3
-_MOST_EVENTS = 500
+_MAX_EVENTS = 500
 #: charts of logged values
-_MOST_LOGGED = 32
+_MAX_LOGGED = 32
 #: bars of the histogram of staleness; the last has all larger numbers
 _BARS = 24
 
@@ -46,7 +46,7 @@ class Cursor(NamedTuple):
 
 
 class JobView:
-    """Follows a job; figures and facts come from its caller."""
+    """Follows a job; metrics and facts come from its caller."""
 
     def __init__(self) -> None:
         self._processes: dict[str, ProcessView] = {}
@@ -59,7 +59,7 @@ class JobView:
         self._logged: set[str] = set()
         self._tables: set[str] = set()
         self._facts = LogFolderFacts()
-        self._of_launchers = ProcessEvents()
+        self._launcher_events = ProcessEvents()
         #: the facts of each process, by name
         self._known: Mapping[str, ProcessFacts] = {}
         self._description: Mapping[str, Any] = {}
@@ -83,7 +83,7 @@ class JobView:
             process = self._processes.setdefault(name, ProcessView(name))
             process.follow(series, self._timeline)
         self._add_events(history.events)
-        self._known = completed(facts, self._of_launchers)
+        self._known = completed(facts, self._launcher_events)
         for name in self._known:
             key = name.replace(" ", ".")
             self._processes.setdefault(key, ProcessView(key))
@@ -111,14 +111,14 @@ class JobView:
             if event not in self._known_events:
                 self._known_events.add(event)
                 self._events.append(event)
-                self._of_launchers.add(event)
+                self._launcher_events.add(event)
                 self._event_count += 1
-        del self._events[:-_MOST_EVENTS]
-        if len(self._known_events) > 4 * len(events) + _MOST_EVENTS:
+        del self._events[:-_MAX_EVENTS]
+        if len(self._known_events) > 4 * len(events) + _MAX_EVENTS:
             self._known_events = set(events)
 
     def readings(self, now: float) -> list[ProcessReading]:
-        """The newest figures of each process."""
+        """The newest metrics of each process."""
         return [
             process.reading(self._facts_of(process), now)
             for process in sorted(self._processes.values(), key=_order)
@@ -207,13 +207,13 @@ class JobView:
             for name, value in process.logged.items()
             if not math.isfinite(value)
         }
-        return sorted(found)[:_MOST_LOGGED]
+        return sorted(found)[:_MAX_LOGGED]
 
-    def _latest(self, figure: str) -> float | None:
+    def _latest(self, metric: str) -> float | None:
         moments = [
             value
             for process in self._processes.values()
-            for value in process.newest(figure).values()
+            for value in process.newest(metric).values()
         ]
         return max(moments, default=None)
 
@@ -233,11 +233,11 @@ class JobView:
             "wait": {name: line(f"wait:{name}", first) for name in workers},
             "rows": {
                 table: _sums([self._continued(f"rows:{table}:{name}", first) for name in servers])
-                for table in sorted(self._tables)[:_MOST_LOGGED]
+                for table in sorted(self._tables)[:_MAX_LOGGED]
             },
             "logged": {
                 name: self._continued(f"logged:{name}", first, _MAY_CHANGE)
-                for name in sorted(self._logged)[:_MOST_LOGGED]
+                for name in sorted(self._logged)[:_MAX_LOGGED]
             },
         }
         count = max(0, end - first)

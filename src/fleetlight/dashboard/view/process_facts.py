@@ -12,8 +12,8 @@ from fleetlight.dashboard.view.facts import (
     ProcessState,
     how_ended,
 )
-from fleetlight.observe.figures.process_events import ProcessEvents
-from fleetlight.observe.figures.snapshot import Event
+from fleetlight.observe.telemetry.process_events import ProcessEvents
+from fleetlight.observe.telemetry.snapshot import Event
 
 
 def completed(facts: LogFolderFacts, events: ProcessEvents) -> Mapping[str, ProcessFacts]:
@@ -29,13 +29,13 @@ def _completed(name: str, facts: LogFolderFacts, events: ProcessEvents) -> Proce
         is_same = start is not None and start.pid == found.pid
         return dataclasses.replace(found, started=start.at) if start and is_same else found
     if start is not None:
-        found = _of_events(found, start, events.status(name, found.host))
+        found = _event_facts(found, start, events.status(name, found.host))
     if facts.is_over and found.state is not ProcessState.FAILED:
         return dataclasses.replace(found, state=ProcessState.ENDED)
     return found
 
 
-def _of_events(found: ProcessFacts, start: Event, status: int | None) -> ProcessFacts:
+def _event_facts(found: ProcessFacts, start: Event, status: int | None) -> ProcessFacts:
     state, detail = ProcessState.RUNNING, ""
     if status is not None:
         state = ProcessState.FAILED if status else ProcessState.ENDED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProcessView`: what the page says of one process, from its figures. Pure."""
+"""`ProcessView`: what the page says of one process, from its metrics. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from fleetlight.dashboard.view.facts import ProcessFacts, ProcessReading, ProcessState
 from fleetlight.dashboard.view.timeline import Timeline
-from fleetlight.observe.figures.catalogue import FIGURES, STEP_PARTS, step_figure
-from fleetlight.observe.figures.history import Series, count_keys
-from fleetlight.observe.figures.snapshot import split_key
+from fleetlight.observe.telemetry.catalogue import METRICS, STEP_PARTS, step_metric
+from fleetlight.observe.telemetry.history import Series, count_keys
+from fleetlight.observe.telemetry.snapshot import split_key
 
 #: the time over which current rates are averaged
 WINDOW_S = 10.0
@@ -20,10 +20,10 @@ WINDOW_S = 10.0
 SILENT_S = 5.0
 #: a process has its first snapshot after it has found all others, for which this is the usual limit
 STARTING_S = 300.0
-_PARTS = [step_figure(part) for part in STEP_PARTS]
+_PARTS = [step_metric(part) for part in STEP_PARTS]
 #: parts in which a worker is not busy itself
 WAITING = ("wait", "push")
-#: figures that are shown as they are, and their names on the page
+#: metrics that are shown as they are, and their names on the page
 _NEWEST = {
     "skipped_steps": "skipped",
     "queued_pushes": "queued",
@@ -34,7 +34,7 @@ _NEWEST = {
     "snapshot_age_seconds": "snapshot_age",
     "local_rows": "local_rows",
 }
-#: figures of which the growth in a second is shown
+#: metrics of which the growth in a second is shown
 _RATES = {
     "samples": "rate",
     "steps": "pace",
@@ -44,7 +44,7 @@ _RATES = {
     "host_sent_bytes": "host_sent",
     "applied_pushes": "applied",
 }
-#: figures of which a share is shown: its name, what counts, and what makes up the rest
+#: metrics of which a share is shown: its name, what counts, and what makes up the rest
 _SHARES = (
     ("hit", "rows_read_ahead", "rows_on_demand"),
     ("cached", "cached_rows_found", "cached_rows_copied"),
@@ -52,7 +52,7 @@ _SHARES = (
 
 
 class ProcessView:
-    """Follows the figures of one process."""
+    """Follows the metrics of one process."""
 
     def __init__(self, name: str) -> None:
         #: `worker.1`, as in the names of files
@@ -64,7 +64,7 @@ class ProcessView:
         self._consumed = -math.inf
         #: when the number of steps last grew
         self._stepped: float | None = None
-        #: the figures with labels that have lines: key, name and label
+        #: the metrics with labels that have lines: key, name and label
         self._labelled: list[tuple[str, str, str]] = []
         self._known_columns = 0
 
@@ -98,13 +98,13 @@ class ProcessView:
         before = self._series.times[i - 1]
         steps = self._series.grown("steps", i - 1, i)
         if steps > 0:
-            # the first step has the start of the process, too
+            # the first step includes the start of the process
             if self._stepped is not None:
                 since = self._stepped
                 timeline.spread(f"step:{self.name}", since, at, at - since, steps)
             self._stepped = at
         if "steps" in self._series.columns:
-            waited = self._series.grown(step_figure("wait"), i - 1, i)
+            waited = self._series.grown(step_metric("wait"), i - 1, i)
             timeline.spread(f"wait:{self.name}", before, at, waited, at - before)
             samples = self._series.grown("samples", i - 1, i)
             timeline.spread(f"rate:{self.name}", before, at, samples, at - before)
@@ -121,11 +121,11 @@ class ProcessView:
             self._known_columns = len(columns)
             found = ((key, *split_key(key)) for key in columns)
             self._labelled = [one for one in found if one[1] in ("logged", "table_rows")]
-        for key, figure, label in self._labelled:
+        for key, metric, label in self._labelled:
             value = columns[key][i]
             if math.isnan(value):
                 continue
-            if figure == "logged":
+            if metric == "logged":
                 # an infinity makes a gap: the mean of the others would hide it
                 timeline.spread(f"logged:{label}", at, at, value, 1.0)
             else:
@@ -161,7 +161,7 @@ class ProcessView:
         return row
 
     def reading(self, facts: ProcessFacts, now: float) -> ProcessReading:
-        """The newest figures as they were counted."""
+        """The newest metrics as they were counted."""
         series = self._series
         return ProcessReading(
             kind=self.kind,
@@ -169,7 +169,7 @@ class ProcessView:
             is_up=self._state(facts, now) == "running",
             restarts=facts.restarts,
             values={
-                key: value for key, value in series.newest.items() if split_key(key)[0] in FIGURES
+                key: value for key, value in series.newest.items() if split_key(key)[0] in METRICS
             },
             counts=series.counts,
         )
@@ -223,15 +223,15 @@ class ProcessView:
         return {"part": STEP_PARTS[newest.index(max(newest))]} if sum(newest) else {}
 
     def growth(self, key: str, seconds: float) -> float:
-        """How much a figure grows in a second, over the last `seconds`."""
+        """How much a metric grows in a second, over the last `seconds`."""
         return self._series.rate(key, seconds) or 0.0
 
-    def newest(self, figure: str) -> Mapping[str, float]:
-        """The newest values of a figure by label."""
+    def newest(self, metric: str) -> Mapping[str, float]:
+        """The newest values of a metric by label."""
         found = {}
         for key in self._series.columns:
             name, label = split_key(key)
-            if name == figure and (value := self._series.last(key)) is not None:
+            if name == metric and (value := self._series.last(key)) is not None:
                 found[label] = value
         return found
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from fleetlight.dashboard.view.process_view import WAITING
-from fleetlight.observe.figures.catalogue import STEP_PARTS
+from fleetlight.observe.telemetry.catalogue import STEP_PARTS
 
 #: how much slower than the others a worker must be
 _SLOWER = 1.25

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleetlight.dashboard.view.process_view import ProcessView
-from fleetlight.observe.figures.snapshot import labelled
+from fleetlight.observe.telemetry.snapshot import labelled
 
 #: the time over which growth is measured
 _WINDOW_S = 60.0
 #: tables on the page
-_MOST = 64
+_MAX_TABLES = 64
 #: memory that grows more slowly lasts for years
-_LEAST_GROWTH = 1024.0
+_MIN_GROWTH = 1024.0
 
 
 def tables(servers: Sequence[ProcessView]) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def tables(servers: Sequence[ProcessView]) -> list[dict[str, Any]]:
         for name, size in server.newest("table_bytes").items():
             sizes.setdefault(name, {})[server.title] = size
     found = [_table(name, rows[name], growth[name], sizes.get(name, {})) for name in rows]
-    return sorted(found, key=lambda table: -table["bytes"])[:_MOST]
+    return sorted(found, key=lambda table: -table["bytes"])[:_MAX_TABLES]
 
 
 def _table(name: str, rows: int, growth: float, sizes: Mapping[str, float]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def memory(
             "host": host,
             "free": free[host],
             "growth": speed,
-            "hours": free[host] / speed / 3600 if speed > _LEAST_GROWTH else None,
+            "hours": free[host] / speed / 3600 if speed > _MIN_GROWTH else None,
         }
         for host, speed in growth.items()
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Timeline`: figures of all processes on one axis of time, with a maximum of moments. Pure."""
+"""`Timeline`: metrics of all processes on one axis of time, with a maximum of moments. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 
 #: moments of the axis; when it has more, two and two become one
-MOST_BINS = 400
+MAX_BINS = 400
 _NONE = math.nan
 
 
@@ -18,7 +18,7 @@ class Timeline:
     A line is `total / count` of two sums, or the newest value in each bin.
     """
 
-    def __init__(self, most: int = MOST_BINS) -> None:
+    def __init__(self, most: int = MAX_BINS) -> None:
         self._most = most
         #: when the first bin starts; None before the first value
         self.start: float | None = None

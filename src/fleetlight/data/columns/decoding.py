@@ -182,7 +182,7 @@ def _in_one(column: Any) -> Any:
 
 
 def _counted(array: Any) -> Any:
-    """An array whose `null_count` has all missing values, also those of its dictionary."""
+    """An array whose `null_count` has all missing values, including those of its dictionary."""
     if arrow("pyarrow.types").is_dictionary(array.type) and array.dictionary.null_count:
         return array.dictionary_decode()
     return array

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 #: shares of the variance: numbers, ids, pairs of ids
 _DENSE, _IDS, _PAIRS = 0.3, 0.62, 0.08
-_MOST_PAIRS = 2
+_MAX_PAIRS = 2
 #: spread of the log-odds, and share of clicks: the best AUC is near 0.8, as on real logs
 _SPREAD, _CLICKS = 1.35, 0.25
 
@@ -33,7 +33,7 @@ class PlantedModel:
         rng = np.random.default_rng(int(key_of(seed, 3)))
         self._dense = _scaled(rng.normal(size=dense_fields), _DENSE)
         self._ids = _scaled(1.0 / np.log(np.asarray(sizes, np.float64) + 2.0), _IDS)
-        few = np.argsort(sizes, kind="stable")[: 2 * _MOST_PAIRS]
+        few = np.argsort(sizes, kind="stable")[: 2 * _MAX_PAIRS]
         self._left, self._right = few[0 : len(few) // 2 * 2 : 2], few[1::2]
         self._pairs = _scaled(np.ones(len(self._left)), _PAIRS)
         self._single, self._paired = lanes(np.array([key_of(seed, 4)]), 2)[0]

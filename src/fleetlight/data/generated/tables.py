@@ -18,12 +18,12 @@ from fleetlight.data.random_bits import Bits, key_of, lanes, uniform
 from fleetlight.data.records import BatchedDataset, Indices, Record
 from fleetlight.errors import ConfigError
 from fleetlight.kernels.ids.hashing import mix
-from fleetlight.observe.metrics import auc
+from fleetlight.observe.evaluation import auc
 
 Floats = NDArray[np.float64]
 
 #: ids of the smallest field, where `vocabulary` names the largest only
-_SMALLEST = 10
+_MIN_VOCABULARY = 10
 #: records made at once: few enough for the processor's cache
 _CHUNK = 2_048
 #: records on which the hidden model is scaled
@@ -144,7 +144,7 @@ class ClickLog(BatchedDataset[Record]):
 def _sizes(vocabulary: int | Sequence[int], fields: int | None) -> tuple[int, ...]:
     """How many ids each field has."""
     if isinstance(vocabulary, int):
-        spread = np.geomspace(vocabulary, min(_SMALLEST, vocabulary), fields or 26)
+        spread = np.geomspace(vocabulary, min(_MIN_VOCABULARY, vocabulary), fields or 26)
         sizes = tuple(int(size) for size in spread[::-1].round())
     else:
         sizes = tuple(int(size) for size in vocabulary)

@@ -17,7 +17,7 @@ from fleetlight.errors import DataError
 from fleetlight.store import Entry, ObjectStore, Span, store_at
 
 #: the least that is read at once; Arrow asks for a footer in pieces
-_LEAST = 1 << 16
+_MIN_READ_BYTES = 1 << 16
 _WILD = "*?["
 
 
@@ -83,11 +83,11 @@ class _Ranges(io.RawIOBase):
 
     def _load(self, size: int) -> None:
         source, first = self._source, self._at
-        tail = max(0, source.size - _LEAST)
+        tail = max(0, source.size - _MIN_READ_BYTES)
         if first >= tail:
             self._first, self._data = tail, _tail(source, tail, os.getpid())
             return
-        stop = min(source.size, first + max(size, _LEAST))
+        stop = min(source.size, first + max(size, _MIN_READ_BYTES))
         self._first, [self._data] = first, source.read([(first, stop)])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 #: a window is over after so many batches without a record of it
 _PATIENCE = 8
 #: one that no batch has reached is over after others were so many times, or if so many newer wait
-_STALE, _MOST_UNREAD = 3, 16
+_STALE, _MAX_UNREAD = 3, 16
 #: windows that are over are remembered, for a batch that returns to one
 _PAST = 16
 #: other groups that stay in memory, once one of them was needed again
@@ -68,11 +68,11 @@ class LoadedGroups:
         """Begin to load a window."""
         self._forget_in_a_fork()
         window = frozenset(groups)
-        # as the newest, also if it is open
+        # as the newest, even if it is open
         self._open.pop(window, None)
         self._open[window] = _OpenWindow(window, self._over)
         unread = [one.groups for one in self._open.values() if one.unused is None]
-        if len(unread) > _MOST_UNREAD:
+        if len(unread) > _MAX_UNREAD:
             # no batches are taken, or only of other records
             del self._open[unread[0]]
             self._release(groups)

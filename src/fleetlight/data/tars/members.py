@@ -23,7 +23,7 @@ _FILES = (b"0", b"\0", b"7")
 _LONG_NAME, _PAX, _LONG_LINK, _PAX_FOR_ALL = b"L", b"x", b"K", b"g"
 #: links, devices and folders have no content, whatever their size
 _EMPTY = (b"1", b"2", b"3", b"4", b"5", b"6")
-_LARGEST_EXTENSION = 1 << 20
+_MAX_EXTENSION_BYTES = 1 << 20
 
 
 class TarMember(NamedTuple):
@@ -67,7 +67,7 @@ def members(
             raise DataError(_cut_off(where, stop, f"{name!r} at byte {at}, which has {size} bytes"))
         at = _filled_up(content + size)
         if kind in (_LONG_NAME, _PAX, _LONG_LINK, _PAX_FOR_ALL):
-            if size > _LARGEST_EXTENSION:
+            if size > _MAX_EXTENSION_BYTES:
                 raise DataError(f"{where}: got a name of {size} bytes at byte {content}")
             given.add(kind, read(content, size), f"{where}, byte {content}")
             continue

@@ -26,7 +26,7 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")
 #: lines, words and topics of the stand-in
 _STAND_IN = (20_000, 2_000, 20)
 #: words of a line of the stand-in, and the share of them that is of the line's topic
-_LINE, _OF_TOPIC = 20, 0.8
+_LINE, _TOPIC_SHARE = 20, 0.8
 
 
 def words_of(line: str) -> list[str]:
@@ -151,7 +151,7 @@ def topic_text(
     rng = np.random.default_rng(int(key_of(seed)))
     size = vocabulary // topics
     topic = rng.integers(topics, size=(lines, _LINE))
-    of_line = rng.random((lines, _LINE)) < _OF_TOPIC
+    of_line = rng.random((lines, _LINE)) < _TOPIC_SHARE
     topic = np.where(of_line, topic[:, :1], topic)
     rank = Zipf([size], 1.0).ranks(rng.random((lines, _LINE)))
     words = [f"topic{number}_{place}" for number in range(topics) for place in range(size)]

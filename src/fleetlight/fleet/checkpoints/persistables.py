@@ -19,7 +19,7 @@ from fleetlight.fleet.checkpoints.save_options import FOLDER, SaveOptions, check
 from fleetlight.fleet.checkpoints.worker_state import report_positions, worker_record
 from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.protocols import ServerSnapshot
-from fleetlight.fleet.recording.figures import note
+from fleetlight.fleet.recording.process_metrics import note
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.registering import (
     has_all_of,

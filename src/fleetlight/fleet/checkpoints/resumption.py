@@ -19,7 +19,7 @@ from fleetlight.errors import CheckpointError
 from fleetlight.fleet.checkpoints.loading import load_job
 from fleetlight.fleet.checkpoints.worker_state import positions_of_all
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.recording.figures import note
+from fleetlight.fleet.recording.process_metrics import note
 from fleetlight.observe.log import logger
 
 _OPERATION = "looking for a checkpoint"

@@ -29,7 +29,7 @@ def check_via(via: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """The options of `save_persistables`, which automatic saves have, too."""
+    """The options of `save_persistables`, which automatic saves have as well."""
 
     background: bool = False
     via: str = FOLDER

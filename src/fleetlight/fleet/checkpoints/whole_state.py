@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.state_dict` and `fleet.load_state_dict`: all values of a model, also those on servers."""
+"""`fleet.state_dict` and `fleet.load_state_dict`: all values of a model, even those on servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def state_dict(model: nn.Module, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     Every worker calls it, after the same step. Names are those of `model.state_dict()`. A table of
     `fleet.nn` becomes `<table>.ids`, ascending, and `<table>.weight`, their rows; a layer of torch
     whose rows are on servers has its whole weight. The tensors are copies on the CPU. Optimizers
-    are not included; `fleet.save_persistables` saves them, too.
+    are not included; `fleet.save_persistables` saves them as well.
 
     Args:
         model: the registered model.

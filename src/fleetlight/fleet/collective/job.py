@@ -23,7 +23,7 @@ from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
-from fleetlight.observe.figures.registry import Value
+from fleetlight.observe.telemetry.registry import Value
 
 
 @dataclasses.dataclass
@@ -34,9 +34,9 @@ class CollectiveJob(Job):
         super().__post_init__()
         self.closers.callback(self.group.leave)
 
-    def figures(self) -> dict[str, Value]:
-        sent = self.dense_group.meter.figures().sent_bytes
-        return {**super().figures(), **({} if sent is None else {"host_sent_bytes": sent})}
+    def metrics(self) -> dict[str, Value]:
+        sent = self.dense_group.meter.cost().sent_bytes
+        return {**super().metrics(), **({} if sent is None else {"host_sent_bytes": sent})}
 
     def manage_model(self, module: nn.Module) -> ManagedModel:
         return ManagedModel(module, self, ReplicaPolicy())

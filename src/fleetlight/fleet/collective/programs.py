@@ -210,7 +210,7 @@ def _program_model(program: Program, job: Job) -> tuple[ManagedModel, ProgramPol
     policy = ProgramPolicy()
     if known is None:
         known = ManagedModel(module, job, policy)
-        known.of_program = True
+        known.is_from_program = True
         job.models.append(known)
     else:
         known.set_policy(policy)

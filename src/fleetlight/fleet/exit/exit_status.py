@@ -62,7 +62,7 @@ class JobExit(SystemExit):
 def install_startup_hook() -> None:
     """Report errors before `fleet.init`, when the role is not known, to the launcher.
 
-    A wrong setting would fail after a restart, too. No other process waits for this one yet. At a
+    A wrong setting would fail again after a restart. No other process waits for this one yet. At a
     crash in native code the log gets the stack of each thread, which the launcher reads.
     """
     if not error_file():
@@ -172,7 +172,7 @@ def report_stopped(role: Role, step: int, folder: str) -> None:
 def exit_with_error(error: Exception) -> NoReturn:
     """End as if the script had raised `error`, for use after the script has ended."""
     sys.excepthook(type(error), error, error.__traceback__)
-    _end_at_once(exit_codes.of_error(error))
+    _end_at_once(exit_codes.error_code(error))
 
 
 def _text(error: BaseException) -> str:
@@ -248,7 +248,7 @@ class _FailureReporter:
 
     def fail_with(self, error: BaseException, stack: str) -> int:
         """Report an uncaught error; returns the exit code."""
-        code = exit_codes.of_error(error) if isinstance(error, KeyboardInterrupt) else None
+        code = exit_codes.error_code(error) if isinstance(error, KeyboardInterrupt) else None
         return self._fail(
             _text(error),
             code=code,
@@ -267,7 +267,7 @@ class _FailureReporter:
         if (cause := _child_error(self._error_file)) is not None:
             error, consequence, lasting = cause, False, True
         if code is None:
-            code = exit_codes.of_failure(permanent=lasting, caused_by_peer=consequence)
+            code = exit_codes.failure_code(permanent=lasting, caused_by_peer=consequence)
         _report_to(
             self._error_file,
             error=error,

@@ -83,7 +83,7 @@ class RemoteEmbedding:
         return self._each(flat, input.shape)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """The row of each id, for ids of any shape, also of a bag layer."""
+        """The row of each id, for ids of any shape, including those of a bag layer."""
         flat = ids_of(ids, type(self._module).__name__)
         self.handle.reached(flat)
         refuse_outside(flat, self.handle.plan.name, self._module.num_embeddings)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.job import current
 from fleetlight.fleet.training.consistency import check_same_shape
-from fleetlight.observe import grouped_metrics as _grouped
-from fleetlight.observe import metrics as _metrics
-from fleetlight.observe import probability_metrics as _probabilities
-from fleetlight.observe.grouped_metrics import GroupedMetric
+from fleetlight.observe import evaluation as _metrics
+from fleetlight.observe import grouped_evaluation as _grouped
+from fleetlight.observe import probability_evaluation as _probabilities
+from fleetlight.observe.grouped_evaluation import GroupedMetric
 
 __all__ = [
     "acc",
@@ -159,7 +159,7 @@ def rmse(sqrerr: Any, total: Any) -> float:
 def auc(
     scores: Any = None, labels: Any = None, *, stat_pos: Any = None, stat_neg: Any = None
 ) -> float:
-    """Area under the ROC curve of all workers' scores and labels; exact, also with ties.
+    """Area under the ROC curve of all workers' scores and labels; exact, even with ties.
 
     `stat_pos` and `stat_neg` are histograms of the scores of either class, as in Fleet.
 
@@ -181,7 +181,7 @@ def auc(
         >>> fleet.metrics.auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
         0.75
     """
-    if _of_records(
+    if _has_records(
         "auc", {"scores": scores, "labels": labels}, {"stat_pos": stat_pos, "stat_neg": stat_neg}
     ):
         return _metrics.auc(scores, labels, _reduce, _gather)
@@ -219,7 +219,7 @@ def normalised_entropy(
         >>> fleet.metrics.normalised_entropy([0.5, 0.5], [0, 1])
         1.0
     """
-    if _of_records(
+    if _has_records(
         "normalised_entropy",
         {"probabilities": probabilities, "labels": labels},
         {"log_loss": log_loss, "positives": positives, "total": total},
@@ -253,7 +253,7 @@ def calibration(
         >>> fleet.metrics.calibration([0.75, 0.75], [0, 1])
         1.5
     """
-    if _of_records(
+    if _has_records(
         "calibration",
         {"probabilities": probabilities, "labels": labels},
         {"predicted": predicted, "positives": positives},
@@ -310,7 +310,7 @@ def gauc(scores: Any, labels: Any, groups: Any) -> GroupedMetric:
     return _grouped.gauc(scores, labels, groups, _reduce, _gather, current().group.index)
 
 
-def _of_records(name: str, records: dict[str, Any], statistics: dict[str, Any]) -> bool:
+def _has_records(name: str, records: dict[str, Any], statistics: dict[str, Any]) -> bool:
     """True if records are given, False if statistics are; an error for parts of both."""
     given = [
         [value is not None for value in arguments.values()] for arguments in (records, statistics)

@@ -21,7 +21,7 @@ from fleetlight.torch_compat.c10d import reduce_scatter_single
 #: bytes: from a size where latency dominates to one where bandwidth does
 DEFAULT_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24)
 #: about how long one size may take, and its smallest number of rounds
-_BUDGET_S, _FEWEST = 5.0, 3
+_BUDGET_S, _MIN_ROUNDS = 5.0, 3
 
 Operation = Callable[[Group, Tensor], None]
 
@@ -41,7 +41,7 @@ def account() -> CommunicationCost:
         >>> fleet.account().steps
         0
     """
-    return _group("account").meter.figures()
+    return _group("account").meter.cost()
 
 
 def collective_perf(
@@ -158,7 +158,7 @@ def _measure(group: Group, operation: Operation, size: int, rounds: int) -> floa
     each = -(-size // (4 * group.size))
     values = torch.zeros(each * group.size, device=group.device)
     first = max(_round(group, operation, values) for _ in range(2))
-    rounds = min(rounds, max(_FEWEST, int(_BUDGET_S / _longest(group, first))))
+    rounds = min(rounds, max(_MIN_ROUNDS, int(_BUDGET_S / _longest(group, first))))
     taken = [_round(group, operation, values) for _ in range(rounds)]
     return _longest(group, sorted(taken)[len(taken) // 2])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.rows` and `fleet.shrink`: rows of embeddings, also those on servers."""
+"""`fleet.rows` and `fleet.shrink`: rows of embeddings, including those on servers."""
 
 from __future__ import annotations
 

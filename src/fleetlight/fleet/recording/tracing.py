@@ -31,12 +31,12 @@ from fleetlight.observe.tracing.spans import spans
 from fleetlight.torch_compat.profiling import YieldingProfiler
 
 #: a server ends after so long, even if no request says that the workers have
-_LONGEST_S = 300.0
+_MAX_TRACE_S = 300.0
 _OWN_PROFILER = "no events of torch, since the script uses torch's profiler itself"
 
 
 class ProcessTracer:
-    """Looks for requests in the thread that records figures."""
+    """Looks for requests in the thread that records metrics."""
 
     def __init__(self, job: Job, log_dir: Path) -> None:
         self._job, self._log_dir = job, log_dir
@@ -81,7 +81,7 @@ class ProcessTracer:
     def _begin(self, wanted: TraceRequest) -> None:
         self._done, self._running = wanted.id, wanted
         if self._job.role.is_server:
-            self._until = time.monotonic() + _LONGEST_S
+            self._until = time.monotonic() + _MAX_TRACE_S
             spans.start()
             self._is_known = self._say_begun(wanted)
         else:

@@ -17,7 +17,7 @@ from fleetlight.errors import PeerError, PeerLostError, PlanError
 from fleetlight.fleet.checkpoints import autosave
 from fleetlight.fleet.exit.exit_status import report_left_job, report_saying_goodbye
 from fleetlight.fleet.job import IdsOf, Job, PlainLayer, Rows, ShrunkTable
-from fleetlight.fleet.parts import figures
+from fleetlight.fleet.parts import summaries
 from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.fleet.protocols import RowPublisher
@@ -33,7 +33,7 @@ from fleetlight.fleet.served.tables.shrinking import shrink_tables
 from fleetlight.fleet.served.tables.values import ServedValues
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
-from fleetlight.observe.figures.registry import Value
+from fleetlight.observe.telemetry.registry import Value
 from fleetlight.ps.update import Update
 from fleetlight.ps.worker.communicator.base import norm_of
 from fleetlight.ps.worker.served_group import ServedGroup
@@ -54,22 +54,22 @@ class ServedJob(Job):
         self.closers.callback(self._say_goodbye)
         self.closers.callback(self.session.leave)
 
-    def figures(self) -> dict[str, Value]:
+    def metrics(self) -> dict[str, Value]:
         """The counters of a worker, and of a server in this process."""
-        found, session = super().figures(), self.session
+        found, session = super().metrics(), self.session
         if session.is_open:
-            # the job counts steps, also those before this process was started
-            counted = {k: v for k, v in session.communicator.figures().items() if k != "steps"}
+            # the job counts steps, including those before this process was started
+            counted = {k: v for k, v in session.communicator.metrics().items() if k != "steps"}
             queued = {"queued_pushes": session.communicator.queued_pushes}
             found = {**found, **counted, **queued, **session.client.traffic()}
             if session.embedded is not None:
-                found |= figures.values_of_server(session.embedded.figures())
+                found |= summaries.server_metrics(session.embedded.metrics())
         return found
 
     def server_clocks(self) -> dict[str, int]:
         if not self.session.is_open:
             return {}
-        counted = self.session.client.figures()
+        counted = self.session.client.metrics()
         return {f"server {number}": one.clock_ns for number, one in enumerate(counted)}
 
     @property
@@ -117,7 +117,9 @@ class ServedJob(Job):
 
     def staleness(self) -> float | None:
         return (
-            figures.mean_staleness(self.session.client.figures()) if self.session.is_open else None
+            summaries.mean_staleness(self.session.client.metrics())
+            if self.session.is_open
+            else None
         )
 
     def clip(self, parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import NoReplay
-from fleetlight.fleet.recording.figures import note
+from fleetlight.fleet.recording.process_metrics import note
 from fleetlight.fleet.served.elastic.join_state import JoinState
 from fleetlight.fleet.served.job import CatchingUpJob
 from fleetlight.fleet.served.session import ServerSession

@@ -61,9 +61,9 @@ def register(
     assert program.model is not None
     if not any(has_all_of(model.module, program.model) for model in job.models):
         register_model(job, program.model)
-        job.models[-1].of_program = True
+        job.models[-1].is_from_program = True
     program.runner = RefusedRunner() if steps is None else ServedRunner(steps)
-    # scripts of servers use `fleet.main_program`, too
+    # scripts of servers use `fleet.main_program` as well
     remember(program)
     return _GRADIENTS
 
@@ -122,7 +122,9 @@ class ServedRunner:
         if self._steps.needs_torch:
             self._step(known, gradients, arrived)
         else:
-            self._steps.step_with(known.of_tables(gradients, arrived), known.of_dense(gradients))
+            self._steps.step_with(
+                known.table_gradients(gradients, arrived), known.dense_gradients(gradients)
+            )
         return found[: len(wanted)]
 
     def batches_ahead(self) -> int:
@@ -222,29 +224,29 @@ class _FormGradients:
     def set_gradients(self, found: Sequence[Tensor], arrived: Sequence[PulledRows]) -> None:
         """Set the gradients of parameters and tables."""
         seen: set[int] = set()
-        for parameter, gradient in self.of_dense(found).items():
+        for parameter, gradient in self.dense_gradients(found).items():
             if gradient.data_ptr() in seen:
                 # two parameters must not share a gradient
                 gradient = gradient.clone()
             seen.add(gradient.data_ptr())
             parameter.grad = gradient
-        for number, weight, summed in self._of_rows(found):
+        for number, weight, summed in self._row_gradients(found):
             weight.grad = TableGradient(weight, [arrived[number].gradients(summed)])
 
-    def of_dense(self, found: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
+    def dense_gradients(self, found: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
         """The gradient of each parameter, laid out as the parameter is."""
         pairs = zip(self._dense, found, strict=False)
         return {parameter: laid_out(gradient, parameter) for parameter, gradient in pairs}
 
-    def of_tables(
+    def table_gradients(
         self, found: Sequence[Tensor], arrived: Sequence[PulledRows]
     ) -> dict[int, TableGradients]:
         """The gradients of each table that has rows in this run, by its number."""
-        rows = ((arrived[number], summed) for number, _, summed in self._of_rows(found))
+        rows = ((arrived[number], summed) for number, _, summed in self._row_gradients(found))
         parts = {pulled.table: pulled.gradients(summed) for pulled, summed in rows}
         return {table: part for table, part in parts.items() if len(part.ids)}
 
-    def _of_rows(self, found: Sequence[Tensor]) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
+    def _row_gradients(self, found: Sequence[Tensor]) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
         """Of each trained table: the number of its pull, its weight, the gradient of its rows."""
         for (number, weight), summed in zip(self._tables, found[len(self._dense) :], strict=True):
             yield number, weight, summed

@@ -16,15 +16,15 @@ from fleetlight.collective.group import Group
 from fleetlight.errors import PlanError, counted, first_names
 from fleetlight.fleet.exit.exit_status import report_expendable
 from fleetlight.fleet.job import Job
-from fleetlight.fleet.parts import figures
+from fleetlight.fleet.parts import summaries
 from fleetlight.fleet.plan.bound_plan import BoundPlan, bound_plan_of
 from fleetlight.fleet.plan.durability_dir import durable_of
 from fleetlight.fleet.plan.remote_embedding import RemoteEmbedding, is_movable, rows_of
 from fleetlight.fleet.served.dense_group import form_dense_group
 from fleetlight.fleet.served.partial_state import warn_of_pickle, watch_state_dicts
 from fleetlight.kernels import all_finite
-from fleetlight.observe.figures.step_times import PUSH, step_times
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.step_times import PUSH, step_times
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.layers.caching.device_cache import DeviceCache
 from fleetlight.ps.layers.embedding import TableLayer
@@ -316,15 +316,15 @@ class ServerSession:
                 job.group.barrier("barrier_worker")
 
     def stop(self) -> None:
-        """Wait until all pushes of this worker are applied, and log its figures."""
+        """Wait until all pushes of this worker are applied, and log its metrics."""
         self.is_over = True
         if self.is_open:
             self.communicator.stop()
-            logger.info("%s", figures.of_worker(self.communicator.figures()))
+            logger.info("%s", summaries.worker_summary(self.communicator.metrics()))
             if self.client.worker == 0:
-                totals = self.client.figures()
-                logger.info("%s", figures.of_servers(totals))
-                warning = figures.staleness_warning(totals, self.bound.plan, self._configs)
+                totals = self.client.metrics()
+                logger.info("%s", summaries.servers_summary(totals))
+                warning = summaries.staleness_warning(totals, self.bound.plan, self._configs)
                 if warning and self.client.has_fixed_workers:
                     logger.warning("%s", warning)
 

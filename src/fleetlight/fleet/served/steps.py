@@ -14,7 +14,7 @@ from fleetlight.collective.data_parallel.sink import weighted
 from fleetlight.collective.local_training.outer import Means
 from fleetlight.errors import PlanError
 from fleetlight.fleet.collective.replica_policy import ReplicaPolicy
-from fleetlight.fleet.parts.figures import geo_warnings
+from fleetlight.fleet.parts.summaries import geo_warnings
 from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.served.missing_optimizer import MissingOptimizer
@@ -332,7 +332,7 @@ class ServedSteps:
             foreach_unscale_(grads, found, 1.0 / scale)
         dense_group = self._open_session().dense_group
         if dense_group is not None:
-            # all workers must drop the steps of dense parameters, too
+            # all workers must drop the steps of dense parameters as well
             dense_group.all_reduce(found, "max")
         # so torch's own step ignores the scaler, which deletes both afterwards
         self.optimizer.found_inf = self.optimizer.grad_scale = None  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ class ServedAgreement:
         self._send(request)
         if self._is_sync:
             # it arrived with the reply to the last common step
-            return self._peers.client.signals.of_steps
+            return self._peers.client.signals.from_steps
         if not self.in_lockstep:
             # each worker stops on its own, and worker 0 saves the values of the servers
             return request | ControlSignal(stop=self._peers.client.signals.received.stop)
@@ -66,7 +66,7 @@ class ServedAgreement:
     def prepare_stop(self, grace_s: float) -> None:
         if self.in_lockstep:
             return
-        # workers that wait for this one in a barrier stop, too
+        # workers that wait for this one in a barrier stop as well
         self._peers.client.signals.stops = True
         if self._peers.index == 0:
             self._await_the_others(grace_s)

@@ -20,7 +20,7 @@ from fleetlight.fleet.exit.exit_status import (
     report_stopped,
 )
 from fleetlight.fleet.job import Job, ShrunkTable, set_current
-from fleetlight.fleet.parts import figures
+from fleetlight.fleet.parts import summaries
 from fleetlight.fleet.plan.bound_plan import bound_plan_of
 from fleetlight.fleet.plan.durability_dir import durable_of
 from fleetlight.fleet.plan.tied_weights import refuse_tied
@@ -31,8 +31,8 @@ from fleetlight.fleet.served.tables.loading import open_loaded
 from fleetlight.fleet.server.policies import IdlePolicy, IdleSteps
 from fleetlight.fleet.training.model import ManagedModel
 from fleetlight.fleet.training.optimizer import ManagedOptimizer
-from fleetlight.observe.figures.registry import Value
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.registry import Value
 from fleetlight.ps.rendezvous.client import Announcer
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.listener import Listener
@@ -96,7 +96,7 @@ class ServerJob(Job):
             )
         try:
             process.server.wait()
-            logger.info("%s", figures.of_server(process.server.figures()))
+            logger.info("%s", summaries.server_summary(process.server.metrics()))
         except BaseException as error:
             process.stop(error=str(error) or type(error).__name__)
             raise
@@ -106,8 +106,8 @@ class ServerJob(Job):
             report_stopped(self.role, self.step, self.strategy.checkpoint)
             raise Stopped
 
-    def figures(self) -> dict[str, Value]:
-        return figures.values_of_server(self.process.server.figures())
+    def metrics(self) -> dict[str, Value]:
+        return summaries.server_metrics(self.process.server.metrics())
 
     def manage_model(self, module: nn.Module) -> ManagedModel:
         return ManagedModel(module, self, IdlePolicy())

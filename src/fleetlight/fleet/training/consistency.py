@@ -32,11 +32,11 @@ def terms_of(job: Job) -> Terms:
     """What may change during training: the number of steps, and the param groups."""
     terms: list[tuple[str, object]] = [("the number of optimizer steps", job.step)]
     for number, managed in enumerate(job.optimizers):
-        terms += _of_optimizer(managed.optimizer, number)
+        terms += _optimizer_terms(managed.optimizer, number)
     return terms
 
 
-def _of_optimizer(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, object]]:
+def _optimizer_terms(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, object]]:
     groups = [
         (f"group {index} of optimizer {number}", _plain_values(group))
         for index, group in enumerate(optimizer.param_groups)

@@ -27,8 +27,8 @@ from fleetlight.fleet.training.compression import compression_of
 from fleetlight.fleet.training.consistency import settings_of, terms_of
 from fleetlight.fleet.training.start_notes import report_batch_norm, warn_at_start
 from fleetlight.fleet.training.worker_seeds import ForwardWatcher, derive_worker_seeds
-from fleetlight.observe.figures.step_times import FORWARD, step_times
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.step_times import FORWARD, step_times
 from fleetlight.static.graph.variable import is_written
 from fleetlight.strategy import DistributedStrategy
 from fleetlight.torch_compat.modules import wrappers_in, wrappers_of
@@ -107,7 +107,7 @@ class ManagedModel:
         #: True from the first forward that trains, or the first step
         self._has_begun = False
         #: True when a program has registered it, not the script
-        self.of_program = False
+        self.is_from_program = False
         self._recomputed: Replaced = []
         #: derives the worker's seeds where a script calls parts before the model itself
         self._watcher: ForwardWatcher | None = None
@@ -145,7 +145,7 @@ class ManagedModel:
         self._remove_entry()
         self.module, self._forward = module, module.forward
         self._entry = ForwardEntry(self, self._forward)
-        self.of_program = False
+        self.is_from_program = False
         self._install_entry()
 
     def freeze(self) -> None:

@@ -16,7 +16,7 @@ from fleetlight.errors import PlanError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.protocols import LocalSteps, RegisteredModel
 from fleetlight.fleet.training.gradient_merge import MergedGradients
-from fleetlight.observe.figures.step_times import OPTIMIZER, step_times
+from fleetlight.observe.telemetry.step_times import OPTIMIZER, step_times
 from fleetlight.static.graph.variable import is_variable
 from fleetlight.torch_compat.compiler.lazy_dynamo import late_step
 from fleetlight.torch_compat.optimizers import is_watched

@@ -69,7 +69,7 @@ def register_model(job: Job, model: nn.Module) -> None:
     """Register a model in a job."""
     if not isinstance(model, nn.Module):
         raise PlanError(f"distributed_model: got {_kind_of(model)}, expected a torch.nn.Module")
-    if any(model is managed.module and not managed.of_program for managed in job.models):
+    if any(model is managed.module and not managed.is_from_program for managed in job.models):
         raise PlanError("distributed_model was called twice with the same model")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise PlanError(
@@ -93,7 +93,7 @@ def _replace_program_model(job: Job, model: nn.Module) -> bool:
     known = [
         managed
         for managed in job.models
-        if managed.of_program and has_all_of(model, managed.module)
+        if managed.is_from_program and has_all_of(model, managed.module)
     ]
     if len(known) != 1 or known[0].frozen:
         return False

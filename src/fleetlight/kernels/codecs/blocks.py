@@ -14,11 +14,11 @@ from fleetlight.kernels.codecs.magnitudes import largest_bits
 from fleetlight.kernels.compiling.kernel import kernel, part
 
 BLOCK = 256
-_MOST = 127
+_MAX_CODE = 127
 #: above it, 127 times the scale may be infinite
-_LARGEST = np.float32(3.4e38)
+_MAX_VALUE = np.float32(3.4e38)
 #: below it, a scale has no inverse; such values accumulate in the error
-_SMALLEST = np.float32(1e-36)
+_MIN_VALUE = np.float32(1e-36)
 
 
 def block_count(values: int) -> int:
@@ -56,11 +56,11 @@ def _to_blocks(
             mine[i] += kept[i]
         top[0] = largest_bits(bits[start:stop])
         most = top.view(np.float32)[0]
-        if not most <= _LARGEST:
+        if not most <= _MAX_VALUE:
             scales[b] = np.nan
             out[:] = 0
             continue
-        scale = most / np.float32(_MOST) if most >= _SMALLEST else np.float32(0)
+        scale = most / np.float32(_MAX_CODE) if most >= _MIN_VALUE else np.float32(0)
         scales[b] = scale
         _round(mine, np.float32(1) / scale if scale > 0 else np.float32(0), out)
         for i in range(len(kept)):

@@ -36,13 +36,13 @@ _INFINITY = 0x7F800000  #: its bits; those of a NaN are larger
 _OVER_BFLOAT16, _MOST_BFLOAT16 = 0x7F7F8000, 0x7F7F
 #: 2**-14, the smallest float16 with all bits; smaller ones are multiples of 2**-24
 _NORMAL_FLOAT16, _UNIT = 0x38800000, np.float32(2.0**24)
-_MOST_FLOAT16, _INFINITE_FLOAT16 = 0x7BFF, 0x7C00
+_MAX_FLOAT16, _INFINITE_FLOAT16 = 0x7BFF, 0x7C00
 _REBIAS = 112 << 23  #: the difference of the biases of float32 and float16
-_MOST = 127
+_MAX_CODE = 127
 #: a row whose largest value is below it becomes zeros: its scale would be subnormal
-_SMALLEST = np.float32(2e-36)
+_MIN_VALUE = np.float32(2e-36)
 #: The largest scale. A scale has 17 significant bits, so codes times scales are exact.
-_LARGEST_SCALE = np.float32(2.0**121 * (1 + 2.0**-7))
+_MAX_SCALE = np.float32(2.0**121 * (1 + 2.0**-7))
 _CUT = 0x7F  #: the bits of a scale that are cut off
 
 
@@ -137,7 +137,7 @@ def _to_float16(values: Values, bits: Positions, noise: Words, out: Uint16s) -> 
         word = (size - _REBIAS + more) >> 13
         if size < _NORMAL_FLOAT16:
             word = _whole(abs(values[i]) * _UNIT, noise, i)
-        word = min(word, _MOST_FLOAT16)
+        word = min(word, _MAX_FLOAT16)
         if size >= _INFINITY:
             word = _INFINITE_FLOAT16 + (0x200 if size > _INFINITY else 0)
         out[i] = np.uint16(word | ((bits[i] >> 16) & 0x8000))
@@ -163,16 +163,16 @@ def _to_int8(rows: Grid, noise: Words, scales: Floats, bits: Uint32s, codes: Int
             is_finite &= size < np.inf
             most = max(most, size)
         scale = np.float32(0)
-        if most >= _SMALLEST:
-            scales[r] = most / np.float32(_MOST)
+        if most >= _MIN_VALUE:
+            scales[r] = most / np.float32(_MAX_CODE)
             bits[r] = (bits[r] + np.uint32(_CUT)) & np.uint32(~_CUT & 0xFFFFFFFF)
-            scale = min(scales[r], _LARGEST_SCALE)
+            scale = min(scales[r], _MAX_SCALE)
         inverse = np.float32(1) / scale if scale > 0 and is_finite else np.float32(0)
         scales[r] = scale if is_finite else np.float32(np.nan)
         for c in range(dim):
             at = r * dim + c
             code = _whole(rows[r, c] * inverse, noise, at) if is_finite else 0
-            codes[at] = np.int8(min(max(code, -_MOST), _MOST))
+            codes[at] = np.int8(min(max(code, -_MAX_CODE), _MAX_CODE))
 
 
 @kernel

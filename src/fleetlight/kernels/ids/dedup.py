@@ -29,7 +29,7 @@ class Deduped:
     inverse: Int32s  #: position among `ids` of each id of the batch
     starts: Int64s  #: the start of each server's ids, and the end
 
-    def of_server(self, server: int) -> slice:
+    def slice_of(self, server: int) -> slice:
         """The slice of `ids` that the server owns."""
         return slice(int(self.starts[server]), int(self.starts[server + 1]))
 

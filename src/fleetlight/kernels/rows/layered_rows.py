@@ -32,7 +32,7 @@ _BELOW = 2**32
 #: the maximum load factors of a lower and an upper index; most ids are not in the upper one, and in
 #: a sparse index a search for them ends in the first line
 LOWER_LOAD, UPPER_LOAD = 0.7, 0.35
-_FEWEST_WORDS = 16 * WORDS
+_MIN_WORDS = 16 * WORDS
 _AHEAD = 128
 #: places in `counters`: rows in use; ids with a row, and removed ids
 USED, KNOWN = range(2)
@@ -41,7 +41,7 @@ _IDS, _LAST = np.uint64(IDS), np.uint64(WORDS - 1)
 
 def words_for(ids: int, load: float = LOWER_LOAD) -> int:
     """The words of an index with room for so many ids."""
-    slots = max(_FEWEST_WORDS // 2, 1 << int(ids / load).bit_length())
+    slots = max(_MIN_WORDS // 2, 1 << int(ids / load).bit_length())
     return 2 * slots
 
 

@@ -118,7 +118,7 @@ def find(ids: Ids, slots: Int64s, numbers: Int64s, missing: Int64s) -> int:
         # always written, counted only if not found: no branch
         missing[elsewhere] = i
         elsewhere += np.int64(found == 0)
-    # one in ten is in a later line, which must be prefetched, too
+    # one in ten is in a later line, which must be prefetched as well
     unknown = 0
     for k in range(elsewhere):
         if k + _AHEAD < elsewhere:

@@ -17,7 +17,7 @@ from fleetlight.kernels.rows import memory
 #: places in `counters`: rows in use, rows ever used, freed rows, rows new in the last call
 LIVE, TOP, FREED, FRESH = range(4)
 #: row numbers fit int32
-MOST_ROWS = 2**31 - 1
+MAX_ROWS = 2**31 - 1
 _FIRST_ROWS = 1024
 
 
@@ -31,7 +31,7 @@ class Slab:
         self.width = width
         self.counters: Int64s = np.zeros(4, np.int64)
         self.freed: Int32s = np.zeros(0, np.int32)
-        self.capacity = min(MOST_ROWS, memory.worth_reserving() // (4 * width))
+        self.capacity = min(MAX_ROWS, memory.worth_reserving() // (4 * width))
         flat = memory.reserve(self.capacity * width, np.float32)
         homes = memory.reserve(self.capacity, np.uint32)
         if flat is None or homes is None:
@@ -55,9 +55,9 @@ class Slab:
 
     def grow(self) -> None:
         """Copy all rows to an array that is 1.5 times as large."""
-        capacity = min(MOST_ROWS, self.capacity * 3 // 2)
+        capacity = min(MAX_ROWS, self.capacity * 3 // 2)
         if capacity == self.capacity:
-            raise ConfigError(f"a table of {MOST_ROWS} rows is full: use more servers")
+            raise ConfigError(f"a table of {MAX_ROWS} rows is full: use more servers")
         flat = memory.zeros(capacity * self.width, np.float32)
         homes = memory.zeros(capacity, np.uint32)
         flat[: len(self.flat)], homes[: len(self.homes)] = self.flat, self.homes

@@ -21,9 +21,9 @@ from fleetlight.wire.plain import Wire
 T = TypeVar("T")
 
 #: the largest message; the results of 64 machines fit
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 #: the largest message before the proof is complete
-_MOST_UNPROVED_BYTES = 1 << 12
+_MAX_UNPROVED_BYTES = 1 << 12
 _LENGTH = struct.Struct("!I")
 _OPERATION = "a message"
 
@@ -51,7 +51,7 @@ class DoctorChannel:
         except DeadlineError:
             raise self._late("accepted no message") from None
 
-    def receive_request(self, most: int = MOST_BYTES) -> Request | None:
+    def receive_request(self, most: int = MAX_BYTES) -> Request | None:
         """The next request, None if the peer closed the connection."""
         return self._receive(_requests, most=most)
 
@@ -92,7 +92,7 @@ class DoctorChannel:
 
     def admit(self, token: Secret | None, caller: str, own: str) -> Request | None:
         """The first request of a doctor of this job; None if it leaves or is refused."""
-        first = self.receive_request(_MOST_UNPROVED_BYTES)
+        first = self.receive_request(_MAX_UNPROVED_BYTES)
         if first is None:
             return None
         try:
@@ -104,7 +104,7 @@ class DoctorChannel:
         return self.receive_request() if isinstance(first, AuthRequest) else first
 
     def _request_or_lost(self) -> Request:
-        request = self.receive_request(_MOST_UNPROVED_BYTES)
+        request = self.receive_request(_MAX_UNPROVED_BYTES)
         if request is None:
             raise PeerLostError(
                 f"{self.peer} disconnected instead of proving that it has the token"
@@ -112,7 +112,7 @@ class DoctorChannel:
         return request
 
     def _receive(
-        self, decoder: msgspec.json.Decoder[T], more_s: float = 0.0, most: int = MOST_BYTES
+        self, decoder: msgspec.json.Decoder[T], more_s: float = 0.0, most: int = MAX_BYTES
     ) -> T | None:
         until = time.monotonic() + self.limit_s + more_s
         try:

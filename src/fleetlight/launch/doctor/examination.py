@@ -19,7 +19,7 @@ from fleetlight.launch.job.token import read_token
 from fleetlight.roles.address import is_loopback
 
 #: most machines of an examination, since each pair measures its link
-_MOST = 64
+_MAX_MACHINES = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def examine(
     exam = examine_together(
         exam_options, hosts.index(selection.host), facts, options.deadline_s, say, token
     )
-    return Result(table.of_exam(exam, columns), findings.of_exam(exam))
+    return Result(table.exam_table(exam, columns), findings.exam_findings(exam))
 
 
 def _alone(
@@ -86,8 +86,8 @@ def _alone(
 ) -> Result:
     facts = facts_of(machine, environment, ExamOptions(workers=workers))
     mtus = [mtu_of(interface) for interface, _ in machine.addresses]
-    text = table.of_machine(facts, machine.addresses, mtus, columns)
-    return Result(text, list(findings.of_machine(facts)))
+    text = table.machine_table(facts, machine.addresses, mtus, columns)
+    return Result(text, list(findings.machine_findings(facts)))
 
 
 def _check(options: DoctorOptions) -> None:
@@ -102,8 +102,10 @@ def _check(options: DoctorOptions) -> None:
     ):
         if not 0 < value <= most:
             raise ConfigError(f"{flag} {value:g}: expected more than 0 and at most {most:g}")
-    if len(options.ips) > _MOST:
-        raise ConfigError(f"--ips lists {len(options.ips)} machines, expected at most {_MOST}")
+    if len(options.ips) > _MAX_MACHINES:
+        raise ConfigError(
+            f"--ips lists {len(options.ips)} machines, expected at most {_MAX_MACHINES}"
+        )
 
 
 def _check_names(names: Sequence[str], machine: Machine) -> None:

@@ -29,7 +29,7 @@ class Finding:
     remedy: str
 
 
-def of_machine(facts: Facts, where: str = "this machine") -> Iterator[Finding]:
+def machine_findings(facts: Facts, where: str = "this machine") -> Iterator[Finding]:
     """The findings about one machine."""
     if facts.torch == "not installed":
         yield _problem(f"torch is not installed on {where}", "pip install torch")
@@ -44,10 +44,10 @@ def of_machine(facts: Facts, where: str = "this machine") -> Iterator[Finding]:
             f"a process on {where} may open only {facts.files} files, sockets included",
             "ulimit -n 65536",
         )
-    yield from _of_threads(facts, where)
+    yield from _thread_findings(facts, where)
 
 
-def _of_threads(facts: Facts, where: str) -> Iterator[Finding]:
+def _thread_findings(facts: Facts, where: str) -> Iterator[Finding]:
     workers = facts.asked.workers
     if workers > facts.cores and not facts.gpus:
         yield _advice(
@@ -63,22 +63,24 @@ def _of_threads(facts: Facts, where: str) -> Iterator[Finding]:
         )
 
 
-def of_exam(exam: Exam) -> list[Finding]:
+def exam_findings(exam: Exam) -> list[Finding]:
     """The findings about all machines and their links; problems first."""
     found = [
-        *_of_absent(exam),
-        *_of_differences(exam),
-        *_of_names(exam),
-        *_of_ports(exam),
-        *itertools.chain(*(of_machine(f, exam.asked.hosts[n]) for n, f in exam.facts.items())),
-        *_of_links(exam),
-        *_of_clocks(exam),
-        *_of_bandwidth(exam),
+        *_absence_findings(exam),
+        *_difference_findings(exam),
+        *_name_findings(exam),
+        *_port_findings(exam),
+        *itertools.chain(
+            *(machine_findings(f, exam.asked.hosts[n]) for n, f in exam.facts.items())
+        ),
+        *_link_findings(exam),
+        *_clock_findings(exam),
+        *_bandwidth_findings(exam),
     ]
     return sorted(found, key=lambda finding: not finding.is_problem)
 
 
-def _of_absent(exam: Exam) -> Iterator[Finding]:
+def _absence_findings(exam: Exam) -> Iterator[Finding]:
     asked = exam.asked
     for number, why in exam.absent.items():
         yield _problem(f"{asked.hosts[number]} is absent: {why}", _how_to_join(exam, number))
@@ -115,7 +117,7 @@ def _is_gone(why: str) -> bool:
     return "disconnected" in why or why.startswith("lost ")
 
 
-def _of_differences(exam: Exam) -> Iterator[Finding]:
+def _difference_findings(exam: Exam) -> Iterator[Finding]:
     for what, must in (("fleetlight", True), ("torch", True), ("python", False)):
         kind = _problem if must else _advice
         if listed := _differing(exam, {n: getattr(f, what) for n, f in exam.facts.items()}):
@@ -149,7 +151,7 @@ def _differing(exam: Exam, values: Mapping[int, object]) -> str:
     return "; ".join(listed)
 
 
-def _of_names(exam: Exam) -> Iterator[Finding]:
+def _name_findings(exam: Exam) -> Iterator[Finding]:
     listed = [
         f"{facts.name} for {facts.name_address} on {exam.asked.hosts[number]}"
         for number, facts in exam.facts.items()
@@ -162,7 +164,7 @@ def _of_names(exam: Exam) -> Iterator[Finding]:
         )
 
 
-def _of_ports(exam: Exam) -> Iterator[Finding]:
+def _port_findings(exam: Exam) -> Iterator[Finding]:
     for facts in exam.facts.values():
         for why in facts.taken.values():
             # after the semicolon follows the advice of fleetrun
@@ -173,7 +175,7 @@ def _of_ports(exam: Exam) -> Iterator[Finding]:
             )
 
 
-def _of_links(exam: Exam) -> Iterator[Finding]:
+def _link_findings(exam: Exam) -> Iterator[Finding]:
     hosts = exam.asked.hosts
     for link in exam.links:
         way = f"{hosts[link.sender]} -> {hosts[link.receiver]}"
@@ -217,7 +219,7 @@ def _closed(exam: Exam, link: Link, way: str) -> Finding:
     return _problem(f"{way}: no connection to ports {listed}", remedy)
 
 
-def _of_clocks(exam: Exam) -> Iterator[Finding]:
+def _clock_findings(exam: Exam) -> Iterator[Finding]:
     for number, ahead in exam.clocks.items():
         if abs(ahead) > _CLOCK_S:
             yield _advice(
@@ -227,7 +229,7 @@ def _of_clocks(exam: Exam) -> Iterator[Finding]:
             )
 
 
-def _of_bandwidth(exam: Exam) -> Iterator[Finding]:
+def _bandwidth_findings(exam: Exam) -> Iterator[Finding]:
     measured = [link for link in exam.links if link.bytes_per_s]
     if not measured:
         return

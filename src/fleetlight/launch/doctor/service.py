@@ -30,7 +30,7 @@ from fleetlight.launch.doctor.messages import (
 from fleetlight.roles.secret import Secret
 
 #: most connections at a time; the doctors need one
-_MOST = 16
+_MAX_CONNECTIONS = 16
 #: how long a connection may be idle
 _SILENT_S = 30.0
 _LOOK_S = 0.2
@@ -50,7 +50,7 @@ class DoctorService:
         self._token = token
         self._options, self._number, self._facts = asked, number, facts
         self._listener = listener
-        self._room = threading.Semaphore(_MOST)
+        self._room = threading.Semaphore(_MAX_CONNECTIONS)
         self._over = threading.Event()
         #: set after the first request of the first machine
         self.was_called = threading.Event()

@@ -11,7 +11,7 @@ from fleetlight.observe.console import Tone, aligned, fitted, painted
 from fleetlight.roles.address import Addresses
 
 
-def of_exam(exam: Exam, columns: int | None = None) -> str:
+def exam_table(exam: Exam, columns: int | None = None) -> str:
     """A table of the machines, and one of the links between them, for a terminal's width."""
     heads = ["machine", "name", "fleetlight", "torch", "python", "cores", "memory", "GPUs"]
     machines = [[*heads, "interface", "MTU", "clock"]]
@@ -32,7 +32,7 @@ def of_exam(exam: Exam, columns: int | None = None) -> str:
     return f"{aligned(machines, columns)}\n\n{aligned(links, columns)}"
 
 
-def of_machine(
+def machine_table(
     facts: Facts,
     addresses: Addresses,
     mtus: Sequence[int | None],
@@ -58,7 +58,7 @@ def of_machine(
     return fitted(aligned(rows), columns)
 
 
-def of_findings(
+def finding_lines(
     found: Iterable[Finding], columns: int | None = None, *, colour: bool = False
 ) -> str:
     """Two lines for each finding: the state, and what to do."""

@@ -10,7 +10,7 @@ from fleetlight.errors import ConfigError
 from fleetlight.launch.job.options import LaunchOptions
 from fleetlight.strategy.features.ssl import Encryption
 
-MOST_DAYS = 36_500
+MAX_DAYS = 36_500
 WARNING_DAYS = "FLEET_SSL_EXPIRY_WARNING_DAYS"
 
 
@@ -50,6 +50,6 @@ def without_read(encryption: Encryption | None, environment: Mapping[str, str]) 
 
 def _days(environment: Mapping[str, str]) -> int:
     text = environment.get(WARNING_DAYS, "").strip()
-    if text and not (text.isascii() and text.isdigit() and int(text) <= MOST_DAYS):
-        raise ConfigError(f"{WARNING_DAYS}: got {text!r}, expected 0 to {MOST_DAYS} days")
+    if text and not (text.isascii() and text.isdigit() and int(text) <= MAX_DAYS):
+        raise ConfigError(f"{WARNING_DAYS}: got {text!r}, expected 0 to {MAX_DAYS} days")
     return int(text) if text else Encryption.expiry_warning_days

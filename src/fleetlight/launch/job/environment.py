@@ -68,7 +68,7 @@ def _is_dropped(name: str) -> bool:
     return bool(misleads) and not is_unsupported(name)
 
 
-def of_command(outside: Mapping[str, str], cpus: int, error_file: str) -> dict[str, str]:
+def command_environment(outside: Mapping[str, str], cpus: int, error_file: str) -> dict[str, str]:
     """The environment of a process that an engine starts, with the role that the engine gives."""
     kept = {name: value for name, value in outside.items() if not _PROXY.fullmatch(name)}
     return {
@@ -79,7 +79,7 @@ def of_command(outside: Mapping[str, str], cpus: int, error_file: str) -> dict[s
     }
 
 
-def of_member(run: Run, member: JobProcess, outside: Mapping[str, str]) -> dict[str, str]:
+def member_environment(run: Run, member: JobProcess, outside: Mapping[str, str]) -> dict[str, str]:
     """The complete environment of one process."""
     kept = encryption.without_read(run.job.ssl, inherited(outside))
     return {

@@ -96,7 +96,7 @@ class JobLayout:
 
     @property
     def restart(self) -> int:
-        """How often the job has restarted, also for a machine that joined later."""
+        """How often the job has restarted, even for a machine that joined later."""
         return max(node.restart for node in self.nodes)
 
     @property

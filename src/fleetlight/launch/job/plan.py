@@ -24,10 +24,10 @@ from fleetlight.launch.job.spec import (
     Sinks,
 )
 from fleetlight.launch.job.token import OPEN, OPEN_COLLECTIVE, read_token
-from fleetlight.roles.role import MOST_PLACES, Kind
+from fleetlight.roles.role import MAX_PLACES, Kind
 from fleetlight.roles.secret import Secret
 from fleetlight.store import absolute
-from fleetlight.strategy.features.figures import OPENTELEMETRY, SINK_KINDS
+from fleetlight.strategy.features.sinks import OPENTELEMETRY, SINK_KINDS
 from fleetlight.strategy.features.ssl import Encryption
 
 #: defaults of the time between SIGTERM and SIGKILL, without and with a save
@@ -111,13 +111,13 @@ def _log_level(options: LaunchOptions) -> str:
 def _sinks(options: LaunchOptions, *, is_placed_elsewhere: bool) -> Sinks:
     if options.sinks is None:
         return Sinks()
-    figures, events = [], None
+    metrics, events = [], None
     for one in filter(None, map(str.strip, options.sinks.split(","))):
         kind, _, place = one.partition(":")
         if kind == OPENTELEMETRY:
             events = place
         elif kind in SINK_KINDS:
-            figures.append(one)
+            metrics.append(one)
         else:
             known = did_you_mean(kind, (*SINK_KINDS, OPENTELEMETRY))
             raise ConfigError(f"--sinks {options.sinks}: got {one!r}; {known}")
@@ -131,7 +131,7 @@ def _sinks(options: LaunchOptions, *, is_placed_elsewhere: bool) -> Sinks:
             f"--sinks {OPENTELEMETRY}: sends what fleetrun records of processes that it starts "
             f"itself, not of a job with --on {options.on}; omit it"
         )
-    return Sinks(figures=",".join(figures), events=events)
+    return Sinks(metrics=",".join(metrics), events=events)
 
 
 def _join_point(options: LaunchOptions, environment: Mapping[str, str]) -> JoinPoint | None:
@@ -187,8 +187,8 @@ def _worker_max(options: LaunchOptions, workers: int, *, collective: bool) -> in
             f"--worker_max {options.worker_max}: the job starts with {workers} workers; pass a "
             "number that is not smaller"
         )
-    if options.worker_max > MOST_PLACES:
-        raise ConfigError(f"--worker_max {options.worker_max}: expected at most {MOST_PLACES}")
+    if options.worker_max > MAX_PLACES:
+        raise ConfigError(f"--worker_max {options.worker_max}: expected at most {MAX_PLACES}")
     return options.worker_max
 
 

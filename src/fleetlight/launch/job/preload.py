@@ -18,7 +18,7 @@ from fleetlight.launch.job.environment import Run
 _ROLE = re.compile(r"FLEET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT")
 #: packages that a script may import before torch
 _HARMLESS = sys.stdlib_module_names | {"numpy", "fleetlight"}
-#: they import nearly all that `fleetlight.fleet.api` does; it reads the role, so processes load it
+#: Preload these instead of `fleet.api`, which reads the role at import.
 _FLEET = (
     "fleetlight.fleet.lifecycle",
     "fleetlight.fleet.bootstrap",

@@ -95,10 +95,10 @@ class EngineSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sinks:
-    """Where figures and events go besides the log folder."""
+    """Where metrics and events go besides the log folder."""
 
     #: the services that worker 0 feeds, for `FLEET_SINKS`; None: the user's variable stays
-    figures: str | None = None
+    metrics: str | None = None
     #: the collector of OpenTelemetry that gets events; "": its own variables name it; None: none
     events: str | None = None
 
@@ -143,7 +143,7 @@ class JobSpec:
     join: str | None = None
     #: the folder for automatic checkpoints
     checkpoint: str | None = None
-    #: services that get figures and events of the job
+    #: services that get metrics and events of the job
     sinks: Sinks = Sinks()
     #: True when the job resumes an earlier one
     resume: bool = False
@@ -163,7 +163,7 @@ class JobSpec:
         return {
             **variables(self.ssl),
             **({} if self.checkpoint is None else {"FLEET_CHECKPOINT": self.checkpoint}),
-            **({} if self.sinks.figures is None else {"FLEET_SINKS": self.sinks.figures}),
+            **({} if self.sinks.metrics is None else {"FLEET_SINKS": self.sinks.metrics}),
             **({"FLEET_RESUME": "1"} if self.resume else {}),
             **({} if self.worker_max is None else {"FLEET_WORKER_MAX": str(self.worker_max)}),
             **({} if self.join is None else {"FLEET_JOIN": self.join}),

@@ -11,9 +11,9 @@ from fleetlight.errors import FleetError, MembershipError
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec, RendezvousSpec
 from fleetlight.launch.machines import store
-from fleetlight.launch.machines.exchanged.figures_exchange import FiguresExchange
 from fleetlight.launch.machines.exchanged.heartbeats import BEAT_S, Heartbeats
 from fleetlight.launch.machines.exchanged.logs_exchange import LogsExchange
+from fleetlight.launch.machines.exchanged.metrics_exchange import MetricsExchange
 from fleetlight.launch.machines.exchanged.status_board import StatusBoard, agree
 from fleetlight.launch.machines.other_machines import Conclusion, NextAction
 from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
@@ -59,7 +59,7 @@ class ConnectedMachines:
         self._last = RemoteState.RUNNING
         self._next_ask = self._next_admission = self._next_bring = 0.0
         self._is_gone = self._is_finished = False
-        self._figures: FiguresExchange | None = None
+        self._metrics: MetricsExchange | None = None
         self._logs: LogsExchange | None = None
 
     def _deadline(self) -> StartDeadline:
@@ -105,11 +105,11 @@ class ConnectedMachines:
             return job_id
 
     def follow(self, folder: LogFolder) -> None:
-        """Bring figures and logs of other machines to node 0, from now on."""
+        """Bring metrics and logs of other machines to node 0, from now on."""
         layout, store = self._board.layout, self._board.store
         own, nodes = layout.own, len(layout.nodes)
-        copies = None if self._figures is None else self._figures.copies
-        self._figures = FiguresExchange(store, own, nodes, folder.path, copies)
+        copies = None if self._metrics is None else self._metrics.copies
+        self._metrics = MetricsExchange(store, own, nodes, folder.path, copies)
         if self._logs is None:
             number, host = self._heartbeats.number, self._job.machine.host
             # the launcher that has locked a shared folder sends its logs
@@ -197,8 +197,8 @@ class ConnectedMachines:
         return agreed
 
     def _bring(self, *, is_last: bool = False) -> None:
-        if self._figures is not None:
-            self._figures.bring()
+        if self._metrics is not None:
+            self._metrics.bring()
         if self._logs is not None:
             launchers, receives = self._board.launchers, self._board.layout.own == 0
             # a copy that is too slow for the link decides nothing about the job at its end

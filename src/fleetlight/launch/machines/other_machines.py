@@ -41,7 +41,7 @@ class OtherMachines(Protocol):
         """Publish the job's id on node 0; on the others (`job_id` None) wait for it."""
 
     def follow(self, folder: LogFolder) -> None:
-        """Bring the figures and logs of other machines to node 0, from now on."""
+        """Bring the metrics and logs of other machines to node 0, from now on."""
 
     def exchange_state(self, workers_done: bool) -> RemoteState:
         """Report this machine's state; return that of the other machines."""
@@ -69,7 +69,7 @@ class NoOtherMachines:
         return job_id
 
     def follow(self, folder: LogFolder) -> None:
-        """Do nothing: all figures and logs are here."""
+        """Do nothing: all metrics and logs are here."""
 
     def exchange_state(self, workers_done: bool) -> RemoteState:
         """Return DONE: no other machine has work left."""

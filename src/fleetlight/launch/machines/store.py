@@ -31,7 +31,7 @@ from fleetlight.security.context import client_context, server_context
 from fleetlight.wire import tunnel
 
 #: the least time that a listening launcher gets to reply, whatever is left of --deadline_s
-_LEAST_S = 1.0
+_MIN_REPLY_S = 1.0
 #: with MIN:MAX machines, how long to wait for more once MIN have joined
 LAST_CALL_S = 5.0
 #: a key of all jobs; jobs differ by the master's port
@@ -133,7 +133,7 @@ def connect(
     import torch.distributed  # noqa: F401  # the import takes seconds, which must not count
 
     host, port = _client_endpoint(spec)
-    deadline_s = min(STORE_DEADLINE_S, max(_LEAST_S, left_s))
+    deadline_s = min(STORE_DEADLINE_S, max(_MIN_REPLY_S, left_s))
     try:
         raw, identity = bounded(lambda: _client(host, port, deadline_s), deadline_s)
     except RuntimeError as error:

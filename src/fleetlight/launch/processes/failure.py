@@ -8,7 +8,7 @@ import pathlib
 import signal
 from collections.abc import Sequence
 
-from fleetlight.launch.exit_codes import ERROR, PERMANENT, RESUME_CODE, of_status
+from fleetlight.launch.exit_codes import ERROR, PERMANENT, RESUME_CODE, exit_code
 from fleetlight.launch.job.layout import JobProcess
 from fleetlight.launch.processes.logs import relative
 from fleetlight.launch.processes.output.log_errors import (
@@ -49,7 +49,7 @@ class ProcessExit:
     ) -> ProcessExit:
         """The exit of a process with its last reported status; `seen_at` is when it was seen."""
         raised_at = None if reported.error is None else reported.at
-        # a process that was killed after it had reported its stop has saved, too
+        # a process that was killed after it had reported its stop has saved as well
         has_stopped = status == RESUME_CODE or is_killed(status)
         return cls(
             member=member,
@@ -148,7 +148,7 @@ def failure_of(
     """The failure of one process, with its cause; no `log`: only the process may have named it."""
     return JobFailure(
         what=f"{exit_.member.title} {how(exit_.status)}",
-        code=of_status(exit_.status),
+        code=exit_code(exit_.status),
         after_s=after_s,
         error=_why(exit_, log),
         traceback=_traceback(exit_, log),

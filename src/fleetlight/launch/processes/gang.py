@@ -56,7 +56,7 @@ class Gang:
         self._folder, self._reaper, self._screen, self._outside = folder, reaper, screen, outside
         self._children: dict[JobProcess, Child] = {}
         self._exits: dict[JobProcess, ProcessExit] = {}
-        #: when each process started, which `record` tells apart from later ones of its number
+        #: start times, so that `record` is not fooled by a reused PID
         self._starts: dict[Child, int | None] = {}
         #: how often each process was restarted alone
         self._incarnations: dict[JobProcess, int] = {}
@@ -151,7 +151,7 @@ class Gang:
         return Child(command, self._variables(member), output, self._reaper)
 
     def _variables(self, member: JobProcess) -> dict[str, str]:
-        return environment.of_member(self.run, member, self._outside)
+        return environment.member_environment(self.run, member, self._outside)
 
     def pump(self) -> None:
         """Show what the processes have written since the last call."""

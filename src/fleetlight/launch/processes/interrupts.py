@@ -26,7 +26,7 @@ class Interrupts:
         react: Callable[[int], None] = lambda number: None,
         asks_to_end: bool = False,
     ) -> None:
-        """`others` are recorded, too; `react` is called at each signal.
+        """`others` are recorded as well; `react` is called at each signal.
 
         `asks_to_end`: SIGINT counts as SIGTERM, at which the processes end in good order.
         """

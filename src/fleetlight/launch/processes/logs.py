@@ -18,7 +18,7 @@ from fleetlight.launch.job.layout import JobLayout, JobProcess
 #: the file that names the job of these logs
 ENDPOINTS = "endpoints.log"
 _OURS = re.compile(
-    r"(workerlog|serverlog)\.\d+|endpoints\.log|dashboard\.(log|token)|launcher\..+\.json|figures"
+    r"(workerlog|serverlog)\.\d+|endpoints\.log|dashboard\.(log|token)|launcher\..+\.json|metrics"
 )
 _CHUNK = 1 << 20
 

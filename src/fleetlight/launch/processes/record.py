@@ -16,11 +16,11 @@ import msgspec
 from fleetlight.files.atomic import replace_file
 from fleetlight.launch.process_identity import System, start_of, this_system
 from fleetlight.launch.processes.failure import how
-from fleetlight.observe.figures.recorder import EventFile
+from fleetlight.observe.telemetry.recorder import EventFile
 
 #: a log folder may have the files of several launchers of one job
 PATTERN = "launcher.*.json"
-_LARGEST = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,5 +129,5 @@ def _read(path: pathlib.Path) -> tuple[LauncherRecord, int]:
     # a link would lend a record the owner of another file
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
-        record = msgspec.json.decode(file.read(_LARGEST), type=LauncherRecord)
+        record = msgspec.json.decode(file.read(_MAX_BYTES), type=LauncherRecord)
         return record, os.fstat(descriptor).st_uid

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where figures of a job go besides its log folder: TensorBoard, MLflow, Weights & Biases."""
+"""Where metrics of a job go besides its log folder: TensorBoard, MLflow, Weights & Biases."""

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 _BATCH = 512
 #: the pause after the first failure; each further one doubles it
-_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
+_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
 
 class DeliveryOutcome(enum.Enum):
@@ -89,7 +89,7 @@ class Delivery(Generic[T]):
                 # the service may refuse one of them, or so many
                 size = max(1, len(batch) // 2)
                 self._await_close(pause)
-                pause = min(2 * pause, _LONGEST_RETRY_S)
+                pause = min(2 * pause, _MAX_RETRY_S)
 
     def _next_arrives(self) -> bool:
         """Send the second item; if it arrives, the service refuses the first, which is dropped."""

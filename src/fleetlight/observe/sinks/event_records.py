@@ -6,10 +6,10 @@ from __future__ import annotations
 import enum
 import signal
 
-from fleetlight.observe.figures.snapshot import Event
+from fleetlight.observe.telemetry.snapshot import Event
 
 _PREFIX = "fleetlight."
-#: exits that a user or an engine asks for: SIGINT and SIGTERM, also as shells show them, and 75,
+#: exits that a user or an engine asks for: SIGINT and SIGTERM, with the codes of shells, and 75,
 #: the exit code of a job that has saved and can resume
 ON_REQUEST = frozenset({-signal.SIGINT, -signal.SIGTERM, 130, 143, 75})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SinkFeeder`: a thread of worker 0 that sends the figures of the job to its sinks."""
+"""`SinkFeeder`: a thread of worker 0 that sends the metrics of the job to its sinks."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fleetlight.observe.figures.history import History, Series
-from fleetlight.observe.figures.job_figures import job_figures
-from fleetlight.observe.figures.registry import Registry
 from fleetlight.observe.log import logger
-from fleetlight.observe.sinks.services import FigureSink, finite
+from fleetlight.observe.sinks.services import MetricSink, finite
+from fleetlight.observe.telemetry.history import History, Series
+from fleetlight.observe.telemetry.job_metrics import job_metrics
+from fleetlight.observe.telemetry.registry import Registry
 
 #: a sink that fails so often in a row is given up
-_MOST_FAILURES = 5
-#: how long the start of a job waits for its services, and the end for the last figures
+_MAX_FAILURES = 5
+#: how long the start of a job waits for its services, and the end for the last metrics
 _OPEN_S, _CLOSE_S = 3.0, 10.0
 
 
 class _FedSink:
-    """A service that gets figures; one that cannot be opened is tried again later."""
+    """A service that gets metrics; one that cannot be opened is tried again later."""
 
-    def __init__(self, name: str, opener: Callable[[], FigureSink]) -> None:
+    def __init__(self, name: str, opener: Callable[[], MetricSink]) -> None:
         self.name, self._opener = name, opener
-        self._sink: FigureSink | None = None
+        self._sink: MetricSink | None = None
         self._failures = 0
         self._is_closed = False
 
@@ -36,14 +36,14 @@ class _FedSink:
 
     @property
     def is_given_up(self) -> bool:
-        return self._failures >= _MOST_FAILURES
+        return self._failures >= _MAX_FAILURES
 
     def open(self) -> None:
-        """Open it; if that fails, the next figures open it."""
+        """Open it; if that fails, the next metrics open it."""
         self._guarded(self._opened)
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Send figures."""
+        """Send metrics."""
         self._guarded(lambda: self._opened().write(step, values, at))
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class _FedSink:
             self._guarded(self._sink.close)
         self._is_closed = True
 
-    def _opened(self) -> FigureSink:
+    def _opened(self) -> MetricSink:
         if self._sink is None:
             self._sink = self._opener()
         return self._sink
@@ -66,10 +66,10 @@ class _FedSink:
         except Exception as error:
             self._failures += 1
             if self._failures == 1:
-                logger.warning("%s does not take figures, and is tried again: %s", self.name, error)
+                logger.warning("%s does not take metrics, and is tried again: %s", self.name, error)
             if self.is_given_up:
                 logger.error(
-                    "%s gets no more figures after %d failures: %s",
+                    "%s gets no more metrics after %d failures: %s",
                     self.name,
                     self._failures,
                     error,
@@ -79,11 +79,11 @@ class _FedSink:
 
 
 class SinkFeeder:
-    """Reads what all processes record, or without a log folder the figures of this one."""
+    """Reads what all processes record, or without a log folder the metrics of this one."""
 
     def __init__(
         self,
-        openers: Mapping[str, Callable[[], FigureSink]],
+        openers: Mapping[str, Callable[[], MetricSink]],
         registry: Registry,
         log_dir: Path | None,
         every_s: float,
@@ -106,7 +106,7 @@ class SinkFeeder:
         self._have_opened.wait(open_s)
 
     def close(self) -> None:
-        """Send the last figures, and close the sinks, unless that takes too long."""
+        """Send the last metrics, and close the sinks, unless that takes too long."""
         if self._over.is_set():
             return
         self._over.set()
@@ -114,15 +114,15 @@ class SinkFeeder:
         if self._thread.is_alive():
             names = ", ".join(one.name for one in self._services if not one.is_over)
             logger.warning(
-                "the last figures did not reach %s within %g s; the job ends without them",
+                "the last metrics did not reach %s within %g s; the job ends without them",
                 names,
                 self._close_s,
             )
 
     def feed(self) -> None:
-        """Send the present figures."""
+        """Send the present metrics."""
         now = self._clock()
-        step, values = job_figures(self._series(), now, self._every_s)
+        step, values = job_metrics(self._series(), now, self._every_s)
         for service in self._services:
             service.write(step, finite(values), now)
 

@@ -31,7 +31,6 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
 
-from fleetlight.observe.figures.snapshot import Event
 from fleetlight.observe.sinks.delivery import Delivery, DeliveryOutcome
 from fleetlight.observe.sinks.event_records import (
     Severity,
@@ -40,6 +39,7 @@ from fleetlight.observe.sinks.event_records import (
     event_name,
     severity,
 )
+from fleetlight.observe.telemetry.snapshot import Event
 from fleetlight.version import VERSION
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class JobTrace:
     def __init__(self, tracer: Tracer, name: str) -> None:
         self._tracer, self._name = tracer, name
         self._job: Span | None = None
-        #: by name and pid, also those that have ended: a process may record events late
+        #: by name and pid, including those that have ended: a process may record events late
         self._incarnations: dict[tuple[str, int | None], tuple[Span, str]] = {}
         self._running: dict[str, Span] = {}
         self._last = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FigureSink`: receives the figures of a job; one class for each service."""
+"""`MetricSink`: receives the metrics of a job; one class for each service."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fleetlight.errors import ConfigError, did_you_mean
 _OPEN_S = 10.0
 
 
-class FigureSink(Protocol):
-    """Receives the figures of a job."""
+class MetricSink(Protocol):
+    """Receives the metrics of a job."""
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
         """Record the values of a step, at a time in seconds since 1970."""
@@ -117,12 +117,12 @@ class WandbSink:
             self._run.finish()
 
 
-def _tensorboard(folder: str) -> Callable[[], FigureSink]:
+def _tensorboard(folder: str) -> Callable[[], MetricSink]:
     _imported("tensorboard", "torch.utils.tensorboard")
     return functools.partial(TensorBoardSink, folder)
 
 
-def _mlflow(uri: str) -> Callable[[], FigureSink]:
+def _mlflow(uri: str) -> Callable[[], MetricSink]:
     mlflow = _imported("mlflow", "mlflow")
     if uri:
         mlflow.set_tracking_uri(uri)
@@ -130,16 +130,16 @@ def _mlflow(uri: str) -> Callable[[], FigureSink]:
     return functools.partial(MLflowSink, mlflow.active_run())
 
 
-def _wandb(project: str) -> Callable[[], FigureSink]:
+def _wandb(project: str) -> Callable[[], MetricSink]:
     _imported("wandb", "wandb")
     return functools.partial(WandbSink, project)
 
 
-def _python(name: str) -> Callable[[], FigureSink]:
+def _python(name: str) -> Callable[[], MetricSink]:
     """A sink of the user: what a class or a function makes, by its name with its module."""
     module, _, made = name.rpartition(".")
     try:
-        make: Callable[[], FigureSink] = getattr(importlib.import_module(module), made)
+        make: Callable[[], MetricSink] = getattr(importlib.import_module(module), made)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"sinks: python:{name} cannot be imported ({error}); expected a class in a module "
@@ -149,7 +149,7 @@ def _python(name: str) -> Callable[[], FigureSink]:
 
 
 #: by kind: imports what its sinks need, and returns what opens one, which may take long or fail
-_KINDS: Mapping[str, Callable[[str], Callable[[], FigureSink]]] = {
+_KINDS: Mapping[str, Callable[[str], Callable[[], MetricSink]]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
     "wandb": _wandb,
@@ -157,12 +157,12 @@ _KINDS: Mapping[str, Callable[[str], Callable[[], FigureSink]]] = {
 }
 
 
-def openers(text: str) -> dict[str, Callable[[], FigureSink]]:
+def openers(text: str) -> dict[str, Callable[[], MetricSink]]:
     """What opens each sink of a setting, such as `tensorboard:runs,wandb:clicks`."""
     return {one: _opener(one) for one in map(str.strip, text.split(",")) if one}
 
 
-def _opener(one: str) -> Callable[[], FigureSink]:
+def _opener(one: str) -> Callable[[], MetricSink]:
     kind, _, where = one.partition(":")
     if kind not in _KINDS:
         raise ConfigError(f"sinks: got {one!r}; {did_you_mean(kind, _KINDS)}")

@@ -31,9 +31,9 @@ def merged(parts: Sequence[TracePart]) -> dict[str, Any]:
                 "name": "process_sort_index",
                 "args": {"sort_index": number},
             },
-            *_of_note(part, number),
-            *_of_spans(part, number, base),
-            *_of_torch(part, number, base),
+            *_note_events(part, number),
+            *_span_events(part, number, base),
+            *_torch_events(part, number, base),
         ]
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
@@ -51,12 +51,12 @@ def _named(what: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
 
 
-def _of_note(part: TracePart, number: int) -> Iterator[Event]:
+def _note_events(part: TracePart, number: int) -> Iterator[Event]:
     if part.note:
         yield {"ph": "M", "pid": number, "name": "process_labels", "args": {"labels": part.note}}
 
 
-def _of_spans(part: TracePart, number: int, base: float) -> Iterator[Event]:
+def _span_events(part: TracePart, number: int, base: float) -> Iterator[Event]:
     tracks = {
         name: _FIRST_THREAD + n for n, name in enumerate(sorted({s.track for s in part.spans}))
     }
@@ -79,7 +79,7 @@ def _of_spans(part: TracePart, number: int, base: float) -> Iterator[Event]:
             yield {**flow, "ph": "f", "bp": "e", "id": span.ends}
 
 
-def _of_torch(part: TracePart, number: int, base: float) -> Iterator[Event]:
+def _torch_events(part: TracePart, number: int, base: float) -> Iterator[Event]:
     for event in part.torch_events:
         if event.get("ph") in ("X", "i", "s", "f", "t") and "ts" in event:
             yield {**event, "pid": number, "ts": part.torch_base_us + float(event["ts"]) - base}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `fleetlight trace` asks the processes of a job, by a file in the folder of figures."""
+"""How `fleetlight trace` asks the processes of a job, by a file in the folder of metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fleetlight.files.atomic import replace_file
-from fleetlight.observe.figures.snapshot import FOLDER
+from fleetlight.observe.telemetry.snapshot import FOLDER
 from fleetlight.observe.tracing.clocks import ClockLead
 from fleetlight.observe.tracing.spans import TraceSpan
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 #: spans beyond these are dropped
-_MOST = 200_000
+_MAX_SPANS = 200_000
 
 
 class TraceSpan(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class SpanRecorder:
             ends,
         )
         with self._lock:
-            if len(self._spans) < _MOST:
+            if len(self._spans) < _MAX_SPANS:
                 self._spans.append(span)
 
     def mark(self, begins: str) -> None:

@@ -95,7 +95,7 @@ class Folder:
         `decision`: how all processes have decided to resume. `patience_s`: how long to retry while
         the disk is full.
         """
-        wanted = _of_launch(wanted, decision)
+        wanted = _launch_identity(wanted, decision)
         lock = once_there_is_room(path, lambda: lock_folder(path), patience_s)
         try:
             before = _read(path)
@@ -310,7 +310,7 @@ def is_of_launch(path: Path, launch: str) -> bool:
     return found is not None and bool(launch) and found.launch == launch
 
 
-def _of_launch(wanted: FolderIdentity, decision: Decision | None) -> FolderIdentity:
+def _launch_identity(wanted: FolderIdentity, decision: Decision | None) -> FolderIdentity:
     """The identity with the job that began the folder, whichever launch resumes it."""
     launch = wanted.launch or launch_of(wanted.job, wanted.start)
     if decision is not None and decision.job:
@@ -348,7 +348,7 @@ def _clear(path: Path, identity: FolderIdentity) -> None:
         file.unlink()
     for folder in path.glob(f"{_ROWS}*"):
         shutil.rmtree(folder)
-    # the identity goes last, also on disk
+    # the identity goes last, even on disk
     sync_folder(path)
     if not identity.ended:
         (path / _IDENTITY).unlink()

@@ -25,7 +25,7 @@ _ADVICE = (
     "rows that were looked up, such as layer(ids).square().sum(); to read rows, call "
     "fleet.rows(layer, ids); first values are those of initializer="
 )
-_OF_AVERAGES = (
+_AVERAGES_ADVICE = (
     "to average parameters, leave tables out: average [p for p in model.parameters() if p.numel()],"
     " or give AveragedModel(model, avg_fn=...) a function of (averaged, p, n) that returns averaged"
     " where it has no elements; "
@@ -171,7 +171,7 @@ def refusal_of(name: str, operation: str, *, averages: bool = False) -> PlanErro
     return PlanError(
         f"{name}: {operation} was called on the weight of a table, which has no elements in this "
         "process, since its rows are on the parameter servers; "
-        f"{_OF_AVERAGES if averages else ''}{_ADVICE}"
+        f"{_AVERAGES_ADVICE if averages else ''}{_ADVICE}"
     )
 
 

@@ -23,7 +23,7 @@ _REPLY_S = 5.0
 #: how much longer a reply may take than the wait for it
 _GRACE_S = 2.0
 #: between two attempts to ask
-_SHORTEST_S = 0.1
+_MIN_PAUSE_S = 0.1
 
 _Reply = TypeVar("_Reply", bound=m.Message)
 
@@ -66,7 +66,7 @@ class RendezvousClient:
         """Ask, and again if the rendezvous is restarted meanwhile."""
         end = time.monotonic() + within_s
         while True:
-            left_s = max(_SHORTEST_S, end - time.monotonic())
+            left_s = max(_MIN_PAUSE_S, end - time.monotonic())
             try:
                 with self._connected(left_s) as channel:
                     # the rendezvous itself needs time to name the missing members
@@ -74,7 +74,7 @@ class RendezvousClient:
             except PeerLostError:
                 if time.monotonic() >= end:
                     raise
-                time.sleep(_SHORTEST_S)
+                time.sleep(_MIN_PAUSE_S)
                 continue
             assert isinstance(reply, kind), reply
             return reply

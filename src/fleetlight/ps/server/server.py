@@ -54,7 +54,7 @@ Loaded = Callable[[], Iterable[tuple[m.Message, Arrays]]]
 #: until the log is on disk
 _UNSETTLED = (
     m.Heartbeat,
-    m.FiguresRequest,
+    m.MetricsRequest,
     m.Resume,
     m.Join,
     m.Leave,
@@ -110,7 +110,7 @@ class Server:
         self.index = index
         self._server_num = server_num
         self._durability: Durability | None = None
-        #: the incarnation that `Welcome` reports; valid after `_durability` is closed, too
+        #: the incarnation that `Welcome` reports; valid even after `_durability` is closed
         self._incarnation = 0
         self._log = WriteAheadLog()
         self._worker_num, self._places = worker_num, worker_max or worker_num
@@ -292,19 +292,19 @@ class Server:
         """True once the server refuses all requests."""
         return self._presence.closed
 
-    def figures(self) -> m.ServerFigures:
+    def metrics(self) -> m.ServerMetrics:
         """Counts of pushes and rows, and bytes of each table."""
         service = self._service
         if service is None:
-            return m.ServerFigures(0, {}, {}, {})
+            return m.ServerMetrics(0, {}, {}, {})
         tables, durability = service.state.tables, self._durability
         versions = service.pushes.progress.versions
         with self._changed:
             pushes, staleness = versions.version, dict(versions.staleness)
         rows = {table.plan.name: len(table) for table in tables}
         nbytes = {table.plan.name: table.nbytes for table in tables}
-        durable = {} if durability is None else durability.figures()
-        return m.ServerFigures(pushes, rows, nbytes, staleness, durable)
+        durable = {} if durability is None else durability.metrics()
+        return m.ServerMetrics(pushes, rows, nbytes, staleness, durable)
 
     def _handle(self, peer: Peer, message: m.Message, arrays: Arrays, output: Output) -> Reply:
         match message:
@@ -322,8 +322,8 @@ class Server:
                 return self._membership.shard_queue.progress(peer, message)
             case m.RemainingRequest():
                 return self._membership.shard_queue.remaining(message)
-            case m.FiguresRequest():
-                return self.figures(), []
+            case m.MetricsRequest():
+                return self.metrics(), []
             case m.Resume():
                 return self._resume(peer, message)
             case m.Join():

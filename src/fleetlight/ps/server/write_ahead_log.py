@@ -24,7 +24,7 @@ class WriteAheadLog:
         #: held while a change is applied and logged, so that its holder sees only whole changes
         self.lock = threading.RLock()
         self._journal: Journal[Change] | None = None
-        #: True if the log contains changes of values, too
+        #: True if the log contains changes of values as well
         self.logs_values = False
 
     def start(self, journal: Journal[Change], *, values: bool) -> None:

@@ -30,7 +30,7 @@ from fleetlight.ps.tables.table_file import (
     Pause,
     TableReader,
     no_pause,
-    of_table,
+    table_errors,
     write_table,
 )
 from fleetlight.ps.tables.table_snapshot import TableSnapshot
@@ -48,7 +48,7 @@ class StateSnapshot:
 
     tables: list[TableSnapshot]
     dense: DenseState
-    #: by table: all its rows, also those that only the base has
+    #: by table: all its rows, including those that only the base has
     rows: list[int]
 
     @property
@@ -327,7 +327,7 @@ class ServerState:
                 reader = self.tables[number].reader(path)
                 first, stop = reader.span(self._buckets(whole))
                 if first < stop and path.name in message.sums:
-                    with of_table(self.tables[number].plan.name):
+                    with table_errors(self.tables[number].plan.name):
                         reader.compare(*message.sums[path.name])
 
     def load(self, message: Load, folder: Path, *, whole: bool = False) -> None:
@@ -342,7 +342,7 @@ class ServerState:
     ) -> None:
         """Load this server's rows from readers; `rows`: about how many each table gets."""
         for number, table in enumerate(self.tables):
-            with of_table(table.plan.name):
+            with table_errors(table.plan.name):
                 table.load_from(readers(number), self._buckets(False), rows[number])
         self._has_values = True
 

@@ -37,9 +37,9 @@ from fleetlight.ps.tables.table_file import (
     TableWriter,
     columns_of,
     no_pause,
-    of_table,
     refuse_other_columns,
     shared_columns,
+    table_errors,
     write_table,
 )
 from fleetlight.ps.tables.table_lock import TableLock, UpkeepLock
@@ -390,7 +390,7 @@ class Table:
 
     def reader(self, path: Path) -> TableReader:
         """A file with rows of this table; raises if the rows do not fit."""
-        with of_table(self.plan.name):
+        with table_errors(self.plan.name):
             reader = TableReader(path)
         self.check(reader)
         return reader

@@ -206,7 +206,7 @@ class TableReader:
 
 
 @contextlib.contextmanager
-def of_table(name: str) -> Iterator[None]:
+def table_errors(name: str) -> Iterator[None]:
     """Inside the block, errors about a damaged file name the table."""
     try:
         yield

@@ -178,7 +178,7 @@ class SocketChannel:
                 frames.wire.wait_readable(request.operation, limit_s)
 
     def has_reply(self, within_s: float) -> bool:
-        """True when `receive` would not wait longer, also because the connection broke."""
+        """True when `receive` would not wait longer, even because the connection broke."""
         frames = self._frames
         return frames is None or frames.wire.is_readable(within_s)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.messages import Message
-from fleetlight.ps.transport.memory.body_slots import LEAST_BYTES, BodySlots, slot_bytes_for
+from fleetlight.ps.transport.memory.body_slots import MIN_BYTES, BodySlots, slot_bytes_for
 from fleetlight.ps.transport.memory.memory_budget import UNLIMITED, MemoryBudget
 from fleetlight.ps.transport.protocol import (
     BODY_LIMIT,
@@ -86,7 +86,7 @@ class Frames:
     def wanted_slot(self, body: int) -> int:
         """The size of slots for this body and those the wire has carried; 0: no new slots."""
         largest = max(body, self.largest_body)
-        wanted = slot_bytes_for(largest) if largest >= LEAST_BYTES else 0
+        wanted = slot_bytes_for(largest) if largest >= MIN_BYTES else 0
         present = 0 if self.slots is None else self.slots.slot_bytes
         return wanted if wanted > present else 0
 

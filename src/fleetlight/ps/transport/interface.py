@@ -114,7 +114,7 @@ class Connection:
         #: free for the handler
         self.note: Any = None
         self._hang_up = hang_up
-        #: True when the peer closed the connection, also while a request is handled
+        #: True when the peer closed the connection, even while a request is handled
         self.has_ended = has_ended
         #: Memory for the next array of the reply, of a shape and a dtype; None: the handler
         #: allocates it. Arrays there cross the connection without a copy if they are the first of

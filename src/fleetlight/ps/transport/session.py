@@ -35,7 +35,7 @@ from fleetlight.wire.plain import Wire
 from fleetlight.wire.tls import TlsWire
 
 #: shortest timeout of a socket: 0 would make it non-blocking
-_SHORTEST_S = 0.001
+_MIN_TIMEOUT_S = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Session(threading.Thread):
 
     def _secure(self, tls: ssl.SSLContext, until: float) -> None:
         """Run the TLS handshake, with certificates of both sides."""
-        self._accepted.settimeout(max(until - time.monotonic(), _SHORTEST_S))
+        self._accepted.settimeout(max(until - time.monotonic(), _MIN_TIMEOUT_S))
         if self._accepted.recv(1, socket.MSG_PEEK) == MAGIC[:1]:
             error = MembershipError(
                 f"{self._caller} connected without TLS, but this server accepts only clients "

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-#: detects a vanished machine after about a minute, also on an idle connection
+#: detects a vanished machine after about a minute, even on an idle connection
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 #: BBR, the default of some systems, is made for long paths: it takes 2.4 times the CPU time per
 #: byte on the loopback

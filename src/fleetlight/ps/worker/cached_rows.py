@@ -154,7 +154,7 @@ class CachedRows:
             for cache in self._caches.values():
                 cache.outdate_all()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters of this worker."""
         caches = self._caches.values()
         return {

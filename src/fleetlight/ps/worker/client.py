@@ -158,7 +158,7 @@ class Client(Connections):
         for server in range(self.server_num):
             arrays: list[Array] = []
             for number, (ids, rows) in tables.items():
-                mine = split[number].ids[split[number].of_server(server)]
+                mine = split[number].ids[split[number].slice_of(server)]
                 # ids of a moved layer are the positions of its rows
                 arrays += [mine, rows[np.searchsorted(ids, mine)]]
             blocks = self.placement.blocks_of(server)
@@ -171,7 +171,7 @@ class Client(Connections):
         split = dedup(ids, self.server_num)
         requests: dict[int, Request] = {}
         for server in range(self.server_num):
-            mine = split.of_server(server)
+            mine = split.slice_of(server)
             arrays: list[Array] = [split.ids[mine], rows[np.searchsorted(ids, split.ids[mine])]]
             requests[server] = m.Fill([number], False, loaded=True, reset=reset), arrays
         self.ask(CONTROL, requests)
@@ -216,7 +216,7 @@ class Client(Connections):
                 ahead=batch is not None,
                 batch=batch or 0,
             )
-            requests[server] = message, [w.ids.ids[w.ids.of_server(server)] for w in mine]
+            requests[server] = message, [w.ids.ids[w.ids.slice_of(server)] for w in mine]
         return self._merge_replies(wanted, self.ask(lane, requests))
 
     def _merge_replies(
@@ -300,7 +300,7 @@ class Client(Connections):
         requests: dict[int, Request] = {}
         gradients = encoded_gradients(push.tables, self.plan, self.worker, push.step)
         for server in range(self.server_num):
-            tables, arrays = _of_server(push.tables, gradients, server)
+            tables, arrays = _server_part(push.tables, gradients, server)
             blocks = push.blocks.get(server, [])
             message = m.Push(
                 sequence=self._next(server),
@@ -365,7 +365,7 @@ class Client(Connections):
     def _receive_signals(self, replies: Iterable[ReceivedReply]) -> None:
         """Record the control signals in replies to steps."""
         messages = [one.message for one in replies]
-        self.signals.of_steps |= combined(
+        self.signals.from_steps |= combined(
             o.call for o in messages if isinstance(o, (m.Pushed, m.GeoExchangeReply))
         )
 
@@ -435,7 +435,7 @@ class Client(Connections):
             self.epoch,
             self._sequences,
             requests,
-            called=self.signals.of_steps,
+            called=self.signals.from_steps,
             acknowledged=self.acknowledged,
         )
 
@@ -446,7 +446,7 @@ class Client(Connections):
             one for replies in self._ask_in_turns(PUSH, last.requests).values() for one in replies
         ]
         # the previous incarnation may not have acted on earlier control signals
-        self.signals.of_steps |= last.commit.called
+        self.signals.from_steps |= last.commit.called
         self._receive_signals(received)
         return all(getattr(reply.message, "applied", True) for reply in received)
 
@@ -454,11 +454,11 @@ class Client(Connections):
         """Tell every server that this worker makes no step before the next barrier."""
         self.everywhere(m.EndPhase(phase))
 
-    def figures(self) -> list[m.ServerFigures]:
+    def metrics(self) -> list[m.ServerMetrics]:
         """The counters of each server."""
-        replies = self.everywhere(m.FiguresRequest())
+        replies = self.everywhere(m.MetricsRequest())
         counted = [replies[server].message for server in range(self.server_num)]
-        return [one for one in counted if isinstance(one, m.ServerFigures)]
+        return [one for one in counted if isinstance(one, m.ServerMetrics)]
 
     def _next(self, server: int) -> int:
         self._sequences[server] += 1
@@ -467,7 +467,7 @@ class Client(Connections):
         return self._sequences[server]
 
 
-def _of_server(
+def _server_part(
     tables: Mapping[int, TableGradients], gradients: Mapping[int, Sequence[Array]], server: int
 ) -> tuple[list[m.TablePush], list[Array]]:
     """The part of one server: contiguous, since ids are grouped by server."""
@@ -492,7 +492,7 @@ def _with_ahead(requests: Mapping[int, Request], push: PushRequest) -> Mapping[i
     for server, (message, arrays) in requests.items():
         assert isinstance(message, (m.Push, m.Apply)), message
         mine = [one.wanted for one in push.ahead if one.wanted.ids.count_of(server)]
-        ids = [wanted.ids.ids[wanted.ids.of_server(server)] for wanted in mine]
+        ids = [wanted.ids.ids[wanted.ids.slice_of(server)] for wanted in mine]
         more = {"ahead": [wanted.table for wanted in mine], "reports": push.reports}
         extended[server] = msgspec.structs.replace(message, **more), [*arrays, *ids]
     return extended

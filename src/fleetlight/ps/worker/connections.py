@@ -91,7 +91,7 @@ class Connections:
         return found
 
     def traffic(self) -> dict[str, float]:
-        """Figures: reconnects, and bytes, which a new connection counts from zero."""
+        """Metrics: reconnects, and bytes, which a new connection counts from zero."""
         moved = self.bytes_moved().values()
         lanes = list(self._lanes.values())
         return {

@@ -22,8 +22,8 @@ from fleetlight.errors import (
     PeerError,
     PeerLostError,
 )
-from fleetlight.observe.figures.step_times import WAIT, step_times
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.step_times import WAIT, step_times
 from fleetlight.ps import message_base
 from fleetlight.ps import messages as m
 from fleetlight.ps.message_base import error_of, failure_of

@@ -68,7 +68,7 @@ class ServerHeartbeats:
 
     def _receive(self, server: int, reply: m.Message) -> None:
         if isinstance(reply, m.HeartbeatAck):
-            self._signals.of_heartbeats |= reply.call
+            self._signals.from_heartbeats |= reply.call
             self.active_workers = self.active_workers if server else reply.here
 
     def late(self) -> dict[int, float]:

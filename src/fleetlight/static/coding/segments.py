@@ -17,7 +17,7 @@ from fleetlight.static.ops.marks import LAID_OUT
 from fleetlight.torch_compat.operators import OpOverload
 
 #: fewer operations than these run faster as calls
-_LEAST = 2
+_MIN_OPERATIONS = 2
 
 
 @dataclasses.dataclass
@@ -89,7 +89,7 @@ def _worth_it(run: list[fx.Node]) -> Iterator[GraphSegment]:
         if is_view(node) and not any(user in inside for user in node.users):
             inside.discard(node)
     nodes = [node for node in run if node in inside]
-    if sum(not is_view(node) for node in nodes) >= _LEAST:
+    if sum(not is_view(node) for node in nodes) >= _MIN_OPERATIONS:
         last = nodes[-1]
         for node in run:
             if node not in inside:

@@ -16,7 +16,7 @@ from fleetlight.static.ops.reductions import REDUCE, REDUCED
 from fleetlight.static.rewriting.all_reduces import all_reduces_of, is_carried
 
 #: the largest number of levels in a readable picture
-MOST = 40
+MAX_LEVELS = 40
 #: fewer levels show too little
 FEW = 4
 #: views, casts and copies
@@ -47,7 +47,7 @@ class ModuleLevel:
         return first if first == last else f"{first} … {last}"
 
 
-def levels_of(graph: fx.Graph, most: int = MOST) -> list[ModuleLevel]:
+def levels_of(graph: fx.Graph, most: int = MAX_LEVELS) -> list[ModuleLevel]:
     """The levels in order, each with its operations of backward."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     forward = [node for node in calls if node.meta.get("part", "forward") == "forward"]
@@ -184,7 +184,7 @@ def _likely(node: fx.Node, candidates: list[int], read: list[int], now: int) -> 
         return candidates[0]
     seen = [number for number in candidates if number in read and number <= now]
     if not seen and not path_of(node) and read:
-        # nodes that passes have added are outside all modules, too
+        # nodes that passes have added are outside all modules as well
         return min(read)
     return max(seen or [c for c in candidates if c <= now] or [min(candidates, default=now)])
 

@@ -29,9 +29,9 @@ from fleetlight.static.rewriting.all_reduces import AllReduce, all_reduces_of, m
 Kind = Literal["feed", "table", "forward", "loss", "backward", "overlapped", "bucket", "step"]
 Flow = Literal["value", "kept", "gradient"]
 #: more feeds or tables than these share boxes
-_MOST_ENTRIES = 6
+_MAX_ENTRIES = 6
 #: more kernels than these share a box
-_MOST_STEPS = 4
+_MAX_STEPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +238,7 @@ class _Sketch:
         groups: dict[object, list[tuple[Feed, fx.Node]]] = {}
         feeds = self._form.feeds
         for feed, node in zip(feeds, self._inputs[len(self._form.state) :], strict=True):
-            alike = (feed.shape, feed.dtype) if len(feeds) > _MOST_ENTRIES else feed.name
+            alike = (feed.shape, feed.dtype) if len(feeds) > _MAX_ENTRIES else feed.name
             groups.setdefault(alike, []).append((feed, node))
         split = self._form.split
         needed = {need.name for need in split.needs if isinstance(need, Feed)} if split else set()
@@ -257,7 +257,7 @@ class _Sketch:
     def _pulls(self) -> list[list[Any]]:
         """The pulls from parameter servers; many tables share a box."""
         pulls = [] if self._form.split is None else list(self._form.split.pulls)
-        return [[pull] for pull in pulls] if len(pulls) <= _MOST_ENTRIES else [pulls]
+        return [[pull] for pull in pulls] if len(pulls) <= _MAX_ENTRIES else [pulls]
 
     def _add_tables(self) -> None:
         node_of = dict(zip(map(id, self._form.state), self._inputs, strict=False))
@@ -410,7 +410,7 @@ def _parted(update: Sequence[fx.Node]) -> list[list[fx.Node]]:
         if "fused" in short_name(node):
             parts.append([])
     parts = [part for part in parts if part]
-    if len(parts) > _MOST_STEPS:
+    if len(parts) > _MAX_STEPS:
         return [list(update)]
     if len(parts) > 1 and not any("fused" in short_name(node) for node in parts[-1]):
         parts[-2:] = [[*parts[-2], *parts[-1]]]

@@ -22,7 +22,7 @@ COLOURS: dict[Kind, tuple[str, str]] = {
 _STYLES: dict[Flow, str] = {"value": "solid", "kept": "dotted", "gradient": "bold"}
 _ARROWS: dict[Flow, str] = {"value": "-->", "kept": "-.->", "gradient": "==>"}
 #: longer titles are cut; the tooltip has the whole title
-_LONGEST = 60
+_MAX_TITLE_LENGTH = 60
 _UNWRITABLE = re.compile(
     "[^\\t\\x20-\\x7e\\xa0-\\u2027\\u202a-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
 )
@@ -98,7 +98,7 @@ def _mermaid(picture: Picture) -> Iterator[str]:
 
 def shortened(line: str) -> str:
     """A line of a box; the tooltip has all of it."""
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return line if len(line) <= _MAX_TITLE_LENGTH else f"{line[: _MAX_TITLE_LENGTH - 1]}…"
 
 
 def full_of(box: PictureBox) -> str:

@@ -3,6 +3,6 @@
 
 `files/` saves and loads programs. `drawing/` draws them: `picture.py` is the content of a
 picture, `writers.py` writes it as DOT and Mermaid, and Graphviz lays it out. `svg.py` lays it out
-itself: worker 0 adds that to what it writes down of the job (`fleet/recording/figures.py`), for
-the live page.
+itself: worker 0 adds that to what it writes down of the job
+(`fleet/recording/process_metrics.py`), for the live page.
 """

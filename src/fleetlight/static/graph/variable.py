@@ -28,7 +28,7 @@ class Writer(Protocol):
 
 
 class Variable(Tensor):
-    """Its program records every operation on it, also those of autograd."""
+    """Its program records every operation on it, including those of autograd."""
 
     fake: Tensor
     writer: Writer

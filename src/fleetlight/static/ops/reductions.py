@@ -91,7 +91,7 @@ class GroupReductions:
     def prepare(
         self, stamp: GradientStamp, parts: Parts = _NO_PARTS, *, counts: bool = True
     ) -> None:
-        """Prepare a run, also after a failed one: set the stamp that the other workers receive.
+        """Prepare a run, even after a failed one: set the stamp that the other workers receive.
 
         `parts`: the parameters in buckets that may be compressed. `counts`: false if the batch
         repeats records of another worker.

@@ -149,7 +149,7 @@ def _sum_bags(
     return torch.from_numpy(summed)
 
 
-def _of_bags(
+def _summed_bags(
     gradient: Tensor,
     rows: Tensor,
     places: Tensor,
@@ -183,7 +183,7 @@ for _name, _made, _function in (
     ("gather_rows", _gathered, _gather_rows),
     ("sum_rows", _summed, _sum_rows),
     ("gather_bags", _bagged, _gather_bags),
-    ("sum_bags", _of_bags, _sum_bags),
+    ("sum_bags", _summed_bags, _sum_bags),
     ("weigh_bags", _weights, _weigh_bags),
 ):
     torch.library.register_fake(f"fleetlight::{_name}", _made, lib=_library)

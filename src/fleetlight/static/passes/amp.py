@@ -36,7 +36,7 @@ class Amp:
     name = "amp"
 
     def __call__(self, form: Form) -> Form:
-        """The form with narrow products, also of an evaluation."""
+        """The form with narrow products, even of an evaluation."""
         if self.dtype not in _DTYPES:
             raise PlanError(f"amp: got dtype={self.dtype!r}; {did_you_mean(self.dtype, _DTYPES)}")
         graph, _ = form.copied()

@@ -202,7 +202,7 @@ def _all_users(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _marks_of(node: fx.Node, table: str) -> Iterator[fx.Node]:
-    """The marks that the gradient of a lookup reaches, also through sums."""
+    """The marks that the gradient of a lookup reaches, even through sums."""
     for user in node.users:
         if user.target is GRADIENT:
             yield user

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fleetlight.observe.figures.step_times import FORWARD, step_times
+from fleetlight.observe.telemetry.step_times import FORWARD, step_times
 from fleetlight.static.graph.form import Code, Form, RunnableProgram
 from fleetlight.static.passes.split_ps import SplitPS
 from fleetlight.static.running.pulling import pull
@@ -131,6 +131,6 @@ def run_parts(
     with torch.no_grad(), step_times.part(FORWARD):
         out = code(*(slot.tensor for slot in state), *feeds)
     if "backward" in parts and program.optimizer is not None:
-        # torch's schedulers check the count, also if the step comes later
+        # torch's schedulers check the count, even if the step comes later
         count_as_stepped(program.optimizer)
     return out

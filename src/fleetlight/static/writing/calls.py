@@ -181,7 +181,7 @@ def _short_name(module: nn.Module, number: int) -> str:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Inside the block, programs record calls of modules, also of inner ones."""
+    """Inside the block, programs record calls of modules, including inner ones."""
     before = nn.Module.__call__
     watch()
     try:

@@ -98,7 +98,7 @@ class LocalSGDConfigs(AveragingConfigs):
 
 @settings_class
 class LocalSGDFeature(Feature):
-    """LocalSGD, also under the names of Fleet in fluid."""
+    """LocalSGD, including its names of Fleet in fluid."""
 
     ALIASES: ClassVar = {
         "use_local_sgd": "localsgd",
@@ -167,7 +167,7 @@ class AdaptiveLocalSGDFeature(Feature):
 def _diloco(strategy: DiLoCoFeature, job: JobFacts) -> Effect:
     configs = strategy.diloco_configs
     sentence = f"an outer step every {counted(configs.k_steps, 'step')}"
-    # unlike averaging, an outer step has an effect with k = 1, too
+    # unlike averaging, an outer step has an effect even with k = 1
     return _local_training(
         strategy.diloco, max(2, configs.k_steps), configs.begin_step, sentence, job
     )

@@ -184,7 +184,7 @@ def test_deltas_become_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def work(member: Member) -> None:
         made = publisher(member, tmp_path / "target")
         assert made is not None
-        monkeypatch.setattr(publishers, "_MOST_DELTAS", 2)
+        monkeypatch.setattr(publishers, "_MAX_DELTAS", 2)
         kinds = [bool(made.publish_now().previous) for _ in range(5)]
         assert kinds == [False, True, True, False, True]
         made.stop(publish=False)

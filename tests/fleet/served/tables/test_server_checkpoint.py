@@ -380,7 +380,7 @@ def test_restarted_server_does_not_load_the_checkpoint(tmp_path: Path) -> None:
     for _ in range(2):
         server = Server(0, 1, 2, version="test", deadline_s=20.0)
         open_loaded(server, bound, tmp_path / "saved", durable)
-        rows.append(server.figures().rows)
+        rows.append(server.metrics().rows)
         server.close()
         shutil.rmtree(tmp_path / "saved", ignore_errors=True)
     assert rows[0] == rows[1]
@@ -438,11 +438,11 @@ def test_torch_layer_becomes_a_table_and_a_layer_again(tmp_path: Path) -> None:
 def test_evaluation_leaves_no_rows() -> None:
     def work(member: Member) -> Any:
         train(member, range(1))
-        before = [figures.rows for figures in member.session.client.figures()]
+        before = [metrics.rows for metrics in member.session.client.metrics()]
         member.model.eval()
         with torch.no_grad():
             rows: Tensor = member.model.open(torch.arange(10**12, 10**12 + 50))
-        after = [figures.rows for figures in member.session.client.figures()]
+        after = [metrics.rows for metrics in member.session.client.metrics()]
         return before == after, bool((rows != 0).any())
 
     assert Job(adam, SYNC, workers=1, servers=2).run(work) == [(True, True)]

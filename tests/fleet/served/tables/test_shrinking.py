@@ -68,7 +68,7 @@ def test_shrink_removes_unseen_rows(strategy: dict[str, Any]) -> None:
         answers = [shrunk(member, unseen_days=1)]
         train(member, list(range(5)))
         answers += [shrunk(member, unseen_days=1) for _ in range(2)]
-        rows = [figures.rows["plain"] for figures in member.session.client.figures()]
+        rows = [metrics.rows["plain"] for metrics in member.session.client.metrics()]
         return answers, sum(rows)
 
     kept = {"ads": ShrunkTable(0, 20)}, {"ads": ShrunkTable(15, 5)}, {"ads": ShrunkTable(5, 0)}

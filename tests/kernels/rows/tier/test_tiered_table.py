@@ -28,7 +28,7 @@ from fleetlight.kernels import (
 from fleetlight.kernels.arrays import Int32s, Matrix
 from fleetlight.kernels.rows import memory
 from fleetlight.kernels.rows.tier import tiered_table
-from fleetlight.kernels.rows.tier.tiered_table import LEAST_SLOTS
+from fleetlight.kernels.rows.tier.tiered_table import MIN_SLOTS
 
 OPTIONS = {"lr": 0.1, "initial_accumulator_value": 0.1, "weight_decay": 0.01, "momentum": 0.9}
 HOW = Initializer("uniform", -0.1, 0.1)
@@ -78,7 +78,7 @@ class ListedRecords:
 
 
 def tiered(
-    dim: int, rule: Any, meta: int = 0, slots: int = LEAST_SLOTS, narrow: bool = False, **rest: Any
+    dim: int, rule: Any, meta: int = 0, slots: int = MIN_SLOTS, narrow: bool = False, **rest: Any
 ) -> tuple[TieredRowTable, ListedRecords]:
     store = ListedRecords()
     kind = TieredNarrowRowTable if narrow else TieredRowTable
@@ -93,7 +93,7 @@ class Both(RuleBasedStateMachine):
         name=st.sampled_from(sorted(RULES)),
         meta=st.integers(0, 4),
         narrow=st.booleans(),
-        slots=st.sampled_from([LEAST_SLOTS, 21]),
+        slots=st.sampled_from([MIN_SLOTS, 21]),
     )
     def begin(self, dim: int, name: str, meta: int, narrow: bool, slots: int) -> None:
         learn = rule_named(name, OPTIONS)
@@ -207,7 +207,7 @@ def test_rows_that_did_not_change_are_not_written_again() -> None:
     for start in range(0, 100, 5):
         table.pull(np.arange(start, start + 5), insert=False)
     # the rows that had not left memory before
-    assert store.top - written <= LEAST_SLOTS
+    assert store.top - written <= MIN_SLOTS
 
 
 def test_reading_all_rows_keeps_those_in_memory() -> None:
@@ -236,7 +236,7 @@ def test_a_file_with_other_contents_is_an_error() -> None:
 
 
 def test_a_table_needs_some_slots() -> None:
-    assert TieredRowTable.slots_in(1, 32) == LEAST_SLOTS
+    assert TieredRowTable.slots_in(1, 32) == MIN_SLOTS
     assert TieredRowTable.slots_in(1 << 30, 32) == (1 << 30) // (4 * 32 + 13)
     with pytest.raises(ConfigError, match="got 3 rows in memory, expected at least 16"):
         tiered(1, "sgd", slots=3)
@@ -260,7 +260,7 @@ def test_rows_are_evicted_in_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_the_disk_begins_with_rows_that_are_not_in_memory() -> None:
     table, store = tiered(2, "sgd")
-    ids = np.arange(5 * LEAST_SLOTS)
+    ids = np.arange(5 * MIN_SLOTS)
     table.insert(ids)
     where = table._slots.where[: table.top]
     wanted = np.concatenate([ids[::2], [-7, 10**9]])

@@ -18,7 +18,7 @@ from fleetlight.cli.fleetlight import main
 from fleetlight.launch.backends import named
 from fleetlight.launch.process_identity import System, start_of, this_system
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry
-from fleetlight.observe.figures.recorder import EventFile
+from fleetlight.observe.telemetry.recorder import EventFile
 
 HOST = this_system().hostname
 #: above the largest number of a process

@@ -66,7 +66,7 @@ def test_other_servers_load_their_own_rows(tmp_path: Path) -> None:
     ]
     for worker in servers:
         worker.say(m.Load(str(tmp_path), files(saved), epoch=1))
-    counts = [worker.server.figures().rows["users"] for worker in servers]
+    counts = [worker.server.metrics().rows["users"] for worker in servers]
     assert sum(counts) == len(IDS)
     assert min(counts) > 20
     rows = np.array([worker.pull(0, IDS, insert=False) for worker in servers])

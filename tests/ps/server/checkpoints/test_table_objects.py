@@ -98,7 +98,7 @@ def test_an_empty_table(tmp_path: Path) -> None:
     worker.push(0, {0: ([], [])}, [1, 2, 3])
     saved = save(worker, tmp_path.as_uri())
     assert [(f.table, f.rows) for f in saved.files] == [(0, 0), (1, 0)]
-    assert load(tmp_path.as_uri(), saved.files).server.figures().rows["users"] == 0
+    assert load(tmp_path.as_uri(), saved.files).server.metrics().rows["users"] == 0
 
 
 def test_a_changed_file_stops_the_load_and_says_that_tables_are_not_whole(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.transport.interface import Connection
 
 
-def counts(figures: m.ServerFigures) -> tuple[Any, ...]:
+def counts(metrics: m.ServerMetrics) -> tuple[Any, ...]:
     """What a restart does not change."""
-    return figures.pushes, figures.rows, figures.nbytes, figures.staleness
+    return metrics.pushes, metrics.rows, metrics.nbytes, metrics.staleness
 
 
 def test_rows_dense_values_and_metrics_survive_a_restart(make_cluster: Any) -> None:
@@ -47,13 +47,13 @@ def test_rows_dense_values_and_metrics_survive_a_restart(make_cluster: Any) -> N
     first.say(m.Fill([1], True), ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32))
     first.push(0, {0: ([1, 2], [1, 2])}, [1, 2, 3])
     second.push(0, {0: ([2], [4])})
-    before = counts(cluster.server.figures())
+    before = counts(cluster.server.metrics())
     cluster.restart()
     first, second = cluster.workers
     assert first.pull(0, [1, 2], insert=False) == [-1, -6]
     assert first.pull(1, [1, 9], insert=False) == [5, 6]
     assert first.dense() == [6, 6, 6]
-    assert counts(cluster.server.figures()) == before
+    assert counts(cluster.server.metrics()) == before
     # training continues
     second.push(1, {0: ([2], [1])})
     cluster.restart()
@@ -348,7 +348,7 @@ def test_rows_created_by_a_pull_survive_a_restart(make_cluster: Any) -> None:
     # rows may be logged later than they are read
     cluster.workers[0].push(0)
     cluster.restart()
-    assert cluster.server.figures().rows == {"users": 3, "items": 0}
+    assert cluster.server.metrics().rows == {"users": 3, "items": 0}
 
 
 @pytest.mark.slow

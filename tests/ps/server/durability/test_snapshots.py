@@ -303,7 +303,7 @@ def test_rows_pulled_during_a_cut_are_in_the_snapshot_or_the_log(
     assert cluster.durability.snapshot()
     reader.join()
     cluster.restart()
-    assert cluster.server.figures().rows == {"users": 2, "items": 0}
+    assert cluster.server.metrics().rows == {"users": 2, "items": 0}
 
 
 def test_after_a_failed_snapshot_the_log_still_counts(

@@ -30,7 +30,7 @@ def test_it_sleeps_in_proportion_to_the_work(monkeypatch: pytest.MonkeyPatch) ->
     clock.work(0.02)
     assert clock.waits == pytest.approx([0.09, 0.18])
     clock.work(100.0)
-    assert clock.waits[-1] == durability._MOST_S
+    assert clock.waits[-1] == durability._MAX_REST_S
 
 
 def test_short_pieces_of_work_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_a_killed_server_returns_with_all_rows(
         found = [w.pull(0, IDS, insert=False) for w in (cluster.workers[0], steady[0])]
         assert found[0] == found[1]
     assert is_tiered(cluster.server)
-    assert cluster.server.figures().rows == other.figures().rows
+    assert cluster.server.metrics().rows == other.metrics().rows
 
 
 def test_rows_are_beside_the_log_and_leave_no_files(tmp_path: Path) -> None:
@@ -172,6 +172,6 @@ def test_rows_that_the_scores_of_another_table_admit(make_cluster: Any, memory: 
         for table in range(2):
             found = [w.pull(table, IDS, insert=False) for w in (cluster.workers[0], steady)]
             assert found[0] == found[1]
-        assert cluster.server.figures().rows == other.figures().rows
+        assert cluster.server.metrics().rows == other.metrics().rows
     assert other._service is not None
     assert 0 < len(other._service.state.tables[1]) < len(other._service.state.tables[0])

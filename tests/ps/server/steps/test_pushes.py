@@ -195,8 +195,8 @@ def test_staleness_is_measured() -> None:
     first.push(1, seen=0)
     second.push(0, seen=0)
     second.push(1, seen=3)
-    assert server.figures().staleness == {0: 2, 1: 1, 2: 1}
-    assert server.figures().pushes == 4
+    assert server.metrics().staleness == {0: 2, 1: 1, 2: 1}
+    assert server.metrics().pushes == 4
 
 
 # -- geo ------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_parts_of_an_exchange_count_as_one_push() -> None:
     worker = single_worker("geo")
     for more in (True, True, False):
         exchange(worker, [1], [10], more=more)
-    assert worker.say(m.FiguresRequest())[0].pushes == 1  # type: ignore[attr-defined]
+    assert worker.say(m.MetricsRequest())[0].pushes == 1  # type: ignore[attr-defined]
     assert worker.pull(0, [1]) == [30]
 
 

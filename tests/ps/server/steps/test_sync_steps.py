@@ -341,7 +341,7 @@ def test_concurrent_steps_equal_the_sum_computed_by_hand() -> None:
     expected = [-numbers[ids == i].sum() / 3 for i in range(-3, 4)]
     assert workers[0].pull(0, list(range(-3, 4))) == expected
     assert workers[0].dense() == [1 - 3 * steps, 1, 1]
-    assert workers[0].server.figures().staleness == {0: 3 * steps}
+    assert workers[0].server.metrics().staleness == {0: 3 * steps}
 
 
 def test_held_gradients_stay_in_snapshots_until_released() -> None:

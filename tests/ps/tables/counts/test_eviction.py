@@ -19,13 +19,13 @@ from fleetlight.ps.plan import EntryPlan
 from fleetlight.ps.tables.table import Table
 from fleetlight.ps.update import Floats, Ids
 
-MOST, PART = 20, 2
+MAX_ROWS, PART = 20, 2
 ENTRIES = {"age": None, "count": None, "score": EntryPlan("show_click")}
 pushes = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12, unique=True), max_size=25)
 
 
 def capped(evict: str, **more: Any) -> Table:
-    return make(entry=ENTRIES[evict], max_rows=MOST, evict=evict, **more)
+    return make(entry=ENTRIES[evict], max_rows=MAX_ROWS, evict=evict, **more)
 
 
 def known(table: Table) -> set[int]:
@@ -47,7 +47,7 @@ class Oracle:
 
     def push(self, ids: list[int], clicked: list[bool]) -> None:
         self.clock += 1
-        excess = len(self.rows | dict.fromkeys(ids)) - MOST
+        excess = len(self.rows | dict.fromkeys(ids)) - MAX_ROWS
         if excess > 0:
             others = sorted((i for i in self.rows if i not in ids), key=self.rank)
             for i in others[: max(excess, PART)]:
@@ -77,7 +77,7 @@ def test_the_rows_of_lowest_rank_leave(evict: str, steps: list[list[int]], memor
         push(table, np.array(ids, np.int64), *counts)
         oracle.push(ids, clicked)
         assert known(table) == set(oracle.rows)
-        assert len(table) <= MOST
+        assert len(table) <= MAX_ROWS
 
 
 def test_an_evicted_id_starts_again() -> None:
@@ -85,7 +85,7 @@ def test_an_evicted_id_starts_again() -> None:
     first = read(make(), ids_of(0))
     push(table, ids_of(0))
     push(table, ids_of(0))
-    for i in range(1, MOST + 1):
+    for i in range(1, MAX_ROWS + 1):
         push(table, ids_of(i))
     assert same(read(table, ids_of(0)), first)
     push(table, ids_of(0))
@@ -116,10 +116,10 @@ def test_a_pull_counts_where_the_entry_needs_it() -> None:
 def test_a_push_of_more_ids_than_the_maximum_keeps_them_until_the_next() -> None:
     table = capped("age")
     push(table, np.arange(5))
-    push(table, np.arange(100, 100 + MOST + 7))
-    assert known(table) == set(range(100, 100 + MOST + 7))
+    push(table, np.arange(100, 100 + MAX_ROWS + 7))
+    assert known(table) == set(range(100, 100 + MAX_ROWS + 7))
     push(table, ids_of(1))
-    assert len(table) <= MOST
+    assert len(table) <= MAX_ROWS
 
 
 def test_each_server_has_its_part_of_the_maximum() -> None:
@@ -127,7 +127,7 @@ def test_each_server_has_its_part_of_the_maximum() -> None:
     table = Table(plan, 7, server_num=4)
     for i in range(30):
         push(table, ids_of(i))
-    assert len(table) <= MOST // 4
+    assert len(table) <= MAX_ROWS // 4
 
 
 @pytest.mark.parametrize("evict", ENTRIES)
@@ -158,31 +158,31 @@ def test_files_of_tables_with_and_without_a_maximum(tmp_path: Path) -> None:
             other.load([tmp_path / name], None)
             assert same(read(other, np.arange(20)), read(table, np.arange(20)))
             push(other, np.arange(15, 25), np.ones(10, np.float32))
-    assert len(other) <= MOST
+    assert len(other) <= MAX_ROWS
 
 
 def test_evicted_ids_are_removed_in_a_publication() -> None:
     table = capped("age")
-    push(table, np.arange(MOST))
+    push(table, np.arange(MAX_ROWS))
     table.cut_changes(whole=True)
     table.settle_changes(published=True)
     push(table, np.arange(50, 55))
     cut = table.cut_changes(whole=False)
     ids = np.concatenate([ids for ids, _ in table.published_pieces(cut)])
     assert len(cut.removed) == 5
-    assert set(cut.removed.tolist()) == set(range(MOST)) - known(table)
+    assert set(cut.removed.tolist()) == set(range(MAX_ROWS)) - known(table)
     assert set(ids.tolist()) == set(range(50, 55))
 
 
 def test_a_save_has_the_rows_that_leave_meanwhile(tmp_path: Path) -> None:
     table = capped("age")
-    push(table, np.arange(MOST))
+    push(table, np.arange(MAX_ROWS))
     cut = table.cut()
     push(table, np.arange(50, 60))
     table.save(cut, 0, tmp_path, "t")
     loaded = capped("age")
     loaded.load([tmp_path / "t"], None)
-    assert known(loaded) == set(range(MOST))
+    assert known(loaded) == set(range(MAX_ROWS))
     push(loaded, np.arange(50, 60))
     assert known(loaded) == known(table)
 

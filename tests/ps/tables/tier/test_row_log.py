@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_positions_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_log, "_MOST", 10)
+    monkeypatch.setattr(row_log, "_MAX_RECORDS", 10)
     log = log_in(tmp_path)
     log.append(records(0, 10))
     with pytest.raises(ConfigError, match="its file has 10 records, the most; use more servers"):

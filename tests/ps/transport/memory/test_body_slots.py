@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fleetlight.errors import ProtocolError
 from fleetlight.ps.transport.memory.body_slots import (
-    LEAST_BYTES,
-    SLOT_MOST,
+    MAX_SLOT_BYTES,
+    MIN_BYTES,
     SLOTS,
     BodySlots,
     file_bytes,
@@ -34,7 +34,7 @@ def two_ends(slot_bytes: int = SLOT) -> tuple[BodySlots, BodySlots]:
     )
 
 
-def body_of(value: int, size: int = LEAST_BYTES) -> list[Any]:
+def body_of(value: int, size: int = MIN_BYTES) -> list[Any]:
     return [np.full(size, value, np.uint8).data]
 
 
@@ -68,7 +68,7 @@ class Ends(RuleBasedStateMachine):
 
     @rule(
         end=st.integers(0, 1),
-        size=st.sampled_from([LEAST_BYTES, LEAST_BYTES + 3, SLOT]),
+        size=st.sampled_from([MIN_BYTES, MIN_BYTES + 3, SLOT]),
         keeps=st.booleans(),
     )
     def send(self, end: int, size: int, keeps: bool) -> None:
@@ -96,7 +96,7 @@ class Ends(RuleBasedStateMachine):
         sender, receiver = self.ends[end], self.ends[1 - end]
         sender.release()
         arrays = [one for size in sizes if (one := sender.output((size,), "uint8")) is not None]
-        arrays.append(np.empty(LEAST_BYTES, np.uint8))
+        arrays.append(np.empty(MIN_BYTES, np.uint8))
         for array in arrays:
             array.fill(self.sent)
         body, size = laid_out(arrays)
@@ -128,7 +128,7 @@ TestEnds = Ends.TestCase
 TestEnds.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
 
 
-@pytest.mark.parametrize("size", [0, LEAST_BYTES - 1, SLOT + 1])
+@pytest.mark.parametrize("size", [0, MIN_BYTES - 1, SLOT + 1])
 def test_bodies_of_other_sizes_use_the_socket(size: int) -> None:
     client, _ = two_ends()
     assert client.fill(body_of(1, size), size) == 0
@@ -136,14 +136,14 @@ def test_bodies_of_other_sizes_use_the_socket(size: int) -> None:
 
 def test_parts_are_stored_one_after_another() -> None:
     client, server = two_ends()
-    parts = [np.full(LEAST_BYTES, 1, np.uint8).data, b"\0" * 3, np.full(5, 2, np.uint8).data]
-    slot = client.fill(parts, LEAST_BYTES + 8)
-    assert server.take(slot, LEAST_BYTES + 8)[-9:].tolist() == [1, 0, 0, 0, 2, 2, 2, 2, 2]
+    parts = [np.full(MIN_BYTES, 1, np.uint8).data, b"\0" * 3, np.full(5, 2, np.uint8).data]
+    slot = client.fill(parts, MIN_BYTES + 8)
+    assert server.take(slot, MIN_BYTES + 8)[-9:].tolist() == [1, 0, 0, 0, 2, 2, 2, 2, 2]
 
 
 def test_arrays_written_in_the_slot_are_not_copied() -> None:
     client, server = two_ends()
-    arrays = [server.output((3, 5), "float32"), server.output((LEAST_BYTES,), "uint8")]
+    arrays = [server.output((3, 5), "float32"), server.output((MIN_BYTES,), "uint8")]
     arrays.append(np.full(7, 3, np.int64))
     for number, array in enumerate(arrays):
         assert array is not None
@@ -153,8 +153,8 @@ def test_arrays_written_in_the_slot_are_not_copied() -> None:
     body = client.take(slot, size)
     assert np.may_share_memory(arrays[1], server._outgoing[slot - 1])
     assert (body[:60].view(np.float32) == 0).all()
-    assert (body[64 : 64 + LEAST_BYTES] == 1).all()
-    assert (body[64 + LEAST_BYTES :].view(np.int64) == 2).all()
+    assert (body[64 : 64 + MIN_BYTES] == 1).all()
+    assert (body[64 + MIN_BYTES :].view(np.int64) == 2).all()
     # the receiver reads the memory itself
     arrays[1][0] = 99
     assert body[64] == 99
@@ -162,7 +162,7 @@ def test_arrays_written_in_the_slot_are_not_copied() -> None:
 
 def test_arrays_written_out_of_order_use_the_socket() -> None:
     _, server = two_ends()
-    one, other = (server.output((LEAST_BYTES,), "uint8") for _ in range(2))
+    one, other = (server.output((MIN_BYTES,), "uint8") for _ in range(2))
     assert one is not None
     assert other is not None
     one[:], other[:] = 1, 2
@@ -179,11 +179,11 @@ def test_no_memory_for_an_array_that_is_empty_or_too_large(shape: tuple[int, ...
 
 def test_no_memory_while_the_receiver_holds_all_slots() -> None:
     client, server = two_ends()
-    held = [server.take(client.fill(body_of(n), LEAST_BYTES), LEAST_BYTES) for n in range(SLOTS)]
+    held = [server.take(client.fill(body_of(n), MIN_BYTES), MIN_BYTES) for n in range(SLOTS)]
     assert client.output((1,), "float32") is None
     held.pop(1)
     server.release()
-    array = client.output((LEAST_BYTES,), "uint8")
+    array = client.output((MIN_BYTES,), "uint8")
     assert array is not None
     array.fill(9)
     assert [(body == n).all() for n, body in zip((0, 2), held, strict=True)] == [True, True]
@@ -201,7 +201,7 @@ def test_memory_of_an_unfinished_body_is_given_again() -> None:
 def test_a_slot_that_does_not_exist_is_refused(slot: int) -> None:
     _, server = two_ends()
     with pytest.raises(ProtocolError, match=rf"names slot {slot} .* there are 3 slots of 65536"):
-        server.take(slot, LEAST_BYTES)
+        server.take(slot, MIN_BYTES)
 
 
 def test_a_body_larger_than_its_slot_is_refused() -> None:
@@ -212,10 +212,10 @@ def test_a_body_larger_than_its_slot_is_refused() -> None:
 
 def test_a_slot_in_use_is_refused() -> None:
     client, server = two_ends()
-    slot = client.fill(body_of(1), LEAST_BYTES)
-    body = server.take(slot, LEAST_BYTES)
+    slot = client.fill(body_of(1), MIN_BYTES)
+    body = server.take(slot, MIN_BYTES)
     with pytest.raises(ProtocolError, match="holds an earlier body"):
-        server.take(slot, LEAST_BYTES)
+        server.take(slot, MIN_BYTES)
     assert (body == 1).all()
 
 
@@ -225,17 +225,17 @@ def test_nonsense_in_the_flags_harms_no_received_array(nonsense: int) -> None:
     memory = mmap.mmap(-1, file_bytes(SLOT))
     client = BodySlots(memory, SLOT, is_client=True)
     server = BodySlots(memory, SLOT, is_client=False)
-    slot = client.fill(body_of(7), LEAST_BYTES)
-    body = server.take(slot, LEAST_BYTES)
+    slot = client.fill(body_of(7), MIN_BYTES)
+    body = server.take(slot, MIN_BYTES)
     memory[: 2 * SLOTS] = bytes([nonsense]) * (2 * SLOTS)
     server.release()
-    assert server.fill(body_of(9), LEAST_BYTES) == (0 if nonsense else 1)
+    assert server.fill(body_of(9), MIN_BYTES) == (0 if nonsense else 1)
     assert (body == 7).all()
 
 
 @pytest.mark.parametrize(
     ("body", "slot"),
-    [(1, 256 << 10), (256 << 10, 256 << 10), ((1 << 20) + 1, 2 << 20), (1 << 40, SLOT_MOST)],
+    [(1, 256 << 10), (256 << 10, 256 << 10), ((1 << 20) + 1, 2 << 20), (1 << 40, MAX_SLOT_BYTES)],
 )
 def test_slots_have_the_next_power_of_two(body: int, slot: int) -> None:
     assert slot_bytes_for(body) == slot

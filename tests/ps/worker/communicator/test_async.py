@@ -74,17 +74,17 @@ def test_the_queue_is_bounded() -> None:
         blocked = threading.Thread(target=lambda: [step(worker, ONE) for _ in range(6)])
         blocked.start()
         communicator = worker.communicator
-        wait_until(lambda: communicator.figures()["longest_push_queue"] == 2, "a full queue")
+        wait_until(lambda: communicator.metrics()["longest_push_queue"] == 2, "a full queue")
         blocked.join(0.3)
         assert blocked.is_alive()
         gate.open()
         blocked.join(20)
         worker.communicator.flush()
-        return worker.communicator.figures()
+        return worker.communicator.metrics()
 
-    [figures] = run(build, train, settings(send_queue_size=2), workers=1)
-    assert (figures["steps"], figures["pushes"], figures["longest_push_queue"]) == (7, 7, 2)
-    assert figures["push_wait_seconds"] > 0
+    [metrics] = run(build, train, settings(send_queue_size=2), workers=1)
+    assert (metrics["steps"], metrics["pushes"], metrics["longest_push_queue"]) == (7, 7, 2)
+    assert metrics["push_wait_seconds"] > 0
 
 
 def test_a_push_is_sent_after_the_reply_to_the_previous_one() -> None:
@@ -104,10 +104,10 @@ def test_a_push_is_sent_after_the_reply_to_the_previous_one() -> None:
         gate.open()
         second.join(20)
         worker.communicator.flush()
-        return worker.communicator.figures(), worker.session.client.figures()
+        return worker.communicator.metrics(), worker.session.client.metrics()
 
-    [(figures, counted)] = run(build, train, settings(), workers=1, is_local=False)
-    assert (figures["pushes"], figures["longest_push_queue"]) == (2, 1)
+    [(metrics, counted)] = run(build, train, settings(), workers=1, is_local=False)
+    assert (metrics["pushes"], metrics["longest_push_queue"]) == (2, 1)
     assert counted[0].staleness == {0: 1, 1: 1}
 
 
@@ -147,19 +147,19 @@ def merging(max_merge: int) -> tuple[Any, dict[str, float], int]:
                 gate.wait()
         gate.open()
         worker.communicator.flush()
-        [counted] = worker.session.client.figures()
-        return worker.rows([1, 2, 3, 4]), worker.communicator.figures(), counted.pushes
+        [counted] = worker.session.client.metrics()
+        return worker.rows([1, 2, 3, 4]), worker.communicator.metrics(), counted.pushes
 
     result: Any = run(build, train, settings(send_queue_size=4, max_merge=max_merge), workers=1)[0]
     return result
 
 
 def test_queued_pushes_are_merged_and_count_as_one() -> None:
-    rows, figures, pushes = merging(3)
-    assert (figures["pushes"], figures["merged_pushes"], pushes) == (3, 2, 3)
+    rows, metrics, pushes = merging(3)
+    assert (metrics["pushes"], metrics["merged_pushes"], pushes) == (3, 2, 3)
     # SGD does not tell a sum from its parts
-    single, figures, pushes = merging(1)
-    assert (figures["pushes"], figures["merged_pushes"], pushes) == (5, 0, 5)
+    single, metrics, pushes = merging(1)
+    assert (metrics["pushes"], metrics["merged_pushes"], pushes) == (5, 0, 5)
     np.testing.assert_allclose(rows, single, rtol=1e-6)
 
 
@@ -227,7 +227,7 @@ def test_a_worker_that_ends_its_phase_is_not_awaited() -> None:
         worker.barrier()
         step(worker, ONE)
         worker.communicator.flush()
-        return worker.communicator.figures()["steps"]
+        return worker.communicator.metrics()["steps"]
 
     assert run(build, train, settings(staleness=1)) == [13, 3]
 
@@ -249,7 +249,7 @@ def test_a_skipped_step_counts_as_a_step(staleness: int | None) -> None:
             scaler.update()
         gate.open()
         worker.communicator.flush()
-        return [counted.pushes for counted in worker.session.client.figures()]
+        return [counted.pushes for counted in worker.session.client.metrics()]
 
     assert run(build, train, settings(staleness=staleness, max_merge=4), workers=1) == [[2]]
 
@@ -311,7 +311,7 @@ def test_the_reply_to_a_push_is_received_by_the_next_step() -> None:
         worker.communicator.flush()
         counts.append((worker.communicator.made, worker.communicator.acknowledged))
         assert "fleet-push" not in [thread.name for thread in threading.enumerate()]
-        return counts, worker.communicator.figures()["pushes"]
+        return counts, worker.communicator.metrics()["pushes"]
 
     assert run(build, train, ASYNC, workers=1) == [([(1, 0), (2, 1), (2, 2)], 2)]
 
@@ -326,7 +326,7 @@ def test_nan_is_refused_before_anything_is_sent(staleness: int | None) -> None:
         step(worker, ONE)
         step(worker, ONE)
         worker.communicator.flush()
-        return [counted.pushes for counted in worker.session.client.figures()]
+        return [counted.pushes for counted in worker.session.client.metrics()]
 
     strategy = settings(staleness=staleness, max_merge=1)
     assert run(build, train, strategy, workers=1, servers=2) == [[2, 2]]

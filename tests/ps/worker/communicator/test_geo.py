@@ -219,11 +219,11 @@ def test_an_exchange_waits_for_the_one_before_it() -> None:
         gate.wait()
         threading.Timer(0.05, gate.open).start()
         step(worker, [1, 2], 1.0)
-        return worker.communicator.figures()
+        return worker.communicator.metrics()
 
-    [figures] = run(build, train, geo(1), workers=1)
-    assert figures["exchanges"] == 2
-    assert figures["push_wait_seconds"] > 0
+    [metrics] = run(build, train, geo(1), workers=1)
+    assert metrics["exchanges"] == 2
+    assert metrics["push_wait_seconds"] > 0
 
 
 def test_a_barrier_leaves_all_workers_equal() -> None:
@@ -286,7 +286,7 @@ def test_rows_beyond_the_limit_are_evicted_without_loss() -> None:
         for t in range(20):
             step(worker, [t % IDS, (t + 1) % IDS], 5.0)
             worker.communicator.flush()
-        rows = worker.communicator.figures()["local_rows"]
+        rows = worker.communicator.metrics()["local_rows"]
         worker.barrier()
         return rows, worker.rows(range(IDS))
 

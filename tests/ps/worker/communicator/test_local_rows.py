@@ -180,7 +180,7 @@ def test_the_least_recently_used_rows_are_evicted_beyond_the_limit() -> None:
 def test_window_numbers_restart_before_they_overflow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_rows, "MOST_WINDOWS", 3)
+    monkeypatch.setattr(local_rows, "MAX_WINDOWS", 3)
     rows, servers = make()
     for _ in range(10):
         assert read(rows, servers, 1, 2) == [1, 2]
@@ -218,7 +218,7 @@ def test_an_expired_row_is_fetched_again_and_keeps_its_rule_state() -> None:
 def test_an_expired_row_stays_expired_when_window_numbers_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_rows, "MOST_WINDOWS", 2)
+    monkeypatch.setattr(local_rows, "MAX_WINDOWS", 2)
     rows, servers = make()
     read(rows, servers, 1)
     rows.expire()

@@ -73,7 +73,7 @@ def trained(worker: Member, ahead: bool, steps: int = 40) -> Any:
         step(worker, ids[t, worker.index], targets[t, worker.index])
     worker.barrier()
     dense = [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
-    return worker.rows(range(IDS)), dense, worker.communicator.figures()
+    return worker.rows(range(IDS)), dense, worker.communicator.metrics()
 
 
 @pytest.mark.slow
@@ -81,10 +81,10 @@ def trained(worker: Member, ahead: bool, steps: int = 40) -> Any:
 def test_sync_training_is_bitwise_the_same_with_prefetch(servers: int) -> None:
     plain = run(build, lambda w: trained(w, False), servers=servers)
     ahead = run(build, lambda w: trained(w, True), servers=servers)
-    for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
+    for (rows, dense, _), (rows_, dense_, metrics) in zip(plain, ahead, strict=True):
         assert np.array_equal(rows, rows_)
         assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
-        assert figures["rows_read_ahead"] > 3 * figures["rows_on_demand"] > 0
+        assert metrics["rows_read_ahead"] > 3 * metrics["rows_on_demand"] > 0
 
 
 @pytest.mark.parametrize("holds", ["nothing", "send", "receive"])
@@ -104,7 +104,7 @@ def test_replies_of_push_and_prefetch_may_arrive_in_either_order(holds: str) -> 
         announce(worker)
         assert not np.array_equal(worker.rows([2, 3]), before[:2])
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["rows_read_ahead"] == 3
+        assert worker.communicator.metrics()["rows_read_ahead"] == 3
 
     run(build, train, workers=1)
 
@@ -119,7 +119,7 @@ def test_rows_are_fetched_again_after_a_second_step() -> None:
             step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
         announce(worker)
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["rows_read_ahead"] == 0
+        assert worker.communicator.metrics()["rows_read_ahead"] == 0
 
     run(build, train, workers=1)
 
@@ -131,7 +131,7 @@ def test_rows_of_the_current_batch_are_stale_after_its_step() -> None:
         for _ in range(2):
             step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
             assert np.array_equal(read(worker, 1, 2, 3), worker.rows([1, 2, 3]))
-        assert worker.communicator.figures()["rows_read_ahead"] == 3
+        assert worker.communicator.metrics()["rows_read_ahead"] == 3
 
     run(build, train, workers=1)
 
@@ -145,7 +145,7 @@ def test_prefetch_works_with_gradient_accumulation() -> None:
         worker.optimizer.step()
         announce(worker)
         assert np.array_equal(read(worker, 7, 8, 9), worker.rows([7, 8, 9]))
-        assert worker.communicator.figures()["rows_read_ahead"] == 6
+        assert worker.communicator.metrics()["rows_read_ahead"] == 6
 
     run(build, train, workers=1)
 
@@ -155,7 +155,7 @@ def test_a_prefetched_batch_that_is_not_trained_creates_no_rows() -> None:
         announce(worker, [7, 8, 9])
         wait_for_prefetch(worker)
         step(worker, torch.tensor([[1, 2, 3]]), torch.ones(1, 1))
-        return [counted.rows for counted in worker.session.client.figures()]
+        return [counted.rows for counted in worker.session.client.metrics()]
 
     assert run(build, train, workers=1) == [[{"emb": 3}]]
 
@@ -165,7 +165,7 @@ def test_tables_with_an_admission_rule_are_not_prefetched() -> None:
         announce(worker, [1, 2, 3])
         announce(worker)
         read(worker, 1, 2, 3)
-        return worker.communicator.figures()
+        return worker.communicator.metrics()
 
     def counted() -> Any:
         return build(entry=CountFilterEntry(2))
@@ -229,7 +229,7 @@ def test_rows_from_an_earlier_incarnation_are_not_read(
         announce(worker, [1, 2, 3])
         wait_for_prefetch(worker)
         announce(worker)
-        before = worker.communicator.figures()["rows_read_ahead"]
+        before = worker.communicator.metrics()["rows_read_ahead"]
         read(worker, 1, 2, 3)
         # a lane has connected to the second incarnation
         incarnations = worker.communicator.client.incarnations
@@ -239,8 +239,8 @@ def test_rows_from_an_earlier_incarnation_are_not_read(
             lambda *lanes: incarnations(*lanes) if lanes else [1, 2],
         )
         read(worker, 1, 2, 3)
-        figures = worker.communicator.figures()
-        return figures["rows_read_ahead"] - before, figures["rows_on_demand"]
+        metrics = worker.communicator.metrics()
+        return metrics["rows_read_ahead"] - before, metrics["rows_on_demand"]
 
     assert run(build, train, workers=1, servers=2) == [(3, 3)]
 
@@ -297,7 +297,7 @@ def test_layers_that_share_a_table_are_prefetched() -> None:
                 worker.optimizer.zero_grad()
                 worker.model(ids[t, :1], ids[t, 1:]).sum().backward()
                 worker.optimizer.step()
-            return worker.rows(range(10)), worker.communicator.figures().get("rows_read_ahead")
+            return worker.rows(range(10)), worker.communicator.metrics().get("rows_read_ahead")
 
         return work
 

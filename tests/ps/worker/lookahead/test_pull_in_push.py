@@ -82,7 +82,7 @@ def trained(worker: Member, ahead: int, steps: int = 30) -> Any:
         step(worker, ids[t, worker.index], targets[t, worker.index])
     worker.barrier()
     dense = [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
-    return worker.rows(range(IDS)), dense, worker.communicator.figures()
+    return worker.rows(range(IDS)), dense, worker.communicator.metrics()
 
 
 @pytest.mark.slow
@@ -90,10 +90,10 @@ def trained(worker: Member, ahead: int, steps: int = 30) -> Any:
 def test_sync_training_is_bitwise_the_same(servers: int) -> None:
     plain = run(build, lambda w: trained(w, 0), servers=servers)
     ahead = run(build, lambda w: trained(w, 1), servers=servers)
-    for (rows, dense, _), (rows_, dense_, figures) in zip(plain, ahead, strict=True):
+    for (rows, dense, _), (rows_, dense_, metrics) in zip(plain, ahead, strict=True):
         assert np.array_equal(rows, rows_)
         assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
-        assert figures["rows_read_ahead"] > 3 * figures["rows_on_demand"] > 0
+        assert metrics["rows_read_ahead"] > 3 * metrics["rows_on_demand"] > 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_second_step_on_a_batch_renews_the_rows() -> None:
             step(worker, [1, 2, 3])
         announcing.next()
         assert np.array_equal(read(worker, 2, 3, 4), worker.rows([2, 3, 4]))
-        assert worker.communicator.figures()["rows_read_ahead"] == 3
+        assert worker.communicator.metrics()["rows_read_ahead"] == 3
 
     run(build, train, workers=1)
 
@@ -194,7 +194,7 @@ def test_an_announced_batch_that_is_not_trained_creates_no_rows(strategy: dict[s
         announcing.next()
         step(worker, [1, 2, 3])
         worker.communicator.flush()
-        return [counted.rows for counted in worker.session.client.figures()]
+        return [counted.rows for counted in worker.session.client.metrics()]
 
     assert run(build, train, strategy, workers=1) == [[{"emb": 3}]]
 
@@ -204,7 +204,7 @@ def test_tables_with_an_admission_rule_are_not_announced() -> None:
         for _ in range(2):
             worker.communicator.announce([{0: np.array([1, 2, 3])}])
             step(worker, [1, 2, 3])
-        return worker.communicator.figures()
+        return worker.communicator.metrics()
 
     def counted() -> Any:
         return build(entry=CountFilterEntry(2))
@@ -297,7 +297,7 @@ def test_async_with_a_server_in_the_process_has_no_stale_rows() -> None:
             found = read(worker, *ids)
             assert np.array_equal(found, worker.rows(ids))
             step(worker, ids)
-        return worker.session.client.figures()[0].staleness
+        return worker.session.client.metrics()[0].staleness
 
     assert run(build, train, ASYNC, workers=1, is_embedded=True) == [{0: 6}]
 
@@ -310,7 +310,7 @@ def test_async_counts_the_staleness_of_the_rows_that_it_reads() -> None:
             step(worker, ids)
             announcing.next()
         worker.communicator.flush()
-        return worker.session.client.figures()[0].staleness
+        return worker.session.client.metrics()[0].staleness
 
     [staleness] = run(build, train, ASYNC, workers=1)
     assert sum(staleness.values()) == 5
@@ -348,4 +348,4 @@ def test_a_server_that_expects_rows_inserts_none() -> None:
     reply, arrays = worker.say(request, np.arange(5))
     assert isinstance(reply, m.Pulled)
     assert arrays == []
-    assert server.figures().rows == {"users": 0, "items": 0}
+    assert server.metrics().rows == {"users": 0, "items": 0}

@@ -17,7 +17,7 @@ from fleetlight.errors import DataError
 
 _LINE_END = ord("\n")
 #: characters of a number, at most
-_LONGEST_NUMBER = 64
+_MAX_NUMBER_LENGTH = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Fields:
 
     def numbers(self, missing: float | None = None) -> Tensor:
         """All fields as float64; empty ones become `missing`, and are an error without it."""
-        texts = self.texts(_LONGEST_NUMBER)
+        texts = self.texts(_MAX_NUMBER_LENGTH)
         if missing is not None:
             texts = np.where(self.lengths == 0, str(missing).encode(), texts)
         return self._cast(texts, np.float64)
 
     def integers(self) -> Tensor:
         """All fields as int64."""
-        return self._cast(self.texts(_LONGEST_NUMBER), np.int64)
+        return self._cast(self.texts(_MAX_NUMBER_LENGTH), np.int64)
 
     def ids(self) -> Tensor:
         """All fields as ids, with the column's name as salt; an empty field has an id too."""

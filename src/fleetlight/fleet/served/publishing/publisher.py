@@ -14,7 +14,7 @@ from torch import Tensor
 from fleetlight.errors import FleetError, PublicationError
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.publishing import PublishOptions
-from fleetlight.fleet.recording.figures import note
+from fleetlight.fleet.recording.process_metrics import note
 from fleetlight.fleet.served.publishing.dense_values import (
     encoded,
     local_values,
@@ -40,9 +40,9 @@ from fleetlight.store import store_at
 
 LANE = "publication"
 #: bytes per second of the slowest target: the deadline of a request allows for it
-_SLOWEST = 4 << 20
+_MIN_BYTES_PER_S = 4 << 20
 #: A reader that starts reads all deltas, so a base replaces them after so many.
-_MOST_DELTAS = 360
+_MAX_DELTAS = 360
 
 
 class Publisher:
@@ -220,7 +220,7 @@ class Publisher:
         size = sum(delta.bytes for delta in manifest.deltas)
         limit = self._options.compact_at * manifest.base.bytes
         # an empty table has files of some bytes
-        return len(manifest.deltas) >= _MOST_DELTAS or (bool(size) and size > max(limit, 1 << 16))
+        return len(manifest.deltas) >= _MAX_DELTAS or (bool(size) and size > max(limit, 1 << 16))
 
     def _cut(self, publication: str, since: str) -> tuple[dict[str, Tensor], int, float]:
         """Cut all servers between two steps of this worker: in sync mode, after the same step."""
@@ -240,7 +240,7 @@ class Publisher:
     def _write(self, publication: str, prefix: str) -> list[RowFile]:
         forms = [self._forms[number] for number in self._tables]
         message = m.PublicationWrite(publication, self._options.url, prefix, forms)
-        counted = self._session.client.figures()
+        counted = self._session.client.metrics()
         nbytes = max(sum(one.nbytes.values()) for one in counted)
         tables = self._session.bound.plan.tables
         found = []
@@ -261,7 +261,7 @@ class Publisher:
         return found
 
     def _ask(self, message: m.Message, nbytes: int = 0) -> Mapping[int, ReceivedReply]:
-        limit_s = self._job.group.deadline_s + nbytes / _SLOWEST
+        limit_s = self._job.group.deadline_s + nbytes / _MIN_BYTES_PER_S
         return self._session.client.everywhere(message, LANE, limit_s)
 
 

@@ -36,7 +36,7 @@ from fleetlight.ps.plan import TablePlan
 from fleetlight.ps.tables.dense_state import DenseState, WholeState, tensor_of, whole
 
 #: a save with more of the bytes of all rows than this has all rows
-_MOST_OF_BASE = 0.5
+_MAX_SHARE_OF_BASE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ServerCheckpoint:
         if base is not None and not base.is_due:
             taken = self._ask_for_cut(m.SnapshotRequest(name, known, delta=True))
             written = sum(one.written for one in taken)
-            is_small = written <= _MOST_OF_BASE * sum(one.bytes for one in taken)
+            is_small = written <= _MAX_SHARE_OF_BASE * sum(one.bytes for one in taken)
             if is_small and all(one.is_delta for one in taken):
                 rows = [sum(each) for each in zip(*(one.rows for one in taken), strict=True)]
                 return _Cut("", base, rows)

@@ -20,7 +20,7 @@ from fleetlight.errors import CorruptCheckpointError, PeerError
 from fleetlight.fleet.checkpoints.save_options import WORKER0
 from fleetlight.ps import messages as m
 from fleetlight.ps.placement import buckets_of
-from fleetlight.ps.tables.table_file import TableReader, of_table
+from fleetlight.ps.tables.table_file import TableReader, table_errors
 from fleetlight.ps.worker.client import Client
 from fleetlight.store import is_url, store_at
 
@@ -28,7 +28,7 @@ LANE = "checkpoint"
 #: bytes of a file in one message
 _PIECE_BYTES = 8 << 20
 #: bytes per second of the slowest disk: the deadline of a request allows for it
-_SLOWEST = 4 << 20
+_MIN_BYTES_PER_S = 4 << 20
 
 Saved = Mapping[int, m.Saved]
 
@@ -47,7 +47,7 @@ class TableFiles:
 
     def ask(self, requests: Mapping[int, Any], nbytes: int = 0) -> Mapping[int, Any]:
         """Send a request to each of some servers; returns the messages of their replies."""
-        limit_s = self._deadline_s + nbytes / _SLOWEST
+        limit_s = self._deadline_s + nbytes / _MIN_BYTES_PER_S
         replies = self._client.ask(LANE, requests, limit_s)
         return {server: reply.message for server, reply in replies.items()}
 
@@ -58,7 +58,7 @@ class TableFiles:
 
     def table_bytes(self) -> int:
         """The bytes of tables on the largest server."""
-        return max(sum(counted.nbytes.values()) for counted in self._client.figures())
+        return max(sum(counted.nbytes.values()) for counted in self._client.metrics())
 
     def save(self, target: FileTarget, via: str, step: int) -> tuple[Saved, list[FileEntry]]:
         """Write all tables; returns the reply of each server, and the files that they wrote."""
@@ -76,7 +76,7 @@ class TableFiles:
         """Send every server the files with rows of its own; returns their names by server."""
         sent: dict[int, list[str]] = {n: [] for n in range(self._client.server_num)}
         for name, number in {name: number for number, name in files}.items():
-            with of_table(self._client.plan.tables[number].name):
+            with table_errors(self._client.plan.tables[number].name):
                 path = saved.unverified(name)
                 reader = TableReader(path)
             for server, names in sent.items():

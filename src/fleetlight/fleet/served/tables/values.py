@@ -46,7 +46,7 @@ class ServedValues:
 
     def row_bytes(self) -> int:
         plans = [self._session.bound.plan.tables[number] for number in self._tables]
-        counted = self._session.client.figures()
+        counted = self._session.client.metrics()
         return sum(one.rows[t.name] * (8 + 4 * t.dim) for one in counted for t in plans)
 
     def gather(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 `where` has one number for each row: slot + 1 if the row is in memory, -(position + 1) if it is only
 in the file, 0 if there is no such row. Each slot has the number of its row in `owners` (-1: free)
-and a count in `uses`. An access adds 1, up to `MOST_USES`. The clock hand subtracts 1 and evicts a
+and a count in `uses`. An access adds 1, up to `MAX_USES`. The clock hand subtracts 1 and evicts a
 row at 0. The flag `PINNED` excludes the rows of the present call.
 
 In the file, a row follows its number, so that a file with wrong contents is noticed.
@@ -19,7 +19,7 @@ from fleetlight.kernels.compiling.prefetching import prefetch
 from fleetlight.kernels.rows.row_access import ahead, ask
 
 #: the most accesses that are counted, and the flag of a row that must stay
-MOST_USES, PINNED = 7, 64
+MAX_USES, PINNED = 7, 64
 FREE = -1
 _AHEAD = 64
 
@@ -45,7 +45,7 @@ def find_slots(numbers: Ids, where: Int32s, uses: Int8s, slots: Int64s, missing:
         slot = np.uint64(place - 1)
         slots[i] = place - 1
         used = uses[slot] & (PINNED - 1)
-        uses[slot] = min(used + 1, MOST_USES) | PINNED
+        uses[slot] = min(used + 1, MAX_USES) | PINNED
     return count
 
 
@@ -61,7 +61,7 @@ def unpin(slots: Ids, uses: Int8s) -> None:
 def choose(count: int, owners: Int32s, uses: Int8s, hand: Int64s, chosen: Int64s) -> int:
     """Choose `count` slots whose rows leave memory, and pin them; fewer if others are pinned."""
     found, at = 0, hand[0]
-    for _ in range((MOST_USES + 2) * len(owners)):
+    for _ in range((MAX_USES + 2) * len(owners)):
         if found == count:
             break
         slot = np.uint64(at)

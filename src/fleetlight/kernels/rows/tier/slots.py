@@ -8,7 +8,7 @@ import numpy as np
 from fleetlight.errors import ConfigError
 from fleetlight.kernels.arrays import Int32s, Int64s, Matrix
 from fleetlight.kernels.rows import memory
-from fleetlight.kernels.rows.slab import MOST_ROWS, TOP, Slab
+from fleetlight.kernels.rows.slab import MAX_ROWS, TOP, Slab
 from fleetlight.kernels.rows.tier.residency import FREE
 
 #: each row needs so many bytes of index, so a machine cannot have more rows
@@ -35,7 +35,7 @@ class Slots(Slab):
         self._unused: Int32s = np.arange(slots - 1, -1, -1, dtype=np.int32)
         #: how many slots are free
         self.unused = slots
-        self.capacity = min(MOST_ROWS, memory.worth_reserving() // _INDEX_BYTES)
+        self.capacity = min(MAX_ROWS, memory.worth_reserving() // _INDEX_BYTES)
         homes = memory.reserve(self.capacity, np.uint32)
         where = memory.reserve(self.capacity, np.int32)
         meta = memory.reserve(max(1, self.capacity * meta_width), np.float32)
@@ -64,9 +64,9 @@ class Slots(Slab):
 
     def grow(self) -> None:
         """Make room for 1.5 times as many row numbers; the slots stay."""
-        capacity = min(MOST_ROWS, self.capacity * 3 // 2)
+        capacity = min(MAX_ROWS, self.capacity * 3 // 2)
         if capacity == self.capacity:
-            raise ConfigError(f"a table of {MOST_ROWS} rows is full: use more servers")
+            raise ConfigError(f"a table of {MAX_ROWS} rows is full: use more servers")
         homes, where = memory.zeros(capacity, np.uint32), memory.zeros(capacity, np.int32)
         meta = memory.zeros(capacity * self.meta.shape[1], np.float32)
         meta = meta.reshape(capacity, self.meta.shape[1])

@@ -30,7 +30,7 @@ from fleetlight.kernels.rows.tier.slots import Slots
 from fleetlight.kernels.rule import Rule
 
 #: fewer slots could not hold the rows of a call beside others
-LEAST_SLOTS = 16
+MIN_SLOTS = 16
 #: rows that leave memory together, if there are so many
 _EVICTED = 1024
 #: bytes of a slot beside its row
@@ -73,8 +73,8 @@ class TieredRowTable(RowTable):
     ) -> None:
         """`slots`: how many rows are in memory at most."""
         super().__init__(dim, rule, seed, initializer, 0, capacity_hint)
-        if slots < LEAST_SLOTS:
-            raise ConfigError(f"got {slots} rows in memory, expected at least {LEAST_SLOTS}")
+        if slots < MIN_SLOTS:
+            raise ConfigError(f"got {slots} rows in memory, expected at least {MIN_SLOTS}")
         self.meta_width = meta_width
         self._slots = Slots(self.width, slots, meta_width)
         self._slab = self._slots
@@ -91,7 +91,7 @@ class TieredRowTable(RowTable):
     @staticmethod
     def slots_in(memory: int, width: int) -> int:
         """The number of slots for rows of `width` floats in so many bytes."""
-        return max(LEAST_SLOTS, memory // (4 * width + _SLOT_BYTES))
+        return max(MIN_SLOTS, memory // (4 * width + _SLOT_BYTES))
 
     @property
     def row_width(self) -> int:

@@ -63,7 +63,7 @@ class Kubernetes:
         return [job, *(dataclasses.replace(one, is_over=job.is_over) for one in members)]
 
     def logs(self, job_id: str, member: str | None, start: int = 0) -> Iterator[bytes]:
-        """The output of each pod in turn, also of those that were replaced."""
+        """The output of each pod in turn, including those that were replaced."""
         kubectl, name = _found(job_id)
         pods = _pods(kubectl, name)
         if not pods:

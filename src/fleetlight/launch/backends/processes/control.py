@@ -14,8 +14,8 @@ from fleetlight.launch.process_identity import Presence, presence, send
 from fleetlight.launch.processes.logs import ENDPOINTS
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry, read_records
 from fleetlight.launch.screen import Prefixed
-from fleetlight.observe.figures.history import EventFiles
-from fleetlight.observe.figures.process_events import ProcessEvents
+from fleetlight.observe.telemetry.history import EventFiles
+from fleetlight.observe.telemetry.process_events import ProcessEvents
 from fleetlight.roles.address import is_loopback
 
 _LOG = re.compile(r"(?P<kind>worker|server)log\.(?P<index>\d+)")

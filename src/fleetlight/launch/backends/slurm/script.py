@@ -18,7 +18,7 @@ from fleetlight.launch.job.token import VARIABLE
 from fleetlight.roles.password import PASSWORD
 
 #: how long before the time limit the job is asked to save; Slurm may ask 60 s earlier
-_LEAST_SIGNAL_S = 60
+_MIN_SIGNAL_S = 60
 #: after a loss of a node or a requeue the job resumes from what it has saved
 _RESUME_LATER = 'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then export FLEET_RESUME=auto; fi'
 _RESUME_NOW = "export FLEET_RESUME=auto"
@@ -94,7 +94,7 @@ def _directives(job: JobSpec) -> Iterator[str]:
         yield f"#SBATCH --gpus-per-task={gpus}"
     yield "#SBATCH --requeue"
     yield "#SBATCH --open-mode=append"
-    yield f"#SBATCH --signal=TERM@{max(_LEAST_SIGNAL_S, math.ceil(job.stop_s))}"
+    yield f"#SBATCH --signal=TERM@{max(_MIN_SIGNAL_S, math.ceil(job.stop_s))}"
     folder = os.path.abspath(job.log_dir).replace("%", "%%")
     yield f"#SBATCH --output={shlex.quote(f'{folder}/%x-%j.out')}"
     for name, value in job.engine.options.items():

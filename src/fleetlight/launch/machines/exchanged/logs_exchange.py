@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LogsExchange`: node 0 gets copies of the logs that other machines write.
 
-They travel in the store, beside figures. Node 0 confirms how far it has each log, and a machine
+They travel in the store, beside metrics. Node 0 confirms how far it has each log, and a machine
 sends what follows. A log that grows faster loses its middle on node 0, and a line there says so.
 """
 
@@ -21,10 +21,10 @@ from fleetlight.observe.log import logger
 
 _NAME = re.compile(r"(?:worker|server)log\.\d{1,6}")
 #: what a machine sends at a time; on a slow link less, since heartbeats use the same connection
-_MOST_BYTES, _LEAST_BYTES = 64 << 10, 4 << 10
+_MAX_BYTES, _MIN_BYTES = 64 << 10, 4 << 10
 _SLOW_S = 0.5
 #: how many logs share a message
-_MOST_LOGS = 16
+_MAX_LOGS = 16
 #: how much of a log may be missing on node 0 before its middle is left out
 _BEHIND_BYTES = 1 << 20
 
@@ -68,7 +68,7 @@ class LogsExchange:
         self._place, self._folder = f"{host}:{log_dir}", log_dir
         #: by log: its size at the last look, and how often it was made shorter
         self._sizes: dict[str, tuple[int, int]] = {}
-        self._most = _MOST_BYTES
+        self._most = _MAX_BYTES
         self._is_sent = False
         #: by launcher: the number of its last message, and what node 0 has of its logs
         self._seen: dict[int, int] = {}
@@ -101,7 +101,7 @@ class LogsExchange:
         self._store.set(f"logs/{self._launcher}", message)
         is_slow = time.monotonic() - began > _SLOW_S
         wanted = self._most // 2 if is_slow else 2 * self._most
-        self._most = min(max(wanted, _LEAST_BYTES), _MOST_BYTES)
+        self._most = min(max(wanted, _MIN_BYTES), _MAX_BYTES)
         self._store.add(f"logs_sent/{self._launcher}", 1)
         self._is_sent = bool(logs)
 
@@ -118,7 +118,7 @@ class LogsExchange:
                 lacking.append((name, start, size, cuts))
         # those that lack most come first
         lacking.sort(key=lambda one: one[1] - one[2])
-        del lacking[_MOST_LOGS:]
+        del lacking[_MAX_LOGS:]
         for name, start, size, cuts in lacking:
             most = self._most // len(lacking)
             begin = size - most if size - start > max(behind, most) else start

@@ -66,7 +66,7 @@ def link(listener: socket.socket, token: str) -> str:
 
 
 def make_token(folder: Path) -> str:
-    """A random token, which a file of this user in a log folder has, too."""
+    """A random token, which a file of this user in a log folder has as well."""
     token = secrets.token_urlsafe(16)
     path = folder / TOKEN_FILE
     try:

@@ -64,7 +64,7 @@ class HeldOutput:
         self._show(data)
 
     def _find(self, data: bytes) -> int | None:
-        """Where a traceback begins, also one whose first line is not complete yet."""
+        """Offset of a traceback, even if its first line is still incomplete."""
         for found in _START.finditer(data):
             if found.start() or self._at_line_start:
                 return found.start("start")

@@ -15,7 +15,7 @@ from fleetlight.launch.processes.logs import tail
 from fleetlight.observe.console import without_control
 
 #: most lines of a traceback that a user reads; the log has all
-_MOST = 30
+_MAX_LINES = 30
 #: first lines of a longer one, which show where the script was
 _HEAD = 6
 #: most lines of the text of an error
@@ -37,7 +37,7 @@ _CHAIN = re.compile(
 )
 #: lines that follow an error and do not belong to it
 _FOREIGN = re.compile(r"^(\[fleet |Exception ignored|\[W\d|\[E\d|Traceback )|" + _CHAIN.pattern)
-_LONGEST = 500
+_MAX_LINE_LENGTH = 500
 _OWN_ERROR = f"{FleetError.__module__}."
 #: the folder of Fleetlight
 _PACKAGE = f"{pathlib.Path(errors.__file__).parent}{os.sep}"
@@ -48,7 +48,7 @@ def last_error(log: pathlib.Path) -> str:
     lines = _filled(_lines(log))
     crash = next((n for n, line in enumerate(lines) if _CRASH.search(line)), None)
     if crash is not None:
-        return _of_crash(lines[:crash], lines[crash:])
+        return _crash_summary(lines[:crash], lines[crash:])
     matching = [line for line in lines if _ERROR.search(line)]
     found = _end_of_traceback(lines) or (matching[-1] if matching else "")
     return short(_MODULE_PATH.sub("", found))
@@ -74,7 +74,7 @@ def last_traceback(log: pathlib.Path, reported: str | None) -> str:
         if reported is None or _is_same(lines[error], reported):
             start = _start_of_chain(lines, blocks[: number + 1])
             whole = _without_own_frames(lines[start:end], lines[error])
-            if len(whole) > _MOST:
+            if len(whole) > _MAX_LINES:
                 whole = _without_own_frames(lines[blocks[number][0] : end], lines[error])
             return "\n".join(_cut(whole))
     return ""
@@ -83,7 +83,7 @@ def last_traceback(log: pathlib.Path, reported: str | None) -> str:
 def short(line: str) -> str:
     """One line of text, shortened if it is very long."""
     line = " ".join(line.split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+    return line if len(line) <= _MAX_LINE_LENGTH else line[: _MAX_LINE_LENGTH - 3] + "..."
 
 
 def _lines(log: pathlib.Path) -> list[str]:
@@ -165,9 +165,9 @@ def _is_own_frame(frame: Sequence[str]) -> bool:
 
 def _cut(lines: Sequence[str]) -> list[str]:
     """The lines, without the middle if they are many."""
-    if len(lines) <= _MOST:
+    if len(lines) <= _MAX_LINES:
         return list(lines)
-    left_out = len(lines) - _MOST + 1
+    left_out = len(lines) - _MAX_LINES + 1
     return [
         *lines[:_HEAD],
         f"  ... {left_out} more lines in the log ...",
@@ -185,7 +185,7 @@ def _stack_of_crash(lines: Sequence[str], crash: int) -> list[str]:
     return _cut([*wrote, lines[crash], *stack])
 
 
-def _of_crash(before: Sequence[str], stacks: Sequence[str]) -> str:
+def _crash_summary(before: Sequence[str], stacks: Sequence[str]) -> str:
     """What native code wrote as it ended the process, and where the script had called it."""
     current = next((n for n, line in enumerate(stacks) if line.startswith("Current thread")), 0)
     frame = _FRAME.search(stacks[current + 1]) if current else None

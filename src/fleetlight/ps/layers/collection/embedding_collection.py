@@ -115,7 +115,7 @@ class EmbeddingFeature:
         settings["include_last_offset"] = include_last_offset
         return SparseEmbeddingBag(self.dim, self.combiner, **settings)
 
-    def of_table(self) -> dict[str, object]:
+    def table_settings(self) -> dict[str, object]:
         """The settings that features of one table have in common."""
         return {
             "dim": self.dim,
@@ -346,7 +346,7 @@ def _free_name(name: str, layers: nn.ModuleDict) -> str:
 
 def _check_same(name: str, feature: EmbeddingFeature, other: str, its: EmbeddingFeature) -> None:
     """ConfigError for two features of one table that differ."""
-    mine, theirs = feature.of_table(), its.of_table()
+    mine, theirs = feature.table_settings(), its.table_settings()
     for setting, value in mine.items():
         if value != theirs[setting]:
             raise ConfigError(

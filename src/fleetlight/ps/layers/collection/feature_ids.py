@@ -54,9 +54,9 @@ def feature_ids(
 ) -> dict[str, FeatureIds]:
     """The ids of each feature; `ends`: the offsets of a pair end with the number of ids."""
     if isinstance(given, Mapping):
-        found = {name: _of_form(name, its, ends) for name, its in given.items()}
+        found = {name: _feature_ids(name, its, ends) for name, its in given.items()}
     elif all(hasattr(given, method) for method in ("keys", "values", "lengths")):
-        found = _of_keyed(given)
+        found = _keyed_ids(given)
     else:
         raise ConfigError(
             f"EmbeddingCollection: got a {type(given).__name__}, expected a dict of ids by feature "
@@ -102,10 +102,10 @@ def _check_names(what: str, given: Collection[str], names: Collection[str]) -> N
         )
 
 
-def _of_form(name: str, given: Any, ends: bool) -> FeatureIds:
+def _feature_ids(name: str, given: Any, ends: bool) -> FeatureIds:
     if isinstance(given, Tensor):
         if given.is_nested:
-            return _of_nested(name, given)
+            return _nested_ids(name, given)
         if given.dim() == 2:
             return FeatureIds(given, None, ends)
         got = f"ids of {given.dim()} dimensions"
@@ -124,7 +124,7 @@ def _of_form(name: str, given: Any, ends: bool) -> FeatureIds:
     raise ConfigError(f"EmbeddingCollection: feature {name!r} has a {got}, {_EXPECTED}")
 
 
-def _of_nested(name: str, given: Any) -> FeatureIds:
+def _nested_ids(name: str, given: Any) -> FeatureIds:
     if given.layout != torch.jagged or given.dim() != 2:
         raise ConfigError(
             f"EmbeddingCollection: feature {name!r} has a nested tensor of {given.dim()} "
@@ -134,7 +134,7 @@ def _of_nested(name: str, given: Any) -> FeatureIds:
     return FeatureIds(whole.values(), whole.offsets(), True, is_nested=True)
 
 
-def _of_keyed(given: Any) -> dict[str, FeatureIds]:
+def _keyed_ids(given: Any) -> dict[str, FeatureIds]:
     """The features of a KeyedJaggedTensor: lengths of all samples, key by key."""
     keys, values, lengths = list(given.keys()), given.values(), given.lengths().reshape(-1)
     if len(lengths) % max(1, len(keys)):

@@ -275,16 +275,16 @@ class _Pool(torch.autograd.Function):
         flat = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         incoming = next((one for one in gradients if one.requires_grad), gradients[0])
         summed = p.spread(flat, joint.pooling, len(joint.rows), ctx.chosen)
-        of_tables = [
+        table_gradients = [
             accumulated(ctx, ctx.inputs[n], incoming, table.part(part), n)
             if ctx.needs_input_grad[1 + n]
             else None
             for n, (table, part) in enumerate(zip(joint.tables, joint.cut(summed), strict=True))
         ]
-        return None, *of_tables, *_of_weights(ctx, flat)
+        return None, *table_gradients, *_weight_gradients(ctx, flat)
 
 
-def _of_weights(ctx: Any, flat: Floats) -> list[Tensor | None]:
+def _weight_gradients(ctx: Any, flat: Floats) -> list[Tensor | None]:
     """The gradients of per-sample weights."""
     joint: JointLookup = ctx.joint
     count = len(joint.tables)

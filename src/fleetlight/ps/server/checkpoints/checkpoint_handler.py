@@ -42,7 +42,7 @@ from fleetlight.ps.tables.unpacking import Unpacking
 from fleetlight.store import is_url
 
 Array = NDArray[Any]
-_OF_ALL_ROWS = SnapshotRequest()
+_ALL_ROWS = SnapshotRequest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +248,7 @@ class CheckpointHandler:
                 f"{self._deadline_s:g} s; wait until it ends, and check the server's disk"
             )
 
-    def _cut(self, message: SnapshotRequest = _OF_ALL_ROWS) -> _CheckpointCut:
+    def _cut(self, message: SnapshotRequest = _ALL_ROWS) -> _CheckpointCut:
         snapshot.get_ready()
         if message.name:
             unsaved_rows.get_ready()

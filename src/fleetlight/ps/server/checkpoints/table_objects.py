@@ -39,7 +39,7 @@ from fleetlight.ps.update import Floats, Ids
 from fleetlight.store import ObjectStore, joined, store_at
 
 #: bytes of rows in a file: few requests, and little that two servers both need
-_MOST, _LEAST = 64 << 20, 4 << 20
+_MAX_FILE_BYTES, _MIN_FILE_BYTES = 64 << 20, 4 << 20
 #: files of a table on one server, unless they become too large: two servers share few of them
 _FILES = 32
 #: files in memory: those on their way, and the one that is being filled or read
@@ -137,7 +137,11 @@ class TableObjects:
     """The tables of one server in the folder of a generation."""
 
     def __init__(
-        self, url: str, state: ServerState, most: int = _MOST, least: int = _LEAST
+        self,
+        url: str,
+        state: ServerState,
+        most: int = _MAX_FILE_BYTES,
+        least: int = _MIN_FILE_BYTES,
     ) -> None:
         """`most` and `least`: bytes of rows in a file."""
         self._store, self._state = store_at(url), state

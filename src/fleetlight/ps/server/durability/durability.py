@@ -87,7 +87,7 @@ class SnapshotJob(Protocol):
 class DurableState(Protocol):
     """The state of a server that the log and snapshots contain."""
 
-    def of_others(self) -> DurableState:
+    def recovery_view(self) -> DurableState:
         """A view for recovery from another launch, which does not change present workers."""
 
     def baseline(self) -> list[Written]:
@@ -160,7 +160,7 @@ class Durability:
         """Recover the values; return the number of the next change."""
         if self._folder.is_resumed:
             # workers of this launch may have entered barriers already
-            values = values.of_others()
+            values = values.recovery_view()
         first, files = self._folder.base()
         if files is not None:
             values.load(files, self._folder.rows_folder(first))
@@ -266,7 +266,7 @@ class Durability:
         journal.sync()
         self._folder.complete(first, files)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The size of the journal, and the age of the newest snapshot."""
         journal = self._journal
         size = 0 if journal is None else self._replayed_bytes + journal.size
@@ -348,9 +348,9 @@ class Durability:
 
 
 #: shorter work adds up before a rest, because sleep is not precise
-_LEAST_S = 1e-3
+_MIN_WORK_S = 1e-3
 #: bounds the rest after a clock jump or one long piece
-_MOST_S = 1.0
+_MAX_REST_S = 1.0
 
 
 class Throttle:
@@ -364,8 +364,8 @@ class Throttle:
     def __call__(self) -> None:
         """Rest in proportion to the work since the last rest."""
         worked_s = time.thread_time() - self._began
-        if worked_s < _LEAST_S:
+        if worked_s < _MIN_WORK_S:
             return
         if (share := self._share()) < 1:
-            self._wait(min(_MOST_S, worked_s * (1 / share - 1)))
+            self._wait(min(_MAX_REST_S, worked_s * (1 / share - 1)))
         self._began = time.thread_time()

@@ -43,7 +43,7 @@ class PersistentState:
     values_lock: SharedExclusiveLock
     log: WriteAheadLog
 
-    def of_others(self) -> PersistentState:
+    def recovery_view(self) -> PersistentState:
         """See `DurableState`."""
         presence = copy.copy(self.presence)
         # connected workers may enter barriers during the copy

@@ -360,7 +360,7 @@ class Roster:
             member.state = HERE
 
     def overdue(self, now: float) -> list[int]:
-        """Workers that have been away for too long, also since an earlier incarnation."""
+        """Workers that have been away for too long, even since an earlier incarnation."""
         away = [(worker, self._members[worker]) for worker in self.in_state(ABSENT, AWAY)]
         return [worker for worker, member in away if now - member.since > member.away_s]
 

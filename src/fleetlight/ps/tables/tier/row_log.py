@@ -26,7 +26,7 @@ from fleetlight.ps.update import Floats, Ids
 
 Positions = NDArray[np.int32]
 #: positions + 1 fit int32
-_MOST = 2**31 - 2
+_MAX_RECORDS = 2**31 - 2
 _SEGMENT_BYTES = 1 << 20
 _PAGE = 4096
 #: segments that may be partly used before records move, beside twice the space of live records
@@ -158,9 +158,10 @@ class RowLog:
         self._current, self._filled = segment, 0
 
     def _write(self, first: int, records: Floats) -> None:
-        if first + len(records) > _MOST:
+        if first + len(records) > _MAX_RECORDS:
             raise ConfigError(
-                f"table {self._table!r}: its file has {_MOST} records, the most; use more servers"
+                f"table {self._table!r}: its file has {_MAX_RECORDS} records, the most; "
+                "use more servers"
             )
         try:
             once_there_is_room(

@@ -32,13 +32,13 @@ SLOTS = 3
 #: the flags
 _HEAD_BYTES = 4096
 #: the socket is as fast for smaller bodies
-LEAST_BYTES = 16 << 10
-_SLOT_LEAST, SLOT_MOST = 256 << 10, 64 << 20
+MIN_BYTES = 16 << 10
+_MIN_SLOT_BYTES, MAX_SLOT_BYTES = 256 << 10, 64 << 20
 
 
 def slot_bytes_for(body: int) -> int:
     """The size of slots for bodies of this size: a power of two."""
-    return min(SLOT_MOST, max(_SLOT_LEAST, 1 << (body - 1).bit_length()))
+    return min(MAX_SLOT_BYTES, max(_MIN_SLOT_BYTES, 1 << (body - 1).bit_length()))
 
 
 def file_bytes(slot_bytes: int) -> int:
@@ -88,7 +88,7 @@ class BodySlots:
 
     def fill(self, parts: Sequence[Buffer], size: int) -> int:
         """Complete a body in a free slot; returns the slot, 0 if the socket must carry it."""
-        if not LEAST_BYTES <= size <= self.slot_bytes:
+        if not MIN_BYTES <= size <= self.slot_bytes:
             return 0
         number = self._free() if self._begun is None else self._begun
         if number is None:

@@ -69,16 +69,16 @@ UNLIMITED = MemoryBudget(lambda: None)
 
 def free_memory(root: Path = Path("/")) -> int | None:
     """Free bytes of the machine or the container, whichever is less."""
-    known = [free for free in (_of_machine(root), _of_container(root)) if free is not None]
+    known = [free for free in (_machine_memory(root), _container_memory(root)) if free is not None]
     return min(known, default=None)
 
 
-def _of_machine(root: Path) -> int | None:
+def _machine_memory(root: Path) -> int | None:
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
     return None if found is None else int(found[1]) << 10
 
 
-def _of_container(root: Path) -> int | None:
+def _container_memory(root: Path) -> int | None:
     """Free bytes of the control group; its page cache counts as free."""
     group = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
     folder = root / "sys/fs/cgroup" / ("" if group is None else group[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from fleetlight.observe.figures.step_times import WAIT, step_times
+from fleetlight.observe.telemetry.step_times import WAIT, step_times
 from fleetlight.ps.update import Update
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.base import Communicator
@@ -176,11 +176,11 @@ class Async(Communicator):
     def queued_pushes(self) -> int:
         return self._pusher.queued
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters of this worker."""
-        pushes = self._pusher.figures()
+        pushes = self._pusher.metrics()
         pushes["push_wait_seconds"] += self._waited_s
-        return {**super().figures(), **pushes}
+        return {**super().metrics(), **pushes}
 
 
 def _is_as_new(one: ReplyValues, other: ReplyValues) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fleetlight.errors import ConfigError
 from fleetlight.kernels import Deduped, dedup
-from fleetlight.observe.figures.step_times import PULL, step_times
+from fleetlight.observe.telemetry.step_times import PULL, step_times
 from fleetlight.ps.layers.handle import Asked
 from fleetlight.ps.update import Floats, Ids, Update
 from fleetlight.ps.worker.cached_rows import CachedRows
@@ -199,10 +199,10 @@ class Communicator:
         """Pushes in flight, or in a queue."""
         return 0
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters of this worker."""
-        prefetched = {} if self.lookahead is None else self.lookahead.figures()
-        cached = {} if self.cached is None else self.cached.figures()
+        prefetched = {} if self.lookahead is None else self.lookahead.metrics()
+        cached = {} if self.cached is None else self.cached.metrics()
         return {"steps": float(self._before + self.steps), **prefetched, **cached}
 
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetlight.observe.figures.step_times import WAIT, step_times
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.step_times import WAIT, step_times
 from fleetlight.ps.dtypes import as_tensor, flat_array
 from fleetlight.ps.placement import Block
 from fleetlight.ps.update import Floats, Ids, TableGradients, Update
@@ -152,10 +152,10 @@ class Geo(Communicator):
         finally:
             self._thread.shutdown()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters of this worker."""
         return {
-            **super().figures(),
+            **super().metrics(),
             "exchanges": float(self._exchanges),
             "push_wait_seconds": self._waited_s,
             "local_rows": float(sum(map(len, self._tables))),

@@ -28,7 +28,7 @@ Numbers = NDArray[np.int64]
 #: updates of other workers: few, if they use it as rarely.
 KEPT_WINDOWS = 100
 #: windows are counted in float32
-MOST_WINDOWS = 1 << 23
+MAX_WINDOWS = 1 << 23
 #: the window of a row that must be pulled again
 _EXPIRED = 0
 #: number of forwards whose row numbers are cached for the next step
@@ -90,7 +90,7 @@ class LocalRows:
             numbers = self._rows.find(wanted.ids)
             stale = copies.read(self._rows.rows, numbers, self._oldest, weights)
         if len(stale):
-            weights[stale] = yield _of_positions(wanted, stale)
+            weights[stale] = yield _part_at(wanted, stale)
         return weights
 
     @property
@@ -104,7 +104,7 @@ class LocalRows:
         stale, used = copies.visit(rows, numbers, self._oldest, self.window, weights)
         self._used.append(used)
         if len(stale):
-            missing = _of_positions(wanted, stale)
+            missing = _part_at(wanted, stale)
             arrived = yield missing
             numbers[stale] = mine = self._rows.insert(missing.ids)
             copies.renew(self._rows.rows, mine, arrived)
@@ -165,7 +165,7 @@ class LocalRows:
         differences = self._share(grouped)
         self.window += 1
         self._evict(grouped)
-        if self.window > MOST_WINDOWS:
+        if self.window > MAX_WINDOWS:
             self._count_anew()
         return TableGradients(found.ids, found.starts, differences)
 
@@ -211,7 +211,7 @@ class LocalRows:
             copies.renew(self._rows.rows, self._rows.find(ids), arrived)
 
 
-def _of_positions(wanted: Deduped, positions: Numbers) -> Deduped:
+def _part_at(wanted: Deduped, positions: Numbers) -> Deduped:
     """Select distinct ids by position; they stay grouped by server."""
     chosen = np.zeros(len(wanted.ids), np.bool_)
     chosen[positions] = True

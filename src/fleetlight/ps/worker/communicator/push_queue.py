@@ -101,7 +101,7 @@ class PushQueue:
         """Pushes in the queue, and those that the thread sends."""
         return len(self._queue) + self._sending
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters of this worker."""
         return {
             "pushes": float(self._pushes),

@@ -59,7 +59,7 @@ class Pusher(Protocol):
     def queued(self) -> int:
         """Pushes in flight, or in the queue."""
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters of this worker."""
 
 
@@ -122,7 +122,7 @@ class OnePush:
         """1 while a push is in flight."""
         return int(self._in_flight is not None)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters of this worker."""
         return {"pushes": float(self._pushes), "push_wait_seconds": self._waited_s}
 

@@ -24,7 +24,7 @@ class ExpectedRows:
         self._tables = {n for n, table in enumerate(client.plan.tables) if table.memory}
         self._sent: SentRequests | None = None
 
-    def of_files(self, tables: Mapping[int, object]) -> list[int]:
+    def tables_in_files(self, tables: Mapping[int, object]) -> list[int]:
         """Those of the tables that have rows in files."""
         return [number for number in tables if number in self._tables]
 
@@ -35,7 +35,7 @@ class ExpectedRows:
             self._client.replies_to(sent)
         requests: dict[int, Request] = {}
         for server in range(self._client.server_num):
-            mine = {n: its.ids[its.of_server(server)] for n, its in ids.items()}
+            mine = {n: its.ids[its.slice_of(server)] for n, its in ids.items()}
             tables = [m.TablePull(n, insert=False) for n, its in mine.items() if len(its)]
             if tables:
                 arrays = [mine[one.table] for one in tables]

@@ -42,7 +42,7 @@ class Lookahead(Protocol):
     def stop(self) -> None:
         """Release threads."""
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters, if any batch was announced."""
 
 

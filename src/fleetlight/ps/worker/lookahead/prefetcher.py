@@ -194,7 +194,7 @@ class Prefetcher:
         self.forget()
         self._thread.shutdown(cancel_futures=True)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters, if any batch was announced."""
         if not self._numbers:
             return {}

@@ -109,7 +109,7 @@ class PullInPush:
         }
         self._has_announced |= bool(ids)
         batch = _ComingBatch(announced, ids, self._client.server_num)
-        if stored := self._expected.of_files(ids):
+        if stored := self._expected.tables_in_files(ids):
             self._expected.expect({n: batch.distinct(n) for n in stored})
         return batch
 
@@ -192,7 +192,7 @@ class PullInPush:
         """Forget all batches."""
         self._coming, self._now = [], _ComingBatch({}, {}, 0)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Counters, if any batch was announced."""
         if not self._has_announced:
             return {}

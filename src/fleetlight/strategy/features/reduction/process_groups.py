@@ -32,7 +32,7 @@ def _process_groups(strategy: ProcessGroupsFeature, job: JobFacts) -> Effect:
     return True, f"buckets take turns over {count} {job.backend} process groups"
 
 
-_of_sums = reduction_switch(
+_collective_effect = reduction_switch(
     "shared_memory",
     "workers of one host sum in shared memory where they can",
     "all sums go through process groups",
@@ -41,7 +41,7 @@ _of_sums = reduction_switch(
 
 def _shared_memory(strategy: ProcessGroupsFeature, job: JobFacts) -> Effect:
     if job.is_collective:
-        return _of_sums(strategy, job)
+        return _collective_effect(strategy, job)
     if not job.server_num:
         return False, "the server is in the worker's process, and needs no connection"
     if not strategy.shared_memory:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`History`: the figures and events of all processes of a job, read from its log folder.
+"""`History`: the metrics and events of all processes of a job, read from its log folder.
 
 The files may grow, be thinned out or be replaced while they are read.
 """
@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fleetlight.observe.figures.snapshot import (
+from fleetlight.observe.telemetry.snapshot import (
     EVENTS_PREFIX,
     FOLDER,
     SUFFIX,
@@ -24,20 +24,20 @@ from fleetlight.observe.figures.snapshot import (
 )
 
 #: the moments of a process that are kept; older ones are thinned out
-MOST_MOMENTS = 3600
-_MOST_EVENTS = 5000
+MAX_MOMENTS = 3600
+_MAX_EVENTS = 5000
 _NO_VALUE = float("nan")
 
 
 def count_keys(key: str) -> tuple[str, str]:
-    """The columns of a figure of counts: the sum of all numbers, and how many there were."""
+    """The columns of a metric of counts: the sum of all numbers, and how many there were."""
     return f"{key}:sum", f"{key}:count"
 
 
 class Series:
-    """The figures of one process over time, as columns."""
+    """The metrics of one process over time, as columns."""
 
-    def __init__(self, most: int = MOST_MOMENTS) -> None:
+    def __init__(self, most: int = MAX_MOMENTS) -> None:
         self._most = most
         self.times = array("d")
         self.pids = array("q")
@@ -82,7 +82,7 @@ class Series:
         self.pids = self.pids[:half:2] + self.pids[half:]
 
     def last(self, key: str) -> float | None:
-        """The newest value of a figure; None if the newest snapshot has no finite one."""
+        """The newest value of a metric; None if the newest snapshot has no finite one."""
         column = self.columns.get(key)
         return column[-1] if column and math.isfinite(column[-1]) else None
 
@@ -108,7 +108,7 @@ class Series:
         return max(0.0, column[last] - before)
 
     def rate(self, key: str, span_s: float) -> float | None:
-        """How much a figure grew in a second of the last ones; None if that is not known."""
+        """How much a metric grew in a second of the last ones; None if that is not known."""
         column = self.columns.get(key)
         if not column or not math.isfinite(column[-1]):
             return None
@@ -131,7 +131,7 @@ def _columns_of(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
 class History:
     """Follows a log folder; `poll` reads what is new."""
 
-    def __init__(self, log_dir: Path, most: int = MOST_MOMENTS) -> None:
+    def __init__(self, log_dir: Path, most: int = MAX_MOMENTS) -> None:
         self._folder, self._most = log_dir / FOLDER, most
         self._event_files = EventFiles(log_dir)
         self._files: dict[str, LineFollower] = {}
@@ -162,7 +162,7 @@ class History:
         new = self._event_files.poll()
         self.events += new
         self.events.sort(key=lambda event: event.at)
-        del self.events[:-_MOST_EVENTS]
+        del self.events[:-_MAX_EVENTS]
         return bool(new)
 
 
@@ -216,7 +216,7 @@ class LineFollower:
         self.has_restarted = False
 
     def read(self) -> bytes:
-        """The lines since the last call, also if the file was thinned out meanwhile."""
+        """The lines since the last call, even if the file was thinned out meanwhile."""
         data, is_replaced = self._read()
         self.has_restarted = is_replaced
         if is_replaced and self._last:

@@ -17,9 +17,9 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 from tests.observe.simulated import Job, equal_on_all, errors, scores_strategy, splits
 
 from fleetlight.errors import MembershipError
-from fleetlight.observe import grouped_metrics as ours
-from fleetlight.observe.grouped_metrics import GroupedMetric
-from fleetlight.observe.metrics import Gather, Reduce
+from fleetlight.observe import grouped_evaluation as ours
+from fleetlight.observe.evaluation import Gather, Reduce
+from fleetlight.observe.grouped_evaluation import GroupedMetric
 
 #: score, label, group
 Records = list[tuple[float, float, int]]
@@ -120,7 +120,7 @@ def test_each_worker_stores_a_share() -> None:
     records["group"] = np.arange(4000) * 4
 
     def body(rank: int, reduce: Reduce, gather: Gather) -> int:
-        return len(ours._of_own_groups(records[rank::4], gather, rank)[0])
+        return len(ours._own_groups(records[rank::4], gather, rank)[0])
 
     stored = Job(4).run(body)
     assert sum(stored) == 4000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics over all workers, exact: sums of counts, never averages of averages.
+"""Evaluation metrics over all workers, exact: sums of counts, never averages of averages.
 
 Every function takes what this worker has and how the workers talk: `reduce(array, op)` gives the
 element-wise sum, max or min over the workers and raises on all of them where shapes or types

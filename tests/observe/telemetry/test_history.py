@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The growth and the rates of figures over time."""
+"""The growth and the rates of metrics over time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetlight.observe.figures.history import History, Series
-from fleetlight.observe.figures.snapshot import Snapshot
+from fleetlight.observe.telemetry.history import History, Series
+from fleetlight.observe.telemetry.snapshot import Snapshot
 
 
 def series(*moments: tuple[float, int, dict[str, float]]) -> Series:
-    """A process by its moments: the time, the process id and the figures."""
+    """A process by its moments: the time, the process id and the metrics."""
     made = Series()
     for at, pid, values in moments:
         made.add(Snapshot(at, pid, values))
@@ -55,7 +55,7 @@ def test_a_restarted_process_counts_from_zero() -> None:
     assert again.rate("samples", 10.0) == 20.0
 
 
-def test_a_figure_that_appears_late_grows_from_its_first_value() -> None:
+def test_a_metric_that_appears_late_grows_from_its_first_value() -> None:
     one = series((0.0, 1, {}), (1.0, 1, {"rows": 100}), (3.0, 1, {"rows": 140}))
     assert one.rate("rows", 10.0) == 20.0
     assert one.grown("rows", 0, 2) == 140.0, "a counter begins at zero"

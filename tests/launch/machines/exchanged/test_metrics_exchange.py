@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of other machines arrive on node 0, each line once."""
+"""Metrics of other machines arrive on node 0, each line once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 from tests.launch.machines.doubles import Store
 
-from fleetlight.launch.machines.exchanged.figures_exchange import FiguresExchange
-from fleetlight.observe.figures.history import History
-from fleetlight.observe.figures.recorder import EventFile, ThinnedFile
-from fleetlight.observe.figures.snapshot import FOLDER, Snapshot, snapshot_file
+from fleetlight.launch.machines.exchanged.metrics_exchange import MetricsExchange
+from fleetlight.observe.telemetry.history import History
+from fleetlight.observe.telemetry.recorder import EventFile, ThinnedFile
+from fleetlight.observe.telemetry.snapshot import FOLDER, Snapshot, snapshot_file
 
 
 class Machine:
@@ -20,7 +20,7 @@ class Machine:
     def __init__(self, store: Store, own: int, folder: Path) -> None:
         self.folder = folder / f"node{own}"
         self.folder.mkdir()
-        self.exchange = FiguresExchange(store, own, 3, self.folder)
+        self.exchange = MetricsExchange(store, own, 3, self.folder)
 
     def record(self, worker: int, at: float) -> None:
         path = self.folder / FOLDER / snapshot_file("worker", worker)
@@ -66,7 +66,7 @@ def test_no_event_of_a_large_machine_is_lost(tmp_path: Path) -> None:
     second.exchange.bring()
     second.record(1, 1.0)
     second.exchange.bring()
-    assert b"exit of" not in store.get("figures/1")
+    assert b"exit of" not in store.get("metrics/1")
     first.exchange.bring()
     history = History(first.folder)
     history.poll()
@@ -82,7 +82,7 @@ def test_a_restarted_job_continues_the_copies(tmp_path: Path) -> None:
             store = Store()
             for own, machine in enumerate((first, second)):
                 copies = machine.exchange.copies
-                machine.exchange = FiguresExchange(store, own, 3, machine.folder, copies)
+                machine.exchange = MetricsExchange(store, own, 3, machine.folder, copies)
         second.exchange.bring()
         first.exchange.bring()
     history = History(first.folder)
@@ -119,7 +119,7 @@ def test_a_missed_message_loses_no_process(tmp_path: Path) -> None:
 def test_a_shared_folder_is_not_written_twice(tmp_path: Path) -> None:
     store = Store()
     first = Machine(store, 0, tmp_path)
-    second = FiguresExchange(store, 1, 3, first.folder)
+    second = MetricsExchange(store, 1, 3, first.folder)
     first.record(1, 1.0)
     second.bring()
     first.exchange.bring()
@@ -131,6 +131,6 @@ def test_a_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     store = Store()
     first = Machine(store, 0, tmp_path)
     message = {"number": 1, "lines": {"../../evil.jsonl": ["x"], "evil.txt": ["x"]}}
-    store.set("figures/1", msgspec.json.encode(message).decode())
+    store.set("metrics/1", msgspec.json.encode(message).decode())
     first.exchange.bring()
     assert not list(tmp_path.rglob("evil*"))

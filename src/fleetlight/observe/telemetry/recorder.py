@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FigureRecorder`: appends the snapshots and events of a process to files, in a thread."""
+"""`MetricRecorder`: appends the snapshots and events of a process to files, in a thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.files.atomic import replace_file
-from fleetlight.observe.figures.registry import Registry
-from fleetlight.observe.figures.snapshot import (
+from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.registry import Registry
+from fleetlight.observe.telemetry.snapshot import (
     EVENTS_PREFIX,
     FOLDER,
     SUFFIX,
@@ -21,15 +22,14 @@ from fleetlight.observe.figures.snapshot import (
     line_of,
     snapshot_file,
 )
-from fleetlight.observe.log import logger
 
 EVERY_S = 1.0
 #: the size at which older lines of a file are thinned out
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
-class FigureRecorder:
-    """Records one process; a disk that is full costs figures only."""
+class MetricRecorder:
+    """Records one process; a disk that is full costs metrics only."""
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class FigureRecorder:
         self._lock = threading.Lock()
         #: the kinds of errors that were logged
         self._warned: set[type[Exception]] = set()
-        self._thread = threading.Thread(target=self._run, name="fleet-figures", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fleet-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Record the last figures, and end."""
+        """Record the last metrics, and end."""
         if not self._over.is_set() and os.getpid() == self._pid:
             self._over.set()
             with self._lock:
                 self._guarded(self._append)
 
     def record(self) -> None:
-        """Append a snapshot, and the events since the last one; nothing after the last figures."""
+        """Append a snapshot, and the events since the last one; nothing after the last metrics."""
         with self._lock:
             if not self._over.is_set():
                 self._append()
@@ -79,7 +79,7 @@ class FigureRecorder:
             self._over.wait(self._every_s)
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Training continues without figures, and figures without what fails."""
+        """Training continues without metrics, and metrics without what fails."""
         try:
             act()
         except Exception as error:
@@ -87,17 +87,17 @@ class FigureRecorder:
             if type(error) not in self._warned:
                 self._warned.add(type(error))
                 name = type(error).__name__
-                logger.warning("figures of this process are incomplete: %s: %s", name, error)
+                logger.warning("metrics of this process are incomplete: %s: %s", name, error)
 
 
 class ThinnedFile:
-    """Lines that are appended; when the file is large, every second one of the older is removed.
+    """An append-only file.
 
-    So the newest lines are dense, and a file has a maximum of bytes.
+    When it grows too large, every other line of its older three quarters is dropped.
     """
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        self._path, self._most_bytes = path, most_bytes
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._max_bytes = path, max_bytes
         self._has_warned = False
 
     def append(self, line: bytes) -> None:
@@ -112,12 +112,12 @@ class ThinnedFile:
                 size = os.fstat(descriptor).st_size
             finally:
                 os.close(descriptor)
-            if size > self._most_bytes:
+            if size > self._max_bytes:
                 self._thin()
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("figures are not recorded in %s: %s", self._path, error)
+                logger.warning("metrics are not recorded in %s: %s", self._path, error)
 
     def _thin(self) -> None:
         lines = self._path.read_bytes().splitlines(keepends=True)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from fleetlight.errors import DataError, MembershipError
 from fleetlight.kernels.ids.hashing import mix
-from fleetlight.observe.log import logger
-from fleetlight.observe.metrics import (
+from fleetlight.observe.evaluation import (
     Gather,
     Reduce,
     as_array,
@@ -26,6 +25,7 @@ from fleetlight.observe.metrics import (
     on_all_workers,
     scores_and_labels,
 )
+from fleetlight.observe.log import logger
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -64,7 +64,7 @@ def ndcg(
     without a label above 0 are skipped. `index` is the number of this worker.
     """
     records = on_all_workers(lambda: _ndcg_records(scores, labels, groups), reduce)
-    records, workers = _of_own_groups(records, gather, index)
+    records, workers = _own_groups(records, gather, index)
     gained, ideal = _gains(records, math.inf if k is None else k)
     counted = ideal > 0
     values = gained[counted] / ideal[counted]
@@ -79,7 +79,7 @@ def gauc(
     Groups of one class are skipped. `index` is the number of this worker.
     """
     records = on_all_workers(lambda: _gauc_records(scores, labels, groups), reduce)
-    records, workers = _of_own_groups(records, gather, index)
+    records, workers = _own_groups(records, gather, index)
     ordered, positives, negatives = _ordered_pairs(records)
     pairs = positives * negatives
     counted = pairs > 0
@@ -122,7 +122,7 @@ def _ids(name: str, groups: object) -> Places:
     return ids.astype(np.int64)
 
 
-def _of_own_groups(records: Records, gather: Gather, index: int) -> tuple[Records, int]:
+def _own_groups(records: Records, gather: Gather, index: int) -> tuple[Records, int]:
     """All records of the groups that this worker owns, and the number of workers."""
     # without lost workers
     members = np.stack(gather(np.array([index, records.size], np.int64)))
@@ -189,7 +189,7 @@ def _sizes(starts: Places, end: int) -> Places:
 def _mean(
     name: str, values: Floats, weights: Floats, groups: int, workers: int, reduce: Reduce
 ) -> GroupedMetric:
-    """The mean over the groups of all owners; `groups` counts those without a value, too."""
+    """The mean over the groups of all owners; `groups` includes those without a value."""
     sums = np.array([values @ weights, weights.sum(), values.size, groups - values.size, 1.0])
     total, weight, counted, skipped, present = reduce(sums, "sum").tolist()
     if present != workers:

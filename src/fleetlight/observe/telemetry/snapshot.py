@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Snapshot` and `Event`: the lines of files in the folder `figures` of a log folder. Pure."""
+"""`Snapshot` and `Event`: the lines of files in the folder `metrics` of a log folder. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import msgspec
 T = TypeVar("T")
 
 #: the folder in a log folder
-FOLDER = "figures"
+FOLDER = "metrics"
 #: the events of processes and launchers
 EVENTS_PREFIX = "events."
 SUFFIX = ".jsonl"
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The figures of one process at one moment."""
+    """The metrics of one process at one moment."""
 
     #: seconds since 1970
     at: float
@@ -51,12 +51,12 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def labelled(name: str, label: str) -> str:
-    """The key of one of several values of a figure."""
+    """The key of one of several values of a metric."""
     return f"{name}{{{label}}}"
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The name of a figure and its label, "" if there is none."""
+    """The name of a metric and its label, "" if there is none."""
     name, _, rest = key.partition("{")
     return name, rest.removesuffix("}")
 

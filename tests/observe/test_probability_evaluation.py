@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.observe.simulated import Job, equal_on_all, errors, splits
 from torch.nn.functional import binary_cross_entropy
 
-from fleetlight.observe import metrics
-from fleetlight.observe import probability_metrics as ours
+from fleetlight.observe import evaluation
+from fleetlight.observe import probability_evaluation as ours
 
 Records = list[list[tuple[float, int]]]
 
@@ -28,7 +28,7 @@ def columns(records: list[tuple[float, int]]) -> tuple[torch.Tensor, torch.Tenso
 
 
 def results(parts: Records) -> tuple[float, float]:
-    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> Any:
+    def body(rank: int, reduce: evaluation.Reduce, gather: evaluation.Gather) -> Any:
         probabilities, labels = columns(parts[rank])
         return (
             ours.normalised_entropy(probabilities, labels, reduce),
@@ -40,7 +40,7 @@ def results(parts: Records) -> tuple[float, float]:
 
 
 def results_from_sums(parts: Records) -> tuple[float, float]:
-    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> Any:
+    def body(rank: int, reduce: evaluation.Reduce, gather: evaluation.Gather) -> Any:
         probabilities, labels = columns(parts[rank])
         # per record, or as a sum
         losses = binary_cross_entropy(probabilities, labels, reduction="none")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the figures of a job go besides its log folder."""
+"""Where the metrics of a job go besides its log folder."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from fleetlight.strategy.feature import Checks, Feature
 from fleetlight.strategy.job import JobFacts
 from fleetlight.strategy.settings import Effect, setting, settings_class
 
-#: services that worker 0 sends figures to
+#: services that worker 0 sends metrics to
 SINK_KINDS = ("tensorboard", "mlflow", "wandb", "python")
 #: gets events, which fleetrun sends
 OPENTELEMETRY = "opentelemetry"
 
 
-def _sinks(strategy: FiguresFeature, job: JobFacts) -> Effect:
+def _sinks(strategy: SinksFeature, job: JobFacts) -> Effect:
     if not strategy.sinks:
-        return True, "figures go into the log folder only"
+        return True, "metrics go into the log folder only"
     if job.deadline_s is not None and job.sinks != strategy.sinks:
         force = f"in force is {job.sinks!r}" if job.sinks else "the job has no sinks"
         return False, f"it takes effect only when given to fleet.init; {force}"
-    return True, f"worker 0 sends the job's figures to {strategy.sinks}"
+    return True, f"worker 0 sends the job's metrics to {strategy.sinks}"
 
 
-def _every(strategy: FiguresFeature, job: JobFacts) -> Effect:
+def _every(strategy: SinksFeature, job: JobFacts) -> Effect:
     if not strategy.sinks:
         return False, "the job has no sinks"
-    return True, f"sinks get figures each {strategy.sinks_every_s:g} s"
+    return True, f"sinks get metrics each {strategy.sinks_every_s:g} s"
 
 
-def _check_sinks(strategy: FiguresFeature, job: JobFacts) -> None:
+def _check_sinks(strategy: SinksFeature, job: JobFacts) -> None:
     for one in filter(None, map(str.strip, strategy.sinks.split(","))):
         kind = one.partition(":")[0]
         if kind == OPENTELEMETRY:
@@ -48,12 +48,12 @@ def _check_sinks(strategy: FiguresFeature, job: JobFacts) -> None:
 
 
 @settings_class
-class FiguresFeature(Feature):
-    """Services that receive the figures of the job."""
+class SinksFeature(Feature):
+    """Services that receive the metrics of the job."""
 
     sinks: str = setting(
         "",
-        "services for figures, such as 'tensorboard:runs,mlflow:URI,wandb:PROJECT'; '': none",
+        "services for metrics, such as 'tensorboard:runs,mlflow:URI,wandb:PROJECT'; '': none",
         effect=_sinks,
         variable="FLEET_SINKS",
     )

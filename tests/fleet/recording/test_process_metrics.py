@@ -36,7 +36,7 @@ def run(program: static.Program) -> None:
 
 def described(folder: str) -> list[Any]:
     """What is written after the start, after the first program, and after another one."""
-    path = Path(folder, "figures", "job.json")
+    path = Path(folder, "metrics", "job.json")
 
     def said() -> Any:
         fleet.barrier_worker()
@@ -97,7 +97,7 @@ def described_later(folder: str) -> tuple[str, str]:
     model = fleet.distributed_model(nn.Sequential(fleet.nn.SparseEmbedding(2), nn.Flatten()))
     strategy = fleet.DistributedStrategy(a_sync=True)
     fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy)
-    found = json.loads(Path(folder, "figures", "job.json").read_text())
+    found = json.loads(Path(folder, "metrics", "job.json").read_text())
     fleet.stop_worker()
     return found["mode"], found["explain"]
 

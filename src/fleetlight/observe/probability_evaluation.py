@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlight.errors import DataError
-from fleetlight.observe.metrics import (
+from fleetlight.observe.evaluation import (
     Reduce,
     as_array,
     is_positive,
@@ -22,7 +22,7 @@ from fleetlight.observe.metrics import (
 )
 
 #: the lowest logarithm of a probability, as in torch's binary_cross_entropy
-_LOWEST_LOG = -100.0
+_MIN_LOG = -100.0
 
 
 def normalised_entropy(probabilities: object, labels: object, reduce: Reduce) -> float:
@@ -67,7 +67,7 @@ def _loss_sums(probabilities: object, labels: object) -> NDArray[np.float64]:
     values, positive = _checked("normalised_entropy", probabilities, labels)
     with np.errstate(divide="ignore"):
         logs = np.where(positive, np.log(values), np.log1p(-values))
-    losses = -np.maximum(logs, _LOWEST_LOG)
+    losses = -np.maximum(logs, _MIN_LOG)
     return np.array([losses.sum(), positive.sum(), positive.size], np.float64)
 
 

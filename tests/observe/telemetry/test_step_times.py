@@ -8,8 +8,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.observe.figures.catalogue import FIGURES, STEP_PARTS, step_figure
-from fleetlight.observe.figures.step_times import BACKWARD, DATA, FORWARD, PULL, StepTimes
+from fleetlight.observe.telemetry.catalogue import METRICS, STEP_PARTS, step_metric
+from fleetlight.observe.telemetry.step_times import BACKWARD, DATA, FORWARD, PULL, StepTimes
 
 
 class Clock:
@@ -29,9 +29,9 @@ def test_a_part_inside_another_counts_once() -> None:
     # the forward from 1 to 2 and from 3 to 4, the pull from 2 to 3; the reading is at 5
     with times.part(FORWARD), times.part(PULL):
         pass
-    found = times.figures()
-    assert (found[step_figure("forward")], found[step_figure("pull")]) == (2.0, 1.0)
-    assert found[step_figure("other")] == 1.0
+    found = times.metrics()
+    assert (found[step_metric("forward")], found[step_metric("pull")]) == (2.0, 1.0)
+    assert found[step_metric("other")] == 1.0
 
 
 def test_the_time_before_the_first_part_does_not_count() -> None:
@@ -41,20 +41,20 @@ def test_the_time_before_the_first_part_does_not_count() -> None:
     clock.now = 1000.0
     with times.part(DATA):
         pass
-    assert sum(times.figures().values()) == 2.0
+    assert sum(times.metrics().values()) == 2.0
 
 
 def test_nothing_counts_before_the_beginning_or_in_another_thread() -> None:
     times = StepTimes(Clock())
     assert times.enter(DATA) == -1
-    assert times.figures() == {}
+    assert times.metrics() == {}
     times.begin()
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(times.enter(BACKWARD)))
     thread.start()
     thread.join()
     assert found == [-1]
-    assert sum(times.figures().values()) == 0.0
+    assert sum(times.metrics().values()) == 0.0
 
 
 @given(st.lists(st.integers(0, len(STEP_PARTS) - 2)))
@@ -65,9 +65,9 @@ def test_the_parts_add_up_to_the_whole_time(parts: list[int]) -> None:
     begun = [times.enter(part) for part in parts]
     for before in reversed(begun):
         times.leave(before)
-    # from the first reading to the one of `figures`
+    # from the first reading to the one of `metrics`
     whole = clock.now if parts else 0.0
-    assert sum(times.figures().values()) == whole
+    assert sum(times.metrics().values()) == whole
 
 
 def test_an_error_leaves_the_part() -> None:
@@ -78,11 +78,11 @@ def test_an_error_leaves_the_part() -> None:
             raise ValueError
     except ValueError:
         pass
-    before = times.figures()[step_figure("pull")]
+    before = times.metrics()[step_metric("pull")]
     with times.part(DATA):
         pass
-    assert times.figures()[step_figure("pull")] == before
+    assert times.metrics()[step_metric("pull")] == before
 
 
 def test_all_parts_are_in_the_catalogue() -> None:
-    assert {step_figure(part) for part in STEP_PARTS} <= FIGURES.keys()
+    assert {step_metric(part) for part in STEP_PARTS} <= METRICS.keys()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleetlight.observe.figures.snapshot import Event
+from fleetlight.observe.telemetry.snapshot import Event
 
 _STARTS = ("start", "restart")
 

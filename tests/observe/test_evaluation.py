@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from tests.observe.simulated import Job, equal_on_all, errors, scores_strategy, splits
 
-from fleetlight.observe import metrics
+from fleetlight.observe import evaluation
 
 numbers = st.floats(-1e6, 1e6, width=32)
 
 
 def auc_of(parts: list[list[tuple[float, int]]]) -> float:
-    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> float:
+    def body(rank: int, reduce: evaluation.Reduce, gather: evaluation.Gather) -> float:
         pairs = np.array(parts[rank], np.float64).reshape(-1, 2)
-        return metrics.auc(pairs[:, 0], pairs[:, 1], reduce, gather)
+        return evaluation.auc(pairs[:, 0], pairs[:, 1], reduce, gather)
 
     result: float = equal_on_all(Job(len(parts)).run(body))
     return result
@@ -50,7 +50,7 @@ def test_auc_accepts_outputs_of_models() -> None:
     scores = torch.tensor([[0.25], [0.75], [0.5]], dtype=torch.bfloat16, requires_grad=True)
     labels = torch.tensor([False, True, True])
     job = Job(2)
-    results = job.run(lambda _, reduce, gather: metrics.auc(scores, labels, reduce, gather))
+    results = job.run(lambda _, reduce, gather: evaluation.auc(scores, labels, reduce, gather))
     assert results == [1.0, 1.0]
 
 
@@ -83,7 +83,7 @@ def test_auc_without_both_classes_is_one_half_with_a_warning(
 def test_bad_input_of_one_worker_is_an_error_on_all(scores: Any, labels: Any, message: str) -> None:
     given = [([0.5, 0.6], [0, 1]), (scores, labels), ([0.5], [1])]
     first, second, third = errors(
-        Job(3).run(lambda rank, reduce, gather: metrics.auc(*given[rank], reduce, gather))
+        Job(3).run(lambda rank, reduce, gather: evaluation.auc(*given[rank], reduce, gather))
     )
     assert message in second
     assert first == third == "1 other worker(s) got bad input; their messages say which"
@@ -95,8 +95,8 @@ def test_auc_from_histograms_equals_that_of_the_bins(parts: list[list[tuple[int,
     def histogram(rank: int, label: int) -> np.ndarray:
         return np.bincount([b for b, y in parts[rank] if y == label], minlength=8)
 
-    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> float:
-        return metrics.auc_from_histograms(histogram(rank, 1), [histogram(rank, 0)], reduce)
+    def body(rank: int, reduce: evaluation.Reduce, gather: evaluation.Gather) -> float:
+        return evaluation.auc_from_histograms(histogram(rank, 1), [histogram(rank, 0)], reduce)
 
     expected = auc_of([[(float(b), y) for b, y in part] for part in parts])
     assert equal_on_all(Job(len(parts)).run(body)) == pytest.approx(expected, abs=1e-12)
@@ -112,15 +112,15 @@ def test_auc_from_histograms_equals_that_of_the_bins(parts: list[list[tuple[int,
 )
 def test_bad_histograms_are_refused(positives: Any, negatives: Any, message: str) -> None:
     results = Job(2).run(
-        lambda _, reduce, gather: metrics.auc_from_histograms(positives, negatives, reduce)
+        lambda _, reduce, gather: evaluation.auc_from_histograms(positives, negatives, reduce)
     )
     assert all(message in error for error in errors(results))
 
 
 ELEMENTWISE: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-    (metrics.sum, np.sum),
-    (metrics.max, np.max),
-    (metrics.min, np.min),
+    (evaluation.sum, np.sum),
+    (evaluation.max, np.max),
+    (evaluation.min, np.min),
 ]
 
 
@@ -151,45 +151,48 @@ def test_arrays_keep_their_shape_and_numbers_their_type(ours: Any, numpys: Any) 
 
 def test_mixed_integers_and_floats_become_floats() -> None:
     values = [2, 0.5, torch.tensor(1, dtype=torch.uint8)]
-    results = Job(3).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce))
+    results = Job(3).run(lambda rank, reduce, _: evaluation.sum(values[rank], reduce))
     assert results == [3.5] * 3
     assert type(results[0]) is float
 
 
 def test_float32_is_added_in_float64() -> None:
     values = [np.float32(2**24), np.float32(1)]
-    results = Job(2).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce))
+    results = Job(2).run(lambda rank, reduce, _: evaluation.sum(values[rank], reduce))
     assert results[0] == 2**24 + 1
     both = np.array(values)
-    assert Job(1).run(lambda _, reduce, __: metrics.mae(both, 1, reduce)) == [2**24 + 1]
+    assert Job(1).run(lambda _, reduce, __: evaluation.mae(both, 1, reduce)) == [2**24 + 1]
 
 
 def test_a_list_of_tensors_is_summed() -> None:
     losses = [torch.tensor(1.5, requires_grad=True), torch.tensor(2.5)]
-    assert Job(1).run(lambda _, reduce, __: metrics.sum(losses, reduce))[0].tolist() == [1.5, 2.5]
+    assert Job(1).run(lambda _, reduce, __: evaluation.sum(losses, reduce))[0].tolist() == [
+        1.5,
+        2.5,
+    ]
 
 
 def test_different_sizes_are_an_error_on_all() -> None:
-    results = Job(3).run(lambda rank, reduce, _: metrics.sum([1] * (rank + 1), reduce))
+    results = Job(3).run(lambda rank, reduce, _: evaluation.sum([1] * (rank + 1), reduce))
     assert all("1 to 3" in error for error in errors(results))
 
 
 def test_values_that_are_not_numbers_are_refused() -> None:
     values = [1, "one"]
-    results = errors(Job(2).run(lambda rank, reduce, _: metrics.sum(values[rank], reduce)))
+    results = errors(Job(2).run(lambda rank, reduce, _: evaluation.sum(values[rank], reduce)))
     assert "got str of <U3, expected numbers" in results[1]
 
 
 @settings(deadline=None)
 @given(splits(st.tuples(numbers, st.booleans())))
 def test_means_are_over_samples_not_over_workers(parts: list[list[tuple[float, bool]]]) -> None:
-    def body(rank: int, reduce: metrics.Reduce, gather: metrics.Gather) -> list[float]:
+    def body(rank: int, reduce: evaluation.Reduce, gather: evaluation.Gather) -> list[float]:
         values = torch.tensor([value for value, _ in parts[rank]], dtype=torch.float32)
         right, total = [is_right for _, is_right in parts[rank]], len(parts[rank])
         return [
-            metrics.acc(right, total, reduce),
-            metrics.mae(values.abs(), total, reduce),
-            metrics.rmse(float((values.double() ** 2).sum()), torch.tensor([total]), reduce),
+            evaluation.acc(right, total, reduce),
+            evaluation.mae(values.abs(), total, reduce),
+            evaluation.rmse(float((values.double() ** 2).sum()), torch.tensor([total]), reduce),
         ]
 
     values = np.array([value for part in parts for value, _ in part])
@@ -200,11 +203,13 @@ def test_means_are_over_samples_not_over_workers(parts: list[list[tuple[float, b
 
 def test_counts_beyond_float32_are_exact() -> None:
     correct, total = 2**40 + 1, 2**41
-    result = Job(2).run(lambda rank, reduce, _: metrics.acc(correct * rank, total * rank, reduce))
+    result = Job(2).run(
+        lambda rank, reduce, _: evaluation.acc(correct * rank, total * rank, reduce)
+    )
     assert result == [correct / total] * 2
 
 
-@pytest.mark.parametrize("metric", [metrics.acc, metrics.mae, metrics.rmse])
+@pytest.mark.parametrize("metric", [evaluation.acc, evaluation.mae, evaluation.rmse])
 @pytest.mark.parametrize(("value", "total"), [(0, 0), (-1, 3), (1, -1)])
 def test_no_samples_or_negative_values_are_refused(metric: Any, value: int, total: int) -> None:
     results = Job(2).run(lambda _, reduce, __: metric(value, total, reduce))
@@ -214,10 +219,10 @@ def test_no_samples_or_negative_values_are_refused(metric: Any, value: int, tota
 
 
 def test_more_correct_than_samples_are_refused() -> None:
-    results = Job(2).run(lambda _, reduce, __: metrics.acc(3, 2, reduce))
+    results = Job(2).run(lambda _, reduce, __: evaluation.acc(3, 2, reduce))
     assert all("acc: got 6 correct of 4" in error for error in errors(results))
 
 
 def test_importing_metrics_does_not_import_torch() -> None:
-    code = "import sys, fleetlight.observe.metrics; sys.exit('torch' in sys.modules)"
+    code = "import sys, fleetlight.observe.evaluation; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

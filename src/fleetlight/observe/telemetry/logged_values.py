@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetlight.errors import ConfigError
-from fleetlight.observe.figures.snapshot import labelled
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.snapshot import labelled
 
 #: values of a name that wait for a snapshot; then those so far become one sum
-_MOST_WAITING = 4096
+_MAX_WAITING = 4096
 #: the length of a name
-_LONGEST = 64
+_MAX_LENGTH = 64
 #: how many names a job may log
-MOST_NAMES = 256
+MAX_NAMES = 256
 
 
 class _Waiting:
@@ -28,7 +28,7 @@ class _Waiting:
 
     def add(self, value: Any) -> None:
         """Keep a value, or its part of a sum."""
-        if len(self._values) == _MOST_WAITING:
+        if len(self._values) == _MAX_WAITING:
             self._sum = sum(map(_exact, self._values), self._sum)
             self._summed += len(self._values)
             self._values.clear()
@@ -66,7 +66,7 @@ class LoggedValues:
                 self._waiting.setdefault(name, _Waiting()).add(value)
 
     def _admit(self, name: str) -> bool:
-        if len(self._names) < MOST_NAMES:
+        if len(self._names) < MAX_NAMES:
             self._names.add(name)
             return True
         if not self.dropped:
@@ -74,7 +74,7 @@ class LoggedValues:
                 "fleet.log: got %r after %d other names; values of further names are dropped. Log "
                 "under a fixed set of names",
                 name,
-                MOST_NAMES,
+                MAX_NAMES,
             )
         self.dropped += 1
         return False
@@ -87,7 +87,7 @@ class LoggedValues:
         return _labelled(self._last)
 
     def now(self) -> dict[str, float]:
-        """As `take`, but the next call of it has these values, too."""
+        """As `take`, but the next call of it has these values as well."""
         with self._lock:
             waiting = {name: values.copy() for name, values in self._waiting.items()}
         return _labelled({**self._last, **{name: one.mean() for name, one in waiting.items()}})
@@ -98,10 +98,10 @@ def _labelled(means: dict[str, float]) -> dict[str, float]:
 
 
 def _checked(name: str) -> str:
-    if not name or len(name) > _LONGEST or any(c in '{}"\n\\' for c in name):
+    if not name or len(name) > _MAX_LENGTH or any(c in '{}"\n\\' for c in name):
         raise ConfigError(
-            f"fleet.log: got the name {name[:80]!r}, expected 1 to {_LONGEST} characters without "
-            "braces, quotes and line breaks"
+            f"fleet.log: got the name {name[:80]!r}, expected 1 to {_MAX_LENGTH} characters "
+            "without braces, quotes and line breaks"
         )
     return name
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fleetlight.errors import ConfigError
-from fleetlight.observe.figures.catalogue import FIGURES, FigureKind
-from fleetlight.observe.figures.logged_values import MOST_NAMES
-from fleetlight.observe.figures.registry import MOST_LABELS, Registry
-from fleetlight.observe.figures.snapshot import labelled, split_key
+from fleetlight.observe.telemetry.catalogue import METRICS, MetricKind
+from fleetlight.observe.telemetry.logged_values import MAX_NAMES
+from fleetlight.observe.telemetry.registry import MAX_LABELS, Registry
+from fleetlight.observe.telemetry.snapshot import labelled, split_key
 
 
 def test_sources_are_asked_until_they_are_removed() -> None:
@@ -46,9 +46,9 @@ def test_a_name_outside_the_catalogue_is_an_error() -> None:
 
 def test_labels_beyond_the_limit_are_dropped_and_counted() -> None:
     registry = Registry()
-    registry.add(lambda: {labelled("table_rows", str(n)): n for n in range(MOST_LABELS + 7)})
+    registry.add(lambda: {labelled("table_rows", str(n)): n for n in range(MAX_LABELS + 7)})
     values = registry.snapshot().values
-    assert sum(key.startswith("table_rows") for key in values) == MOST_LABELS
+    assert sum(key.startswith("table_rows") for key in values) == MAX_LABELS
     assert values["dropped_labels"] == 7.0
 
 
@@ -94,14 +94,14 @@ def test_many_values_between_snapshots_take_little_memory() -> None:
 def test_names_beyond_the_limit_take_no_memory(caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry()
     with caplog.at_level(logging.WARNING, "fleetlight"):
-        for number in range(MOST_NAMES + 500):
+        for number in range(MAX_NAMES + 500):
             registry.logged.add({f"loss_{number}": 1.0, "loss_0": 2.0})
     [warned] = caplog.messages
-    assert f"got 'loss_{MOST_NAMES}' after {MOST_NAMES} other names" in warned
+    assert f"got 'loss_{MAX_NAMES}' after {MAX_NAMES} other names" in warned
     values = registry.snapshot().values
-    assert sum(key.startswith("logged{") for key in values) == MOST_NAMES
+    assert sum(key.startswith("logged{") for key in values) == MAX_NAMES
     assert values["dropped_values"] == 500.0
-    assert len(registry.logged._last) == len(registry.logged._names) == MOST_NAMES
+    assert len(registry.logged._last) == len(registry.logged._names) == MAX_NAMES
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_keys_have_names_and_labels() -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    for name, figure in FIGURES.items():
-        assert name == figure.name
-        assert figure.help
-        ending = {"s": "_seconds", "bytes": "_bytes"}.get(figure.unit)
+    for name, metric in METRICS.items():
+        assert name == metric.name
+        assert metric.help
+        ending = {"s": "_seconds", "bytes": "_bytes"}.get(metric.unit)
         assert ending is None or name.endswith(ending), name
-        assert figure.kind is not FigureKind.COUNTS or not figure.label
+        assert metric.kind is not MetricKind.COUNTS or not metric.label

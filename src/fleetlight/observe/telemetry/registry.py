@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Registry`: the figures of a process, collected for each snapshot.
+"""`Registry`: the metrics of a process, collected for each snapshot.
 
-A source is a function that returns figures of the catalogue by name. Code that runs in every step
+A source is a function that returns metrics of the catalogue by name. Code that runs in every step
 only adds to counters of its own.
 """
 
@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleetlight.observe.figures.catalogue import FIGURES, FigureKind
-from fleetlight.observe.figures.logged_values import LoggedValues
-from fleetlight.observe.figures.snapshot import Event, Snapshot, split_key
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.catalogue import METRICS, MetricKind
+from fleetlight.observe.telemetry.logged_values import LoggedValues
+from fleetlight.observe.telemetry.snapshot import Event, Snapshot, split_key
 
-#: a number, or for a figure of counts: how often each number occurred
+#: a number, or for a metric of counts: how often each number occurred
 Value = float | Mapping[int, int]
 Source = Callable[[], Mapping[str, Value]]
-#: how many labels a figure may have
-MOST_LABELS = 256
+#: how many labels a metric may have
+MAX_LABELS = 256
 #: events between two snapshots
-_MOST_EVENTS = 1000
+_MAX_EVENTS = 1000
 
 
 def usage() -> dict[str, float]:
@@ -49,7 +49,7 @@ def _resident() -> int:
 
 
 class Registry:
-    """The figures of one process; its methods may be called by any thread."""
+    """The metrics of one process; its methods may be called by any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class Registry:
         self._sources: list[Source] = [usage]
         self._failed: set[int] = set()
         self._events: list[Event] = []
-        #: by figure: when the last event of its kind was
+        #: by metric: when the last event of its kind was
         self._times: dict[str, float] = {}
         self.logged = LoggedValues()
 
@@ -75,12 +75,12 @@ class Registry:
 
     def event(self, who: str, kind: str, text: str, step: int | None = None) -> None:
         """Note that something happened."""
-        now, figure = self._clock(), f"{kind}_time_seconds"
+        now, metric = self._clock(), f"{kind}_time_seconds"
         with self._lock:
             event = Event(now, who, kind, text, pid=os.getpid(), step=step)
-            self._events = [*self._events[-_MOST_EVENTS:], event]
-            if figure in FIGURES:
-                self._times[figure] = now
+            self._events = [*self._events[-_MAX_EVENTS:], event]
+            if metric in METRICS:
+                self._times[metric] = now
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""
@@ -89,15 +89,15 @@ class Registry:
         return events
 
     def snapshot(self, *, takes: bool = True) -> Snapshot:
-        """All figures now; `takes`: the means of logged values restart."""
+        """All metrics now; `takes`: the means of logged values restart."""
         values: dict[str, float] = {}
         counts: dict[str, dict[int, int]] = {}
         with self._lock:
             sources, times = list(self._sources), dict(self._times)
         for source in sources:
             for key, value in self._ask(source).items():
-                kind = FIGURES[split_key(key)[0]].kind
-                if kind is FigureKind.COUNTS:
+                kind = METRICS[split_key(key)[0]].kind
+                if kind is MetricKind.COUNTS:
                     counts[key] = dict(value)
                 else:
                     values[key] = float(value)
@@ -115,19 +115,19 @@ class Registry:
             # what a source reads may be closing
             if id(source) not in self._failed:
                 self._failed.add(id(source))
-                logger.debug("figures of %s are missing: %s", source, error)
+                logger.debug("metrics of %s are missing: %s", source, error)
             return {}
 
 
 def _limit_labels(values: dict[str, float]) -> None:
-    """Keep the first labels of each figure, and count the others."""
+    """Keep the first labels of each metric, and count the others."""
     seen: dict[str, int] = {}
     dropped = []
     for key in values:
         name, label = split_key(key)
         if label:
             seen[name] = seen.get(name, 0) + 1
-            if seen[name] > MOST_LABELS:
+            if seen[name] > MAX_LABELS:
                 dropped.append(key)
     for key in dropped:
         del values[key]
@@ -135,5 +135,5 @@ def _limit_labels(values: dict[str, float]) -> None:
         values["dropped_labels"] = float(len(dropped))
 
 
-#: the figures of this process
+#: the metrics of this process
 registry = Registry()

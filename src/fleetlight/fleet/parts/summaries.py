@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences of figures that a job with parameter servers logs at its end."""
+"""Summaries of metrics that a job with parameter servers logs at its end."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from fleetlight.observe.figures.catalogue import FIGURES
-from fleetlight.observe.figures.registry import Value
-from fleetlight.observe.figures.snapshot import labelled
-from fleetlight.ps.messages import ServerFigures
+from fleetlight.observe.telemetry.catalogue import METRICS
+from fleetlight.observe.telemetry.registry import Value
+from fleetlight.observe.telemetry.snapshot import labelled
+from fleetlight.ps.messages import ServerMetrics
 from fleetlight.ps.plan import Plan
 from fleetlight.strategy import ASyncConfigs
 
 
-def of_worker(figures: Mapping[str, float]) -> str:
+def worker_summary(metrics: Mapping[str, float]) -> str:
     """The counts of one worker."""
-    return "done: " + ", ".join(FIGURES[name].sentence(value) for name, value in figures.items())
+    return "done: " + ", ".join(METRICS[name].sentence(value) for name, value in metrics.items())
 
 
-def of_server(counted: ServerFigures) -> str:
+def server_summary(counted: ServerMetrics) -> str:
     """The counts of one server."""
     pushes = f"all workers have left after {counted.pushes:,} pushes"
     return f"{pushes}; {_tables([counted])}"
 
 
-def values_of_server(counted: ServerFigures) -> dict[str, Value]:
-    """The figures of one server, by the names of the catalogue."""
+def server_metrics(counted: ServerMetrics) -> dict[str, Value]:
+    """The metrics of one server, by the names of the catalogue."""
     rows = {labelled("table_rows", name): count for name, count in counted.rows.items()}
     nbytes = {labelled("table_bytes", name): size for name, size in counted.nbytes.items()}
     staleness = {"staleness": counted.staleness}
     return {"applied_pushes": counted.pushes, **rows, **nbytes, **staleness, **counted.durable}
 
 
-def of_servers(counted: Sequence[ServerFigures]) -> str:
+def servers_summary(counted: Sequence[ServerMetrics]) -> str:
     """The counts of all servers, and the staleness of gradients."""
     pushes = max(one.pushes for one in counted)
     return f"servers: {pushes:,} pushes, {_staleness(counted)}; {_tables(counted)}"
 
 
 def staleness_warning(
-    counted: Sequence[ServerFigures], plan: Plan, configs: ASyncConfigs
+    counted: Sequence[ServerMetrics], plan: Plan, configs: ASyncConfigs
 ) -> str | None:
     """A warning if pushes arrive later than with one push in flight per worker; else None.
 
@@ -64,7 +64,7 @@ def staleness_warning(
     )
 
 
-def mean_staleness(counted: Sequence[ServerFigures]) -> float | None:
+def mean_staleness(counted: Sequence[ServerMetrics]) -> float | None:
     """The mean staleness of all gradients so far; None where none was counted."""
     times = _times(counted)
     return _mean(times) if times.total() else None
@@ -89,14 +89,14 @@ def _mean(staleness: Mapping[int, int]) -> float:
     return sum(late * count for late, count in staleness.items()) / total if total else 0.0
 
 
-def _staleness(counted: Sequence[ServerFigures]) -> str:
+def _staleness(counted: Sequence[ServerMetrics]) -> str:
     times = _times(counted)
     if not times.total():
         return "staleness not counted"
     return f"staleness {_mean(times):.2f} on average, {max(times)} at most"
 
 
-def _times(counted: Sequence[ServerFigures]) -> Counter[int]:
+def _times(counted: Sequence[ServerMetrics]) -> Counter[int]:
     """How often each staleness occurred, on all servers."""
     times: Counter[int] = Counter()
     for one in counted:
@@ -104,7 +104,7 @@ def _times(counted: Sequence[ServerFigures]) -> Counter[int]:
     return times
 
 
-def _tables(counted: Sequence[ServerFigures]) -> str:
+def _tables(counted: Sequence[ServerMetrics]) -> str:
     """Rows and memory of each table, over these servers."""
     rows: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()

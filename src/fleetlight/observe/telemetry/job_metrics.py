@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a whole job, from those of its processes. Pure.
+"""The metrics of a whole job, from those of its processes. Pure.
 
 Workers that log a value give its mean, rates of samples add up, and so do the rows of servers.
 """
@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from fleetlight.observe.figures.catalogue import STEP_PARTS, step_figure
-from fleetlight.observe.figures.history import Series
-from fleetlight.observe.figures.snapshot import split_key
+from fleetlight.observe.telemetry.catalogue import STEP_PARTS, step_metric
+from fleetlight.observe.telemetry.history import Series
+from fleetlight.observe.telemetry.snapshot import split_key
 
-#: how old the newest figures of a process may be
+#: how old the newest metrics of a process may be
 FRESH_S = 10.0
 
 
-def job_figures(
+def job_metrics(
     series: Mapping[str, Series], now: float, span_s: float
 ) -> tuple[int, dict[str, float]]:
-    """The step of the job, and its figures; rates are those of the last `span_s` seconds."""
+    """The step of the job, and its metrics; rates are those of the last `span_s` seconds."""
     fresh = {
         name: one
         for name, one in series.items()
@@ -34,7 +34,7 @@ def job_figures(
         "skipped_steps": max((one.last("skipped_steps") or 0.0 for one in workers), default=0.0),
         **_logged(workers),
         **_step_shares(workers, span_s),
-        # one process with a server inside has the rows, too
+        # one process with a server inside has the rows as well
         **_rows(servers or workers),
         **_staleness(servers or workers),
     }
@@ -68,7 +68,7 @@ def _logged(workers: Iterable[Series]) -> dict[str, float]:
 
 def _step_shares(workers: Iterable[Series], span_s: float) -> dict[str, float]:
     """The share of each part in the time of steps."""
-    seconds = {part: math.fsum(_rates(workers, step_figure(part), span_s)) for part in STEP_PARTS}
+    seconds = {part: math.fsum(_rates(workers, step_metric(part), span_s)) for part in STEP_PARTS}
     whole = math.fsum(seconds.values())
     return {f"step_share/{part}": one / whole for part, one in seconds.items()} if whole else {}
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from threading import get_ident
 
-from fleetlight.observe.figures.catalogue import STEP_PARTS, step_figure
+from fleetlight.observe.telemetry.catalogue import STEP_PARTS, step_metric
 from fleetlight.observe.tracing.spans import spans
 
 _OTHER = STEP_PARTS.index("other")
@@ -67,7 +67,7 @@ class StepTimes:
         finally:
             self.leave(before)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The seconds by name; the part that runs now counts up to this moment."""
         if not self._thread:
             return {}
@@ -75,7 +75,7 @@ class StepTimes:
         seconds, part, since = list(self._seconds), self._part, self._since
         if since is not None:
             seconds[part] += max(0.0, self._clock() - since)
-        return {step_figure(name): seconds[i] for i, name in enumerate(STEP_PARTS)}
+        return {step_metric(name): seconds[i] for i, name in enumerate(STEP_PARTS)}
 
 
 DATA, FORWARD, PULL, BACKWARD, WAIT, PUSH, OPTIMIZER = range(_OTHER)

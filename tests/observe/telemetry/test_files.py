@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of figures: recorded, thinned out, followed."""
+"""Files of metrics: recorded, thinned out, followed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleetlight.observe.figures import recorder
-from fleetlight.observe.figures.history import EventFiles, History, Series
-from fleetlight.observe.figures.recorder import EventFile, FigureRecorder, ThinnedFile
-from fleetlight.observe.figures.registry import Registry
-from fleetlight.observe.figures.snapshot import Event, Snapshot, events_in, snapshots_in
+from fleetlight.observe.telemetry import recorder
+from fleetlight.observe.telemetry.history import EventFiles, History, Series
+from fleetlight.observe.telemetry.recorder import EventFile, MetricRecorder, ThinnedFile
+from fleetlight.observe.telemetry.registry import Registry
+from fleetlight.observe.telemetry.snapshot import Event, Snapshot, events_in, snapshots_in
 
 
 def moment(at: float, **values: float) -> Snapshot:
@@ -31,7 +31,7 @@ def line(snapshot: Snapshot) -> bytes:
 def test_a_recorder_writes_a_first_and_a_last_snapshot(tmp_path: Path) -> None:
     registry = Registry()
     registry.add(lambda: {"steps": 4})
-    recorded = FigureRecorder(tmp_path, "worker", 2, registry, every_s=3600)
+    recorded = MetricRecorder(tmp_path, "worker", 2, registry, every_s=3600)
     registry.event("worker 2", "checkpoint", "saved step 4")
     recorded.close()
     recorded.close()
@@ -54,17 +54,17 @@ def test_nothing_follows_the_last_snapshot(tmp_path: Path, monkeypatch: pytest.M
             """It gets no processor time before the recorder is closed."""
 
     monkeypatch.setattr(recorder.threading, "Thread", LateThread)
-    FigureRecorder(tmp_path, "worker", 0, Registry()).close()
+    MetricRecorder(tmp_path, "worker", 0, Registry()).close()
     [run] = late
     run()
-    assert len((tmp_path / "figures" / "worker.0.jsonl").read_bytes().splitlines()) == 1
+    assert len((tmp_path / "metrics" / "worker.0.jsonl").read_bytes().splitlines()) == 1
 
 
-def test_values_that_are_not_finite_lose_no_other_figure(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_lose_no_other_metric(tmp_path: Path) -> None:
     registry = Registry()
     registry.add(lambda: {"steps": 4})
     registry.logged.add({"loss": math.nan, "norm": math.inf, "auc": 0.5})
-    recorder = FigureRecorder(tmp_path, "worker", 0, registry, every_s=3600)
+    recorder = MetricRecorder(tmp_path, "worker", 0, registry, every_s=3600)
     recorder.close()
     history = History(tmp_path)
     history.poll()
@@ -90,7 +90,7 @@ def test_a_source_that_fails_ends_no_recorder(
     registry = Registry()
     registry.add(lambda: {"steps": 4})
     with caplog.at_level(logging.WARNING, "fleetlight"):
-        recorder = FigureRecorder(tmp_path, "worker", 0, registry, every_s=0.0, each_time=look)
+        recorder = MetricRecorder(tmp_path, "worker", 0, registry, every_s=0.0, each_time=look)
         assert is_done.wait(60.0)
         recorder.close()
     assert len([one for one in caplog.messages if "Stale file handle" in one]) == 1
@@ -111,7 +111,7 @@ def test_errors_of_two_kinds_are_each_logged_once(
     registry.add(lambda: {"stpes": 4})
     registry.event("worker 0", "checkpoint", "saved step 4")
     with caplog.at_level(logging.WARNING, "fleetlight"):
-        recorder = FigureRecorder(tmp_path, "worker", 0, registry, every_s=0.0, each_time=look)
+        recorder = MetricRecorder(tmp_path, "worker", 0, registry, every_s=0.0, each_time=look)
         assert is_done.wait(60.0)
         recorder.close()
     assert len([one for one in caplog.messages if "KeyError: 'stpes'" in one]) == 1
@@ -120,8 +120,8 @@ def test_errors_of_two_kinds_are_each_logged_once(
 
 
 def test_old_lines_are_thinned_out_and_new_ones_stay(tmp_path: Path) -> None:
-    path = tmp_path / "figures" / "worker.0.jsonl"
-    file = ThinnedFile(path, most_bytes=2000)
+    path = tmp_path / "metrics" / "worker.0.jsonl"
+    file = ThinnedFile(path, max_bytes=2000)
     for at in range(200):
         file.append(msgspec.json.encode(moment(float(at), steps=at)))
     assert path.stat().st_size <= 2000
@@ -131,13 +131,13 @@ def test_old_lines_are_thinned_out_and_new_ones_stay(tmp_path: Path) -> None:
     assert times[0] < 100.0
 
 
-def test_a_full_disk_costs_figures_only(
+def test_a_full_disk_costs_metrics_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    file = ThinnedFile(tmp_path / "figures" / "worker.0.jsonl")
+    file = ThinnedFile(tmp_path / "metrics" / "worker.0.jsonl")
     monkeypatch.setattr(recorder.os, "write", full)
     file.append(b"{}")
     file.append(b"{}")
@@ -145,7 +145,7 @@ def test_a_full_disk_costs_figures_only(
 
 
 def test_a_history_follows_a_file_that_grows_and_is_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / "figures"
+    folder = tmp_path / "metrics"
     folder.mkdir()
     path, history = folder / "worker.0.jsonl", History(tmp_path)
     assert not history.poll()
@@ -164,8 +164,8 @@ def test_a_history_follows_a_file_that_grows_and_is_replaced(tmp_path: Path) -> 
     assert list(history.series["worker.0"].columns["steps"]) == [1.0, 2.0, 3.0]
 
 
-def test_a_clock_that_is_set_back_hides_no_figure(tmp_path: Path) -> None:
-    file = ThinnedFile(tmp_path / "figures" / "worker.0.jsonl", most_bytes=2000)
+def test_a_clock_that_is_set_back_hides_no_metric(tmp_path: Path) -> None:
+    file = ThinnedFile(tmp_path / "metrics" / "worker.0.jsonl", max_bytes=2000)
     history = History(tmp_path)
     at = 5000.0
     for step in range(100):
@@ -211,8 +211,8 @@ def test_events_of_several_files_are_in_the_order_of_time(tmp_path: Path) -> Non
 def test_events_are_new_once_although_their_file_is_thinned_out(
     tmp_path: Path, set_back_at: int | None
 ) -> None:
-    files, path = EventFiles(tmp_path), tmp_path / "figures" / "events.a.jsonl"
-    file = ThinnedFile(path, most_bytes=1000)
+    files, path = EventFiles(tmp_path), tmp_path / "metrics" / "events.a.jsonl"
+    file = ThinnedFile(path, max_bytes=1000)
     seen: list[float] = []
     sizes = []
     times = [float(at) for at in range(100)]
@@ -227,7 +227,7 @@ def test_events_are_new_once_although_their_file_is_thinned_out(
     assert files.poll() == []
 
 
-def test_a_series_has_columns_for_figures_that_come_and_go() -> None:
+def test_a_series_has_columns_for_metrics_that_come_and_go() -> None:
     series = Series(most=8)
     series.add(moment(1.0, steps=1))
     series.add(moment(2.0, steps=2, samples=20))

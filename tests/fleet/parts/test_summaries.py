@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures in the log at the end of a job with parameter servers."""
+"""The metrics in the log at the end of a job with parameter servers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from fleetlight.fleet.parts.figures import (
+from fleetlight.fleet.parts.summaries import (
     mean_staleness,
-    of_server,
-    of_servers,
-    of_worker,
+    server_summary,
+    servers_summary,
     staleness_warning,
+    worker_summary,
 )
-from fleetlight.ps.messages import ServerFigures
+from fleetlight.ps.messages import ServerMetrics
 from fleetlight.ps.plan import ASYNC, DensePlan, InitializerPlan, Plan, RulePlan, TablePlan
 from fleetlight.strategy import DistributedStrategy
 
@@ -24,28 +24,28 @@ DENSE = DensePlan("deep", (2,), "float32", 0, 0)
 
 
 def test_worker_line_has_counts_and_times() -> None:
-    figures = {"steps": 1200.0, "rows_read_ahead": 7.0, "push_wait_seconds": 0.04}
-    assert of_worker(figures) == "done: steps 1,200, prefetched rows 7, waited 0.0 s"
+    metrics = {"steps": 1200.0, "rows_read_ahead": 7.0, "push_wait_seconds": 0.04}
+    assert worker_summary(metrics) == "done: steps 1,200, prefetched rows 7, waited 0.0 s"
 
 
 def test_server_line_has_pushes_and_tables() -> None:
-    counted = ServerFigures(1200, {"wide": 3000, "deep": 5}, {"wide": 3 * MIB, "deep": 0}, {})
-    assert of_server(counted) == (
+    counted = ServerMetrics(1200, {"wide": 3000, "deep": 5}, {"wide": 3 * MIB, "deep": 0}, {})
+    assert server_summary(counted) == (
         "all workers have left after 1,200 pushes; "
         "tables: wide 3,000 rows, 3.0 MiB; deep 5 rows, 0.0 MiB"
     )
 
 
-def test_figures_sum_servers_and_average_staleness_over_pushes() -> None:
-    one = ServerFigures(4, {"deep": 1000}, {"deep": MIB}, {0: 3, 2: 1})
-    other = ServerFigures(4, {"deep": 500}, {"deep": MIB}, {0: 1, 4: 1})
-    assert of_servers([one, other]) == (
+def test_metrics_sum_servers_and_average_staleness_over_pushes() -> None:
+    one = ServerMetrics(4, {"deep": 1000}, {"deep": MIB}, {0: 3, 2: 1})
+    other = ServerMetrics(4, {"deep": 500}, {"deep": MIB}, {0: 1, 4: 1})
+    assert servers_summary([one, other]) == (
         "servers: 4 pushes, staleness 1.00 on average, 4 at most; tables: deep 1,500 rows, 2.0 MiB"
     )
 
 
-def test_figures_without_pushes_and_tables() -> None:
-    line = of_servers([ServerFigures(0, {}, {}, {})])
+def test_metrics_without_pushes_and_tables() -> None:
+    line = servers_summary([ServerMetrics(0, {}, {}, {})])
     assert line == "servers: 0 pushes, staleness not counted; no tables"
 
 
@@ -59,7 +59,7 @@ def warning_for(
         dense=[DENSE] if dense else [], optimizers=[], staleness=staleness,
         serves_dense=configs.dense == "servers",
     )  # fmt: skip
-    usual, late = ServerFigures(9, {}, {}, {3: 8, 9: 1}), ServerFigures(9, {}, {}, {4: 1, 6: 3})
+    usual, late = ServerMetrics(9, {}, {}, {3: 8, 9: 1}), ServerMetrics(9, {}, {}, {4: 1, 6: 3})
     assert staleness_warning([usual], plan, configs) is None
     assert staleness_warning([], plan, configs) is None
     return staleness_warning([usual, late], plan, configs)
@@ -101,10 +101,10 @@ def test_no_warning_when_workers_average_dense_gradients() -> None:
         mode=ASYNC, worker_num=2, server_num=1, seed=0, tables=[TABLE], dense=[DENSE],
         optimizers=[], serves_dense=False,
     )  # fmt: skip
-    assert staleness_warning([ServerFigures(9, {}, {}, {9: 9})], plan, configs) is None
+    assert staleness_warning([ServerMetrics(9, {}, {}, {9: 9})], plan, configs) is None
 
 
 def test_mean_staleness_is_that_of_all_servers() -> None:
-    none = ServerFigures(4, {}, {}, {})
+    none = ServerMetrics(4, {}, {}, {})
     assert mean_staleness([none]) is None
-    assert mean_staleness([none, ServerFigures(4, {}, {}, {0: 3, 4: 1})]) == 1.0
+    assert mean_staleness([none, ServerMetrics(4, {}, {}, {0: 3, 4: 1})]) == 1.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of this process in its job: `fleet.figures`, `fleet.log`, and where they are recorded."""
+"""Metrics of this process: `fleet.process_metrics`, `fleet.log`, and where they are recorded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fleetlight.files.atomic import replace_file
 from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.plan.bound_plan import mode_of
 from fleetlight.fleet.recording.tracing import ProcessTracer
-from fleetlight.observe.figures.recorder import FigureRecorder
-from fleetlight.observe.figures.registry import registry
-from fleetlight.observe.figures.snapshot import FOLDER
-from fleetlight.observe.figures.step_times import BACKWARD, step_times
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.recorder import MetricRecorder
+from fleetlight.observe.telemetry.registry import registry
+from fleetlight.observe.telemetry.snapshot import FOLDER
+from fleetlight.observe.telemetry.step_times import BACKWARD, step_times
 from fleetlight.roles import Role
 from fleetlight.torch_compat.used_graphs import time_backwards
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from fleetlight.static.program import Program
 
 #: a larger picture is left out: pages read files of a few MiB
-_MOST_LETTERS = 1 << 20
+_MAX_SVG_LENGTH = 1 << 20
 
 
-def start_figures(job: Job) -> None:
-    """Count the time of steps in this thread; record figures where there is a log folder."""
+def start_metrics(job: Job) -> None:
+    """Count the time of steps in this thread; record metrics where there is a log folder."""
     role = job.role
     step_times.begin()
     time_backwards(functools.partial(step_times.enter, BACKWARD), step_times.leave)
     job.closers.callback(time_backwards, None, step_times.leave)
-    job.closers.callback(registry.add(job.figures))
+    job.closers.callback(registry.add(job.metrics))
     log_dir = None if role.log_dir is None else Path(role.log_dir)
     if role.is_worker and not job.group.index and job.strategy.sinks:
         _start_sinks(job, log_dir)
@@ -46,10 +46,10 @@ def start_figures(job: Job) -> None:
             job.strategy_changes = functools.partial(_describe, job, log_dir)
             job.program_runs = functools.partial(_draw, job, log_dir)
         tracer = ProcessTracer(job, log_dir)
-        recorder = FigureRecorder(
+        recorder = MetricRecorder(
             log_dir, role.kind.value, role.index, registry, each_time=tracer.look
         )
-        # leaving the job records its last figures; a server only ends
+        # leaving the job records its last metrics; a server only ends
         job.closers.callback(recorder.close)
         atexit.register(recorder.close)
 
@@ -73,7 +73,7 @@ def _draw(job: Job, log_dir: Path, program: Program) -> None:
     except Exception as error:  # a job trains without its picture
         logger.warning("the program is not drawn: %s: %s", type(error).__name__, error)
         return
-    if len(svg) <= _MOST_LETTERS:
+    if len(svg) <= _MAX_SVG_LENGTH:
         _describe(job, log_dir, svg=svg)
 
 
@@ -98,7 +98,7 @@ def note(role: Role, kind: str, text: str, step: int | None = None) -> None:
 def log(**values: Any) -> None:
     """Log numbers by name, such as `fleet.log(loss=loss, auc=auc)`, on any worker.
 
-    Cheap: a tensor is read about once a second, when figures are recorded. The page, Prometheus and
+    Cheap: a tensor is read about once a second, when metrics are recorded. The page, Prometheus and
     sinks show the mean of the values since then, and over the workers that log the name.
 
     Args:
@@ -115,17 +115,17 @@ def log(**values: Any) -> None:
     registry.logged.add(values)
 
 
-def figures() -> dict[str, float]:
+def process_metrics() -> dict[str, float]:
     """What this process counts now, by name: steps, times, rows, bytes.
 
-    A table's figure has the table in its name, as in `table_rows{users}`. `staleness` is a mean.
+    A table's metric has the table in its name, as in `table_rows{users}`. `staleness` is a mean.
 
     Returns:
-        Figures by name.
+        Metrics by name.
 
     Example:
         >>> fleet.init(is_collective=True)
-        >>> "steps" in fleet.figures()
+        >>> "steps" in fleet.process_metrics()
         True
     """
     current()

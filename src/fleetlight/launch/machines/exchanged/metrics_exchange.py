@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FiguresExchange`: node 0 gets the figures and events that other machines record.
+"""`MetricsExchange`: node 0 gets the metrics and events that other machines record.
 
 They travel in the store, with the heartbeats of launchers: of each process the newest snapshot, and
 the events that node 0 has not confirmed. Machines that share a log folder have all files already.
@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from fleetlight.launch.machines.exchanged.heartbeats import Counters
-from fleetlight.observe.figures.history import LineFollower
-from fleetlight.observe.figures.recorder import ThinnedFile
-from fleetlight.observe.figures.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX
 from fleetlight.observe.log import logger
+from fleetlight.observe.telemetry.history import LineFollower
+from fleetlight.observe.telemetry.recorder import ThinnedFile
+from fleetlight.observe.telemetry.snapshot import EVENTS_PREFIX, FOLDER, SUFFIX
 
 #: how many events of a file wait for node 0, if it is away
-_MOST_EVENTS = 1000
+_MAX_EVENTS = 1000
 
 
 class _RecordedLines(msgspec.Struct):
@@ -30,7 +30,7 @@ class _RecordedLines(msgspec.Struct):
     lines: dict[str, list[str]]
 
 
-class FiguresExchange:
+class MetricsExchange:
     """One machine's part in one start of the job."""
 
     def __init__(
@@ -57,14 +57,14 @@ class FiguresExchange:
                 self._receive(node)
 
     def _send(self) -> None:
-        seen = f"figures_seen/{self._own}"
+        seen = f"metrics_seen/{self._own}"
         confirmed = int(self._store.get(seen)) if self._store.check([seen]) else 0
         lines = {name: self._newest(name, confirmed) for name in self._names()}
         lines = {name: some for name, some in lines.items() if some}
         if lines:
             self._number += 1
             message = msgspec.json.encode(_RecordedLines(self._number, lines))
-            self._store.set(f"figures/{self._own}", message.decode())
+            self._store.set(f"metrics/{self._own}", message.decode())
 
     def _names(self) -> list[str]:
         try:
@@ -74,7 +74,7 @@ class FiguresExchange:
 
     def _newest(self, name: str, confirmed: int) -> list[str]:
         follower = self._followers.setdefault(name, LineFollower(self._folder / name))
-        count = _MOST_EVENTS if name.startswith(EVENTS_PREFIX) else 1
+        count = _MAX_EVENTS if name.startswith(EVENTS_PREFIX) else 1
         waiting = self._waiting.setdefault(name, deque(maxlen=count))
         while waiting and waiting[0][0] <= confirmed:
             waiting.popleft()
@@ -83,7 +83,7 @@ class FiguresExchange:
         return [line for _, line in waiting]
 
     def _receive(self, node: int) -> None:
-        key = f"figures/{node}"
+        key = f"metrics/{node}"
         if not self._store.check([key]):
             return
         try:
@@ -91,7 +91,7 @@ class FiguresExchange:
         except msgspec.MsgspecError as error:
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("figures of node %d cannot be read: %s", node, error)
+                logger.warning("metrics of node %d cannot be read: %s", node, error)
             return
         if message.number == self._seen.get(node):
             return
@@ -101,7 +101,7 @@ class FiguresExchange:
             if copy is not None:
                 copy.add(lines)
         # the machine may omit them from now on
-        self._store.set(f"figures_seen/{node}", str(message.number))
+        self._store.set(f"metrics_seen/{node}", str(message.number))
 
     def _copy(self, name: str) -> _Copy | None:
         # a name from another machine must not lead out of the folder
@@ -118,7 +118,7 @@ class _Copy:
 
     def __init__(self, path: Path) -> None:
         self._file = ThinnedFile(path)
-        self._last: deque[str] = deque(maxlen=2 * _MOST_EVENTS)
+        self._last: deque[str] = deque(maxlen=2 * _MAX_EVENTS)
 
     def add(self, lines: list[str]) -> None:
         """Append the lines that are new."""
