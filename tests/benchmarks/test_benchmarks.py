@@ -35,7 +35,7 @@ SMOKE = {
     "static_ps": ("geo, static", ["--models", "word2vec", "--only", "geo, static"]),
     "static_vs_ddp": ("static fx", ["--workloads", "tiny", "--variants", "ddp", "static fx"]),
     "storage": ("A delta has", []),
-    "two_versions": ("word2vec", ["--other", "src", "--models", "word2vec", "--modes", "geo"]),
+    "two_versions": ("version / ", ["--other", "src", "--models", "word2vec", "--modes", "geo"]),
     "wire": ("A pull of 20,000 ids", []),
 }  # fmt: skip
 #: they need a network of their own
