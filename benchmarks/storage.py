@@ -27,7 +27,7 @@ from fleetlight.kernels import servers_of
 from fleetlight.ps.messages import Load, TableFile
 from fleetlight.ps.placement import buckets_of
 from fleetlight.ps.plan import InitializerPlan, Plan, RulePlan, TablePlan
-from fleetlight.ps.server.checkpoints.table_objects import TableObjects
+from fleetlight.ps.server.checkpoints.checkpoint_handler import TableObjects
 from fleetlight.ps.tables.server_state import ServerState
 from fleetlight.store import store_at
 

@@ -25,7 +25,7 @@ from fleetlight.errors import ConfigError, PublicationError
 from fleetlight.kernels import Initializer, first_values, from_bfloat16, to_bfloat16
 from fleetlight.publication import row_file
 from fleetlight.publication.manifest import MANIFEST
-from fleetlight.serve import Reader, cache, layer_file
+from fleetlight.serve import Reader, layer_file, reader
 
 IDS = np.arange(-5, 25)
 
@@ -142,12 +142,12 @@ def test_one_reader_builds_and_the_others_map(
     target.delta({4: 1.0})
     built = []
 
-    class Counting(cache.LayerWriter):
+    class Counting(reader.LayerWriter):
         def finish(self) -> None:
             built.append(self.used)
             super().finish()
 
-    monkeypatch.setattr(cache, "LayerWriter", Counting)
+    monkeypatch.setattr(reading, "LayerWriter", Counting)
     readers = [read() for _ in range(3)]
     assert built == [4, 1]
     target.delta({5: 1.0})
@@ -164,7 +164,7 @@ def test_old_layers_are_deleted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache, "_GRACE_S", -1.0)
+    monkeypatch.setattr(reading, "_GRACE_S", -1.0)
     reader = read()
     for number in range(4):
         target.delta({number: 1.0})

@@ -17,8 +17,7 @@ import pytest
 import torch
 from tests.collective.encrypted.members import LIMIT_S, each, linked
 
-from fleetlight.collective.encrypted.acceptor import HandshakeLimits, Introduction, TlsAcceptor
-from fleetlight.collective.encrypted.links import Links
+from fleetlight.collective.encrypted.links import HandshakeLimits, Introduction, Links, TlsAcceptor
 from fleetlight.collective.encrypted.process_group import EncryptedGroup
 from fleetlight.security.context import client_context, server_context
 from fleetlight.wire.tls import TlsWire

@@ -12,7 +12,7 @@ from torch import Tensor
 from fleetlight.fleet.served import session
 from fleetlight.ps.layers import device_rows, lookup
 from fleetlight.ps.layers.caching import device_cache
-from fleetlight.ps.layers.collection import device_lookup, embedding_collection
+from fleetlight.ps.layers.collection import embedding_collection
 from fleetlight.ps.layers.staging import Arrival, BlockingStaging
 from fleetlight.ps.worker import local_parameters
 from fleetlight.static.ops import rows
@@ -47,6 +47,6 @@ def as_on_a_gpu(patch: pytest.MonkeyPatch) -> LateStaging:
 
     for module in (lookup, embedding_collection, session, local_parameters, pulling, rows):
         patch.setattr(module, "is_on_device", lambda tensor: True)
-    for module in (device_rows, device_cache, device_lookup, session, local_parameters, pulling):
+    for module in (device_rows, device_cache, embedding_collection, session, local_parameters, pulling):
         patch.setattr(module, "staging_of", chosen)
     return late

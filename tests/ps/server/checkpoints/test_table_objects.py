@@ -18,8 +18,8 @@ from fleetlight.errors import CheckpointError
 from fleetlight.kernels import BUCKETS
 from fleetlight.ps import messages as m
 from fleetlight.ps.placement import buckets_of
-from fleetlight.ps.server.checkpoints import table_objects
-from fleetlight.ps.server.checkpoints.table_objects import cuts_of
+from fleetlight.ps.server.checkpoints import checkpoint_handler
+from fleetlight.ps.server.checkpoints.checkpoint_handler import cuts_of
 from fleetlight.ps.tables.table_file import TableReader
 from fleetlight.store import store_at
 
@@ -29,7 +29,9 @@ IDS = list(range(-3000, 3000))
 @pytest.fixture(autouse=True)
 def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several files for a table of few rows."""
-    monkeypatch.setattr(table_objects.TableObjects.__init__, "__defaults__", (64 << 20, 4 << 10))
+    monkeypatch.setattr(
+        checkpoint_handler.TableObjects.__init__, "__defaults__", (64 << 20, 4 << 10)
+    )
 
 
 def trained(ids: list[int] = IDS) -> Worker:
@@ -130,7 +132,7 @@ def test_another_bucket_is_an_error(tmp_path: Path) -> None:
 def test_an_upload_that_fails_frees_the_cut(
     bucket: str, s3: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_objects, "store_at", lambda url: store_at(url, deadline_s=0.1))
+    monkeypatch.setattr(checkpoint_handler, "store_at", lambda url: store_at(url, deadline_s=0.1))
     worker = trained()
     s3.rule = lambda method, path: Status(500) if "part00004" in path else None
     with pytest.raises(CheckpointError, match=r"server 0 could not write table 'users'.*HTTP 500"):

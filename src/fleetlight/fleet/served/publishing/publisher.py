@@ -4,39 +4,203 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from fleetlight.errors import FleetError, PublicationError
+import fleetlight.checkpoint as checkpoint
+from fleetlight.errors import FleetError, MissingObjectError, PublicationError
+from fleetlight.fleet.checkpoints.model_values import copied
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.parts.publishing import PublishOptions
 from fleetlight.fleet.recording.process_metrics import note
-from fleetlight.fleet.served.publishing.dense_values import (
-    encoded,
-    local_values,
-    with_served,
-    with_tied,
-)
-from fleetlight.fleet.served.publishing.target import PublicationTarget, prefix_of
 from fleetlight.fleet.served.session import ServerSession
+from fleetlight.fleet.served.tables.server_checkpoint import table_weights
+from fleetlight.fleet.training.registering import registered_model
 from fleetlight.kernels import table_seed
 from fleetlight.observe.log import logger
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import TablePlan
+from fleetlight.ps.tables.dense_state import DenseState, tensor_of, whole
 from fleetlight.ps.transport.interface import ReceivedReply
-from fleetlight.publication.lease import RENEW_S, Lease
+from fleetlight.publication import manifest as manifests
+from fleetlight.publication.lease import LEASE, RENEW_S, Lease
 from fleetlight.publication.manifest import (
+    MANIFEST,
+    DenseFile,
     Publication,
     PublicationManifest,
     PublishedTable,
     RowFile,
 )
 from fleetlight.publication.row_file import arrow
-from fleetlight.store import store_at
+from fleetlight.store import ObjectStore, store_at
+
+# not `from fleetlight import`, which imports the API and would be a circle
+
+
+def local_values(job: Job, session: ServerSession) -> dict[str, Tensor]:
+    """Copies of the dense values of worker 0, by name; tied ones have their first name alone."""
+    state = checkpoint.model_state(registered_model(job))
+    tables = {id(weight) for weight in table_weights(session.bound)}
+    live = registered_model(job).state_dict(keep_vars=True)
+    return {
+        name: tensor
+        for name, tensor in copied(state).tensors.items()
+        if state.kinds[name] != "extra" and id(live[name]) not in tables
+    }
+
+
+def with_served(
+    values: Mapping[str, Tensor], session: ServerSession, replies: Mapping[int, ReceivedReply]
+) -> dict[str, Tensor]:
+    """The values, with those that the servers had at their cuts."""
+    plan, placement = session.bound.plan, session.client.placement
+    states = [DenseState(replies[server].arrays, [], [], []) for server in sorted(replies)]
+    served = whole(plan, placement, states).values
+    return dict(values) | {
+        plan.dense[number].name: tensor_of(array).view(plan.dense[number].shape).clone()
+        for number, array in served.items()
+    }
+
+
+def with_tied(job: Job, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values under all their names: a program has each name of tied values."""
+    aliases = checkpoint.model_state(registered_model(job)).aliases
+    tied = {name: values[first].clone() for name, first in aliases.items() if first in values}
+    return {**values, **tied}
+
+
+def encoded(values: Mapping[str, Tensor]) -> bytes:
+    """The values as safetensors; NumPy has no bfloat16, so they become float32."""
+    tensors = {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
+        for name, tensor in values.items()
+    }
+    return save(tensors)
+
+
+_KEPT = (MANIFEST, LEASE)
+
+
+class PublicationTarget:
+    """Writes manifests; a file that no manifest names is deleted after a while."""
+
+    def __init__(
+        self, store: ObjectStore, tables: Sequence[PublishedTable], every_s: float
+    ) -> None:
+        self.store = store
+        self._tables, self._every_s = list(tables), every_s
+        self._version: str | None = None
+        #: the manifest of this publisher
+        self.manifest: PublicationManifest | None = None
+        #: the number of the last publication at this target
+        self.number = 0
+        self._epoch = 1
+        #: the manifest there is not the one that this publisher replaced last
+        self.is_outdated = False
+        self._read()
+        #: files that no manifest names, and since when
+        self._unnamed: dict[str, float] = {}
+
+    def _read(self) -> None:
+        """Continue the numbers of an earlier publisher."""
+        try:
+            found = self.store.get(MANIFEST)
+        except MissingObjectError:
+            return
+        self._version = found.version
+        earlier = manifests.decode(bytes(found.data), f"{self.store.url}/{MANIFEST}")
+        self.number = max(self.number, earlier.newest.number)
+        self._epoch = max(self._epoch, earlier.epoch + 1)
+
+    def begin_epoch(self) -> None:
+        """The values are those of a loaded checkpoint: the next publication is a base."""
+        self.manifest, self._epoch = None, self._epoch + 1
+
+    def start_over(self) -> None:
+        """Continue after the manifest that is there now; the next publication is a base."""
+        self.begin_epoch()
+        self._version = None
+        self._read()
+        self.is_outdated = False
+
+    def put_dense(self, prefix: str, data: bytes) -> DenseFile:
+        """Write the dense values of a publication."""
+        name = f"{prefix}dense.safetensors"
+        self.store.put(name, data)
+        return DenseFile(name, len(data), hashlib.sha256(data).hexdigest())
+
+    def check_sees(self, files: Sequence[RowFile], dense: DenseFile) -> None:
+        """Raise if a file did not arrive whole, or is in a folder that this worker does not see."""
+        every: list[RowFile | DenseFile] = [*files, dense]
+        for file in every:
+            found = self.store.head(file.name)
+            if found is None or found.size != file.bytes:
+                who = f"server {file.server}" if isinstance(file, RowFile) else "worker 0"
+                size = "no such file" if found is None else f"{found.size} bytes"
+                raise PublicationError(
+                    f"{self.store.url}/{file.name}: {who} wrote {file.bytes} bytes, and worker 0 "
+                    f"sees {size}; publish to a bucket, or to a folder that all hosts share"
+                )
+
+    def complete(self, publication: Publication) -> PublicationManifest:
+        """Name a publication in the manifest; from then on it exists."""
+        base = self.manifest
+        if base is None or not publication.previous:
+            new = PublicationManifest(
+                epoch=self._epoch, every_s=self._every_s, tables=self._tables, base=publication
+            )
+        else:
+            new = PublicationManifest(
+                epoch=self._epoch,
+                every_s=self._every_s,
+                tables=self._tables,
+                base=base.base,
+                deltas=[*base.deltas, publication],
+            )
+        data = manifests.encode(new)
+        if self._version is None:
+            version = self.store.create(MANIFEST, data)
+        else:
+            version = self.store.swap(MANIFEST, data, self._version)
+        if version is None:
+            self.is_outdated = True
+            raise PublicationError(
+                f"{self.store.url}/{MANIFEST} is not the one that this job wrote last: another "
+                "publisher has replaced it, or a reply was lost; the next publication has all rows"
+            )
+        self._version, self.manifest, self.number = version, new, publication.number
+        return new
+
+    def prune(self, grace_s: float) -> None:
+        """Delete files that no manifest has named for so long: readers may still read them."""
+        assert self.manifest is not None, "prune() comes after complete()"
+        named, now = {*self.manifest.names, *_KEPT}, time.monotonic()
+        there = [one.name for one in self.store.list() if one.name not in named and _ours(one.name)]
+        self._unnamed = {name: self._unnamed.get(name, now) for name in there}
+        old = [name for name, since in self._unnamed.items() if now - since >= grace_s]
+        if old:
+            self.store.delete(old)
+            logger.debug("%s: deleted %d files of earlier publications", self.store.url, len(old))
+
+
+def prefix_of(number: int, publication: str) -> str:
+    """The folder of a publication, for names of its files."""
+    return f"{number:08d}-{publication}/"
+
+
+def _ours(name: str) -> bool:
+    """True for names that `prefix_of` begins."""
+    folder = name.partition("/")[0]
+    return "/" in name and folder[:8].isdigit() and folder[8:9] == "-"
+
 
 LANE = "publication"
 #: bytes per second of the slowest target: the deadline of a request allows for it
