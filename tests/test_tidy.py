@@ -218,7 +218,7 @@ def test_tests_mirror_sources() -> None:
 READS_TIME_OF_DAY = {
     # the doctor compares the clocks of machines: certificates and file times depend on them
     "src/fleetlight/launch/doctor/probe.py": 1,
-    "src/fleetlight/launch/doctor/service.py": 1,
+    "src/fleetlight/launch/doctor/joint_examination.py": 1,
     # dates for people: when a file was saved
     "src/fleetlight/checkpoint/storage/generations.py": 1,
     # distinguishes successive starts of a worker, even on another machine

@@ -20,7 +20,7 @@ from tests.launch.conftest import place
 from tests.launch.workplace import Workplace
 from tests.multiprocess.test_dashboard import SCRIPT
 
-from fleetlight.dashboard import event_stream
+from fleetlight.dashboard import server
 from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox
 from fleetlight.static.drawing.svg import svg_of
 
@@ -275,7 +275,7 @@ def test_a_page_without_a_connection_says_so(browser: Any, site: Site) -> None:
 def test_a_page_too_many_says_so_until_another_closes(
     browser: Any, job: SimulatedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "_MAX_CLIENTS", 1)
+    monkeypatch.setattr(server, "_MAX_CLIENTS", 1)
     with serving(job) as site, browser.new_page() as page:
         with site.events() as events:
             next(events)

@@ -13,7 +13,7 @@ import pytest
 from tests.engines import documents, schema
 
 from fleetlight.cli.fleetrun import main
-from fleetlight.launch.backends.kubernetes.jobset import rescaled
+from fleetlight.launch.backends.kubernetes.engine import rescaled
 from fleetlight.launch.backends.kubernetes.settings import ClusterSettings
 from fleetlight.launch.backends.kubernetes.text import dump
 

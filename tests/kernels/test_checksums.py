@@ -7,13 +7,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetlight.kernels import checksum, twins
+from fleetlight.kernels import checksum, twin_table
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 9))
 def test_checksum_equals_the_twin(data: bytes, start: int) -> None:
-    expected = twins.checksum(data[start:])
+    expected = twin_table.checksum(data[start:])
     assert checksum(data[start:]) == expected
     # for any alignment, read-only or writable
     found = np.frombuffer(data, np.uint8)[start:]

@@ -25,7 +25,8 @@ from fleetlight.errors import ConfigError, PublicationError
 from fleetlight.kernels import Initializer, first_values, from_bfloat16, to_bfloat16
 from fleetlight.publication import row_file
 from fleetlight.publication.manifest import MANIFEST
-from fleetlight.serve import Reader, layer_file, reader
+from fleetlight.serve import Reader, layer_file
+from fleetlight.serve import reader as reading
 
 IDS = np.arange(-5, 25)
 
@@ -142,7 +143,7 @@ def test_one_reader_builds_and_the_others_map(
     target.delta({4: 1.0})
     built = []
 
-    class Counting(reader.LayerWriter):
+    class Counting(reading.LayerWriter):
         def finish(self) -> None:
             built.append(self.used)
             super().finish()

@@ -10,7 +10,7 @@ import torch
 from tests.collective.local_training.simulated import together
 from torch import nn
 
-from fleetlight.collective.local_training import optimizer_state as moments
+from fleetlight.collective.local_training import engine as moments
 from fleetlight.errors import DivergedError
 
 KINDS: dict[str, Any] = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fleetlight.data.generated.planted_model import PlantedModel
+from fleetlight.data.generated.tables import PlantedModel
 
 SIZES = (10, 20, 30, 1000)
 

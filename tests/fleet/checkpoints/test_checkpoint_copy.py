@@ -13,7 +13,7 @@ from tests.workers import run_workers
 import fleetlight as fleet
 from fleetlight import checkpoint
 from fleetlight.errors import CheckpointError, PeerError
-from fleetlight.fleet.checkpoints import checkpoint_copy
+from fleetlight.fleet.checkpoints import loading
 from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.multiprocess
 def copy_to_all(root: str) -> Any:
     """Worker i reads host<i>; returns the folder and the step of the checkpoint it uses."""
     index = fleet.worker_index()
-    checkpoint_copy._CHUNK = 100  # so that every file takes several chunks
+    loading._CHUNK = 100  # so that every file takes several chunks
     largest = watch_chunks()
     own, copy = Path(root) / f"host{index}", Path(root) / f"copy{index}"
-    found = checkpoint_copy.copy_checkpoint(current().group, str(own), copy)
+    found = loading.copy_checkpoint(current().group, str(own), copy)
     return Path(found).name, whole_step(found), max(largest)
 
 
@@ -64,13 +64,13 @@ def copy_and_fail(root: str, vanishing: bool) -> Any:
     index = fleet.worker_index()
     if vanishing:
         # worker 0 has checked its files, then one of them vanishes
-        found, gone = checkpoint_copy._found, Path(root, "generation-9/gone")
-        checkpoint_copy._found = lambda *args: {**found(*args), "generation-9/gone": gone}
+        found, gone = loading._found, Path(root, "generation-9/gone")
+        loading._found = lambda *args: {**found(*args), "generation-9/gone": gone}
     copy = Path(root) / f"copy{index}"
     if not vanishing:
         copy.write_text("in the way")
     with pytest.raises(CheckpointError, match="could not be copied") as caught:
-        checkpoint_copy.copy_checkpoint(current().group, f"{root}/host{index}", copy)
+        loading.copy_checkpoint(current().group, f"{root}/host{index}", copy)
     return isinstance(caught.value, PeerError), str(caught.value)
 
 

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 from fleetlight.checkpoint.formats.values import pack, unpack
 from fleetlight.errors import CheckpointError
-from fleetlight.fleet.parts.schedulers import Schedulers
+from fleetlight.fleet.job import Schedulers
 
 Make = Callable[[torch.optim.Optimizer], list[Any]]
 

@@ -12,7 +12,7 @@ from tests.workers import run_workers
 from torch import nn
 
 import fleetlight as fleet
-from fleetlight.fleet.training.start_notes import untrained
+from fleetlight.fleet.training.model import untrained
 from fleetlight.observe.log import logger
 
 SGD = torch.optim.SGD

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kernels.batches import numbers as random
 from tests.kernels.batches import same
 
-from fleetlight.kernels import lay_aside, read_as_they_were, twins
+from fleetlight.kernels import lay_aside, read_as_they_were, twin_table
 
 DIM, COUNT, KNOWN = 3, 8, 6
 batches = st.lists(st.lists(st.integers(-1, COUNT - 1), max_size=12), max_size=4)
@@ -29,7 +29,7 @@ def test_each_row_is_copied_once_before_it_changes(
     for batch in changes:
         numbers = np.array(batch, np.int64)
         fresh = lay_aside(places[0], rows, mine, used, numbers)
-        assert same(fresh, twins.lay_aside(places[1], rows, theirs, used, numbers))
+        assert same(fresh, twin_table.lay_aside(places[1], rows, theirs, used, numbers))
         assert same(mine, theirs)
         assert same(places[0], places[1])
         used += len(fresh)
@@ -40,6 +40,6 @@ def test_each_row_is_copied_once_before_it_changes(
             assert same(mine[place - 1], first[number])
     unread = np.flatnonzero(places[0] >= 0).astype(np.int32)
     was = read_as_they_were(places[0], rows, mine, unread, -1)
-    assert same(was, twins.read_as_they_were(places[1], rows, theirs, unread, -1))
+    assert same(was, twin_table.read_as_they_were(places[1], rows, theirs, unread, -1))
     assert same(was, first[unread])
     assert same(places[0], places[1])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kernels.batches import numbers as random
 from tests.kernels.batches import same
 
-from fleetlight.kernels import Batch, PendingRows, copy_rows, twins
+from fleetlight.kernels import Batch, PendingRows, copy_rows, twin_table
 
 DIM, COUNT, KNOWN, ROOM = 3, 80, 70, 9
 lists = st.lists(st.integers(-1, COUNT - 1), max_size=30)
@@ -28,7 +28,7 @@ def test_each_row_is_taken_once_before_it_changes(
         mine, theirs = (Batch.empty(ROOM, DIM) for _ in range(2))
         while start < len(numbers):
             args = rows, numbers, 7 * numbers, start
-            end = twins.take_rows(taken, KNOWN, *args, theirs)
+            end = twin_table.take_rows(taken, KNOWN, *args, theirs)
             assert pending.take(*args, mine) == end
             assert mine.used == theirs.used
             for ours, twin in ((mine.rows, theirs.rows), (mine.numbers, theirs.numbers)):

@@ -12,7 +12,7 @@ from tests.kernels.batches import numbers, same
 from torch.nn import functional
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import gather_bags, spread_bags, twins, weight_grads
+from fleetlight.kernels import gather_bags, spread_bags, twin_table, weight_grads
 
 lengths = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 MODES = ["sum", "mean", "max"]
@@ -29,16 +29,16 @@ def test_bags_equal_the_twin(
     rows, grads = numbers(seed, 5, dim), numbers(seed + 1, len(sizes), dim)
     weights = numbers(seed + 2, count) if weighted and mode == "sum" else None
     bags, chosen = gather_bags(rows, inverse, offsets, weights, mode)  # type: ignore[arg-type]
-    twin_bags, twin_chosen = twins.gather_bags(rows, inverse, offsets, weights, mode)
+    twin_bags, twin_chosen = twin_table.gather_bags(rows, inverse, offsets, weights, mode)
     np.testing.assert_allclose(bags, twin_bags, rtol=1e-5, atol=1e-6)
     assert (chosen is None) == (twin_chosen is None)
     assert chosen is None or twin_chosen is None or same(chosen, twin_chosen)
     spread = spread_bags(grads, inverse, offsets, weights, mode, 5, chosen)  # type: ignore[arg-type]
-    expected = twins.spread_bags(grads, inverse, offsets, weights, mode, 5, chosen)
+    expected = twin_table.spread_bags(grads, inverse, offsets, weights, mode, 5, chosen)
     np.testing.assert_allclose(spread, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         weight_grads(grads, rows, inverse, offsets),
-        twins.weight_grads(grads, rows, inverse, offsets),
+        twin_table.weight_grads(grads, rows, inverse, offsets),
         rtol=1e-4,
         atol=1e-5,
     )

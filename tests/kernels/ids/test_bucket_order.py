@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.kernels.batches import STRANGE
 
-from fleetlight.kernels import BUCKETS, BucketCount, put_in_bucket_order, twins
+from fleetlight.kernels import BUCKETS, BucketCount, put_in_bucket_order, twin_table
 from fleetlight.kernels.ids.bucket_order import _sort_buckets
 
 
 def ids_of_one_bucket(count: int) -> NDArray[np.int64]:
     """Ids that all fall into bucket 0."""
     candidates = np.arange(count * 2**14 * 2)
-    return candidates[twins.buckets(candidates) == 0][:count]
+    return candidates[twin_table.buckets(candidates) == 0][:count]
 
 
 def sawtooth(count: int) -> NDArray[np.int64]:
@@ -63,7 +63,7 @@ def ordered(
 def test_any_ids_are_sorted_by_bucket_and_id(given_ids: list[int]) -> None:
     ids = np.array(given_ids, np.int64)
     starts, in_order, rows = ordered(ids)
-    of = twins.buckets(ids)
+    of = twin_table.buckets(ids)
     assert (in_order == ids[np.lexsort((ids, of))]).all()
     assert (ids[rows] == in_order).all()
     assert len(np.unique(rows)) == len(ids)
@@ -83,9 +83,9 @@ def test_ids_that_share_one_bucket(count: int) -> None:
 def test_many_ids() -> None:
     ids = np.random.default_rng(0).permutation(100_000) * 7919 - 10**9
     starts, in_order, rows = ordered(ids)
-    assert (in_order == ids[np.lexsort((ids, twins.buckets(ids)))]).all()
+    assert (in_order == ids[np.lexsort((ids, twin_table.buckets(ids)))]).all()
     assert (ids[rows] == in_order).all()
     for bucket in (0, 1, 77, BUCKETS - 1):
         inside = in_order[starts[bucket] : starts[bucket + 1]]
         assert len(inside) > 0
-        assert (twins.buckets(inside) == bucket).all()
+        assert (twin_table.buckets(inside) == bucket).all()

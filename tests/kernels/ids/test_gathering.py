@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.kernels.batches import numbers, same
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import gather, sum_by, twins
+from fleetlight.kernels import gather, sum_by, twin_table
 
 
 @settings(deadline=None)
@@ -18,8 +18,8 @@ from fleetlight.kernels import gather, sum_by, twins
 def test_gather_and_sum_by_equal_the_twins(positions: list[int], dim: int) -> None:
     inverse = np.array(positions, np.int32)
     rows, grads = numbers(0, 7, dim), numbers(1, len(inverse), dim)
-    assert same(gather(rows, inverse), twins.gather(rows, inverse))
-    assert same(sum_by(grads, inverse, 7), twins.sum_by(grads, inverse, 7))
+    assert same(gather(rows, inverse), twin_table.gather(rows, inverse))
+    assert same(sum_by(grads, inverse, 7), twin_table.sum_by(grads, inverse, 7))
 
 
 def test_results_are_written_to_out() -> None:

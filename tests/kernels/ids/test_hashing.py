@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.kernels.batches import id_batches, same
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import BUCKETS, buckets, servers_of, splitmix64, twins
+from fleetlight.kernels import BUCKETS, buckets, servers_of, splitmix64, twin_table
 
 
 def test_hashes_are_part_of_the_format() -> None:
@@ -23,9 +23,9 @@ def test_hashes_are_part_of_the_format() -> None:
 @settings(deadline=None)
 @given(id_batches, st.integers(1, 40))
 def test_hashes_buckets_and_servers_equal_the_twins(ids: NDArray[np.int64], servers: int) -> None:
-    assert same(splitmix64(ids), twins.splitmix64(ids))
-    assert same(buckets(ids), twins.buckets(ids))
-    assert same(servers_of(ids, servers), twins.servers_of(ids, servers))
+    assert same(splitmix64(ids), twin_table.splitmix64(ids))
+    assert same(buckets(ids), twin_table.buckets(ids))
+    assert same(servers_of(ids, servers), twin_table.servers_of(ids, servers))
 
 
 def test_servers_own_bucket_ranges_of_nearly_equal_size() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.batches import numbers
 
-from fleetlight.kernels import gather_bags, spread_bags, twins
+from fleetlight.kernels import gather_bags, spread_bags, twin_table
 from fleetlight.kernels.ids.pooling import (
     EACH,
     MAX,
@@ -59,7 +59,7 @@ def pooling_of(chosen: list[int], samples: int, seed: int) -> tuple[Pooling, Any
 def test_pooled_features_equal_the_twin(chosen: list[int], samples: int, seed: int) -> None:
     pooling, rows = pooling_of(chosen, samples, seed)
     out, largest = pool(rows, pooling)
-    expected, expected_largest = twins.pool(rows, pooling)
+    expected, expected_largest = twin_table.pool(rows, pooling)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
     grads = numbers(seed + 2, pooling.size)
     if len(largest):
@@ -70,13 +70,13 @@ def test_pooled_features_equal_the_twin(chosen: list[int], samples: int, seed: i
             assert np.array_equal(largest[cells], expected_largest[cells])
     np.testing.assert_allclose(
         spread(grads, pooling, len(rows), largest),
-        twins.spread(grads, pooling, len(rows), largest),
+        twin_table.spread(grads, pooling, len(rows), largest),
         rtol=1e-4,
         atol=1e-5,
     )
     np.testing.assert_allclose(
         position_grads(grads, rows, pooling),
-        twins.position_grads(grads, rows, pooling),
+        twin_table.position_grads(grads, rows, pooling),
         rtol=1e-4,
         atol=1e-5,
     )

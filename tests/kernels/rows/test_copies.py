@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kernels.batches import numbers as random
 from tests.kernels.batches import same
 
-from fleetlight.kernels import twins
+from fleetlight.kernels import twin_table
 from fleetlight.kernels.arrays import Ids, Matrix
 from fleetlight.kernels.rows import copies
 
@@ -36,7 +36,7 @@ def test_read_equals_the_twin(found: list[int], last: list[int], oldest: int) ->
     rows = made(last)
     out, expected = np.zeros((2, len(found), DIM), np.float32)
     stale = copies.read(rows, ids(found), oldest, out)
-    assert same(stale, twins.read_copies(rows, ids(found), oldest, expected))
+    assert same(stale, twin_table.read_copies(rows, ids(found), oldest, expected))
     assert same(out, expected)
     assert same(rows, made(last))
 
@@ -46,7 +46,7 @@ def test_read_equals_the_twin(found: list[int], last: list[int], oldest: int) ->
 def test_mark_equals_the_twin(found: list[int], last: list[int]) -> None:
     mine, theirs = made(last), made(last)
     known = ids([number for number in found if number >= 0])
-    assert same(copies.mark(mine, known, 3), twins.mark_copies(theirs, known, 3))
+    assert same(copies.mark(mine, known, 3), twin_table.mark_copies(theirs, known, 3))
     assert same(mine, theirs)
     assert not len(copies.mark(mine, known, 3))
 
@@ -57,9 +57,9 @@ def test_visit_reads_and_marks(found: list[int], last: list[int], oldest: int) -
     mine, theirs = made(last), made(last)
     out, expected = np.zeros((2, len(found), DIM), np.float32)
     stale, fresh = copies.visit(mine, ids(found), oldest, 3, out)
-    assert same(stale, twins.read_copies(theirs, ids(found), oldest, expected))
+    assert same(stale, twin_table.read_copies(theirs, ids(found), oldest, expected))
     assert same(out, expected)
-    assert same(fresh, twins.mark_copies(theirs, np.delete(ids(found), stale), 3))
+    assert same(fresh, twin_table.mark_copies(theirs, np.delete(ids(found), stale), 3))
     assert same(mine, theirs)
 
 
@@ -69,7 +69,7 @@ def test_renew_equals_the_twin(found: list[int], last: list[int]) -> None:
     mine, theirs = made(last), made(last)
     arrived = random(1, len(found), DIM)
     copies.renew(mine, ids(found), arrived)
-    twins.renew_copies(theirs, ids(found), arrived)
+    twin_table.renew_copies(theirs, ids(found), arrived)
     assert same(mine, theirs)
 
 
@@ -79,7 +79,7 @@ def test_share_equals_the_twin(found: list[int], last: list[int], among: int) ->
     mine, theirs = made(last), made(last)
     known = ids([number for number in found if number >= 0])
     sent = copies.share(mine, known, among, DIM)
-    assert same(sent, twins.share_copies(theirs, known, among, DIM))
+    assert same(sent, twin_table.share_copies(theirs, known, among, DIM))
     assert same(mine, theirs)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.kernels.batches import id_batches, same
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import Initializer, first_values, table_seed, twins
+from fleetlight.kernels import Initializer, first_values, table_seed, twin_table
 from fleetlight.kernels.rows.first_values import KINDS
 
 initializers = st.builds(
@@ -25,7 +25,7 @@ def test_first_values_equal_the_twin_bit_for_bit(
     ids: NDArray[np.int64], dim: int, seed: int, initializer: Initializer
 ) -> None:
     ours = first_values(ids, dim, seed, initializer)
-    assert same(ours, twins.first_values(ids, dim, seed, initializer))
+    assert same(ours, twin_table.first_values(ids, dim, seed, initializer))
 
 
 def test_first_values_never_change_between_releases() -> None:

@@ -13,7 +13,7 @@ import torch
 from tests.served import SYNC, Member, Net, geo, run
 
 from fleetlight.errors import PlanError
-from fleetlight.kernels import RULES, RowTable, rules, twins
+from fleetlight.kernels import RULES, RowTable, rules, twin_table
 from fleetlight.kernels.rows.updates import find_rules
 from fleetlight.ps.tables.optimizers import own_rule, what_works
 from fleetlight.ps.tables.table_file import columns_of
@@ -95,7 +95,7 @@ def test_kernel_of_the_toy_rule_equals_its_twin() -> None:
         np.array([0.5, 0.75, 0, 0, 0]),
     )
     table.push(np.arange(3), grads, hyper)
-    expected = twins.update(RULES["sign"], before[:, :4], before[:, 4:], grads, hyper)
+    expected = twin_table.update(RULES["sign"], before[:, :4], before[:, 4:], grads, hyper)
     np.testing.assert_allclose(table.rows, np.hstack(expected))
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.kernels.batches import numbers
 
 from fleetlight.errors import ConfigError
-from fleetlight.kernels import RULES, RowTable, rule_named, twins
+from fleetlight.kernels import RULES, RowTable, rule_named, twin_table
 
 Array = NDArray[Any]
 ROWS, DIM, STEPS = 12, 6, 7
@@ -147,7 +147,7 @@ def test_steps_equal_those_of_the_twin(
         before = table.rows.copy()
         table.push([0], grads, hyper)
         expected = np.hstack(
-            twins.update(table.rule, before[:, :dim], before[:, dim:], grads, hyper)
+            twin_table.update(table.rule, before[:, :dim], before[:, dim:], grads, hyper)
         )
         scale = max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=2e-6 * scale)
@@ -164,7 +164,9 @@ def test_rule_equals_the_twin(name: str, dim: int, decay: float) -> None:
     table.load(np.arange(9), before)
     grads, hyper = numbers(4, 9, dim), table.rule.hyper(options, 5)
     table.push(np.arange(9), grads, hyper)
-    weights, state = twins.update(table.rule, before[:, :dim], before[:, dim:end], grads, hyper)
+    weights, state = twin_table.update(
+        table.rule, before[:, :dim], before[:, dim:end], grads, hyper
+    )
     expected = np.hstack([weights, state, before[:, end:]])
     np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=1e-6)
 

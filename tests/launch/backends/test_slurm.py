@@ -12,8 +12,8 @@ import pytest
 from fleetlight.cli import fleetlight as tool
 from fleetlight.cli.fleetrun import main
 from fleetlight.errors import ConfigError
-from fleetlight.launch.backends.slurm import commands
-from fleetlight.launch.backends.slurm.commands import one_line, refusal
+from fleetlight.launch.backends.slurm import engine
+from fleetlight.launch.backends.slurm.engine import one_line, refusal
 from fleetlight.launch.backends.slurm.layout import last_start
 from fleetlight.launch.backends.slurm.script import counts_of, rescaled
 
@@ -165,7 +165,7 @@ def test_a_command_that_waits_for_a_full_queue_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(commands, "_LIMIT_S", limit_s)
+    monkeypatch.setattr(engine, "_LIMIT_S", limit_s)
     refusing(fake, said, "exec sleep 60")
     assert main(["--on", "slurm", *COUNTS, "train.py"]) == 1
     assert f"sbatch did not reply within {limit_s:g} s: {shown}" in capfd.readouterr().err

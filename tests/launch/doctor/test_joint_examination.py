@@ -13,8 +13,8 @@ from tests.launch.doctor.doctors import HOSTS, exam_options, facts
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.doctor import joint_examination
+from fleetlight.launch.doctor.joint_examination import DoctorService
 from fleetlight.launch.doctor.messages import Exam, ExamOptions
-from fleetlight.launch.doctor.service import DoctorService
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,8 @@ from tests.launch.doctor.doctors import HOSTS, exam_options, facts
 from fleetlight.errors import MembershipError, PeerLostError, ProtocolError
 from fleetlight.launch.doctor import probe
 from fleetlight.launch.doctor.channel import DoctorChannel, dial
-from fleetlight.launch.doctor.joint_examination import examine_together
+from fleetlight.launch.doctor.joint_examination import DoctorService, examine_together
 from fleetlight.launch.doctor.messages import Acknowledged, Echo, Exam, Facts, GetFacts, Link
-from fleetlight.launch.doctor.service import DoctorService
 from fleetlight.roles.secret import Secret
 from fleetlight.security.token import CLIENT, AuthRequest, Challenge, Proof, ProofTranscript, nonce
 

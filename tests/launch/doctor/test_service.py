@@ -14,9 +14,10 @@ import pytest
 from tests.launch.doctor.doctors import HOSTS, exam_options, facts
 
 from fleetlight.errors import FleetError, ProtocolError
+from fleetlight.launch.doctor import joint_examination as service_module
 from fleetlight.launch.doctor import probe
-from fleetlight.launch.doctor import service as service_module
 from fleetlight.launch.doctor.channel import DoctorChannel, dial
+from fleetlight.launch.doctor.joint_examination import DoctorService
 from fleetlight.launch.doctor.messages import (
     Acknowledged,
     Echo,
@@ -29,7 +30,6 @@ from fleetlight.launch.doctor.messages import (
     Measure,
     Time,
 )
-from fleetlight.launch.doctor.service import DoctorService
 
 OPTIONS = exam_options(2)
 

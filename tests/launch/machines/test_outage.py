@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from tests.launch.machines.doubles import RecordingScreen
 
-from fleetlight.launch.machines import outage
-from fleetlight.launch.machines.outage import Outage, OutOfReachError, SilenceReport
+from fleetlight.launch.machines import connected_machines
+from fleetlight.launch.machines.connected_machines import Outage, OutOfReachError, SilenceReport
 from fleetlight.launch.machines.store_connection import StoreGoneError
 from fleetlight.launch.processes.interrupts import Interrupts
 
@@ -35,7 +35,7 @@ class Case:
         self.clock, self.screen, self.interrupts = Clock(), RecordingScreen(), Interrupts()
         self.attempts = 0
         self.outage = Outage("node 0", 60.0, self.screen, self.interrupts)
-        monkeypatch.setattr(outage, "time", self.clock)
+        monkeypatch.setattr(connected_machines, "time", self.clock)
 
     def cut_until(self, end: float) -> Callable[[], int]:
         """A call that fails until a time, then returns the number of attempts."""

@@ -11,8 +11,8 @@ from tests.launch.machines.doubles import RecordingScreen, Store
 from fleetlight.errors import LaunchError, MembershipError
 from fleetlight.launch.job.layout import Node
 from fleetlight.launch.job.spec import RendezvousSpec
+from fleetlight.launch.machines.connected_machines import RendezvousThread, exchange, reach
 from fleetlight.launch.machines.exchanged.heartbeats import Heartbeats
-from fleetlight.launch.machines.rendezvous import RendezvousThread, exchange, reach
 from fleetlight.launch.machines.start_deadline import StartDeadline
 from fleetlight.launch.processes.interrupts import Interrupts
 

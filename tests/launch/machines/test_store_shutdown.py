@@ -9,9 +9,9 @@ import time
 import pytest
 from tests.launch.machines.doubles import Store
 
-from fleetlight.launch.machines import rendezvous
+from fleetlight.launch.machines import connected_machines
+from fleetlight.launch.machines.connected_machines import serve_until_others_leave
 from fleetlight.launch.machines.exchanged.heartbeats import SILENT_S, Heartbeats
-from fleetlight.launch.machines.rendezvous import serve_until_others_leave
 from fleetlight.launch.processes.interrupts import Interrupts
 
 HOUR_S = 3600.0
@@ -39,7 +39,7 @@ class SlowGoodbye(Store):
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_LOOK_S", 0.0)
+    monkeypatch.setattr(connected_machines, "_LOOK_S", 0.0)
 
 
 def served(store: SlowGoodbye) -> Heartbeats:
@@ -75,7 +75,7 @@ def test_silent_launcher_does_not_delay_the_store() -> None:
 
 
 def test_launchers_outside_the_job_get_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "STRANGERS_S", 0.0)
+    monkeypatch.setattr(connected_machines, "STRANGERS_S", 0.0)
     for members, asked in (([1], 1), ([1, 2], 3)):
         store = SlowGoodbye()
         serve_until_others_leave(served(store), members, HOUR_S, store.interrupts)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from fleetlight.observe.sinks.delivery import Delivery, DeliveryOutcome
+from fleetlight.observe.sinks.otlp import Delivery, DeliveryOutcome
 
 FAR_S = 60.0
 

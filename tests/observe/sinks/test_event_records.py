@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from fleetlight.launch.exit_codes import RESUME_CODE, exit_code
-from fleetlight.observe.sinks.event_records import (
+from fleetlight.observe.sinks.otlp import (
     ON_REQUEST,
     Severity,
     attributes,

@@ -16,8 +16,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tests.observe.sinks.collector import Collector
 from tests.workers import reserved_port
 
-from fleetlight.observe.sinks.delivery import DeliveryOutcome
-from fleetlight.observe.sinks.otlp import EVENTS, EventExporter, ExportedJob, _Failures
+from fleetlight.observe.sinks.otlp import (
+    EVENTS,
+    DeliveryOutcome,
+    EventExporter,
+    ExportedJob,
+    _Failures,
+)
 from fleetlight.observe.telemetry.snapshot import Event
 from fleetlight.version import VERSION
 

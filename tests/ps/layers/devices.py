@@ -47,6 +47,13 @@ def as_on_a_gpu(patch: pytest.MonkeyPatch) -> LateStaging:
 
     for module in (lookup, embedding_collection, session, local_parameters, pulling, rows):
         patch.setattr(module, "is_on_device", lambda tensor: True)
-    for module in (device_rows, device_cache, embedding_collection, session, local_parameters, pulling):
+    for module in (
+        device_rows,
+        device_cache,
+        embedding_collection,
+        session,
+        local_parameters,
+        pulling,
+    ):
         patch.setattr(module, "staging_of", chosen)
     return late

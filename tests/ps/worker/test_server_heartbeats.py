@@ -25,9 +25,8 @@ from fleetlight.ps.transport.interface import (
 from fleetlight.ps.transport.listener import Listener
 from fleetlight.ps.worker import served_group
 from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.connections import CONTROL, PUSH
+from fleetlight.ps.worker.connections import CONTROL, PUSH, ServerHeartbeats
 from fleetlight.ps.worker.served_group import ServedGroup
-from fleetlight.ps.worker.server_heartbeats import ServerHeartbeats
 from fleetlight.wire.control_signals import NO_SIGNAL, WorkerSignals
 
 LIMIT_S = 20.0

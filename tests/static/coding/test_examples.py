@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fleetlight.static.coding.examples import Examples
+from fleetlight.static.coding.inductor import Examples
 
 aten: Any = torch.ops.aten
 
@@ -62,7 +62,7 @@ def test_a_specialised_size_fits_alone() -> None:
 
 
 def test_a_guard_without_python_text_fits_its_size_alone(monkeypatch: Any) -> None:
-    printer = "fleetlight.static.coding.examples.as_python"
+    printer = "fleetlight.static.coding.inductor.as_python"
     for text in ("no python", "unknown(1)", "False"):
         examples, both = examples_for(5)
         assert examples.of(both).shape[0] <= 20

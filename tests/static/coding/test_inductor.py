@@ -125,7 +125,7 @@ def test_batches_that_fail_a_guard_are_compiled_again(
         fitting.append(size)
         return lambda inputs: inputs[-1].shape[0] == size
 
-    monkeypatch.setattr("fleetlight.static.coding.examples.Examples.fit", exactly)
+    monkeypatch.setattr("fleetlight.static.coding.inductor.Examples.fit", exactly)
     monkeypatch.setattr(inductor, "_VERSIONS", 2)
     executor = static.Executor(compile="inductor")
     ours, theirs = both(torch.optim.SGD, {"lr": 0.1}, executor)

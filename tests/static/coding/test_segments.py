@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fleetlight.static.coding.segments import GraphSegment, segments, stays
+from fleetlight.static.coding.inductor import GraphSegment, segments, stays
 from fleetlight.static.ops.marks import LAID_OUT
 from fleetlight.static.ops.reductions import REDUCE, REDUCED
 

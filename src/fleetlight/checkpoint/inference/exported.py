@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -32,8 +37,8 @@ from fleetlight.checkpoint.inference.inputs import (
     name_examples,
     sizes_text,
 )
-from fleetlight.checkpoint.inference.onnx import onnx_files
-from fleetlight.checkpoint.inference.programs import Programs, batched_inputs, exported
+from fleetlight.checkpoint.inference.lookups import LookupEntry
+from fleetlight.checkpoint.inference.programs import Programs, batched_inputs, exported, first_line
 from fleetlight.checkpoint.storage.files import FileTarget, FolderTarget, Writable
 from fleetlight.checkpoint.storage.generations import Directory, Generation, new_generation
 from fleetlight.checkpoint.storage.manifest import FileEntry
@@ -41,8 +46,82 @@ from fleetlight.checkpoint.storage.stored_generations import (
     StoredGeneration,
     new_stored_generation,
 )
-from fleetlight.errors import ConfigError, did_you_mean
+from fleetlight.errors import CheckpointError, ConfigError, did_you_mean
 from fleetlight.store import is_url
+
+#: where a file says which rows its inputs are
+_KEY = "fleetlight.lookups"
+
+
+def onnx_files(programs: Programs, inputs: Sequence[InputEntry]) -> dict[str, bytes]:
+    """The model, and the ids of its lookups if it has some.
+
+    The inputs of the model for rows are called `rows.TABLE.N`, the outputs of the ids
+    `ids.TABLE.N`, where N counts the lookups.
+    """
+    _check_installed()
+    names = [entry.name for entry in inputs]
+    about = [f"{entry.table}.{number}" for number, entry in enumerate(programs.lookups)]
+    rows = [f"rows.{one}" for one in about]
+    files = {MODEL_FILES[ONNX]: _converted(programs.program, [*rows, *names], programs.lookups)}
+    if programs.ids is not None:
+        outputs = [f"ids.{one}" for one in about]
+        files[IDS_FILES[ONNX]] = _converted(programs.ids, names, programs.lookups, outputs)
+    return files
+
+
+def _converted(
+    program: ExportedProgram,
+    inputs: Sequence[str],
+    lookups: Sequence[LookupEntry],
+    outputs: Sequence[str] | None = None,
+) -> bytes:
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=list(inputs),
+                output_names=None if outputs is None else list(outputs),
+            )
+        assert made is not None, "torch.onnx.export returned nothing"
+        model = made.model_proto
+        if lookups:
+            entry = model.metadata_props.add()
+            entry.key, entry.value = _KEY, msgspec.json.encode(lookups).decode()
+        data: bytes = model.SerializeToString()
+    except Exception as error:  # torch raises many kinds here
+        raise CheckpointError(
+            f"the program cannot be converted to ONNX: {first_line(error)}; export with "
+            "form='program'"
+        ) from error
+    return data
+
+
+def _check_installed() -> None:
+    for name in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"form='onnx' needs the package {name}: pip install 'fleetlight[onnx]'"
+            ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says about operations of other packages."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
 
 #: generations under a URL: a process may still load the one before
 _KEPT = 2

@@ -7,19 +7,149 @@ workers. The result is the next common values.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from fleetlight.collective.group import Group
-from fleetlight.collective.local_training import optimizer_state as moments
-from fleetlight.collective.local_training.outer import Member, OuterOptimizer
+from fleetlight.collective.local_training.outer import Means, Member, OuterOptimizer
 from fleetlight.collective.local_training.schedule import AdaptiveInterval, FixedInterval
 from fleetlight.collective.reduction.reduce_now import MOVED
+from fleetlight.errors import DivergedError
 from fleetlight.torch_compat.optimizers import foreach_copy_, foreach_sub
+
+_STATE_OPERATION = "averaging optimizer state"
+
+
+class _Entry(NamedTuple):
+    """The place, type and shape of a tensor of the state, equal on all workers."""
+
+    group: int
+    parameter: int
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"state/{self.key}/{self.group}.{self.parameter}"
+
+    @property
+    def counts(self) -> bool:
+        """True for single numbers and integers, such as the number of steps."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return not self.shape or not (dtype.is_floating_point or dtype.is_complex)
+
+
+@torch.no_grad()
+def average(optimizer: torch.optim.Optimizer, means: Means, group: Group) -> None:
+    """Give all workers the mean of their states; all workers call it.
+
+    Step counters become the largest of all. A worker without state for a parameter that got no
+    gradient contributes zeros. State that is not a tensor stays each worker's own.
+    """
+    entries = _common(_entries(optimizer), group)
+    tensors = {entry: _tensor(optimizer, entry) for entry in entries}
+    _take_largest([tensor for entry, tensor in tensors.items() if entry.counts], group)
+    named = {entry.name: tensor for entry, tensor in tensors.items() if not entry.counts}
+    if named:
+        means.mean(named, _STATE_OPERATION)
+
+
+def reset(optimizer: torch.optim.Optimizer, *, in_place: bool = False) -> None:
+    """Reset the state. `in_place`: other code holds references to its tensors."""
+    if in_place or isinstance(optimizer, torch.optim.Adagrad):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _restart(optimizer.state.get(parameter, {}), group)
+    else:
+        optimizer.state.clear()
+
+
+def _restart(state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+    """Write the first values of torch's optimizers: zero, with these exceptions."""
+    first = {
+        "sum": group.get("initial_accumulator_value", 0.0),
+        "step_size": group["lr"],
+        "eta": group["lr"],
+        "mu": 1.0,
+        "mu_product": 1.0,
+    }
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            value.fill_(float(first.get(key, 0.0)))
+
+
+def _parameter(optimizer: torch.optim.Optimizer, entry: _Entry) -> Tensor:
+    parameter: Tensor = optimizer.param_groups[entry.group]["params"][entry.parameter]
+    return parameter
+
+
+def _entries(optimizer: torch.optim.Optimizer) -> list[_Entry]:
+    return [
+        _Entry(number, index, key, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group["params"])
+        for key, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, Tensor) and value.numel()
+    ]
+
+
+def _common(mine: list[_Entry], group: Group) -> list[_Entry]:
+    """The entries of any worker, in one order on all."""
+    data = msgspec.json.encode(mine)
+    digests = group.gather_bytes(hashlib.sha256(data).digest(), _STATE_OPERATION)
+    if len(set(digests)) == 1:
+        return mine
+    gathered = group.gather_bytes(data, _STATE_OPERATION)
+    kinds = {entry for one in gathered for entry in msgspec.json.decode(one, type=list[_Entry])}
+    _check_kinds(kinds)
+    return sorted(kinds)
+
+
+def _check_kinds(entries: Iterable[_Entry]) -> None:
+    seen: dict[str, _Entry] = {}
+    for entry in sorted(entries):
+        other = seen.setdefault(entry.name, entry)
+        if other != entry:
+            raise DivergedError(
+                f"the optimizers of the workers keep different state: {entry.key} of parameter "
+                f"{entry.parameter} in group {entry.group} is {entry.dtype}{list(entry.shape)} on "
+                f"one worker and {other.dtype}{list(other.shape)} on another; make the same "
+                "optimizer on all workers"
+            )
+
+
+def _tensor(optimizer: torch.optim.Optimizer, entry: _Entry) -> Tensor:
+    """The tensor of an entry; zeros where only another worker has one."""
+    parameter = _parameter(optimizer, entry)
+    state = optimizer.state[parameter]
+    if entry.key not in state:
+        group = optimizer.param_groups[entry.group]
+        on_device = entry.shape or group.get("capturable") or group.get("fused")
+        device = parameter.device if on_device else torch.device("cpu")
+        dtype = getattr(torch, entry.dtype)
+        state[entry.key] = torch.zeros(entry.shape, dtype=dtype, device=device)
+    tensor: Tensor = state[entry.key]
+    return tensor
+
+
+def _take_largest(counters: list[Tensor], group: Group) -> None:
+    """Take the maximum of each counter over the workers, in one message."""
+    if not counters:
+        return
+    flat = torch.cat([counter.detach().reshape(-1).double().cpu() for counter in counters])
+    group.all_reduce(flat, "max")
+    for counter, part in zip(
+        counters, torch.split(flat, [c.numel() for c in counters]), strict=True
+    ):
+        counter.copy_(part.view_as(counter))
+
 
 _OPERATION = "averaging the parameters of workers that trained alone"
 
@@ -122,7 +252,7 @@ class LocalTrainingEngine:
     def settle(self, members: Sequence[Member]) -> None:
         """Average the optimizer states as well, whatever `optimizer_state` says."""
         if self._state_differs and members:
-            moments.average(self._optimizer, members[0].means, self._group)
+            average(self._optimizer, members[0].means, self._group)
         self._state_differs = False
 
     @torch.no_grad()
@@ -172,7 +302,7 @@ class LocalTrainingEngine:
         if self._optimizer_state == "average":
             self.settle(members)
         elif self._optimizer_state == "reset":
-            moments.reset(self._optimizer, in_place=self.in_place)
+            reset(self._optimizer, in_place=self.in_place)
             self._state_differs = False
 
     def _mean_loss(self, members: Sequence[Member], loss: Tensor | None) -> float:

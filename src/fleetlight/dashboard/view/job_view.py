@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from fleetlight.dashboard.view.facts import (
@@ -14,16 +15,147 @@ from fleetlight.dashboard.view.facts import (
     ProcessFacts,
     ProcessReading,
     ProcessState,
+    how_ended,
 )
-from fleetlight.dashboard.view.process_facts import completed
-from fleetlight.dashboard.view.process_view import ProcessView
-from fleetlight.dashboard.view.stragglers import straggler
-from fleetlight.dashboard.view.tables import memory, tables
+from fleetlight.dashboard.view.process_view import WAITING, ProcessView
 from fleetlight.dashboard.view.timeline import Timeline
 from fleetlight.observe.telemetry.catalogue import STEP_PARTS
 from fleetlight.observe.telemetry.history import History
 from fleetlight.observe.telemetry.process_events import ProcessEvents
-from fleetlight.observe.telemetry.snapshot import Event
+from fleetlight.observe.telemetry.snapshot import Event, labelled
+
+#: how much slower than the others a worker must be
+_SLOWER = 1.25
+_BUSY = [i for i, part in enumerate(STEP_PARTS) if part not in WAITING]
+
+
+def straggler(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The slowest of running workers; None if none is clearly slower than the others.
+
+    Workers that wait for each other take the same time for a step. The slow one waits least, so
+    the time in which workers are busy decides. Where workers do not wait, a push may be slow, too.
+    """
+    found = [row for row in rows if row["kind"] == "worker" and "parts" in row]
+    if len(found) < 2:
+        return None
+    return _slowest(found, range(len(STEP_PARTS))) or _slowest(found, _BUSY)
+
+
+def _slowest(rows: Sequence[Mapping[str, Any]], parts: Sequence[int]) -> dict[str, Any] | None:
+    times = [sum(row["parts"][i] for i in parts) for row in rows]
+    slowest = max(range(len(rows)), key=times.__getitem__)
+    others = [i for i in range(len(rows)) if i != slowest]
+    usual = median(times[i] for i in others)
+    if times[slowest] < _SLOWER * usual:
+        return None
+    typical = {i: median(rows[j]["parts"][i] for j in others) for i in parts}
+    own = rows[slowest]["parts"]
+    part = max(parts, key=lambda i: own[i] - typical[i])
+    return {
+        "name": rows[slowest]["name"],
+        "times": times[slowest] / usual if usual else None,
+        "part": STEP_PARTS[part],
+        "seconds": own[part],
+        "others": typical[part],
+        #: True: the others are as slow, since they wait for it
+        "holds": len(parts) < len(STEP_PARTS),
+    }
+
+
+#: the time over which growth is measured
+_WINDOW_S = 60.0
+#: tables on the page
+_MAX_TABLES = 64
+#: memory that grows more slowly lasts for years
+_MIN_GROWTH = 1024.0
+
+
+def tables(servers: Sequence[ProcessView]) -> list[dict[str, Any]]:
+    """Each table over all servers, the largest first."""
+    rows: Counter[str] = Counter()
+    growth: dict[str, float] = {}
+    sizes: dict[str, dict[str, float]] = {}
+    for server in servers:
+        for name, count in server.newest("table_rows").items():
+            rows[name] += int(count)
+            speed = server.growth(labelled("table_rows", name), _WINDOW_S)
+            growth[name] = growth.get(name, 0.0) + speed
+        for name, size in server.newest("table_bytes").items():
+            sizes.setdefault(name, {})[server.title] = size
+    found = [_table(name, rows[name], growth[name], sizes.get(name, {})) for name in rows]
+    return sorted(found, key=lambda table: -table["bytes"])[:_MAX_TABLES]
+
+
+def _table(name: str, rows: int, growth: float, sizes: Mapping[str, float]) -> dict[str, Any]:
+    total = sum(sizes.values())
+    return {
+        "name": name,
+        "rows": rows,
+        "growth": growth * 60,
+        "bytes": total,
+        "servers": sizes,
+        # 1: each server has the same share
+        "balance": max(sizes.values()) * len(sizes) / total if total else None,
+    }
+
+
+def memory(
+    servers: Sequence[ProcessView], hosts: Mapping[str, str], free: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Free memory of the servers' hosts, and how long it lasts while tables grow as now."""
+    growth: dict[str, float] = {}
+    for server in servers:
+        host = hosts.get(server.title, "")
+        if host in free:
+            growth[host] = growth.get(host, 0.0) + sum(
+                server.growth(labelled("table_bytes", name), _WINDOW_S)
+                for name in server.newest("table_bytes")
+            )
+    return [
+        {
+            "host": host,
+            "free": free[host],
+            "growth": speed,
+            "hours": free[host] / speed / 3600 if speed > _MIN_GROWTH else None,
+        }
+        for host, speed in growth.items()
+    ]
+
+
+def completed(facts: LogFolderFacts, events: ProcessEvents) -> Mapping[str, ProcessFacts]:
+    """The processes: records decide, events say what no record does."""
+    names = dict.fromkeys([*facts.processes, *events.names])
+    return {name: _completed(name, facts, events) for name in names}
+
+
+def _completed(name: str, facts: LogFolderFacts, events: ProcessEvents) -> ProcessFacts:
+    found = facts.processes.get(name, ProcessFacts(name=name))
+    start = events.start(name, found.host)
+    if found.state is not ProcessState.UNKNOWN:
+        is_same = start is not None and start.pid == found.pid
+        return dataclasses.replace(found, started=start.at) if start and is_same else found
+    if start is not None:
+        found = _event_facts(found, start, events.status(name, found.host))
+    if facts.is_over and found.state is not ProcessState.FAILED:
+        return dataclasses.replace(found, state=ProcessState.ENDED)
+    return found
+
+
+def _event_facts(found: ProcessFacts, start: Event, status: int | None) -> ProcessFacts:
+    state, detail = ProcessState.RUNNING, ""
+    if status is not None:
+        state = ProcessState.FAILED if status else ProcessState.ENDED
+        detail = how_ended(status)
+    return dataclasses.replace(
+        found,
+        host=found.host or start.host,
+        pid=start.pid or 0,
+        state=state,
+        detail=detail,
+        restarts=start.restart,
+        started=start.at,
+    )
+
 
 #: the last moments of a running job, in which some processes have not recorded yet
 _INCOMPLETE_S = 1.2

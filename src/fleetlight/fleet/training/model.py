@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -20,19 +20,67 @@ from fleetlight.collective.data_parallel.replica import Reduction, Replica
 from fleetlight.collective.group import Group
 from fleetlight.collective.local_training.outer import Means
 from fleetlight.collective.stamp import UNKNOWN, Position
-from fleetlight.errors import DeadlineError, PlanError, did_you_mean
+from fleetlight.errors import DeadlineError, PlanError, did_you_mean, first_names
 from fleetlight.fleet.job import Job, current
 from fleetlight.fleet.training import local_training
 from fleetlight.fleet.training.compression import compression_of
 from fleetlight.fleet.training.consistency import settings_of, terms_of
-from fleetlight.fleet.training.start_notes import report_batch_norm, warn_at_start
+from fleetlight.fleet.training.local_training import chosen
 from fleetlight.fleet.training.worker_seeds import ForwardWatcher, derive_worker_seeds
 from fleetlight.observe.log import logger
 from fleetlight.observe.telemetry.step_times import FORWARD, step_times
 from fleetlight.static.graph.variable import is_written
-from fleetlight.strategy import DistributedStrategy
-from fleetlight.torch_compat.modules import wrappers_in, wrappers_of
+from fleetlight.strategy import DistributedStrategy, current_job
+from fleetlight.torch_compat.modules import BatchNorm, wrappers_in, wrappers_of
 from fleetlight.torch_compat.tensors import tree_map
+
+#: the number of names in a line
+_NAMED = 3
+
+
+def warn_at_start(module: nn.Module, job: Job) -> None:
+    """Warn on worker 0; the model is equal on all workers."""
+    if job.group.index == 0:
+        for line in _warnings(module, job):
+            logger.warning("%s", line)
+
+
+def _warnings(module: nn.Module, job: Job) -> Iterator[str]:
+    optimizers = [managed.optimizer for managed in job.optimizers]
+    if idle := untrained(module, optimizers):
+        yield (
+            f"{first_names(idle, _NAMED)}: in no optimizer given to fleet.distributed_optimizer, "
+            "so no step trains them; add them to one, or call requires_grad_(False) on them"
+        )
+
+
+def untrained(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+    """Parameters that require a gradient but are in no optimizer; none without optimizers."""
+    stepped = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    if not optimizers:
+        return []
+    return [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in stepped]
+
+
+def report_batch_norm(module: nn.Module, job: Job) -> None:
+    """Note on worker 0 that batch norm uses each worker's own batch, where a setting changes that.
+
+    Called at the first training forward, when the layers are in training mode.
+    """
+    strategy, facts = job.strategy, current_job()
+    if job.group.index:
+        return
+    sums = facts.is_collective or strategy.a_sync_configs.dense == "allreduce"
+    if job.group.alone or not sums or strategy.sync_batch_norm or chosen(strategy):
+        return
+    norms = [m for m in module.modules() if isinstance(m, BatchNorm) and m.training]
+    local = [m for m in norms if not isinstance(m, nn.SyncBatchNorm)]
+    if local:
+        logger.info(
+            "batch norm: %d layers use the statistics of their own worker's batch; "
+            "strategy.sync_batch_norm = True uses the batches of all workers",
+            len(local),
+        )
 
 
 @contextlib.contextmanager

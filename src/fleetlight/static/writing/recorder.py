@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fleetlight.errors import PlanError
+from fleetlight.static.graph.aliases import written_to
 from fleetlight.static.graph.feeds import Feed
 from fleetlight.static.graph.lookups import Lookup
 from fleetlight.static.graph.rng import CheckpointRng, draws
@@ -19,9 +23,15 @@ from fleetlight.static.graph.shape_guards import Shapes
 from fleetlight.static.graph.state import Kind, Slot
 from fleetlight.static.graph.variable import Variable
 from fleetlight.static.ops.marks import LOOKS_AT_TRAINING, unless_testing
-from fleetlight.static.writing import recurrent, unsupported
-from fleetlight.static.writing.eval_twins import Twin, twin
-from fleetlight.torch_compat.fakes import fakes_of, open_fake
+from fleetlight.static.writing import recurrent
+from fleetlight.torch_compat.fakes import (
+    ASKS_FOR_VALUES,
+    TRACES,
+    UnsupportedOperatorException,
+    fakes_of,
+    open_fake,
+)
+from fleetlight.torch_compat.operators import ITEM
 from fleetlight.torch_compat.tensors import (
     current_derivative,
     current_sequence_number,
@@ -40,6 +50,177 @@ from fleetlight.torch_compat.tracing import (
     track_tensor_tree,
     without_mkldnn,
 )
+
+#: the argument of a function that selects training, and its value in an evaluation
+_SWITCHES: dict[Any, tuple[str, Any]] = {
+    F.dropout: ("training", False),
+    F.dropout1d: ("training", False),
+    F.dropout2d: ("training", False),
+    F.dropout3d: ("training", False),
+    F.alpha_dropout: ("training", False),
+    F.feature_alpha_dropout: ("training", False),
+    F.batch_norm: ("training", False),
+    F.rrelu: ("training", False),
+    F.multi_head_attention_forward: ("training", False),
+    F.instance_norm: ("use_input_stats", False),
+    F.scaled_dot_product_attention: ("dropout_p", 0.0),
+}
+#: arguments of a recurrent net
+_DROP, _TRAIN = 5, 6
+#: for functions without a signature: the index of the argument, and its value in an evaluation
+_PLACES: dict[Any, tuple[int, Any]] = {
+    torch.dropout: (2, False),
+    torch.alpha_dropout: (2, False),
+    torch.feature_dropout: (2, False),
+    torch.feature_alpha_dropout: (2, False),
+    torch.batch_norm: (5, False),
+    recurrent.lstm: (_TRAIN, False),
+    recurrent.gru: (_TRAIN, False),
+    torch.rnn_tanh: (_TRAIN, False),
+    torch.rnn_relu: (_TRAIN, False),
+}
+
+
+def twin(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Twin | None:
+    """The call with its twin in an evaluation, or None if both are equal."""
+    if func in _PLACES:
+        place, value = _PLACES[func]
+        # a recurrent net has two such arguments: the dropout rate, and whether it trains
+        if len(args) <= place or args[place] == value or (place == _TRAIN and not args[_DROP]):
+            return None
+        return Twin(func, args, kwargs, lambda: func(*_put(args, place, value), **kwargs))
+    if func not in _SWITCHES:
+        return None
+    name, value = _SWITCHES[func]
+    given = _arguments(func, name, args, kwargs)
+    if given.get(name) == value or _keeps_no_statistics(func, given):
+        return None
+    changes = bool(given.get("inplace"))
+    if "inplace" in given:
+        given["inplace"] = False
+    tested = {**given, name: value}
+    return Twin(func, (), given, lambda: func(**tested), args[0] if changes else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Twin:
+    """A call in training and its twin in an evaluation; neither changes its input."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    #: the call of an evaluation
+    tested: Callable[[], Any]
+    #: the tensor that the caller wanted to change in place
+    changes: Tensor | None = None
+
+    def trained(self) -> Any:
+        """Make the call of training."""
+        return self.func(*self.args, **self.kwargs)
+
+
+def _put(args: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
+    return (*args[:place], value, *args[place + 1 :])
+
+
+def _arguments(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    try:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+    except ValueError:
+        # scaled_dot_product_attention has no signature
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        return {**dict(zip(names, args, strict=False)), name: kwargs.get(name, 0.0), **kwargs}
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _keeps_no_statistics(func: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a norm uses the batch's statistics in an evaluation, too."""
+    return func in (F.batch_norm, F.instance_norm) and given.get("running_mean") is None
+
+
+#: functions of Python and NumPy that read the values of a tensor
+_ASKS_VALUES = frozenset(
+    (
+        *("item", "tolist", "numpy", "__array__"),
+        *("__float__", "__int__", "__bool__", "__index__", "__complex__"),
+    )
+)
+#: torch's name of a dynamic size, or a multiple of one
+_OPEN = re.compile(r"\b(?:\d+\*)?s\d+\b")
+_COPIES = ("__deepcopy__", "__reduce_ex__")
+
+
+def function(func: Any) -> None:
+    """Refuse a torch function that needs values."""
+    name = getattr(func, "__name__", "")
+    if name in _ASKS_VALUES:
+        raise _needs_values(name)
+    if func in (Tensor.backward, torch.autograd.backward):
+        raise PlanError(
+            "backward() of a variable computes nothing, since a program has no values while it is "
+            "written; minimize(optimizer, loss) writes backward and the step into it"
+        )
+    if name in _COPIES:
+        raise PlanError(
+            "a variable cannot be copied or pickled, since it has no value; save "
+            "the program, or copy the model before you call it"
+        )
+
+
+def changes(func: Any, args: Sequence[Any], entries: Mapping[int, Any]) -> None:
+    """Refuse to change a constant: changes of all runs would accumulate."""
+    if func is ITEM:
+        raise _needs_values("item")
+    for value in written_to(func, args):
+        entry = entries.get(id(value))
+        if isinstance(value, Variable) or (entry and entry.slot.kind != "constant"):
+            continue
+        raise PlanError(
+            f"{func.overloadpacket.__name__}: a tensor of shape {list(value.shape)}, neither "
+            "parameter nor buffer, changes in place, so each run would continue with the changes "
+            "of the previous one; create it from a tensor of the program, x.new_zeros(...), or "
+            "register it as a buffer"
+        )
+
+
+@contextlib.contextmanager
+def of(func: Any) -> Iterator[None]:
+    """Inside the block, `func` is recorded; explain failures in plain words."""
+    name = getattr(func, "__name__", str(func)).partition(".")[0]
+    was_silent, TRACES.disabled = TRACES.disabled, True
+    try:
+        yield
+    except ASKS_FOR_VALUES as error:
+        raise _needs_values(name) from error
+    except UnsupportedOperatorException as error:
+        raise PlanError(
+            f"a program cannot have {name}, since it has dense tensors only ({error}); call it "
+            "outside, or train eagerly"
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        if "not tracked with proxy" in str(error):
+            raise PlanError(
+                f"{name} computes with a dynamic size, which torch {torch.__version__} cannot "
+                "write into a program; torch 2.13 can, or train eagerly"
+            ) from error
+        # torch's own errors, such as for shapes that do not match
+        error.args = tuple(_OPEN.sub("any", a) if isinstance(a, str) else a for a in error.args)
+        raise
+    finally:
+        TRACES.disabled = was_silent
+
+
+def _needs_values(name: str) -> PlanError:
+    return PlanError(
+        f"the program reads the values of its tensors ({name.strip('_')}: an `if`, a loop, "
+        ".item() or print), which do not exist while it is written: it is the same for all "
+        "batches; use torch.where instead of an `if`, fetch what you want to print, or train "
+        "eagerly"
+    )
+
 
 #: the part of a node: the forward, its derivative, or the optimizer's step; passes may insert the
 #: reduction of gradients between the last two
@@ -141,7 +322,7 @@ class Recorder:
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a call of a torch function, above autograd."""
-        unsupported.function(func)
+        function(func)
         args, kwargs = tree_map(self._owned, (args, kwargs))
         if func in recurrent.WRITTEN_OUT:
             func = recurrent.written_out(func, args)
@@ -149,7 +330,7 @@ class Recorder:
             return self._with_twin(func, args, kwargs)
         with (
             without_functions(),
-            unsupported.of(func),
+            of(func),
         ):
             return self._with_twin(func, args, kwargs)
 
@@ -205,7 +386,7 @@ class Recorder:
         """Record an operation of torch, below autograd."""
         if torch.Tag.inplace_view in func.tags:
             return self._view_in_place(func, args, kwargs)
-        unsupported.changes(func, args, self.entries)
+        changes(func, args, self.entries)
         is_again = self.part == "backward"
         if (is_again or self.checkpoint_rng.is_watched) and draws(func, args, kwargs):
             return self.checkpoint_rng.drawn(self._written, func, args, kwargs, is_again)
@@ -214,7 +395,7 @@ class Recorder:
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
         last = root(self.graph).prev
         given, named = tree_map(self._without_values, (args, kwargs))
-        with self._fakes, self._proxies, unsupported.of(func):
+        with self._fakes, self._proxies, of(func):
             out = func(*given, **named)
         out = tree_map(lambda v: Variable(v, self) if isinstance(v, Tensor) else v, out)
         self._sign(last)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.io import savemat
 
-from fleetlight.data.readers.images.matlab import read_matlab
+from fleetlight.data.readers.images.flowers import read_matlab
 from fleetlight.errors import DataError
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8"]

@@ -29,7 +29,7 @@ from tests.served import Built, Member, loss_of
 import fleetlight as fleet
 from fleetlight.errors import ConfigError
 from fleetlight.fleet.checkpoints import loading
-from fleetlight.fleet.served.durable import replay
+from fleetlight.fleet.served.durable import replayed_job
 from fleetlight.fleet.served.session import ServerSession
 from fleetlight.ps.worker.replay import worker_journal as journal_module
 
@@ -48,7 +48,7 @@ def test_replay_restores_frozen_parameters_changed_by_the_script(
     large: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay, "_LARGE", large)
+    monkeypatch.setattr(replayed_job, "_LARGE", large)
     starts: list[int] = []
 
     def script(member: Member, dies: int) -> Any:

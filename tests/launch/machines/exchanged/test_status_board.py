@@ -10,8 +10,8 @@ from tests.launch.machines.doubles import Store
 
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import RendezvousSpec
+from fleetlight.launch.machines.connected_machines import StatusBoard, agree
 from fleetlight.launch.machines.exchanged.heartbeats import SILENT_S, Heartbeats
-from fleetlight.launch.machines.exchanged.status_board import StatusBoard, agree
 from fleetlight.launch.machines.other_machines import NextAction
 from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.watch import RemoteState

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 import fleetlight
-from fleetlight.launch.processes.output.log_errors import last_error, last_traceback
+from fleetlight.launch.processes.failure import last_error, last_traceback
 
 PACKAGE = pathlib.Path(fleetlight.__file__).parent
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetlight.ps.layers.caching.row_slots import RowSlots
+from fleetlight.ps.layers.caching.device_cache import RowSlots
 
 
 def ids_of(ids: Sequence[int]) -> Any:

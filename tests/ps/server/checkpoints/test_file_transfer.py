@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fleetlight.errors import CheckpointError, ProtocolError
-from fleetlight.ps.server.checkpoints.file_transfer import FileTransfer
+from fleetlight.ps.server.checkpoints.checkpoint_handler import FileTransfer
 
 
 def chunk(text: bytes) -> np.ndarray:  # type: ignore[type-arg]

@@ -16,7 +16,7 @@ from torch import nn
 
 from fleetlight.errors import DeadlineError, GradientError, PeerLostError
 from fleetlight.ps.update import TableGradients
-from fleetlight.ps.worker.communicator.push_queue import merged
+from fleetlight.ps.worker.communicator.async_ import merged
 from fleetlight.ps.worker.connections import PUSH
 from fleetlight.ps.worker.push_request import PushRequest
 

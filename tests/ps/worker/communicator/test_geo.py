@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fleetlight.errors import GradientError
 from fleetlight.ps.layers.embedding import SparseEmbedding
-from fleetlight.ps.worker.communicator import local_rows
+from fleetlight.ps.worker.communicator import geo as geo_module
 from fleetlight.ps.worker.connections import PUSH
 
 LR, DIM, IDS = 0.3, 2, 12
@@ -65,7 +65,7 @@ class SimulatedWorker:
     def touch(self, key: int) -> None:
         if key not in self.live:
             self.live[key] = self.old[key] = self.servers[key].copy()
-        elif self.last[key] < self.window - local_rows.KEPT_WINDOWS:
+        elif self.last[key] < self.window - geo_module.KEPT_WINDOWS:
             self.live[key] = self.live[key] + self.servers[key] - self.old[key]
             self.old[key] = self.servers[key].copy()
         self.last[key] = self.window
@@ -135,7 +135,7 @@ def test_training_follows_the_formulas(
     k: int, kept_windows: int, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers take turns, so that the order of exchanges is known."""
-    monkeypatch.setattr(local_rows, "KEPT_WINDOWS", kept_windows)
+    monkeypatch.setattr(geo_module, "KEPT_WINDOWS", kept_windows)
     expected, simulated = simulation(2)
     turn = [threading.Semaphore(1), threading.Semaphore(0)]
     both = threading.Barrier(2, timeout=20)

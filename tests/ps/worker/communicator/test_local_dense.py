@@ -16,7 +16,7 @@ from tests.ps.serving import plan
 
 from fleetlight.ps.placement import Placement
 from fleetlight.ps.plan import DensePlan
-from fleetlight.ps.worker.communicator.local_dense import LocalDense
+from fleetlight.ps.worker.communicator.async_ import LocalDense
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.reply_values import ReplyValues
 

@@ -14,8 +14,8 @@ from tests.ps.made_tables import table_plan
 from fleetlight.kernels import Deduped, dedup
 from fleetlight.ps.update import TableGradients
 from fleetlight.ps.worker.client import Wanted
-from fleetlight.ps.worker.communicator import local_rows
-from fleetlight.ps.worker.communicator.local_rows import LocalRows
+from fleetlight.ps.worker.communicator import geo
+from fleetlight.ps.worker.communicator.geo import LocalRows
 from fleetlight.ps.worker.joint_reads import read_together
 
 
@@ -93,7 +93,7 @@ def test_differences_are_divided_by_the_workers_and_sent_once() -> None:
 def test_a_row_unused_for_some_windows_is_fetched_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_rows, "KEPT_WINDOWS", 1)
+    monkeypatch.setattr(geo, "KEPT_WINDOWS", 1)
     rows, servers = make()
     read(rows, servers, 1)
     learn(rows, 1, -8.0)
@@ -128,12 +128,12 @@ def test_a_recently_used_row_is_read_from_the_cache() -> None:
     rows, servers = make()
     read(rows, servers, 1)
     servers.values[1] = 100.0
-    for _ in range(local_rows.KEPT_WINDOWS):
+    for _ in range(geo.KEPT_WINDOWS):
         rows.differences()
     assert read(rows, servers, 1) == [1]
     rows.differences()
     assert read(rows, servers, 1) == [1]
-    for _ in range(local_rows.KEPT_WINDOWS + 1):
+    for _ in range(geo.KEPT_WINDOWS + 1):
         rows.differences()
     assert read(rows, servers, 1) == [100]
 
@@ -180,7 +180,7 @@ def test_the_least_recently_used_rows_are_evicted_beyond_the_limit() -> None:
 def test_window_numbers_restart_before_they_overflow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_rows, "MAX_WINDOWS", 3)
+    monkeypatch.setattr(geo, "MAX_WINDOWS", 3)
     rows, servers = make()
     for _ in range(10):
         assert read(rows, servers, 1, 2) == [1, 2]
@@ -218,7 +218,7 @@ def test_an_expired_row_is_fetched_again_and_keeps_its_rule_state() -> None:
 def test_an_expired_row_stays_expired_when_window_numbers_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_rows, "MAX_WINDOWS", 2)
+    monkeypatch.setattr(geo, "MAX_WINDOWS", 2)
     rows, servers = make()
     read(rows, servers, 1)
     rows.expire()

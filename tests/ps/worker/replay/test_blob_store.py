@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fleetlight.errors import ComebackError, JournalError
-from fleetlight.ps.worker.replay.blob_store import BlobStore, clear
+from fleetlight.ps.worker.replay.worker_journal import BlobStore, clear
 
 
 def data(value: int) -> Any:

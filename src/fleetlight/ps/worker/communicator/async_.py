@@ -8,21 +8,345 @@ Each worker steps dense parameters itself and pushes the difference (`LocalDense
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetlight.kernels import difference, rebase
 from fleetlight.observe.telemetry.step_times import WAIT, step_times
-from fleetlight.ps.update import Update
+from fleetlight.ps.dtypes import as_tensor, bfloat16_sum, flat_array
+from fleetlight.ps.layers.table_gradient import merge
+from fleetlight.ps.placement import Block
+from fleetlight.ps.update import TableGradients, Update
+from fleetlight.ps.wire_forms import Output, no_output
 from fleetlight.ps.worker.client import Client
 from fleetlight.ps.worker.communicator.base import Communicator
-from fleetlight.ps.worker.communicator.local_dense import LocalDense
-from fleetlight.ps.worker.communicator.push_queue import PushQueue
-from fleetlight.ps.worker.communicator.pusher import OnePush, Pusher
+from fleetlight.ps.worker.communicator.pusher import Arrived, OnePush, Pusher
 from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.lookahead.lookahead import Lookahead
 from fleetlight.ps.worker.lookahead.prefetcher import Prefetcher
 from fleetlight.ps.worker.lookahead.pull_in_push import PullInPush
 from fleetlight.ps.worker.push_request import PushRequest
 from fleetlight.ps.worker.reply_values import ReplyValues
+
+Array = NDArray[Any]
+
+
+class LocalDense:
+    """Used by the training thread. Local values are the servers' plus the pending differences."""
+
+    def __init__(self, client: Client, live: LocalParameters) -> None:
+        self._live, self._client = live, client
+        servers = range(client.server_num) if client.plan.serves_dense else ()
+        #: by server, in wire order
+        self._blocks: dict[int, list[_LocalBlock]] = {
+            server: [_LocalBlock(block, live) for block in client.placement.blocks_of(server)]
+            for server in servers
+        }
+        #: the differences of each push without a reply
+        self._pending: deque[list[tuple[_LocalBlock, Tensor]]] = deque()
+
+    def begin(self) -> None:
+        """Start from the servers' values, with no push in flight."""
+        self._pending.clear()
+        for blocks in self._blocks.values():
+            for held in blocks:
+                held.since = held.packed()
+
+    def share(
+        self,
+        optimizer: int,
+        *,
+        just_taken: bool = False,
+        memory: Sequence[Output] | None = None,
+    ) -> dict[int, list[Array]]:
+        """The differences of one optimizer since the last push, divided by the workers.
+
+        `just_taken`: no step followed the last `take`, which knows the differences. `memory` is
+        that of each server's blocks.
+        """
+        shares: dict[int, list[Array]] = {}
+        learned: list[tuple[_LocalBlock, Tensor]] = []
+        for server, blocks in self._blocks.items():
+            for held in blocks:
+                if held.block.optimizer == optimizer:
+                    progress = held.learned(just_taken)
+                    learned.append((held, progress))
+                    output = no_output if memory is None else memory[server]
+                    shares.setdefault(server, []).append(self._part(progress, output))
+        self._pending.append(learned)
+        return shares
+
+    def _part(self, progress: Tensor, output: Output) -> Array:
+        """This worker's part of the mean."""
+        memory = output(tuple(progress.shape), flat_array(progress).dtype.name)
+        workers = self._client.active
+        if memory is None and workers == 1:
+            return flat_array(progress)
+        into = None if memory is None else as_tensor(memory, progress.dtype)
+        return flat_array(torch.div(progress, workers, out=into))
+
+    def skipped(self) -> None:
+        """Record a push without differences."""
+        self._pending.append([])
+
+    def take(self, values: ReplyValues, answered: int) -> None:
+        """Take the servers' values and add the pending differences of pushes without a reply."""
+        for _ in range(answered):
+            self._pending.popleft()
+        pending = [one for learned in self._pending for one in learned]
+        for server, arrays in values.dense.items():
+            for held, array in zip(self._blocks[server], arrays, strict=True):
+                on_top = [progress for other, progress in pending if other is held]
+                held.rebase(array, on_top)
+        self._live.note()
+
+
+class _LocalBlock:
+    """A block of local values. Kernels handle float32 in main memory, torch all else."""
+
+    def __init__(self, block: Block, live: LocalParameters) -> None:
+        self.block, self._live = block, live
+        self.dtype: torch.dtype = getattr(torch, block.dtype)
+        #: the local values after the last push or `take`
+        self.since = torch.empty(0)
+        #: the differences that the last rebase added
+        self._on_top: Tensor | None = None
+
+    def packed(self) -> Tensor:
+        """A copy of the local values."""
+        return as_tensor(self._live.pack(self.block), self.dtype)
+
+    def learned(self, just_taken: bool) -> Tensor:
+        """The difference since the last push."""
+        progress, self._on_top = self._on_top, None
+        if progress is not None and just_taken:
+            self.since += progress
+            return progress
+        if (views := self._views()) is None:
+            packed = self.packed()
+            progress, self.since = packed - self.since, packed
+            return progress
+        progress, since = torch.empty(self.block.size, dtype=self.dtype), self.since.numpy()
+        out = progress.numpy()
+        for place, local in views:
+            difference(local, since[place], out[place])
+        return progress
+
+    def rebase(self, now: Array, on_top: Sequence[Tensor]) -> None:
+        """Take the servers' values and add the pending differences."""
+        if (views := self._views()) is None:
+            self._on_top = self._rebased_by_torch(as_tensor(now, self.dtype), on_top)
+            return
+        self._on_top, since = torch.empty(self.block.size, dtype=self.dtype), self.since.numpy()
+        pending, out = _sum_of(on_top), self._on_top.numpy()
+        for place, local in views:
+            rebase(local, since[place], now[place], pending[place], out[place])
+
+    def _views(self) -> list[tuple[slice, NDArray[Any]]] | None:
+        return self._live.views(self.block) if self.dtype == torch.float32 else None
+
+    def _rebased_by_torch(self, now: Tensor, on_top: Sequence[Tensor]) -> Tensor:
+        progress = self.packed().sub_(self.since)
+        self.since.copy_(now)
+        for one in on_top:
+            self.since += one
+        self._live.unpack(self.block, flat_array(self.since + progress))
+        return progress
+
+
+def _sum_of(differences: Sequence[Tensor]) -> NDArray[Any]:
+    """The sum of pending differences; empty without any."""
+    if not differences:
+        return np.empty(0, np.float32)
+    total = differences[0]
+    for one in differences[1:]:
+        total = total + one
+    return total.numpy()
+
+
+class PushQueue:
+    """The queue is bounded: a worker that trains faster than the servers apply waits for them."""
+
+    sends_at_once = False
+
+    def __init__(self, client: Client, *, size: int, one_at_a_time: bool, max_merge: int) -> None:
+        """`one_at_a_time`: send a push only after the reply to the previous one."""
+        self._client = client
+        self._size, self._one_at_a_time, self._max_merge = size, one_at_a_time, max_merge
+        self._changed = threading.Condition()
+        #: pushes and their phases
+        self._queue: deque[tuple[PushRequest, int]] = deque()
+        #: number of pushes in the request being sent
+        self._sending = 0
+        self._arrived = Arrived()
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._waited_s = 0.0
+        self._pushes = 0
+        self._merged = 0
+        self._longest = 0
+        self._thread = threading.Thread(target=self._send, name="fleet-push", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wait_for_room(self) -> None:
+        """Wait until the next push has room in the queue."""
+        with self._changed:
+            self._check()
+            start = time.monotonic()
+            while self._must_wait():
+                self._changed.wait()
+                self._check()
+            self._waited_s += time.monotonic() - start
+
+    def _must_wait(self) -> bool:
+        if self._one_at_a_time:
+            return bool(self._queue or self._sending)
+        return len(self._queue) >= self._size
+
+    def put(self, push: PushRequest, phase: int) -> None:
+        """Queue a push for the thread."""
+        with self._changed:
+            self._queue.append((push, phase))
+            self._longest = max(self._longest, len(self._queue))
+            self._changed.notify_all()
+
+    def arrived(self) -> Arrived:
+        """Take the replies since the last call, and raise an error of the thread."""
+        with self._changed:
+            self._check()
+            arrived, self._arrived = self._arrived, Arrived()
+        return arrived
+
+    def flush(self) -> None:
+        """Wait until the queue is empty and the last push has its reply."""
+        with self._changed:
+            while self._queue or self._sending:
+                self._check()
+                self._changed.wait()
+            self._check()
+
+    def stop(self) -> None:
+        """Stop the thread after the last push."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def queued(self) -> int:
+        """Pushes in the queue, and those that the thread sends."""
+        return len(self._queue) + self._sending
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of this worker."""
+        return {
+            "pushes": float(self._pushes),
+            "merged_pushes": float(self._merged),
+            "longest_push_queue": float(self._longest),
+            "push_wait_seconds": self._waited_s,
+        }
+
+    def _check(self) -> None:
+        """Raise an error of the thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _send(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._stopped:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                pushes, phase = self._next()
+                self._sending = len(pushes)
+                self._changed.notify_all()
+            try:
+                values = self._client.push(merged(pushes, self._client.server_num), phase=phase)
+            except BaseException as error:
+                self._fail(error)
+                return
+            with self._changed:
+                self._record_reply(values, len(pushes))
+
+    def _next(self) -> tuple[list[PushRequest], int]:
+        """Take the oldest pushes that may be merged, and their phase."""
+        first, phase = self._queue.popleft()
+        pushes = [first]
+        while (
+            self._queue
+            and len(pushes) < self._max_merge
+            and self._queue[0][0].optimizer == first.optimizer
+            and not (self._queue[0][0].skip or first.skip)
+        ):
+            pushes.append(self._queue.popleft()[0])
+        return pushes, phase
+
+    def _record_reply(self, values: ReplyValues, pushes: int) -> None:
+        self._sending = 0
+        self._pushes += 1
+        self._merged += pushes - 1
+        self._arrived.add(values, pushes)
+        self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            self._sending = 0
+            self._queue.clear()
+            self._changed.notify_all()
+
+
+def merged(pushes: Sequence[PushRequest], servers: int) -> PushRequest:
+    """Merge pushes: sum the gradients of each id, and dense gradients."""
+    if len(pushes) == 1:
+        return pushes[0]
+    last = pushes[-1]
+    tables: dict[int, list[TableGradients]] = {}
+    for push in pushes:
+        for number, part in push.tables.items():
+            tables.setdefault(number, []).append(part)
+    absent = set.intersection(*(set(push.absent) for push in pushes))
+    return PushRequest(
+        optimizer=last.optimizer,
+        step=last.step,
+        options=last.options,
+        tables={
+            n: parts[0] if len(parts) == 1 else merge(parts, servers) for n, parts in tables.items()
+        },
+        blocks={
+            server: [_sum([push.blocks[server][n] for push in pushes]) for n in range(len(blocks))]
+            for server, blocks in last.blocks.items()
+        },
+        absent=sorted(absent),
+        merged=len(pushes),
+        seen=pushes[0].seen,
+        origin=last.origin,
+        ahead=[one for push in pushes for one in push.ahead],
+    )
+
+
+def _sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Sum into the first array; bfloat16 travels as its bits."""
+    total = arrays[0]
+    if total.dtype == np.uint16:
+        return bfloat16_sum(arrays)
+    for array in arrays[1:]:
+        total += array
+    return total
+
 
 #: length of the queue for pushes with rows only
 _ROWS_QUEUE = 4
