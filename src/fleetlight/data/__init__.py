@@ -7,7 +7,7 @@ that reads its records in another way does not wait for the readers.
 `data` shards loaders and reads data sets. Its public names are in `public.py`, which loads at the
 first use of one. Upper parts import lower ones:
 
-- `loader.py` is the DataLoader that a worker reads. `iteration.py` brings a batch to the script:
+- `loader.py` is the DataLoader that a worker reads. It brings a batch to the script:
   torch loads the batch, the source counts it, the cursor moves, and the observer is called.
   `cursor.py` is the position in the loader, which names the order that it holds in.
 - `loading_processes.py` lets the processes of torch's DataLoader survive a SIGTERM until the job
@@ -29,15 +29,14 @@ first use of one. Upper parts import lower ones:
   `groups.py` has the groups of all files, and decides by `conditions.py` which records are read;
   `layout.py` says which columns a batch has, `decoding.py` makes arrays of them.
 - `tars/`: tar files of samples, as WebDataset writes them. `members.py` reads headers (pure),
-  `shard.py` finds the samples of a tar once and cuts it into groups, `decoding.py` makes fields
+  `shard.py` finds the samples of a tar once and cuts it into groups, `dataset.py` makes fields
   of members.
 - `locations/`: files on this machine and in buckets, found by names, braces and patterns, and
   read in ranges.
 - `words/`: texts as word ids, and pairs of words for word vectors.
 - `readers/`: local files as data sets: `images/`, `tables/`, and `file_stream.py` for more than
   memory holds.
-- `generated/`: random tables and their distributions; `planted_model.py` is the hidden model that
-  labels them.
+- `generated/`: random tables, their distributions, and the hidden model that labels them.
 - `records.py`: data sets that make whole batches. `hashing.py`: ids of texts. `random_bits.py`:
   stateless random numbers.
 

@@ -16,10 +16,10 @@ has batches of ids: `dedup.py` (distinct ids, grouped by the server that owns th
 two layers, for services. `copy_on_write/` keeps the rows of a snapshot while training changes
 them, and marks rows that changed; `codecs/` encodes gradients and rows in fewer bytes, and
 `checksums.py` detects damage, `differences.py` has what own steps add to shared dense values.
-Most kernels have a readable twin in NumPy, the oracle of their tests: `twins.py`, `twin_table.py`
-and `codecs/twin_codecs.py`. `compiling/` compiles each kernel when it is first used, in one
-process at a time (`kernel.py`), into a writable folder (`compiled_files.py`). Other processes
-load the code without waiting and without starting numba's compiler (`loading.py`).
+Most kernels have a readable twin in NumPy, the oracle of their tests: `twin_table.py` and
+`codecs/twin_codecs.py`. `compiling/` compiles each kernel when it is first used, in one process
+at a time (`kernel.py`), into a writable folder (`compiled_files.py`). Other processes load the
+code without waiting and without starting numba's compiler (`loading.py`).
 """
 
 from fleetlight.kernels.checksums import checksum

@@ -12,9 +12,8 @@ whose older lines it thins out; `fleet/recording/` starts it, and `launch/proces
 records starts and ends of processes as events. `history.py` reads all of that back, and has the
 rates of metrics; `process_events.py` has the last start and exit of each process.
 `job_metrics.py` (pure) sums up a job, and `sinks/` sends that to services from a thread of worker
-0. There `otlp.py` sends events to OpenTelemetry: `event_records.py` (pure) says what each
-becomes, and `delivery.py` is its bounded queue, which drops an item that the service refuses
-alone. `tracing/` records spans while `fleetlight trace` asks for them: `request.py` is how it
-asks, by a file, `fleet/recording/tracing.py` what a process does then, `merged.py` (pure) makes
-one trace of all, and `clocks.py` compares the clocks of hosts.
+0. There `otlp.py` sends events to OpenTelemetry through a bounded queue, which drops an item that
+the service refuses alone. `tracing/` records spans while `fleetlight trace` asks for them:
+`request.py` is how it asks, by a file, `fleet/recording/tracing.py` what a process does then,
+`merged.py` (pure) makes one trace of all, and `clocks.py` compares the clocks of hosts.
 """

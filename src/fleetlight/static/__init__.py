@@ -5,7 +5,7 @@ Modules load when one of their names is first used, since eager training needs n
 
 `static` has training steps as programs: one graph for forward, backward and the optimizer's step,
 with the state that it changes in place. Users call `program.py`, `definition.py` (`data`,
-`program_guard`, `minimize`), `capturing.py`, `executor.py`, `loaders.py`, `datasets.py` and
+`program_guard`, `minimize`), `capturing.py`, `executor.py`, `loaders.py` and
 `inference.py`. The rooms below:
 """
 

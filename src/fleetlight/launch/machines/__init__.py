@@ -5,10 +5,10 @@ A session uses the protocol `OtherMachines`. `NoOtherMachines` implements it for
 `ConnectedMachines` for several.
 
 `machines/` lets the launchers of several machines run one job, through torch's own store and
-rendezvous. Launchers find each other (`rendezvous.py`; `rendezvous_state.py` writes JSON where
-torch would pickle). In `exchanged/` they send heartbeats (`heartbeats.py`), post their status
-(`status_board.py`), and bring what other machines record and print to node 0
-(`metrics_exchange.py`, `logs_exchange.py`). `store_connection.py` replaces a connection that was
-cut; `outage.py` waits for unreachable machines and reports them. `session.py` uses them through
-`other_machines.py`, which returns at once on a single machine.
+rendezvous. Launchers find each other and post their status (`connected_machines.py`;
+`rendezvous_state.py` writes JSON where torch would pickle). In `exchanged/` they send heartbeats
+(`heartbeats.py`) and bring what other machines record and print to node 0 (`metrics_exchange.py`,
+`logs_exchange.py`). `store_connection.py` replaces a connection that was cut; an `Outage` waits
+for unreachable machines and reports them. `session.py` uses them through `other_machines.py`,
+which returns at once on a single machine.
 """

@@ -8,12 +8,11 @@ has the rows that backward reached, and all operations of torch on gradients wor
 of layers in main memory, by kernels. `device_rows.py` has those of layers on a GPU: the distinct
 rows are a tensor there, torch gathers and pools them, and their gradients wait in an
 `ArrivingGradients` until they are read. `caching/` keeps rows on the device between lookups:
-`row_slots.py` knows which id is in which slot and which rows are outdated (pure), and
-`device_cache.py` has the rows. `staging.py` makes the copies, of dense parameters too:
-`CudaStaging` on side streams through pinned memory. `collection/` looks up many features at once.
-`embedding_collection.py` has an ordinary layer for each feature, and those of one table share a
-weight; so only the forward differs. `feature_ids.py` reads the forms of a batch, and
-`joint_lookup.py` asks for all tables together (`worker/joint_reads.py`), pools with one kernel
-(`kernels/ids/pooling.py`) and returns one gradient for each table; `device_lookup.py` does so on
-a GPU.
+`device_cache.py` has the rows, and knows which id is in which slot and which rows are outdated.
+`staging.py` makes the copies, of dense parameters too: `CudaStaging` on side streams through
+pinned memory. `collection/` looks up many features at once. `embedding_collection.py` has an
+ordinary layer for each feature, and those of one table share a weight; so only the forward
+differs. `feature_ids.py` reads the forms of a batch, and `joint_lookup.py` asks for all tables
+together (`worker/joint_reads.py`), pools with one kernel (`kernels/ids/pooling.py`) and returns
+one gradient for each table; `embedding_collection.py` does so on a GPU.
 """

@@ -4,7 +4,7 @@
 `coding/` generates code for a set of fetches and parts of a form (`coder.py`): it removes
 redundant views (`cleanup.py`), calls each torch function by its fastest entry (`python.py`,
 `callables.py`), and reuses the memory of buckets (`buckets.py`). `inductor.py` compiles the
-segments between calls: communication, random numbers, fused steps (`segments.py`). An optimizer's
+segments between calls: communication, random numbers, fused steps. An optimizer's
 step is torch's fused one if it has one; `ops/marks.py` gives gradients the layout of their
 parameters.
 """
