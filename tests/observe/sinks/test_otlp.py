@@ -4,27 +4,37 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Sequence
 
 import pytest
-
-pytest.importorskip("opentelemetry.sdk")
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tests.observe.sinks.collector import Collector
 from tests.workers import reserved_port
 
+from fleetlight.launch.exit_codes import RESUME_CODE, exit_code
 from fleetlight.observe.sinks.otlp import (
     EVENTS,
+    ON_REQUEST,
+    Delivery,
     DeliveryOutcome,
     EventExporter,
     ExportedJob,
+    Severity,
     _Failures,
+    attributes,
+    body,
+    event_name,
+    severity,
 )
 from fleetlight.observe.telemetry.snapshot import Event
 from fleetlight.version import VERSION
+
+pytest.importorskip("opentelemetry.sdk")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
 
 JOB = ExportedJob("a1b2", "train")
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -228,3 +238,217 @@ def test_a_collector_that_is_down_is_one_warning(monkeypatch: pytest.MonkeyPatch
         assert exporter.close(60.0) == (len(STORY), 2)
     [(_, reason)] = warnings
     assert exporter.failure == reason == "[Errno 111] Connection refused"
+
+
+WORKER = {"fleetlight.role": "worker", "fleetlight.index": 1}
+PROCESS = {**WORKER, "host.name": "10.0.0.2", "process.pid": 7}
+CASES = [
+    (Event(1.0, "worker 1", "start", "started, pid 7", "10.0.0.2", 7), Severity.INFO, PROCESS),
+    (
+        Event(1.0, "worker 1", "restart", "restart 2, pid 7", "10.0.0.2", 7, restart=2),
+        Severity.WARN,
+        {**PROCESS, "fleetlight.restart": 2},
+    ),
+    (
+        Event(1.0, "worker 1", "exit", "exited with code 0", "10.0.0.2", 7, 0),
+        Severity.INFO,
+        {**PROCESS, "process.exit.code": 0},
+    ),
+    (
+        Event(1.0, "worker 1", "exit", "exited with code 3", "10.0.0.2", 7, 3),
+        Severity.ERROR,
+        {**PROCESS, "process.exit.code": 3},
+    ),
+    (
+        Event(1.0, "worker 1", "exit", "killed by SIGKILL", "10.0.0.2", 7, -9),
+        Severity.ERROR,
+        {**PROCESS, "fleetlight.signal": "SIGKILL"},
+    ),
+    (
+        Event(1.0, "worker 1", "exit", "killed by SIGTERM", "10.0.0.2", 7, -15),
+        Severity.WARN,
+        {**PROCESS, "fleetlight.signal": "SIGTERM"},
+    ),
+    (
+        Event(1.0, "worker 1", "exit", "killed by signal 99", "10.0.0.2", 7, -99),
+        Severity.ERROR,
+        {**PROCESS, "fleetlight.signal": "99"},
+    ),
+    *(
+        (
+            Event(1.0, "worker 1", kind, "some text", pid=7, step=40),
+            Severity.INFO,
+            {**PROCESS, "fleetlight.step": 40},
+        )
+        for kind in ("checkpoint", "resume", "publication", "join")
+    ),
+    (
+        Event(1.0, "fleetrun", "end", "ended with code 0", "10.0.0.1", status=0),
+        Severity.INFO,
+        {"fleetlight.role": "fleetrun", "host.name": "10.0.0.1", "process.exit.code": 0},
+    ),
+    (
+        Event(1.0, "fleetrun", "end", "ended with code 75", "10.0.0.1", status=75),
+        Severity.WARN,
+        {"fleetlight.role": "fleetrun", "host.name": "10.0.0.1", "process.exit.code": 75},
+    ),
+    (
+        Event(1.0, "worker 1", "exit", "exited with code 3"),
+        Severity.INFO,
+        {**WORKER, "host.name": "10.0.0.2"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "expected", "found"), CASES)
+def test_an_event_as_a_record(
+    event: Event, expected: Severity, found: dict[str, str | int]
+) -> None:
+    assert event_name(event) == f"fleetlight.{event.kind}"
+    assert severity(event) is expected
+    assert attributes(event, host="10.0.0.2") == found
+    assert body(event) == f"{event.who}: {event.text}"
+
+
+def test_a_job_that_has_saved_ends_on_request() -> None:
+    assert {RESUME_CODE, exit_code(-15), exit_code(-2)} <= ON_REQUEST
+
+
+FAR_S = 60.0
+
+
+def until(seconds: float = FAR_S) -> float:
+    return time.monotonic() + seconds
+
+
+class Service:
+    """Takes items once `opens` is set; fails the first attempts."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.taken: list[int] = []
+        self.failures = failures
+        self.was_called, self.opens = threading.Event(), threading.Event()
+
+    def send(self, batch: Sequence[int]) -> DeliveryOutcome:
+        self.was_called.set()
+        assert self.opens.wait(FAR_S)
+        if self.failures:
+            self.failures -= 1
+            return DeliveryOutcome.LOST
+        self.taken += batch
+        return DeliveryOutcome.ARRIVED
+
+
+def test_all_items_arrive_in_their_order() -> None:
+    service = Service()
+    service.opens.set()
+    delivery = Delivery(service.send)
+    for number in range(2000):
+        delivery.add(number)
+    assert delivery.close(until()) == 0
+    assert service.taken == list(range(2000))
+
+
+def test_a_service_that_comes_back_gets_what_it_lacks() -> None:
+    service = Service(failures=2)
+    service.opens.set()
+    delivery = Delivery(service.send, retry_s=0.001)
+    delivery.add(1)
+    while service.failures:
+        assert service.was_called.wait(FAR_S)
+        service.was_called.clear()
+    delivery.add(2)
+    assert delivery.close(until()) == 0
+    assert service.taken == [1, 2]
+
+
+def test_the_oldest_are_dropped_and_counted() -> None:
+    service = Service()
+    delivery = Delivery(service.send, most=3)
+    delivery.add(0)
+    assert service.was_called.wait(FAR_S)
+    # the first is on its way: it arrives, although its place is given away
+    for number in range(1, 6):
+        delivery.add(number)
+    service.opens.set()
+    assert delivery.close(until()) == 2
+    assert service.taken == [0, 3, 4, 5]
+
+
+def test_the_end_makes_one_last_attempt() -> None:
+    service = Service(failures=1)
+    service.opens.set()
+    delivery = Delivery(service.send, retry_s=FAR_S)
+    delivery.add(1)
+    assert service.was_called.wait(FAR_S)
+    assert delivery.close(until()) == 0
+    assert service.taken == [1]
+
+
+def test_a_service_that_fails_at_the_end_lacks_the_rest() -> None:
+    service = Service(failures=9)
+    service.opens.set()
+    delivery = Delivery(service.send, retry_s=FAR_S)
+    delivery.add(1)
+    delivery.add(2)
+    assert delivery.close(until()) == 2
+    assert service.failures >= 7
+
+
+def test_a_service_that_does_not_answer_delays_the_end_by_no_more_than_asked() -> None:
+    service = Service()
+    delivery = Delivery(service.send)
+    delivery.add(1)
+    assert service.was_called.wait(FAR_S)
+    assert delivery.close(until(0.0)) == 1
+    service.opens.set()
+
+
+def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -> None:
+    arrived: list[int] = []
+    is_done = threading.Event()
+
+    def send(batch: Sequence[int]) -> DeliveryOutcome:
+        if 7 in batch or len(batch) > 100:
+            return DeliveryOutcome.REFUSED
+        arrived.extend(batch)
+        if len(arrived) == 299:
+            is_done.set()
+        return DeliveryOutcome.ARRIVED
+
+    delivery = Delivery(send, retry_s=0.0)
+    for number in range(300):
+        delivery.add(number)
+    assert is_done.wait(30)
+    assert sorted(arrived) == [number for number in range(300) if number != 7]
+    assert delivery.close(time.monotonic() + 5) == 1
+
+
+def test_an_item_that_is_refused_at_the_end_keeps_no_other_back() -> None:
+    arrived: list[int] = []
+
+    def send(batch: Sequence[int]) -> DeliveryOutcome:
+        if 700 in batch:
+            return DeliveryOutcome.REFUSED
+        arrived.extend(batch)
+        return DeliveryOutcome.ARRIVED
+
+    delivery = Delivery(send, retry_s=FAR_S)
+    for number in range(2000):
+        delivery.add(number)
+    assert delivery.close(until()) == 1
+    assert sorted(arrived) == [number for number in range(2000) if number != 700]
+
+
+def test_a_service_that_refuses_all_ends_the_attempts() -> None:
+    asked: list[int] = []
+
+    def send(batch: Sequence[int]) -> DeliveryOutcome:
+        asked.append(len(batch))
+        return DeliveryOutcome.REFUSED
+
+    delivery = Delivery(send, retry_s=FAR_S)
+    for number in range(2000):
+        delivery.add(number)
+    assert delivery.close(until()) == 2000
+    assert len(asked) < 30

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy.io import savemat
 from tests.data.readers.images.pictures import write_jpeg
 
-from fleetlight.data.readers.images.flowers import Flowers102
+from fleetlight.data.readers.images.flowers import Flowers102, read_matlab
 from fleetlight.errors import ConfigError, DataError
 
 
@@ -89,3 +95,110 @@ def test_absent_files_are_named_or_replaced_by_a_stand_in(tmp_path: Path) -> Non
     data = Flowers102(tmp_path, "valid", normalise=True, augment=True, stand_in=True)
     assert (data.generated, len(data), data[5][0].shape) == (True, 1020, (3, 224, 224))
     assert data[0][0].dtype == torch.float32
+
+
+DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8"]
+arrays = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=2, max_dims=3, min_side=0))
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(first=arrays, second=arrays, compress=st.booleans())
+def test_files_of_scipy_are_read(
+    tmp_path: Path, first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], compress: bool
+) -> None:
+    path = tmp_path / "x.mat"
+    savemat(path, {"a": first, "second_array": second}, do_compression=compress)
+    out = read_matlab(path)
+    assert list(out) == ["a", "second_array"]
+    np.testing.assert_array_equal(out["a"], first)
+    np.testing.assert_array_equal(out["second_array"], second)
+
+
+def test_arrays_that_are_not_numbers_are_skipped(tmp_path: Path) -> None:
+    savemat(tmp_path / "x.mat", {"text": "hello", "cells": [{"a": 1}], "n": np.arange(3)})
+    assert list(read_matlab(tmp_path / "x.mat")) == ["n"]
+
+
+def test_logical_arrays_are_numbers(tmp_path: Path) -> None:
+    savemat(tmp_path / "x.mat", {"mask": np.array([[True, False]])})
+    assert read_matlab(tmp_path / "x.mat")["mask"].tolist() == [[1, 0]]
+
+
+def test_big_endian_files_are_read(tmp_path: Path) -> None:
+    def element(kind: int, payload: bytes) -> bytes:
+        return struct.pack(">II", kind, len(payload)) + payload + b"\0" * (-len(payload) % 8)
+
+    matrix = (
+        element(6, struct.pack(">II", 6, 0))
+        + element(5, struct.pack(">ii", 1, 2))
+        + struct.pack(">I4s", 2 << 16 | 1, b"xy")
+        + element(9, struct.pack(">dd", 1.5, -2))
+    )
+    header = b" " * 124 + struct.pack(">H", 0x0100) + b"MI"
+    (tmp_path / "x.mat").write_bytes(header + element(14, matrix))
+    assert read_matlab(tmp_path / "x.mat")["xy"].tolist() == [[1.5, -2.0]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    savemat(tmp_path / "x.mat", {"labels": np.arange(1000, dtype=np.uint16)}, do_compression=False)
+    return tmp_path / "x.mat"
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (100, r"got b'' at offset 126"),
+        (132, r"ends at offset 132, inside the tag at offset 128"),
+        (500, r"ends at offset 500, expected \d+ bytes of the element at 128"),
+    ],
+)
+def test_a_truncated_file_is_named(path: Path, keep: int, message: str) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"x\.mat: " + message):
+        read_matlab(path)
+
+
+def test_a_truncated_compressed_element_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.mat"
+    savemat(path, {"labels": np.arange(1000)}, do_compression=True)
+    raw = bytearray(path.read_bytes()[:-50])
+    raw[132:136] = struct.pack("<I", len(raw) - 136)
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"x\.mat: .*incomplete or truncated"):
+        read_matlab(path)
+
+
+def test_too_few_values_for_the_shape_are_named(path: Path) -> None:
+    raw = path.read_bytes()
+    dims = struct.pack("<ii", 1, 1000)
+    assert raw.count(dims) == 1
+    path.write_bytes(raw.replace(dims, struct.pack("<ii", 2, 1000)))
+    with pytest.raises(DataError, match=r"got 1000 values for the array 'labels', expected .*2"):
+        read_matlab(path)
+
+
+def test_other_formats_are_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "x.mat"
+    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(512))
+    with pytest.raises(DataError, match="-v7"):
+        read_matlab(path)
+    path.write_bytes(b"hello")
+    with pytest.raises(DataError, match="expected the mark IM or MI"):
+        read_matlab(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(position=st.integers(128, 700), value=st.integers(0, 255))
+@example(position=140, value=0)
+def test_a_damaged_file_is_read_or_refused_but_never_crashes(
+    path: Path, position: int, value: int
+) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[position] = value
+    damaged = path.with_name("damaged.mat")
+    damaged.write_bytes(raw)
+    with contextlib.suppress(DataError):
+        read_matlab(damaged)

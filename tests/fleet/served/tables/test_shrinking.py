@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fleet.served.durable.test_replay import BATCH, Died, RestartableJob, sharded
+from tests.fleet.served.durable.test_replayed_job import BATCH, Died, RestartableJob, sharded
 from tests.served import ASYNC, SYNC, Built, Job, Member, geo
 from torch import Tensor, nn
 
