@@ -7,8 +7,8 @@ import pathlib
 import subprocess
 import sys
 
-from fleetlight.launch.processes import child
-from fleetlight.launch.processes.child import keep, kill
+from fleetlight.launch.processes import reaper
+from fleetlight.launch.processes.reaper import keep, kill
 
 
 def test_reaper_keeps_added_groups() -> None:
@@ -25,7 +25,7 @@ def test_reaper_removes_the_folder(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "error.0").write_text("{}")
-    program = [sys.executable, "-I", "-S", child.__file__]
+    program = [sys.executable, "-I", "-S", reaper.__file__]
     for _ in range(2):  # the second time the folder does not exist
         subprocess.run([*program, str(folder)], input=b"", timeout=60, check=True)
         assert not folder.exists()
@@ -40,7 +40,7 @@ def test_reaper_kills_the_groups_when_the_pipe_closes() -> None:
     )
     orders = f"add {stay.pid}\nadd {go.pid}\ndrop {stay.pid}\n"
     subprocess.run(
-        [sys.executable, "-I", "-S", child.__file__], input=orders.encode(), timeout=60, check=True
+        [sys.executable, "-I", "-S", reaper.__file__], input=orders.encode(), timeout=60, check=True
     )
     assert go.wait(timeout=60) == -9
     assert stay.poll() is None
