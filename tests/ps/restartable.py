@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.ps.serving import (
-    Worker,
-    closed_server,
-    open_up,
-    team,
-    together,
-)
+from tests.ps.serving import Worker, closed_server, open_up, team, together
 
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.journal import NEVER, Policy

@@ -14,14 +14,7 @@ import torch
 
 from fleetlight.errors import FleetError
 from fleetlight.ps import messages as m
-from fleetlight.ps.plan import (
-    DensePlan,
-    InitializerPlan,
-    OptimizerPlan,
-    Plan,
-    RulePlan,
-    TablePlan,
-)
+from fleetlight.ps.plan import DensePlan, InitializerPlan, OptimizerPlan, Plan, RulePlan, TablePlan
 from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import Connection

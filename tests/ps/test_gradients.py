@@ -11,14 +11,7 @@ import torch
 from tests.ps.serving import ids_of, plan, rows_of
 
 from fleetlight.ps.dtypes import flat_array
-from fleetlight.ps.gradients import (
-    Gradients,
-    TablePart,
-    dense_square,
-    mean,
-    not_finite,
-    scaled,
-)
+from fleetlight.ps.gradients import Gradients, TablePart, dense_square, mean, not_finite, scaled
 from fleetlight.ps.placement import Block, BlockSlice
 
 

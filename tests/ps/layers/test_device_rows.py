@@ -90,9 +90,7 @@ def test_sums_are_made_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dense(table)[1].tolist() == [3000.0] * DIM
 
 
-def test_reading_gradients_of_a_table_waits_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reading_gradients_of_a_table_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     late = as_on_a_gpu(monkeypatch)
     table = nn.Parameter(torch.empty(0, DIM))
     counts = np.array([2.0, 1.0], np.float32), np.array([1.0, 0.0], np.float32)

@@ -135,8 +135,7 @@ def _averaged(**options: Any) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize(
-    "average",
-    [_by_hand, _averaged(), _averaged(multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.99))],
+    "average", [_by_hand, _averaged(), _averaged(multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.99))]
 )
 def test_average_over_a_table_is_refused_with_advice(average: Callable[[Any], None]) -> None:
     with pytest.raises(PlanError, match=r"leave tables out.*p\.numel\(\).*AveragedModel\("):

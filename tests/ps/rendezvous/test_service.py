@@ -25,9 +25,7 @@ def announced(client: RendezvousClient, server: int, port: int, incarnation: int
     return reply.incarnation
 
 
-def test_workers_wait_for_each_other_and_for_all_servers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_wait_for_each_other_and_for_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     point = service_of(workers=2, servers=2)
     size = (2, 2)
     workers = [client_of(point, f"w{n}", size=size) for n in range(2)]

@@ -51,9 +51,7 @@ def test_a_barrier_timeout_names_a_worker_that_never_connected() -> None:
 
 
 @pytest.mark.slow
-def test_a_timeout_tells_where_the_missing_worker_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_timeout_tells_where_the_missing_worker_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     server = opened(plan("async"), deadline_s=0.3)
     first, second = team(server)
     second.say(m.Heartbeat(41))
@@ -421,9 +419,7 @@ def test_a_worker_taken_for_lost_cannot_write(mode: str) -> None:
     assert together(train, server.wait) == [None, None]
 
 
-def test_a_stop_signal_survives_a_concurrent_save_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stop_signal_survives_a_concurrent_save_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal handler runs between any two operations."""
     server = opened(plan(workers=1))
     worker = Worker(server, 0, 1)

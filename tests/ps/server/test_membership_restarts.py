@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 from tests.ps.restartable import RestartableCluster
-from tests.ps.serving import (
-    Worker,
-    closed_server,
-    open_up,
-    plan,
-    together,
-)
+from tests.ps.serving import Worker, closed_server, open_up, plan, together
 
 from fleetlight.errors import MembershipError
 from fleetlight.ps import messages as m

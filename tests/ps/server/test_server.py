@@ -200,9 +200,7 @@ def test_shrink_without_an_admission_rule_is_refused() -> None:
         worker.say(m.Shrink(0, 3, 0.0, 1.0))
 
 
-def test_a_join_during_a_checkpoint_load_is_told_to_retry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_join_during_a_checkpoint_load_is_told_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading may take longer than any deadline, so no reply may wait for its end."""
     monkeypatch.setattr(server_module, "_LOADING_S", 0.01)
     server, the_plan = closed_server(1), plan(workers=1)
@@ -240,9 +238,7 @@ def test_an_index_that_no_worker_has_is_refused(index: int) -> None:
         Worker(server, index)
 
 
-def test_each_greeting_waits_until_the_worker_is_on_disk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_greeting_waits_until_the_worker_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     server = opened(plan(workers=1))
     waits: list[str] = []
     monkeypatch.setattr(server._log, "wait_on_disk", lambda: waits.append(""))

@@ -47,9 +47,7 @@ def test_copied_rows_are_written_first_and_their_memory_reused() -> None:
     assert sweep.nbytes == before
 
 
-def test_a_row_without_memory_is_copied_by_the_next_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_without_memory_is_copied_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     table, sweep = made(3 * SIZE)
 
     def none(self: UnorderedSnapshot) -> None:

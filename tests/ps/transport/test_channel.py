@@ -313,10 +313,7 @@ def test_a_refused_greeting_is_not_retried() -> None:
 
 def test_a_silent_address_hints_at_another_program() -> None:
     hint = r"; expected a parameter server there, but another program may listen"
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(DeadlineError, match=hint),
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DeadlineError, match=hint):
         SocketChannel.connect(
             silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: Heartbeat(0)
         )

@@ -249,10 +249,7 @@ def test_a_silent_client_is_replaced_by_the_next_one() -> None:
 
 def test_a_refused_client_connects_when_a_place_is_free() -> None:
     """A worker retries, and raises the reason only at its deadline."""
-    with (
-        listening(RecordingHandler(), connections=1) as server,
-        connected(server.address) as first,
-    ):
+    with listening(RecordingHandler(), connections=1) as server, connected(server.address) as first:
         first.call(PULL)
         late = SocketChannel(
             lambda: server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: PULL
@@ -265,9 +262,7 @@ def test_a_refused_client_connects_when_a_place_is_free() -> None:
         late.close()
 
 
-def test_a_body_larger_than_free_memory_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_larger_than_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "free_memory", lambda: 3 << 20)
     with (
         listening(RecordingHandler()) as server,

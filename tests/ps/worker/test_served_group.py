@@ -12,13 +12,7 @@ import pytest
 import torch
 from tests.ps.serving import closed_server, together
 
-from fleetlight.errors import (
-    ConfigError,
-    DeadlineError,
-    PeerLostError,
-    ProtocolError,
-    StoppedError,
-)
+from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, ProtocolError, StoppedError
 from fleetlight.ps import messages as m
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import MemoryChannel

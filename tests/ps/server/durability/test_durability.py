@@ -281,10 +281,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"tables": [USERS, ITEMS, msgspec.structs.replace(ITEMS, name="shops")]},
         "tables[shops]: 'present' here, 'absent' there",
     ),
-    "one table less": (
-        {"tables": [USERS]},
-        "tables[items]: 'absent' here, 'present' there",
-    ),
+    "one table less": ({"tables": [USERS]}, "tables[items]: 'absent' here, 'present' there"),
     "rule": (
         {"tables": [USERS, msgspec.structs.replace(ITEMS, rule=RulePlan("adam", {}))]},
         "tables[items].rule.name: 'adam' here, 'sgd' there",

@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 from tests.ps.restartable import IDS, RestartableCluster, rows
-from tests.ps.serving import (
-    ids_of,
-    plan,
-    rows_of,
-    together,
-)
+from tests.ps.serving import ids_of, plan, rows_of, together
 
 from fleetlight.errors import CheckpointError
 from fleetlight.ps import messages as m

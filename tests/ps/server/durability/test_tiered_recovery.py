@@ -67,11 +67,7 @@ def is_tiered(server: Server) -> bool:
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
 @pytest.mark.parametrize(
     "table",
-    [
-        {"entry": None, "max_rows": 80, "evict": "age"},
-        {},
-        {"max_rows": 80, "evict": "count"},
-    ],
+    [{"entry": None, "max_rows": 80, "evict": "age"}, {}, {"max_rows": 80, "evict": "count"}],
     ids=["by age", "all rows", "by count"],
 )
 def test_a_killed_server_returns_with_all_rows(

@@ -90,9 +90,7 @@ def test_differences_are_divided_by_the_workers_and_sent_once() -> None:
     assert by_id(rows.differences()) == {}
 
 
-def test_a_row_unused_for_some_windows_is_fetched_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_unused_for_some_windows_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geo, "KEPT_WINDOWS", 1)
     rows, servers = make()
     read(rows, servers, 1)
@@ -177,9 +175,7 @@ def test_the_least_recently_used_rows_are_evicted_beyond_the_limit() -> None:
     assert len(rows) == 0
 
 
-def test_window_numbers_restart_before_they_overflow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_window_numbers_restart_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geo, "MAX_WINDOWS", 3)
     rows, servers = make()
     for _ in range(10):

@@ -220,9 +220,7 @@ def test_stale_rows_are_not_read() -> None:
     assert run(build, train, strict, workers=1) == [True]
 
 
-def test_rows_from_an_earlier_incarnation_are_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_from_an_earlier_incarnation_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The restarted server does not know the prefetched ids, so it reports no changes."""
 
     def train(worker: Member) -> Any:
