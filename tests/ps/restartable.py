@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server and its workers in one process; the server crashes and restarts on its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server in this process, and workers whose requests a test writes by hand."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Sequence

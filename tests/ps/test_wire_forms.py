@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Narrow rows between a client and its servers, in each mode."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folder: which job owns a server's folder, where recovery starts, what is deleted."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

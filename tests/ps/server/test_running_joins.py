@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker joins while the job runs, by the requests that its process sends; servers restart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A handler that records its requests, misbehaving servers, and raw clients."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SocketChannel: retries at the start, deadlines, and repetition after a broken connection."""
-
-from __future__ import annotations
+"""A channel over sockets: dialing, options, frames, deadlines."""
 
 import concurrent.futures
+import contextlib
+import errno
+import itertools
 import math
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from tests.ps.transport.doubles import (
     LIMIT_S,
     PULL,
@@ -29,11 +32,25 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import Done, Failure, Heartbeat, MetricsRequest, Pulled, Save
-from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all
-from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps import messages as m
+from fleetlight.ps.messages import Done, Failure, Heartbeat, Leave, MetricsRequest, Pulled, Save
+from fleetlight.ps.transport import (
+    Channel,
+    Connection,
+    Listener,
+    MemoryChannel,
+    SocketChannel,
+    connect_all,
+    dialing,
+)
+from fleetlight.ps.transport.frames import _EARLY_BYTES, _KEEP_BYTES, _WORTH_BYTES, Frames, _Memory
 from fleetlight.ps.transport.interface import RetryPolicy
+from fleetlight.ps.transport.protocol import PREFIX_BYTES, MessageCodec
+from fleetlight.ps.transport.socket_options import family, is_itself
 from fleetlight.roles.role import Endpoint
+from fleetlight.wire.plain import Wire
+
+# SocketChannel: retries at the start, deadlines, and repetition after a broken connection.
 
 
 def at(held: Reservation) -> Callable[[], Endpoint]:
@@ -403,3 +420,244 @@ def test_an_infinite_deadline_is_accepted() -> None:
         connected(server.address, deadline_s=math.inf) as channel,
     ):
         assert channel.call(PULL).message == Pulled(1, 1)
+
+
+# dial: a server that is not listening, or not any more.
+
+
+def test_a_server_that_closes_at_once_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then reports no peer for the new connection."""
+
+    def not_connected(_: socket.socket) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(dialing, "prepare", not_connected)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = server.getsockname()
+        with pytest.raises(dialing.NotReadyError, match="not connected"):
+            dialing.dial(endpoint, "server 0", 2.0)
+
+
+def test_a_refused_connection_is_not_ready() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(dialing.NotReadyError, match="refused"):
+            dialing.dial(bound.getsockname(), "server 0", 2.0)
+
+
+# MemoryChannel: behaves like a channel over a socket, within one process.
+
+
+def test_arrays_are_passed_by_reference() -> None:
+    channel: Channel = MemoryChannel(RecordingHandler())
+    sent = np.arange(3)
+    reply = channel.call(PULL, [sent])
+    assert reply.message == Pulled(1, 1)
+    assert reply.arrays[0] is sent
+
+
+def test_errors_are_raised_unchanged() -> None:
+    handler = RecordingHandler()
+    handler.error = PlanError("no such table")
+    channel = MemoryChannel(handler)
+    with pytest.raises(PlanError) as caught:
+        channel.call(Heartbeat(1))
+    assert caught.value is handler.error
+    handler.error = None
+    assert channel.call(Heartbeat(2)).message == Done()
+
+
+def test_the_handler_sees_one_end() -> None:
+    handler = RecordingHandler()
+    channel = MemoryChannel(handler)
+    channel.call(Leave())
+    channel.close()
+    channel.close()
+    assert handler.ends == [None]
+
+
+def test_a_channel_has_one_request_in_flight() -> None:
+    channel = MemoryChannel(RecordingHandler())
+    channel.send(PULL)
+    with pytest.raises(AssertionError, match="one request in flight"):
+        channel.send(PULL)
+    channel.receive()
+    with pytest.raises(AssertionError, match="nothing was sent"):
+        channel.receive()
+
+
+# Socket options of a job's connections.
+
+
+def test_both_ends_use_nodelay_and_keepalive() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        assert channel._frames is not None
+        (session,) = server._sessions
+        for raw in (channel._frames.wire._socket, session._accepted):
+            assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let us choose")
+def test_the_loopback_uses_reno() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        assert channel._frames is not None
+        (session,) = server._sessions
+        for raw in (channel._frames.wire._socket, session._accepted):
+            name = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert name.rstrip(b"\0") == b"reno"
+
+
+def test_a_self_connected_socket_is_detected() -> None:
+    with socket.socket() as alone:
+        alone.bind(("127.0.0.1", 0))
+        alone.connect(alone.getsockname())
+        assert is_itself(alone)
+    with listening(RecordingHandler()) as server, socket.create_connection(server.address) as pair:
+        assert not is_itself(pair)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("10.0.0.1", socket.AF_INET), ("fd00::1", socket.AF_INET6)]
+)
+def test_an_address_has_its_family(host: str, expected: socket.AddressFamily) -> None:
+    assert family(host) is expected
+
+
+# Frames: received whole from any pieces; receive memory is reused only when free.
+
+
+SIZE = 4 * _WORTH_BYTES
+
+
+def address(array: np.ndarray) -> int:  # type: ignore[type-arg]
+    return int(array.__array_interface__["data"][0])
+
+
+def test_free_memory_is_reused() -> None:
+    memory = _Memory()
+    first = address(memory.take(SIZE))
+    assert address(memory.take(SIZE // 2)) == first
+
+
+def test_memory_in_use_is_not_reused() -> None:
+    memory = _Memory()
+    view = memory.take(SIZE)[8:].view(np.float64)[:3]
+    tensor = torch.from_numpy(memory.take(SIZE)[:16])
+    places = {address(memory.take(SIZE)) for _ in range(5)}
+    assert address(view) - 8 not in places
+    assert tensor.data_ptr() not in places
+
+
+def test_larger_memory_replaces_smaller_memory() -> None:
+    memory = _Memory()
+    for size in (SIZE, 2 * SIZE, 4 * SIZE):
+        memory.take(size)
+    assert [held.size for held in memory._held] == [4 * SIZE]
+
+
+def test_a_caller_that_holds_a_reply_alternates_between_two_buffers() -> None:
+    memory = _Memory()
+    places = set()
+    held = memory.take(SIZE)
+    for _ in range(6):
+        held = memory.take(SIZE)
+        places.add(address(held))
+    assert len(places) == 2
+
+
+def test_very_large_and_very_small_memory_is_not_kept() -> None:
+    memory = _Memory()
+    for size in (_WORTH_BYTES - 1, _KEEP_BYTES + 1):
+        memory.take(size)
+    assert memory._held == []
+    memory.take(SIZE)
+    small = memory.take(SIZE // 8)
+    assert small.base is None or len(small.base) < SIZE
+
+
+#: shorter than one early read; with longer arrays; with a longer header
+MESSAGES: list[tuple[m.Message, int]] = [
+    (m.Heartbeat(7), 0),
+    (m.Pull([m.TablePull(0, True)], dense=False), 3 * _EARLY_BYTES),
+    (m.Leave("x" * 2 * _EARLY_BYTES), 5),
+    (m.Heartbeat(8), 0),
+]
+
+
+def encoded() -> bytes:
+    codec: MessageCodec[m.Message] = MessageCodec(m.Message)
+    frames = [
+        codec.encode(number, message, [np.arange(size, dtype=np.int64)] if size else [])
+        for number, (message, size) in enumerate(MESSAGES)
+    ]
+    return b"".join(bytes(buffer) for frame in frames for buffer in frame)
+
+
+@contextlib.contextmanager
+def frames_pair(kind: type[Wire] = Wire) -> Iterator[tuple[socket.socket, Frames]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield theirs, Frames(kind(ours, "peer"), silence_s=20.0)
+
+
+def read_all(frames: Frames) -> None:
+    for number, (message, size) in enumerate(MESSAGES):
+        frame = frames.receive("a test", start_s=20.0)
+        assert frame is not None
+        assert (frame.request, frame.message) == (number, message)
+        assert [array.tolist() for array in frame.arrays] == ([list(range(size))] if size else [])
+
+
+def test_frames_that_arrive_together_are_read_one_by_one() -> None:
+    with frames_pair() as (peer, frames):
+        peer.sendall(encoded())
+        read_all(frames)
+        peer.close()
+        assert frames.receive("a test", start_s=20.0) is None
+
+
+#: around the size of an early read, and around a prefix
+SIZES = (1, PREFIX_BYTES - 1, PREFIX_BYTES, PREFIX_BYTES + 1, _EARLY_BYTES - 1, _EARLY_BYTES + 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_frames_read_in_small_pieces_are_whole(size: int) -> None:
+    class SlowWire(Wire):
+        def _receive_some(self, into: memoryview) -> int:
+            return super()._receive_some(into[:size])
+
+        def _receive_all(self, into: memoryview) -> int:
+            return super()._receive_all(into[:size])
+
+    with frames_pair(SlowWire) as (peer, frames):
+        peer.sendall(encoded() * 2)
+        read_all(frames)
+        read_all(frames)
+
+
+def test_frames_sent_in_small_pieces_are_whole() -> None:
+    def send_in_pieces(peer: socket.socket) -> None:
+        data, sizes = encoded() * 3, itertools.cycle(SIZES)
+        while data:
+            count = peer.send(data[: next(sizes)])
+            data = data[count:]
+
+    with frames_pair() as (peer, frames):
+        sender = threading.Thread(target=send_in_pieces, args=(peer,))
+        sender.start()
+        for _ in range(3):
+            read_all(frames)
+        sender.join(20)
+        assert not sender.is_alive()
+
+
+def test_a_partial_frame_at_the_end_is_an_error() -> None:
+    with frames_pair() as (peer, frames):
+        peer.sendall(encoded() + encoded()[:10])
+        peer.close()
+        read_all(frames)
+        with pytest.raises(PeerLostError, match="in the middle of a frame"):
+            frames.receive("a test", start_s=20.0)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client and its servers in one process, with a log of the client's requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows on a device: equal to those of the servers, whatever happens during a lookup."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

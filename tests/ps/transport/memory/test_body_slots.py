@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots of shared memory: a body stays as it was sent until its last array is gone."""
 
-from __future__ import annotations
-
 import mmap
 from typing import Any
 

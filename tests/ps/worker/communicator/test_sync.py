@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sync communicator: equal to plain torch in one process on the global batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
