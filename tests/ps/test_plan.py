@@ -203,8 +203,7 @@ def test_mean_is_over_all_workers(dtype: str) -> None:
     first = gradients({0: TablePart(ids_of([1, 2]), rows_of([2, 4]))}, [1, 2, 3], {0}, dtype)
     second = gradients({1: TablePart(ids_of([1]), rows_of([6]))}, None, set(), dtype)
     third = gradients({0: TablePart(ids_of([2]), rows_of([8]))}, [2, 1, 0], {0, 1}, dtype)
-    fourth = gradients({}, [1, 1, 1], {0}, dtype)
-    found = mean([first, second, third, fourth])
+    found = mean([first, second, third, gradients({}, [1, 1, 1], {0}, dtype)])
     # the table sums the rows of one id later
     assert found.tables[0].ids.tolist() == [1, 2, 2]
     assert found.tables[0].rows[:, 0].tolist() == [0.5, 1, 2]

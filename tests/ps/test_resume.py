@@ -108,8 +108,7 @@ def test_refusals_name_what_is_missing() -> None:
 
 
 def test_folders_of_other_jobs_and_earlier_starts_do_not_count() -> None:
-    old = left(STEPPED, "old")
-    assert decided([KEPT], [STEPPED, old]).kind == REFUSED
+    assert decided([KEPT], [STEPPED, left(STEPPED, "old")]).kind == REFUSED
     # a restart of all processes was interrupted
     begun = decided([left(KEPT, start=1), left(KEPT)], [left(STEPPED), left(STARTED, start=1)])
     assert (begun.kind, begun.job, begun.start) == (BEGINNING, "j", 1)

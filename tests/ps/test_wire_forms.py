@@ -37,8 +37,7 @@ def narrow_plan(wire: str, mode: str = "async", **facts: Any) -> Plan:
 
 
 def job_with(wire: str, mode: str = "async", servers: int = 2, **facts: Any) -> InProcessJob:
-    tables = narrow_plan(wire).tables
-    return InProcessJob(servers, mode, tables=tables, **facts)
+    return InProcessJob(servers, mode, tables=narrow_plan(wire).tables, **facts)
 
 
 def gradients(job: InProcessJob, table: int = 0, seed: int = 0) -> TableGradients:
@@ -155,8 +154,7 @@ def test_a_gradient_that_is_not_finite_is_refused(wire: str, bad: float) -> None
         push(job, part)
     # a worker that does not check: the server still sees it
     apply = job_with(wire, on_nonfinite="apply")
-    server = opened(narrow_plan(wire, on_nonfinite="refuse"))
-    worker = Worker(server, 0, workers=1)
+    worker = Worker(opened(narrow_plan(wire, on_nonfinite="refuse")), 0, workers=1)
     arrays = FORMS[wire].encode(part.gradients, 1, (None, None))
     with pytest.raises(GradientError, match="pushed a gradient"):
         worker.say(worker.push_request(0, {0: None}, None), part.ids, *arrays, lane="push")

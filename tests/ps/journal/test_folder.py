@@ -306,8 +306,7 @@ def test_remains_reports_the_state_of_a_folder(tmp_path: Path) -> None:
     folder = opened(tmp_path, job="next")
     assert folder.is_new
     folder.close()
-    loading = opened(tmp_path / "loading", loading=True)
-    loading.close()
+    opened(tmp_path / "loading", loading=True).close()
     assert folder_module.remains(tmp_path / "loading").state == NOTHING
 
 

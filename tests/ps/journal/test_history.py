@@ -62,8 +62,7 @@ def test_an_empty_last_file_has_no_records(tmp_path: Path) -> None:
 
 def test_a_torn_end_is_cut_off_with_a_warning(tmp_path: Path) -> None:
     *_, last = write(tmp_path, range(1, 4), range(4, 6))
-    whole = last.read_bytes()
-    last.write_bytes(whole[:-1])
+    last.write_bytes(last.read_bytes()[:-1])
     numbers, (warnings,) = read(tmp_path)
     assert numbers == [1, 2, 3, 4]
     assert "are no whole record" in warnings
@@ -165,8 +164,7 @@ def test_a_torn_end_of_an_earlier_file_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    paths = write(tmp_path, range(1, 4), range(4, 6), range(6, 7))
-    paths[1].unlink()
+    write(tmp_path, range(1, 4), range(4, 6), range(6, 7))[1].unlink()
     with pytest.raises(JournalError, match="records 4 to 5 are missing"):
         read(tmp_path)
 

@@ -227,9 +227,7 @@ def test_a_commit_waits_for_disk_space(tmp_path: Path, monkeypatch: pytest.Monke
 def whole_records(folder: Path, size: int) -> list[LogRecord[Message]]:
     """The records that recovery would read after a crash now."""
     ((first, path),) = segments(folder)
-    data = np.fromfile(path, np.uint8)
-    reader = RecordReader(CODEC, data, first)
-    records = list(reader)
+    records = list(RecordReader(CODEC, np.fromfile(path, np.uint8), first))
     assert records[-1].stop == size
     return records
 

@@ -123,8 +123,7 @@ def test_shows_and_clicks_are_summed_by_id() -> None:
         SparseEmbeddingBag(DIM, "sum", padding_idx=0),
     ):
         ours, _ = opened(layer)
-        click = torch.tensor([[1, 0], [1, 1]])
-        ours(ids, click=click).sum().backward()
+        ours(ids, click=torch.tensor([[1, 0], [1, 1]])).sum().backward()
         gradient: Any = ours.weight.grad
         [part] = gradient.parts
         counts = dict(
@@ -369,8 +368,7 @@ def weight(**facts: Any) -> nn.Parameter:
 
 def test_gradients_of_a_repeated_id_add_up() -> None:
     table = weight()
-    out = embed(table, visit(3, 1, 3), None, None)
-    out.backward(torch.arange(9.0).view(3, 3))
+    embed(table, visit(3, 1, 3), None, None).backward(torch.arange(9.0).view(3, 3))
     assert dense(table)[3].tolist() == [6.0, 8.0, 10.0]
     assert dense(table)[1].tolist() == [3.0, 4.0, 5.0]
     assert isinstance(table.grad, Tensor)

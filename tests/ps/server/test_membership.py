@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.errors import refuses
 from tests.ps.restartable import RestartableCluster
 from tests.ps.serving import (
     OPTIONS,
@@ -62,9 +63,7 @@ def test_workers_enter_a_barrier_before_the_plan_is_known() -> None:
 
 def test_a_barrier_timeout_names_a_worker_that_never_connected() -> None:
     first = Worker(opened(plan(), deadline_s=0.05), 0)
-    with pytest.raises(
-        DeadlineError, match=r"barrier waited 0\.03 s for worker 1 \(it never connected"
-    ):
+    with refuses(DeadlineError, "barrier waited 0.03 s for worker 1", "it never connected"):
         first.enter_barrier(0, "barrier", deadline_s=0.03)
 
 
@@ -143,8 +142,7 @@ def test_a_barrier_waits_for_workers_that_still_make_steps() -> None:
 
 @pytest.mark.parametrize("operation", ["push", "meet", "pull"])
 def test_a_lost_worker_fails_every_waiting_request(operation: str) -> None:
-    server = opened(plan("sync" if operation == "push" else "async"))
-    first, second = team(server)
+    first, second = team(opened(plan("sync" if operation == "push" else "async")))
     waits = {
         "push": lambda: first.push(0),
         "meet": lambda: first.enter_barrier(0, "barrier"),
@@ -192,9 +190,7 @@ def test_a_worker_whose_socket_closes_is_lost() -> None:
         )
         first.send(m.Barrier(0, "barrier", 20.0))
         second.close()
-        with pytest.raises(
-            PeerLostError, match=r"server 0 .*worker 1 disconnected without goodbye"
-        ):
+        with refuses(PeerLostError, "server 0 ", "worker 1 disconnected without goodbye"):
             first.receive()
         first.call(m.Leave())
         with pytest.raises(PeerLostError, match="worker 1 disconnected"):
@@ -379,9 +375,7 @@ def test_a_server_timeout_names_a_worker_that_never_connected() -> None:
 def test_the_server_loses_a_silent_worker() -> None:
     server = closed_server(1, deadline_s=0.05)
     Worker(server, 0, 1)
-    with pytest.raises(
-        PeerLostError, match="worker 0 disconnected without goodbye: it has been sil"
-    ):
+    with refuses(PeerLostError, "worker 0 disconnected without goodbye: it has been sil"):
         server.wait()
 
 

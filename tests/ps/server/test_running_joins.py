@@ -163,8 +163,7 @@ def test_the_place_of_a_worker_that_left_is_free_again() -> None:
     assert {place(server, started_at=n).worker for n in (7, 8, 9)} == {1, 2, 3}
     with pytest.raises(MembershipError, match="all 4 places of the job are taken"):
         place(server, started_at=10)
-    joiner = Joiner(server, 1)
-    joiner.say(m.Admit(0))
+    Joiner(server, 1).say(m.Admit(0))
     workers[0].say(ask(1, (1, 0), waits=True))
     left = workers[0].say(ask(1, (1, 0), waits=True))[0].left
     # the records of the worker that left are in it
@@ -341,8 +340,7 @@ def test_a_newcomer_that_has_not_entered_asks_a_restarted_server_again(tmp_path:
     joiner.say(m.Admit(0))
     for worker in workers:
         worker.say(ask(1, (1, 0), waits=True))
-    again = ask(turn=2, back=2, whole=[(32, 96)])
-    workers[0].say(again)
+    workers[0].say(ask(turn=2, back=2, whole=[(32, 96)]))
     workers[0].say(m.OfferState(0, 2), np.frombuffer(STATE, np.uint8))
     joiner.say(m.Admit(0))
     job.restart([*workers, joiner], snapshot=False)
@@ -369,8 +367,7 @@ def test_a_newcomer_that_was_refused_hides_no_stop_of_a_sync_job() -> None:
     """All workers of a step get the signal, without those that never took part."""
     server = elastic("sync")
     workers = begun(server)
-    joiner = Joiner(server, 2)
-    joiner.say(m.Leave("another plan"))
+    Joiner(server, 2).say(m.Leave("another plan"))
     workers[0].say(m.Heartbeat(0, ControlSignal(stop=True)))
     replies = together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}) for w in workers))
     assert [reply.call.stop for reply, _ in replies] == [True, True]

@@ -166,8 +166,7 @@ def test_requests_that_do_not_fit_the_plan_are_refused(
 
 
 def test_only_worker_0_sends_initial_values() -> None:
-    server = opened(plan())
-    first, second = team(server)
+    first, second = team(opened(plan()))
     arrays = [ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32)]
     first.say(m.Fill([0], True), *arrays)
     assert second.pull(0, [9, 1, 2]) == [6, 5, 0]
@@ -387,8 +386,7 @@ def test_replayed_frames_of_an_old_epoch_are_refused(tmp_path: Path) -> None:
 def test_with_a_token_a_replayed_connection_fails_the_challenge() -> None:
     with serving(TOKEN) as server:
         control = worker(server, "control", TOKEN)
-        recording = record_push(server, TOKEN)
-        challenge, refused = replay(server, recording, 2)
+        challenge, refused = replay(server, record_push(server, TOKEN), 2)
         assert isinstance(challenge, m.Challenge)
         assert isinstance(refused, m.Failure)
         assert "does not know the token" in refused.text
@@ -459,7 +457,7 @@ def exchange(worker: Worker) -> list[Any]:
     return worker.say(message, ids_of(IDS), *differences, np.ones(3, np.float32), lane="push")[1]
 
 
-CASES = [("async", pull), ("sync", pull), ("sync", push), ("async", push_of), ("geo", exchange)]
+CASES = [("async", pull), ("sync", pull), ("sync", push), ("async", push), ("geo", exchange)]
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -490,8 +488,7 @@ def two_workers(the_plan: Plan, given: Given) -> list[Worker]:
 
 
 def test_replies_to_a_step_of_several_workers_share_a_copy_of_the_dense_values() -> None:
-    server = opened(plan("sync", workers=2))
-    workers, given = team(server), Given()
+    workers, given = team(opened(plan("sync", workers=2))), Given()
     for worker in workers:
         worker.lanes["push"] = Connection("push", output=given.output)
         worker.greet("push")
@@ -507,8 +504,7 @@ def test_dense_values_are_shared_only_without_memory() -> None:
     given.arrays[0][:] = 0
     shared = worker.say(m.Pull([], dense=True), lane="pull")[1][0]
     assert shared.tolist() == [1, 1, 1]
-    again = worker.say(m.Pull([], dense=True), lane="pull")[1][0]
-    assert again is shared
+    assert worker.say(m.Pull([], dense=True), lane="pull")[1][0] is shared
 
 
 def test_a_repeated_push_has_the_reply_of_the_first() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.errors import refuses
 from tests.ps.servers import DenseServers
 from torch import Tensor, nn
 
@@ -83,9 +84,7 @@ class Mine(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.RMSprop, Mine])
 def test_other_classes_are_refused_with_the_supported_ones(kind: Any) -> None:
-    with pytest.raises(
-        PlanError, match=rf"table 'emb' is in .*{kind.__name__}; a table works with"
-    ):
+    with refuses(PlanError, "table 'emb' is in ", f"{kind.__name__}; a table works with"):
         rule(kind)
 
 
@@ -120,9 +119,7 @@ def test_a_layers_own_rule_takes_only_the_learning_rate_of_its_group() -> None:
 
 
 def test_a_group_without_a_learning_rate_is_refused() -> None:
-    with pytest.raises(
-        PlanError, match=r"'adagrad' has no learning rate: .* has rho, expected 'lr'"
-    ):
+    with refuses(PlanError, "'adagrad' has no learning rate", "has rho, expected 'lr'"):
         rule_options(own_rule("adagrad", "emb"), {"rho": 0.1})
 
 
@@ -422,8 +419,7 @@ def test_sent_values_do_not_change_later() -> None:
 def test_received_gradients_are_not_modified() -> None:
     """Torch must not warn of memory that is read-only."""
     params = parameters()
-    dense = DenseServers(params, [torch.optim.SGD(params, 1.0)], 1)
-    (server,) = dense.servers
+    (server,) = DenseServers(params, [torch.optim.SGD(params, 1.0)], 1).servers
     gradient = np.ones_like(server.values()[0])
     gradient.flags.writeable = False
     before = server.values()[0]

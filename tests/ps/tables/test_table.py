@@ -191,8 +191,7 @@ def test_the_file_lists_everything_by_bucket_and_id(tmp_path: Path) -> None:
     tensors = saved(table, tmp_path)
     assert set(tensors) == {"ids", "buckets", "weights", "state.exp_avg", "state.exp_avg_sq"}
     found = tensors["ids"]
-    order = np.lexsort((ids, buckets(ids)))
-    assert np.array_equal(found, ids[order])
+    assert np.array_equal(found, ids[np.lexsort((ids, buckets(ids)))])
     assert np.array_equal(tensors["weights"], read(table, found))
     np.testing.assert_allclose(tensors["state.exp_avg"], 0.1, rtol=1e-5)
     np.testing.assert_allclose(tensors["state.exp_avg_sq"], 0.001, rtol=1e-4)
@@ -345,8 +344,7 @@ def test_a_table_is_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(table_module, "CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr(table_file, "_READ_BYTES", 1 << 20)
     table = make("adagrad", dim=32)
-    ids = some_ids(60_000)
-    table.pull(ids, insert=True)
+    table.pull(some_ids(60_000), insert=True)
     size = table.nbytes
     assert size > 15e6
     # the first call of a kernel loads it, which takes memory once
@@ -431,8 +429,7 @@ def test_geo_and_other_modes_read_each_others_files(tmp_path: Path) -> None:
     geo.load([tmp_path / "rule"], ALL)
     assert np.array_equal(read(geo, ids), read(table, ids))
     saved(geo, tmp_path, "geo")
-    rule = RulePlan("adagrad", {"initial_accumulator_value": 3.0})
-    back = make(rule)
+    back = make(RulePlan("adagrad", {"initial_accumulator_value": 3.0}))
     back.load([tmp_path / "geo"], ALL)
     assert np.array_equal(read(back, ids), read(table, ids))
     assert (saved(back, tmp_path, "back")["state.sum"] == 3.0).all()
@@ -611,8 +608,7 @@ def test_columns_cover_a_row(rule: str, meta: int) -> None:
 def test_the_file_describes_itself(tmp_path: Path) -> None:
     table = make("rowwise_adagrad")
     table.push(some_ids(9), ones(9), LR, 0)
-    tensors = saved(table, tmp_path)
-    assert tensors["state.sum"].shape == (9, 1)
+    assert saved(table, tmp_path)["state.sum"].shape == (9, 1)
     with safe_open(tmp_path / "t.safetensors", framework="np") as file:
         expected = {"format": "pt", "table": "emb", "rule": "rowwise_adagrad"}
         assert file.metadata() == expected

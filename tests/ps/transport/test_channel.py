@@ -269,8 +269,7 @@ def test_a_lost_server_is_named_after_reconnecting_fails() -> None:
 
 def test_an_end_inside_a_frame_is_a_lost_peer() -> None:
     def send_half_a_reply(raw: socket.socket, frames: Frames) -> None:
-        frame = frames.receive("a request")
-        assert frame is not None
+        assert frames.receive("a request") is not None
         raw.sendall(b"\xf1EET\x01\x00\x00")
 
     with (

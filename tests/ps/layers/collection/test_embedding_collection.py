@@ -191,8 +191,7 @@ def test_all_forms_of_a_ragged_batch_give_the_same() -> None:
 
 def test_a_row_for_each_id_has_the_form_of_the_ids() -> None:
     collection = EmbeddingCollection({"a": (3, None, None)})
-    tables = opened(collection)
-    rows = torch.from_numpy(tables.rows[0])
+    rows = torch.from_numpy(opened(collection).rows[0])
     flat, ends = torch.tensor([3, 1, 3]), torch.tensor([0, 2, 3])
     assert torch.equal(collection({"a": (flat, ends[:2])})["a"], rows[flat])
     square = torch.tensor([[3, 1], [2, 2]])

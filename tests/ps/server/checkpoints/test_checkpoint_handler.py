@@ -210,8 +210,7 @@ def read(saved: m.Saved, folder: Path) -> list[float]:
 
 @pytest.mark.parametrize("folder", ["x" * 300, "a\0b"], ids=["long", "odd"])
 def test_an_impossible_folder_name_is_an_unseen_folder(folder: str) -> None:
-    server = opened(plan("async"))
-    worker = Worker(server, 0)
+    worker = Worker(opened(plan("async")), 0)
     with pytest.raises(CheckpointError, match="does not see the file of worker 0"):
         worker.say(m.Save(folder, "token", 0))
     with pytest.raises(CheckpointError, match=r"does not see|cannot be read|not the file"):
@@ -749,8 +748,7 @@ def test_a_delta_has_only_the_rows_that_changed(follower: Follower) -> None:
 
 
 def test_a_restarted_server_publishes_all_rows(follower: Follower) -> None:
-    other = followed(follower.folder)
-    follower.worker = other.worker
+    follower.worker = followed(follower.folder).worker
     act_followed(follower, 0, "push", [5])
     assert not follower.ask().is_complete
     with pytest.raises(PublicationError, match="does not know all changes since publication p1"):

@@ -682,8 +682,7 @@ def test_a_worker_that_has_left_its_loop_early_is_in_a_later_turn() -> None:
     later = ask(turn=20, epoch=1, back=20)
     assert queue.deal(1, later) == (0, 16)
     assert queue.deal(0, ask(1, (1, 0), turn=10, waits=True)) == NOTHING
-    left = queue.left(0, 10)
-    assert queue.deal(0, ask(turn=11, whole=left)) == (20, 36)
+    assert queue.deal(0, ask(turn=11, whole=queue.left(0, 10))) == (20, 36)
     assert queue.deal(1, later) == (0, 16)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.errors import refuses
 from tests.ps.serving import Worker, ids_of, opened, plan, rows_of, team, together
 
 from fleetlight.errors import GradientError, PlanError, ProtocolError
@@ -40,8 +41,7 @@ def test_an_async_push_is_applied_at_once() -> None:
 
 
 def test_an_empty_push_counts_as_a_push() -> None:
-    worker = single_worker()
-    reply, arrays = worker.push(0, {0: ([], [])}, None, wants_dense=False)
+    reply, arrays = single_worker().push(0, {0: ([], [])}, None, wants_dense=False)
     assert (reply.version, reply.slowest, arrays) == (1, 1, [])
 
 
@@ -61,8 +61,7 @@ def test_a_repeated_push_is_applied_once(mode: str) -> None:
 
 
 def test_a_repeat_of_a_push_in_progress_waits_for_the_same_reply() -> None:
-    server = opened(plan())
-    first, second = team(server)
+    first, second = team(opened(plan()))
     message, tables = first.push_request(0, {0: None}, None), {0: ([7], [2])}
     sent = threading.Event()
 
@@ -300,8 +299,7 @@ def test_a_worker_that_ended_the_phase_is_not_awaited() -> None:
     assert groups.add(0, 0, 0, 0, "a") is None
     (complete,) = groups.end(worker=1, phase=0)
     assert complete.contributions == {0: "a"}
-    alone = groups.add(0, 0, 0, 1, "b")
-    assert alone is not None
+    assert groups.add(0, 0, 0, 1, "b") is not None
     # the next phase waits for it again
     assert groups.end(0, 0) == []
     assert groups.add(0, 0, 1, 2, "c") is None
@@ -332,9 +330,7 @@ def test_after_uneven_phases_the_step_is_the_largest_one() -> None:
 def test_repeated_or_omitted_steps_are_refused(step: int) -> None:
     groups: StepGroups[str] = StepGroups(1)
     groups.add(0, 0, 0, 0, "a")
-    with pytest.raises(
-        ProtocolError, match=rf"pushed step {step} .* after step 0, expected step 1"
-    ):
+    with refuses(ProtocolError, f"pushed step {step} ", "after step 0, expected step 1"):
         groups.add(0, 0, 0, step, "b")
     assert groups.add(0, 0, 0, 1, "c") is not None
 

@@ -45,8 +45,7 @@ def test_a_step_applies_the_mean_over_all_workers() -> None:
 
 
 def test_workers_that_run_out_of_data_leave_the_step() -> None:
-    server = opened(plan(workers=3))
-    workers = team(server, 3)
+    workers = team(opened(plan(workers=3)), 3)
     call_all(workers, lambda w: w.push(0, {0: ([1], [3])}))
     replies = together(
         lambda: workers[0].push(1, {0: ([1], [4])}),
@@ -369,8 +368,7 @@ def test_held_gradients_stay_in_snapshots_until_released() -> None:
 
 
 def test_all_workers_receive_a_signal_after_the_same_step() -> None:
-    server = opened(plan(workers=3))
-    workers = team(server, 3)
+    workers = team(opened(plan(workers=3)), 3)
     replies = call_all(workers, lambda w: w.push(0, {0: ([1], [3])}))
     assert [reply[0].call for reply in replies] == [NO_SIGNAL] * 3
     heartbeat_reply = workers[1].say(m.Heartbeat(1, ControlSignal(stop=True)))[0]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.errors import refuses
 from tests.ps.serving import Worker, opened, plan, team, together
 
 from fleetlight.errors import (
@@ -105,9 +106,7 @@ def test_a_worker_that_is_gone_may_not_return(end: str, text: str) -> None:
 
 def test_a_joined_worker_is_refused_by_a_server_without_its_state() -> None:
     workers = roster()
-    with pytest.raises(
-        MembershipError, match=r"trained with an earlier incarnation .* values are lost"
-    ):
+    with refuses(MembershipError, "trained with an earlier incarnation", "values are lost"):
         workers.arrive(hello(0, joined=True))
     workers.restore_gone([])
     workers.arrive(hello(0, joined=True))
@@ -255,9 +254,7 @@ def test_a_restarted_server_refuses_earlier_incarnations_of_workers() -> None:
     workers.arrive(hello(1, started_at=7))
     workers.restore_gone([])
     workers.restore_arrivals([*before.arrivals(), (1, 7, 3)])
-    with pytest.raises(
-        MembershipError, match=r"restarted \(incarnation 2\), but its incarnation 1 still"
-    ):
+    with refuses(MembershipError, "restarted (incarnation 2)", "but its incarnation 1 still"):
         workers.arrive(hello(0, joined=True))
     with pytest.raises(MembershipError, match="incarnation 3"):
         workers.check_incarnation(1, 1)
@@ -379,9 +376,7 @@ def test_entering_twice_has_no_effect() -> None:
     barriers.enter(0, 1, "barrier", "")
     assert barriers.result(1) == ["", ""]
     assert barriers.result(0) == [], "a thread that still waits for the last barrier ends"
-    with pytest.raises(
-        ProtocolError, match="worker 0 entered barrier 0, but barrier 1 is complete"
-    ):
+    with refuses(ProtocolError, "worker 0 entered barrier 0", "barrier 1 is complete"):
         barriers.enter(0, 0, "gather", "a")
 
 
@@ -480,8 +475,7 @@ def test_a_restarted_worker_replaces_its_earlier_incarnation() -> None:
 
 
 def test_a_step_waits_for_a_worker_that_is_away() -> None:
-    server = opened(plan("sync"))
-    first, second = team(server)
+    first, second = team(opened(plan("sync")))
     second.greet_again("control", 1)
     second.disconnect()
 
@@ -495,8 +489,7 @@ def test_a_step_waits_for_a_worker_that_is_away() -> None:
 
 
 def test_a_restarted_worker_has_no_prefetched_rows() -> None:
-    server = opened(plan("sync", workers=1))
-    worker = Worker(server, 0, 1)
+    worker = Worker(opened(plan("sync", workers=1)), 0, 1)
     worker.pull(0, [7], ahead=True, batch=1)
     worker.greet_again("push", 2)
     reply, arrays = worker.push(0, {0: ([7], [-1.0])}, wants_dense=False)
@@ -601,8 +594,7 @@ def test_a_pull_waits_for_pushes_and_leaving_workers(
 ) -> None:
     first, second, third = team(opened(plan("async", workers=3)), 3)
     first.push(0)
-    wanted = m.Pull([], dense=False, at_least=1)
-    call = pool.submit(first.say, wanted, lane="pull")
+    call = pool.submit(first.say, m.Pull([], dense=False, at_least=1), lane="pull")
     waits.begin(1)
     second.push(0)
     waits.begin(1)

@@ -271,8 +271,7 @@ def test_a_push_of_more_ids_than_the_maximum_keeps_them_until_the_next() -> None
 
 
 def test_each_server_has_its_part_of_the_maximum() -> None:
-    plan = capped("age").plan
-    table = Table(plan, 7, server_num=4)
+    table = Table(capped("age").plan, 7, server_num=4)
     for i in range(30):
         push(table, ids_of(i))
     assert len(table) <= MAX_ROWS // 4

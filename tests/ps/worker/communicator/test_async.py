@@ -194,8 +194,7 @@ def test_merging_sums_gradients_and_keeps_the_last_options() -> None:
 
     bits = torch.tensor([1.0, 2.0], dtype=torch.bfloat16).view(torch.uint16).numpy
     first = request_of([1, 2], 1.0, [0, 1], bits().copy(), step=3)
-    second = request_of([2, 3], 10.0, [1], bits().copy(), step=4)
-    total = merged([first, second], 1)
+    total = merged([first, request_of([2, 3], 10.0, [1], bits().copy(), step=4)], 1)
     assert (total.step, total.options, total.absent, total.merged) == (4, [{"lr": 10.0}], [1], 2)
     assert total.seen == (7,)
     found = {
@@ -530,8 +529,7 @@ def test_all_workers_converge_to_the_mean_of_all_progress(
     for worker in workers:
         worker.receive(len(worker.replies))
     np.testing.assert_allclose(server.values, 1 + learned / WORKERS, rtol=1e-5)
-    last = workers[-1]
-    np.testing.assert_allclose(last.weight.numpy(), server.values, rtol=1e-5)
+    np.testing.assert_allclose(workers[-1].weight.numpy(), server.values, rtol=1e-5)
 
 
 # Each rule trains in a job as its optimizer does alone, with the options of each param group.

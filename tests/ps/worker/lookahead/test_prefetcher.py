@@ -461,8 +461,7 @@ def test_the_first_lookup_of_a_batch_without_rows_pulls_all_its_tables() -> None
 @pytest.mark.parametrize("strategy", [SYNC, ASYNC])
 def test_an_announced_batch_that_is_not_trained_creates_no_rows(strategy: dict[str, Any]) -> None:
     def train(worker: Member) -> Any:
-        announcing = Announcing(worker, [[0], [7, 8, 9], [4]], 2)
-        announcing.next()
+        Announcing(worker, [[0], [7, 8, 9], [4]], 2).next()
         step(worker, [1, 2, 3])
         worker.communicator.flush()
         return [counted.rows for counted in worker.session.client.metrics()]
@@ -565,8 +564,7 @@ def test_async_with_a_server_in_the_process_has_no_stale_rows() -> None:
         announcing = Announcing(worker, batches, 2)
         for ids in batches[:6]:
             announcing.next()
-            found = read(worker, *ids)
-            assert np.array_equal(found, worker.rows(ids))
+            assert np.array_equal(read(worker, *ids), worker.rows(ids))
             step(worker, ids)
         return worker.session.client.metrics()[0].staleness
 

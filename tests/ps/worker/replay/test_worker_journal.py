@@ -366,8 +366,7 @@ def test_the_state_tells_that_a_worker_left_or_cannot_resume(tmp_path: Path) -> 
     first.give_up("its batches are its own")
     first.close(is_needed=True)
     assert state_in_next_launch(tmp_path) == UNABLE
-    last = opened(tmp_path)
-    last.close(is_needed=False, ended=True)
+    opened(tmp_path).close(is_needed=False, ended=True)
     assert sorted(os.listdir(tmp_path)) == ["identity.json", "lock"]
     assert state_in_next_launch(tmp_path) == LEFT
     # the state of a finished job does not stop another job
