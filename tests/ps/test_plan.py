@@ -223,8 +223,7 @@ def test_mean_of_one_worker_copies_nothing() -> None:
 
 
 def test_half_precision_is_summed_in_float32() -> None:
-    parts = [gradients({}, [60000, 60000, 0.001], set(), "float16") for _ in range(3)]
-    found = mean(parts)
+    found = mean([gradients({}, [60000, 60000, 0.001], set(), "float16") for _ in range(3)])
     assert found.dense is not None
     np.testing.assert_array_equal(found.dense[0], dense([60000, 60000, 0.001], "float16"))
 

@@ -92,8 +92,7 @@ def test_pulled_rows_are_those_of_the_servers_rounded(wire: str) -> None:
 @pytest.mark.parametrize("wire", NARROW)
 def test_a_push_returns_prefetched_rows_in_the_same_form(wire: str) -> None:
     job = job_with(wire, "sync")
-    wanted = job.wanted(*IDS.tolist(), insert=False)
-    job.client.pull([wanted], batch=7, lane="prefetch")
+    job.client.pull([job.wanted(*IDS.tolist(), insert=False)], batch=7, lane="prefetch")
     update = Update(0, 0, OPTIONS, {0: gradients(job)}, {0: np.ones(3, np.float32)})
     values = job.client.push(job.client.build_push(update, job.live), phase=0)
     assert [(server, batch, table) for server, batch, table, _, _ in values.changed] == [
@@ -121,8 +120,7 @@ def body_bytes(wire: str, dim: int, rows: int) -> tuple[int, int]:
     """The bytes of the bodies of a push and of a pull's reply, from the frames of one server."""
     made = narrow_plan(wire)
     table = msgspec.structs.replace(made.tables[0], dim=dim)
-    server = opened(msgspec.structs.replace(made, tables=[table]))
-    worker = Worker(server, 0, workers=1)
+    worker = Worker(opened(msgspec.structs.replace(made, tables=[table])), 0, workers=1)
     ids = ids_of(range(rows))
     arrays = [ids, *FORMS[wire].encode(numbers(0, rows, dim), 1, (None, None))]
     request = worker.push_request(0, {0: None}, None)

@@ -280,8 +280,7 @@ TABLE = m.TablePush(0)
 
 @contextlib.contextmanager
 def serving(token: Secret | None = None) -> Iterator[Endpoint]:
-    server = opened(plan("async", workers=1))
-    listener = Listener(("127.0.0.1", 0), server, token=token)
+    listener = Listener(("127.0.0.1", 0), opened(plan("async", workers=1)), token=token)
     try:
         yield listener.address
     finally:

@@ -155,8 +155,7 @@ ELEMENTWISE = ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "R
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_torch_classes_are_known(name: str) -> None:
     kind = getattr(torch.optim, name)
-    groups = [{"params": [weight]} for weight in weights()]
-    plan = optimizer_plan(kind(groups, lr=0.1))
+    plan = optimizer_plan(kind([{"params": [weight]} for weight in weights()], lr=0.1))
     assert (plan.groups, plan.elementwise) == (2, True)
     assert plan.class_name == f"{kind.__module__}.{name}"
 
@@ -451,8 +450,7 @@ def test_restoring_discards_later_state() -> None:
 
 def test_geo_adds_differences_and_keeps_no_state() -> None:
     params = parameters()
-    dense = DenseServers(params, [torch.optim.Adam(params, 1.0)], 2, GEO)
-    for server in dense.servers:
+    for server in DenseServers(params, [torch.optim.Adam(params, 1.0)], 2, GEO).servers:
         before = server.values()
         server.add([np.full_like(array, 2) for array in before])
         assert all(np.array_equal(a + 2, b) for a, b in zip(before, server.values(), strict=True))

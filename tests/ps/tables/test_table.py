@@ -98,8 +98,7 @@ def test_a_table_learns_like_a_torch_embedding(name: str) -> None:
 
 def test_initial_values_depend_only_on_seed_and_name() -> None:
     ids = some_ids(50)
-    seed = table_seed(7, "emb")
-    expected = first_values(ids, 3, seed, Initializer("uniform", -1.0, 1.0))
+    expected = first_values(ids, 3, table_seed(7, "emb"), Initializer("uniform", -1.0, 1.0))
     table = make()
     assert np.array_equal(read(table, ids), expected)
     assert len(table) == 0

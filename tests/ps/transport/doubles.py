@@ -21,7 +21,7 @@ from fleetlight.ps.messages import (
     Pulled,
 )
 from fleetlight.ps.transport import Connection, Listener, Reply, SocketChannel
-from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.ps.transport.session import ConnectionLimits
@@ -107,11 +107,16 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def received(frames: Frames) -> Frame:
+    """The next frame; the other side has not closed the connection."""
+    frame = frames.receive("a test")
+    assert frame is not None
+    return frame
+
+
 def receive_message(raw: socket.socket) -> Message:
     """Receive one message over a plain socket."""
-    frame = Frames(Wire(raw, "the server"), LIMIT_S).receive("a test")
-    assert frame is not None
-    return frame.message
+    return received(Frames(Wire(raw, "the server"), LIMIT_S)).message
 
 
 @contextlib.contextmanager

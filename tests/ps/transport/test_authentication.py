@@ -25,6 +25,7 @@ from tests.ps.transport.doubles import (
     raw_client,
     read_all,
     receive_message,
+    received,
     scripted,
 )
 
@@ -138,9 +139,7 @@ def frames_to(raw: socket.socket) -> Frames:
 
 
 def receive(frames: Frames) -> Message:
-    frame = frames.receive("a test")
-    assert frame is not None
-    return frame.message
+    return received(frames).message
 
 
 @pytest.mark.parametrize(
@@ -230,25 +229,21 @@ def test_a_malformed_greeting_closes_its_connection(
 
 
 def welcome_without_challenge(raw: socket.socket, frames: Frames) -> None:
-    frame = frames.receive("a test")
-    assert frame is not None
+    frame = received(frames)
     frames.send(frame.request, Done(), (), "a test")
 
 
 def challenge_without_proof(raw: socket.socket, frames: Frames) -> None:
     for message in (Challenge(nonce()), Done()):
-        frame = frames.receive("a test")
-        assert frame is not None
+        frame = received(frames)
         frames.send(frame.request, message, (), "a test")
 
 
 def reflect_the_proof(raw: socket.socket, frames: Frames) -> None:
-    frame = frames.receive("a test")
-    assert frame is not None
+    frame = received(frames)
     assert isinstance(frame.message, AuthRequest)
     frames.send(frame.request, Challenge(frame.message.nonce), (), "a test")
-    frame = frames.receive("a test")
-    assert frame is not None
+    frame = received(frames)
     frames.send(frame.request, frame.message, (), "a test")
 
 

@@ -21,6 +21,7 @@ from tests.ps.transport.doubles import (
     RecordingHandler,
     connected,
     listening,
+    received,
     scripted,
 )
 
@@ -156,21 +157,17 @@ def test_a_pull_is_repeated_with_its_number_after_a_new_greeting(how: object) ->
 
     def take_and_hang_up(raw: socket.socket, frames: Frames) -> None:
         welcome(frames)
-        frame = frames.receive("a request")
-        assert frame is not None
-        numbers.append(frame.request)
+        numbers.append(received(frames).request)
         how(raw)  # type: ignore[operator]
 
     def send_reply(raw: socket.socket, frames: Frames) -> None:
         welcome(frames)
-        frame = frames.receive("a request")
-        assert frame is not None
+        frame = received(frames)
         numbers.append(frame.request)
         frames.send(frame.request, Pulled(3, 3), frame.arrays, "a reply")
 
     def welcome(frames: Frames) -> None:
-        frame = frames.receive("a greeting")
-        assert frame is not None
+        frame = received(frames)
         assert isinstance(frame.message, Heartbeat)
         incarnations.append(frame.message.step)
         frames.send(frame.request, Done(), (), "a reply")
@@ -190,9 +187,7 @@ def test_a_request_is_repeated_after_each_crash_of_a_server() -> None:
     numbers = []
 
     def crash(raw: socket.socket, frames: Frames) -> None:
-        frame = frames.receive("a request")
-        assert frame is not None
-        numbers.append(frame.request)
+        numbers.append(received(frames).request)
 
     def send_reply(raw: socket.socket, frames: Frames) -> None:
         crash(raw, frames)

@@ -292,9 +292,7 @@ def test_many_connections_work_at_once() -> None:
             channel.close()
 
 
-def test_stop_closes_everything_and_can_be_repeated() -> None:
-    started = threading.Event()
-    release = threading.Event()
+def busy_handler(started: threading.Event, release: threading.Event) -> RecordingHandler:
     handler = RecordingHandler()
 
     def busy(connection: Connection) -> None:
@@ -302,6 +300,13 @@ def test_stop_closes_everything_and_can_be_repeated() -> None:
         release.wait(LIMIT_S)
 
     handler.on_ask = busy
+    return handler
+
+
+def test_stop_closes_everything_and_can_be_repeated() -> None:
+    started = threading.Event()
+    release = threading.Event()
+    handler = busy_handler(started, release)
     with listening(handler) as server:
         idle, asking = (
             SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, retry=RetryPolicy(0))
@@ -349,13 +354,7 @@ def test_stop_still_sends_a_reply_in_progress() -> None:
 
 def test_stop_waits_for_a_handler_only_so_long(log_lines: list[str]) -> None:
     release, started = threading.Event(), threading.Event()
-    handler = RecordingHandler()
-
-    def busy(connection: Connection) -> None:
-        started.set()
-        release.wait(LIMIT_S)
-
-    handler.on_ask = busy
+    handler = busy_handler(started, release)
     with listening(handler) as server, connected(server.address) as channel:
         channel.send(MetricsRequest())
         assert started.wait(LIMIT_S)

@@ -89,8 +89,7 @@ class InProcessJob:
         channels = []
         for server in self.servers:
             channel = MemoryChannel(server)
-            hello = m.Greeting("test", 0, 1, server.index, len(self.servers), 1, lane)
-            channel.call(hello)
+            channel.call(m.Greeting("test", 0, 1, server.index, len(self.servers), 1, lane))
             channels.append(LoggingChannel(channel, self.log, server.index))
         self.lanes[lane] = channels
         return channels

@@ -196,8 +196,7 @@ def test_a_row_for_each_id_has_the_form_of_the_ids() -> None:
     assert torch.equal(collection({"a": (flat, ends[:2])})["a"], rows[flat])
     square = torch.tensor([[3, 1], [2, 2]])
     assert torch.equal(collection({"a": square})["a"], rows[square])
-    nested = torch.nested.nested_tensor_from_jagged(flat, ends)
-    found = collection({"a": nested})["a"]
+    found = collection({"a": torch.nested.nested_tensor_from_jagged(flat, ends)})["a"]
     assert found.is_nested
     assert torch.equal(found.values(), rows[flat])
     found.values().sum().backward()
@@ -210,8 +209,7 @@ def test_a_row_for_each_id_has_the_form_of_the_ids() -> None:
 def test_offsets_may_include_the_last() -> None:
     collection = EmbeddingCollection({"a": (3,)}, include_last_offset=True)
     opened(collection)
-    ids = torch.tensor([1, 2, 3])
-    found = collection({"a": (ids, torch.tensor([0, 2, 3]))})["a"]
+    found = collection({"a": (torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]))})["a"]
     assert torch.equal(found, collection({"a": torch.tensor([[1, 2], [3, 3]])})["a"] - torch.stack(
         [torch.zeros(3), found[1]]))  # fmt: skip
 

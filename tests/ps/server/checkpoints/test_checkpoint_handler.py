@@ -368,8 +368,7 @@ class Saver:
 
     def cut(self, *, delta: bool = True) -> tuple[str, m.SnapshotTaken]:
         name = f"save{next(self.count)}"
-        taken = self.worker.say(m.SnapshotRequest(name, self.base[0], delta))[0]
-        return name, taken
+        return name, self.worker.say(m.SnapshotRequest(name, self.base[0], delta))[0]
 
     def write(self) -> tuple[Path, list[m.TableFile]]:
         folder = self.root / f"files{next(self.count)}"
@@ -646,8 +645,7 @@ def followed(folder: Path, dtype: str = FP32) -> Follower:
         msgspec.structs.replace(table, entry=EntryPlan("show_click", 0.0), dtype=dtype)
         for table in plan().tables
     ]
-    server = opened(plan("async", workers=1, tables=tables))
-    return Follower(Worker(server, 0, 1), folder)
+    return Follower(Worker(opened(plan("async", workers=1, tables=tables)), 0, 1), folder)
 
 
 def live(worker: Worker) -> list[Any]:

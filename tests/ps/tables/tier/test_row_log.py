@@ -64,8 +64,7 @@ def test_records_are_found_until_they_are_dropped(
         assert not set(positions) & set(known)
         known |= dict(zip(positions, range(made, made + count), strict=True))
         made += count
-        random = np.random.default_rng(seed)
-        asked = random.permutation(list(known)).astype(np.int64)
+        asked = np.random.default_rng(seed).permutation(list(known)).astype(np.int64)
         assert log.read(asked)[:, 0].tolist() == [known[at] for at in asked.tolist()]
         gone = asked[: len(asked) // 2]
         log.free(gone)

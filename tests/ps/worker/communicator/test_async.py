@@ -204,8 +204,7 @@ def test_merging_sums_gradients_and_keeps_the_last_options() -> None:
     assert found == {1: 1.0, 2: 11.0, 3: 10.0}
     assert total.tables[0].shows is not None
     assert sorted(total.tables[0].shows.tolist()) == [1, 1, 2]
-    doubled = torch.from_numpy(total.blocks[0][0]).view(torch.bfloat16)
-    assert doubled.tolist() == [2.0, 4.0]
+    assert torch.from_numpy(total.blocks[0][0]).view(torch.bfloat16).tolist() == [2.0, 4.0]
 
 
 @pytest.mark.slow

@@ -194,16 +194,20 @@ def test_rows_changed_during_a_barrier_are_fetched_again() -> None:
         assert np.array_equal(found, on_demand)
 
 
+def have_a_step_refused(worker: Member) -> None:
+    worker.optimizer.zero_grad()
+    loss_of(worker.model, torch.arange(9).view(3, 3), torch.ones(3, 1)).backward()
+    grad: Any = worker.model.emb.weight.grad  # type: ignore[union-attr]
+    grad.parts[0].gradients[-1] = np.nan  # on the last server
+    with pytest.raises(GradientError, match="emb"):
+        worker.optimizer.step()
+
+
 def test_rows_are_right_after_a_refused_step() -> None:
     def train(worker: Member) -> None:
         announce(worker, [*range(9)])
         wait_for_prefetch(worker)
-        worker.optimizer.zero_grad()
-        loss_of(worker.model, torch.arange(9).view(3, 3), torch.ones(3, 1)).backward()
-        grad: Any = worker.model.emb.weight.grad  # type: ignore[union-attr]
-        grad.parts[0].gradients[-1] = np.nan  # on the last server
-        with pytest.raises(GradientError, match="emb"):
-            worker.optimizer.step()
+        have_a_step_refused(worker)
         announce(worker)
         assert np.array_equal(read(worker, *range(9)), worker.rows(range(9)))
 
@@ -502,12 +506,7 @@ def test_pulled_rows_are_right_after_a_refused_step() -> None:
     def train(worker: Member) -> None:
         announcing = Announcing(worker, [[0], [*range(9)]], 1)
         announcing.next()
-        worker.optimizer.zero_grad()
-        loss_of(worker.model, torch.arange(9).view(3, 3), torch.ones(3, 1)).backward()
-        grad: Any = worker.model.emb.weight.grad  # type: ignore[union-attr]
-        grad.parts[0].gradients[-1] = np.nan  # on the last server
-        with pytest.raises(GradientError, match="emb"):
-            worker.optimizer.step()
+        have_a_step_refused(worker)
         announcing.next()
         assert np.array_equal(read(worker, *range(9)), worker.rows(range(9)))
 
