@@ -30,18 +30,7 @@ from tests.ps.transport.doubles import (
 )
 
 from fleetlight.errors import DeadlineError, MembershipError, PeerLostError, ProtocolError
-from fleetlight.ps.messages import (
-    AuthRequest,
-    Challenge,
-    Done,
-    Failure,
-    Heartbeat,
-    Leave,
-    Message,
-    MetricsRequest,
-    Proof,
-    Pulled,
-)
+from fleetlight.ps import messages as m
 from fleetlight.ps.transport import Listener, SocketChannel, connect_all, session
 from fleetlight.ps.transport.authentication import _encoder
 from fleetlight.ps.transport.frames import Frames
@@ -58,7 +47,7 @@ from fleetlight.wire.tls import _BATCH_BYTES, _RECORD_BYTES, TlsWire
 
 
 TOKEN, OTHER = Secret("3f9ac27e51d0b846"), Secret("b846d0513f9ac27e")
-GREETING = Heartbeat(7)
+GREETING = m.Heartbeat(7)
 GREETING_BYTES = _encoder.encode(GREETING)
 
 
@@ -82,7 +71,7 @@ def greet(address: Any, token: Secret | None, **options: Any) -> SocketChannel:
 def test_a_client_with_the_token_is_welcomed(server: Listener, handler: RecordingHandler) -> None:
     channel = greet(server.address, TOKEN)
     assert channel.welcome is not None
-    assert channel.welcome.message == Done()
+    assert channel.welcome.message == m.Done()
     assert channel.call(PULL, [np.arange(3)]).arrays[0].tolist() == [0, 1, 2]
     channel.close()
     assert handler.seen == [GREETING, PULL]
@@ -92,7 +81,7 @@ def test_a_reconnection_is_authenticated_again(server: Listener, handler: Record
     channel = greet(server.address, TOKEN)
     assert channel._frames is not None
     channel._frames.wire._socket.shutdown(socket.SHUT_RDWR)
-    assert channel.call(PULL).message == Pulled(1, 1)
+    assert channel.call(PULL).message == m.Pulled(1, 1)
     channel.close()
     assert handler.seen == [GREETING, GREETING, PULL]
 
@@ -138,28 +127,28 @@ def frames_to(raw: socket.socket) -> Frames:
     return Frames(Wire(raw, "the server"), LIMIT_S)
 
 
-def receive(frames: Frames) -> Message:
+def receive(frames: Frames) -> m.Message:
     return received(frames).message
 
 
 @pytest.mark.parametrize(
-    "message", [MetricsRequest(), PULL, Proof(bytes(32)), Challenge(bytes(32))]
+    "message", [m.MetricsRequest(), PULL, m.Proof(bytes(32)), m.Challenge(bytes(32))]
 )
 def test_no_request_is_served_before_the_proof(
-    message: Message, server: Listener, handler: RecordingHandler
+    message: m.Message, server: Listener, handler: RecordingHandler
 ) -> None:
     with raw_client(server.address) as raw:
         frames_to(raw).send(1, message, (), "a test")
         failure = receive_message(raw)
-        assert isinstance(failure, Failure)
+        assert isinstance(failure, m.Failure)
         assert "has no token" in failure.text
         assert read_all(raw) == b""
     with raw_client(server.address) as raw:
         frames = frames_to(raw)
-        frames.send(1, AuthRequest(nonce(), GREETING_BYTES), (), "a test")
-        assert isinstance(receive(frames), Challenge)
+        frames.send(1, m.AuthRequest(nonce(), GREETING_BYTES), (), "a test")
+        assert isinstance(receive(frames), m.Challenge)
         frames.send(1, message, (), "a test")
-        assert isinstance(receive(frames), Failure)
+        assert isinstance(receive(frames), m.Failure)
         assert read_all(raw) == b""
     assert handler.seen == []
 
@@ -169,22 +158,22 @@ def test_a_replayed_proof_is_refused(server: Listener, handler: RecordingHandler
     sent = []
     with raw_client(server.address) as raw:
         frames = frames_to(raw)
-        auth_request = AuthRequest(nonce(), GREETING_BYTES)
+        auth_request = m.AuthRequest(nonce(), GREETING_BYTES)
         frames.send(1, auth_request, (), "a test")
         challenge = receive(frames)
-        assert isinstance(challenge, Challenge)
+        assert isinstance(challenge, m.Challenge)
         transcript = ProofTranscript(auth_request.nonce, challenge.nonce, GREETING_BYTES)
-        sent = [auth_request, Proof(transcript.proof(TOKEN, CLIENT))]
+        sent = [auth_request, m.Proof(transcript.proof(TOKEN, CLIENT))]
         frames.send(1, sent[1], (), "a test")
-        assert receive(frames) == Proof(transcript.proof(TOKEN, SERVER))
-        assert receive(frames) == Done()
+        assert receive(frames) == m.Proof(transcript.proof(TOKEN, SERVER))
+        assert receive(frames) == m.Done()
     with raw_client(server.address) as raw:
         frames = frames_to(raw)
         frames.send(1, sent[0], (), "a test")
-        assert isinstance(receive(frames), Challenge)
+        assert isinstance(receive(frames), m.Challenge)
         frames.send(1, sent[1], (), "a test")
         failure = receive(frames)
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, m.Failure)
     assert "does not know the token" in failure.text
     assert handler.seen == [GREETING]
 
@@ -195,15 +184,15 @@ def test_a_proof_for_another_greeting_is_refused(
     """A man in the middle cannot pose as another worker."""
     with raw_client(server.address) as raw:
         frames = frames_to(raw)
-        auth_request = AuthRequest(nonce(), _encoder.encode(Heartbeat(8)))
+        auth_request = m.AuthRequest(nonce(), _encoder.encode(m.Heartbeat(8)))
         frames.send(1, auth_request, (), "a test")
         challenge = receive(frames)
-        assert isinstance(challenge, Challenge)
+        assert isinstance(challenge, m.Challenge)
         proof = ProofTranscript(auth_request.nonce, challenge.nonce, GREETING_BYTES).proof(
             TOKEN, CLIENT
         )
-        frames.send(1, Proof(proof), (), "a test")
-        assert isinstance(receive(frames), Failure)
+        frames.send(1, m.Proof(proof), (), "a test")
+        assert isinstance(receive(frames), m.Failure)
     assert handler.seen == []
 
 
@@ -212,37 +201,37 @@ def test_a_malformed_greeting_closes_its_connection(
 ) -> None:
     with raw_client(server.address) as raw:
         frames = frames_to(raw)
-        auth_request = AuthRequest(nonce(), b"\xc1")
+        auth_request = m.AuthRequest(nonce(), b"\xc1")
         frames.send(1, auth_request, (), "a test")
         challenge = receive(frames)
-        assert isinstance(challenge, Challenge)
+        assert isinstance(challenge, m.Challenge)
         proof = ProofTranscript(auth_request.nonce, challenge.nonce, auth_request.greeting).proof(
             TOKEN, CLIENT
         )
-        frames.send(1, Proof(proof), (), "a test")
+        frames.send(1, m.Proof(proof), (), "a test")
         receive(frames)
         read_all(raw)
     with connected(server.address, token=TOKEN, greeting=lambda: GREETING) as channel:
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
     # its thread logs after it has closed the connection
     wait_until(lambda: "the greeting makes no sense" in caplog.text, "the line of the log")
 
 
 def welcome_without_challenge(raw: socket.socket, frames: Frames) -> None:
     frame = received(frames)
-    frames.send(frame.request, Done(), (), "a test")
+    frames.send(frame.request, m.Done(), (), "a test")
 
 
 def challenge_without_proof(raw: socket.socket, frames: Frames) -> None:
-    for message in (Challenge(nonce()), Done()):
+    for message in (m.Challenge(nonce()), m.Done()):
         frame = received(frames)
         frames.send(frame.request, message, (), "a test")
 
 
 def reflect_the_proof(raw: socket.socket, frames: Frames) -> None:
     frame = received(frames)
-    assert isinstance(frame.message, AuthRequest)
-    frames.send(frame.request, Challenge(frame.message.nonce), (), "a test")
+    assert isinstance(frame.message, m.AuthRequest)
+    frames.send(frame.request, m.Challenge(frame.message.nonce), (), "a test")
     frame = received(frames)
     frames.send(frame.request, frame.message, (), "a test")
 
@@ -266,7 +255,7 @@ def test_a_client_silent_after_the_challenge_is_dropped(caplog: pytest.LogCaptur
         raw_client(listener.address) as raw,
     ):
         frames = frames_to(raw)
-        frames.send(1, AuthRequest(nonce(), GREETING_BYTES), (), "a test")
+        frames.send(1, m.AuthRequest(nonce(), GREETING_BYTES), (), "a test")
         receive(frames)
         assert read_all(raw) == b""
     assert re.search(r"was silent for \d+\.\d s", caplog.text)
@@ -278,11 +267,11 @@ def test_a_client_without_a_proof_counts_as_unauthenticated(handler: RecordingHa
         raw_client(listener.address) as raw,
     ):
         frames = frames_to(raw)
-        frames.send(1, AuthRequest(nonce(), GREETING_BYTES), (), "a test")
-        assert isinstance(receive(frames), Challenge)
+        frames.send(1, m.AuthRequest(nonce(), GREETING_BYTES), (), "a test")
+        assert isinstance(receive(frames), m.Challenge)
         channel = greet(listener.address, TOKEN)
         assert read_all(raw) == b""
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         channel.close()
 
 
@@ -290,7 +279,7 @@ def test_the_token_is_checked_inside_tls(certificates: Path, handler: RecordingH
     tls = client_context(certificates)
     with listening(handler, server_context(certificates), token=TOKEN) as listener:
         channel = greet(listener.address, TOKEN, tls=tls)
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         channel.close()
         for token, reason in ((OTHER, "does not know the token"), (None, "has no token")):
             with pytest.raises(MembershipError, match=reason):
@@ -351,7 +340,7 @@ def tls_refusal(listener: Listener, tls: ssl.SSLContext | None) -> str:
     """The error of a client that the server refuses."""
     with pytest.raises(MembershipError) as caught:
         SocketChannel.connect(
-            listener.address, "server 0", deadline_s=5.0, tls=tls, greeting=lambda: Heartbeat(0)
+            listener.address, "server 0", deadline_s=5.0, tls=tls, greeting=lambda: m.Heartbeat(0)
         )
     return str(caught.value)
 
@@ -371,11 +360,11 @@ def bare_client(
 @pytest.mark.parametrize("size", SIZES)
 def test_arrays_of_any_size_round_trip(tls_server: Listener, certificates: Path, size: int) -> None:
     with connected(tls_server.address, tls=client_context(certificates)) as channel:
-        channel.call(Leave())
+        channel.call(m.Leave())
         sent = [np.arange(size) % 251, np.arange(size // 3).astype(np.uint8)]
         for _ in range(2):
             reply = channel.call(PULL, sent)
-            assert reply.message == Pulled(1, 1)
+            assert reply.message == m.Pulled(1, 1)
             for sent_array, got in zip(sent, reply.arrays, strict=True):
                 np.testing.assert_array_equal(sent_array, got)
 
@@ -400,7 +389,7 @@ def test_large_arrays_neither_stall_nor_fill_memory(
     monkeypatch.setattr(TlsWire, "_fetch", watched_fetch)
     monkeypatch.setattr(TlsWire, "_encrypt", watched_encrypt)
     with connected(tls_server.address, tls=client_context(certificates)) as channel:
-        channel.call(Leave())
+        channel.call(m.Leave())
         channel.call(PULL, [np.zeros(1 << 20, np.uint8), np.zeros(333_333, np.uint8)])
     assert all(waits_for_sure_bytes)
     assert len(batches) > 10
@@ -433,9 +422,9 @@ def test_a_connection_ends_like_a_plain_one(certificates: Path) -> None:
             connected(server.address, tls=tls, retry=RetryPolicy(0)) as channel,
             pytest.raises(PeerLostError, match=text),
         ):
-            channel.call(MetricsRequest())
+            channel.call(m.MetricsRequest())
         with connected(server.address, tls=tls) as channel:
-            assert channel.call(Heartbeat(0)).message == Done()
+            assert channel.call(m.Heartbeat(0)).message == m.Done()
     assert isinstance(handler.ends[0], PeerLostError)
     assert handler.ends[1] is None
 
@@ -449,7 +438,7 @@ def test_a_deadline_works_like_that_of_a_plain_connection(certificates: Path) ->
         connected(server.address, tls=client_context(certificates)) as channel,
     ):
         with pytest.raises(DeadlineError, match=r"was silent for \d+\.\d s during metrics"):
-            channel.call(MetricsRequest(), deadline_s=0.1)
+            channel.call(m.MetricsRequest(), deadline_s=0.1)
         release.set()
         # over a new connection: the late reply is not taken for this one's
         assert channel.call(PULL, [np.ones(2)]).arrays[0].tolist() == [1.0, 1.0]
@@ -578,7 +567,7 @@ def test_a_plain_request_to_a_tls_port_is_logged(
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
             read_all(raw)
         with connected(tls_server.address, tls=client_context(certificates)) as channel:
-            assert channel.call(PULL).message == Pulled(1, 1)
+            assert channel.call(PULL).message == m.Pulled(1, 1)
         # a session logs its end after it has closed the connection
         tls_server.stop()
     (line,) = (record.getMessage() for record in caplog.records)

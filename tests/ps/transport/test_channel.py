@@ -34,7 +34,6 @@ from fleetlight.errors import (
 )
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.ps import messages as m
-from fleetlight.ps.messages import Done, Failure, Heartbeat, Leave, MetricsRequest, Pulled, Save
 from fleetlight.ps.transport import (
     Channel,
     Connection,
@@ -68,7 +67,7 @@ def test_arrays_round_trip() -> None:
     with listening(RecordingHandler()) as server, connected(server.address) as channel:
         sent = [np.arange(5), np.zeros((0, 3), np.float32), np.array(2.5)]
         reply = channel.call(PULL, sent)
-        assert reply.message == Pulled(1, 1)
+        assert reply.message == m.Pulled(1, 1)
         for sent_array, got in zip(sent, reply.arrays, strict=True):
             np.testing.assert_array_equal(sent_array, got)
 
@@ -76,7 +75,7 @@ def test_arrays_round_trip() -> None:
 @pytest.mark.slow
 def test_large_and_many_small_arrays_round_trip() -> None:
     with listening(RecordingHandler()) as server, connected(server.address) as channel:
-        channel.call(Heartbeat(0))
+        channel.call(m.Heartbeat(0))
         large = np.arange(8 << 20, dtype=np.int64)
         np.testing.assert_array_equal(channel.call(PULL, [large]).arrays[0], large)
         # more buffers than one system call accepts
@@ -96,9 +95,9 @@ def test_several_servers_are_asked_before_replies_are_awaited() -> None:
         connected(one.address) as first,
         connected(two.address) as second,
     ):
-        first.send(MetricsRequest())
-        second.send(MetricsRequest())
-        assert first.receive().message == second.receive().message == Done()
+        first.send(m.MetricsRequest())
+        second.send(m.MetricsRequest())
+        assert first.receive().message == second.receive().message == m.Done()
 
 
 def test_a_reply_stays_valid_after_later_replies() -> None:
@@ -113,9 +112,9 @@ def test_a_failure_is_raised_as_the_class_it_names() -> None:
     with listening(handler) as server, connected(server.address) as channel:
         handler.error = PlanError("table t has dim 8 here")
         with pytest.raises(PlanError, match=r"server 0 \(127.0.0.1:\d+\): table t has dim 8 here"):
-            channel.call(Heartbeat(1))
+            channel.call(m.Heartbeat(1))
         handler.error = None
-        assert channel.call(Heartbeat(2)).message == Done()
+        assert channel.call(m.Heartbeat(2)).message == m.Done()
 
 
 def test_a_silent_server_raises_a_deadline_error() -> None:
@@ -125,10 +124,10 @@ def test_a_silent_server_raises_a_deadline_error() -> None:
     with listening(handler) as server, connected(server.address) as channel:
         text = r"server 0 \(127.0.0.1:\d+\) was silent for \d+\.\d s during metrics"
         with pytest.raises(DeadlineError, match=text):
-            channel.call(MetricsRequest(), deadline_s=0.1)
+            channel.call(m.MetricsRequest(), deadline_s=0.1)
         release.set()
         # the late reply is not taken for that of the next request
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
 
 
 def test_a_server_that_does_not_read_is_silent_too() -> None:
@@ -145,7 +144,7 @@ def test_a_server_that_does_not_read_is_silent_too() -> None:
 def test_only_idempotent_requests_may_be_repeated() -> None:
     for policy in (RetryPolicy(1.0), RetryPolicy(1.0, restarts=True)):
         assert policy.may_repeat(PULL, tries=1)
-        assert not policy.may_repeat(Save("", "", 0), tries=1)
+        assert not policy.may_repeat(m.Save("", "", 0), tries=1)
     assert not RetryPolicy(1.0).may_repeat(PULL, tries=2)
     assert RetryPolicy(1.0, restarts=True).may_repeat(PULL, tries=9)
     assert not RetryPolicy(0.0, restarts=True).may_repeat(PULL, tries=1)
@@ -164,20 +163,20 @@ def test_a_pull_is_repeated_with_its_number_after_a_new_greeting(how: object) ->
         welcome(frames)
         frame = received(frames)
         numbers.append(frame.request)
-        frames.send(frame.request, Pulled(3, 3), frame.arrays, "a reply")
+        frames.send(frame.request, m.Pulled(3, 3), frame.arrays, "a reply")
 
     def welcome(frames: Frames) -> None:
         frame = received(frames)
-        assert isinstance(frame.message, Heartbeat)
+        assert isinstance(frame.message, m.Heartbeat)
         incarnations.append(frame.message.step)
-        frames.send(frame.request, Done(), (), "a reply")
+        frames.send(frame.request, m.Done(), (), "a reply")
 
     with (
         scripted(take_and_hang_up, send_reply) as address,
-        connected(address, greeting=lambda: Heartbeat(len(incarnations))) as channel,
+        connected(address, greeting=lambda: m.Heartbeat(len(incarnations))) as channel,
     ):
         reply = channel.call(PULL, [np.arange(3)])
-        assert reply.message == Pulled(3, 3)
+        assert reply.message == m.Pulled(3, 3)
         assert reply.arrays[0].tolist() == [0, 1, 2]
     assert numbers[0] == numbers[1]
     assert incarnations == [0, 1]
@@ -191,14 +190,14 @@ def test_a_request_is_repeated_after_each_crash_of_a_server() -> None:
 
     def send_reply(raw: socket.socket, frames: Frames) -> None:
         crash(raw, frames)
-        frames.send(numbers[-1], Pulled(3, 3), [], "a reply")
+        frames.send(numbers[-1], m.Pulled(3, 3), [], "a reply")
 
     retry = RetryPolicy(LIMIT_S, restarts=True)
     with (
         scripted(crash, crash, crash, send_reply) as address,
         connected(address, retry=retry) as channel,
     ):
-        assert channel.call(PULL).message == Pulled(3, 3)
+        assert channel.call(PULL).message == m.Pulled(3, 3)
     assert len(numbers) == 4
     assert len(set(numbers)) == 1
 
@@ -209,9 +208,9 @@ def test_reopen_tries_a_missing_server_once() -> None:
     with listening(handler) as server, connected(server.address, retry=retry) as channel:
         handler.on_ask = lambda connection: connection.close()
         with pytest.raises(PeerLostError):
-            channel.call(MetricsRequest())
+            channel.call(m.MetricsRequest())
         assert channel.reopen(LIMIT_S)
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         server.stop()
         assert not channel.reopen(0.1)
         channel.close()
@@ -223,7 +222,7 @@ def test_a_server_without_a_welcome_counts_as_missing() -> None:
 
     def crash(raw: socket.socket, frames: Frames) -> None:
         frames.receive("a greeting")
-        frames.send(1, Done(), [], "a welcome")
+        frames.send(1, m.Done(), [], "a welcome")
 
     def hang(raw: socket.socket, frames: Frames) -> None:
         finished.wait(LIMIT_S)
@@ -234,7 +233,7 @@ def test_a_server_without_a_welcome_counts_as_missing() -> None:
             "server 0",
             # far longer than this test may run
             deadline_s=1e6,
-            greeting=lambda: Heartbeat(0),
+            greeting=lambda: m.Heartbeat(0),
             retry=RetryPolicy(0.0, restarts=True),
         )
         connect_all([channel], LIMIT_S)
@@ -250,7 +249,7 @@ def test_a_request_that_may_not_be_repeated_is_lost() -> None:
     with scripted(take_and_hang_up) as address, connected(address) as channel:
         text = r"lost server 0 \(127.0.0.1:\d+\) during save: it closed the connection"
         with pytest.raises(PeerLostError, match=text):
-            channel.call(Save("f", "t", 1))
+            channel.call(m.Save("f", "t", 1))
 
 
 def test_a_lost_server_is_named_after_reconnecting_fails() -> None:
@@ -278,7 +277,7 @@ def test_an_end_inside_a_frame_is_a_lost_peer() -> None:
 def test_a_reply_to_another_request_is_refused() -> None:
     def reply_to_another_request(raw: socket.socket, frames: Frames) -> None:
         frames.receive("a request")
-        frames.send(77, Done(), (), "a reply")
+        frames.send(77, m.Done(), (), "a reply")
 
     with (
         scripted(reply_to_another_request) as address,
@@ -302,7 +301,7 @@ def test_a_garbage_reply_is_a_protocol_error_of_its_server() -> None:
 
 def test_a_refusal_during_a_send_is_received() -> None:
     def refuse(raw: socket.socket, frames: Frames) -> None:
-        frames.send(0, Failure("MembershipError", "worker 5 is not of this job"), (), "a refusal")
+        frames.send(0, m.Failure("MembershipError", "worker 5 is not of this job"), (), "a refusal")
 
     with (
         scripted(refuse) as address,
@@ -317,16 +316,16 @@ def test_a_refused_greeting_is_not_retried() -> None:
     handler.error = MembershipError("the job has only 2 workers")
     with listening(handler) as server, pytest.raises(MembershipError, match="only 2 workers"):
         SocketChannel.connect(
-            server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: Heartbeat(0)
+            server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: m.Heartbeat(0)
         )
-    assert handler.seen == [Heartbeat(0)]
+    assert handler.seen == [m.Heartbeat(0)]
 
 
 def test_a_silent_address_hints_at_another_program() -> None:
     hint = r"; expected a parameter server there, but another program may listen"
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DeadlineError, match=hint):
         SocketChannel.connect(
-            silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: Heartbeat(0)
+            silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: m.Heartbeat(0)
         )
 
 
@@ -347,7 +346,7 @@ def test_servers_that_start_late_are_awaited_and_reported() -> None:
     try:
         connect_all(channels, LIMIT_S, start_the_next)
         assert reported == [[f"server 1 (127.0.0.1:{reserved[1].port})"]]
-        assert all(channel.call(PULL).message == Pulled(1, 1) for channel in channels)
+        assert all(channel.call(PULL).message == m.Pulled(1, 1) for channel in channels)
     finally:
         for part in (*channels, *reserved):
             part.close()
@@ -396,7 +395,7 @@ def test_a_channel_may_be_closed_while_a_thread_waits() -> None:
     handler.on_ask = hold
     with listening(handler) as server, connected(server.address) as channel:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(channel.call, MetricsRequest())
+            waiting = pool.submit(channel.call, m.MetricsRequest())
             assert asked.wait(LIMIT_S)
             channel.close()
             assert isinstance(waiting.exception(LIMIT_S), PeerLostError)
@@ -405,7 +404,7 @@ def test_a_channel_may_be_closed_while_a_thread_waits() -> None:
             channel.call(PULL)
         with pytest.raises(PeerLostError, match="closed during connecting"):
             connect_all([channel], LIMIT_S)
-    assert [type(message) for message in handler.seen] == [MetricsRequest]
+    assert [type(message) for message in handler.seen] == [m.MetricsRequest]
 
 
 def test_an_infinite_deadline_is_accepted() -> None:
@@ -413,7 +412,7 @@ def test_an_infinite_deadline_is_accepted() -> None:
         listening(RecordingHandler()) as server,
         connected(server.address, deadline_s=math.inf) as channel,
     ):
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
 
 
 # dial: a server that is not listening, or not any more.
@@ -446,7 +445,7 @@ def test_arrays_are_passed_by_reference() -> None:
     channel: Channel = MemoryChannel(RecordingHandler())
     sent = np.arange(3)
     reply = channel.call(PULL, [sent])
-    assert reply.message == Pulled(1, 1)
+    assert reply.message == m.Pulled(1, 1)
     assert reply.arrays[0] is sent
 
 
@@ -455,16 +454,16 @@ def test_errors_are_raised_unchanged() -> None:
     handler.error = PlanError("no such table")
     channel = MemoryChannel(handler)
     with pytest.raises(PlanError) as caught:
-        channel.call(Heartbeat(1))
+        channel.call(m.Heartbeat(1))
     assert caught.value is handler.error
     handler.error = None
-    assert channel.call(Heartbeat(2)).message == Done()
+    assert channel.call(m.Heartbeat(2)).message == m.Done()
 
 
 def test_the_handler_sees_one_end() -> None:
     handler = RecordingHandler()
     channel = MemoryChannel(handler)
-    channel.call(Leave())
+    channel.call(m.Leave())
     channel.close()
     channel.close()
     assert handler.ends == [None]

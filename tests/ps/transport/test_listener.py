@@ -28,15 +28,7 @@ from tests.workers import run_processes
 
 from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanError, ProtocolError
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import (
-    Done,
-    Failure,
-    FetchDense,
-    Heartbeat,
-    Leave,
-    MetricsRequest,
-    Pulled,
-)
+from fleetlight.ps import messages as m
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all, listener
 from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.listener import bind
@@ -83,10 +75,10 @@ def test_garbage_closes_its_connection_with_one_log_line(kind: str, log_lines: l
         with raw_client(server.address) as raw:
             raw.sendall(data)
             reply = receive_message(raw)
-            assert isinstance(reply, Failure)
+            assert isinstance(reply, m.Failure)
             assert name in reply.text
             read_all(raw)
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
     (line,) = log_lines
     assert line.startswith("closed a connection: 127.0.0.1:")
     assert name in line
@@ -106,7 +98,7 @@ def test_garbage_from_a_known_peer_closes_only_its_connection() -> None:
         assert "expected a Fleetlight frame" in str(handler.ends[0])
         with pytest.raises(ProtocolError, match=r"server 0 .* expected a Fleetlight frame"):
             channel.call(PULL)
-        assert channel.call(PULL).message == Pulled(1, 1), "over a new connection"
+        assert channel.call(PULL).message == m.Pulled(1, 1), "over a new connection"
 
 
 @pytest.mark.parametrize("start", [b"", MAGIC[:2], Prefix(100, 0).pack()])
@@ -149,7 +141,7 @@ def test_a_worker_that_computes_for_long_is_not_dropped() -> None:
         channel.call(PULL)
         with raw_client(server.address) as raw:
             read_all(raw)  # takes longer than both limits
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
 
 
 def test_a_peer_that_stops_in_the_middle_of_a_frame_is_dropped() -> None:
@@ -166,7 +158,7 @@ def test_the_handler_learns_how_a_connection_ended() -> None:
     handler = RecordingHandler()
     with listening(handler) as server:
         with connected(server.address) as channel:
-            channel.call(Leave())
+            channel.call(m.Leave())
         assert handler.ended.wait(LIMIT_S)
         handler.ended.clear()
         with connected(server.address) as channel:
@@ -188,7 +180,7 @@ def test_the_handler_can_close_and_annotate_a_connection() -> None:
     handler.on_ask = annotate_and_close
     with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         with pytest.raises(PeerLostError):
-            channel.call(MetricsRequest())
+            channel.call(m.MetricsRequest())
         assert handler.ended.wait(LIMIT_S)
     assert handler.connections[0].note == "worker 3"
 
@@ -198,11 +190,11 @@ def test_errors_of_a_handler_reach_the_client_and_the_log(log_lines: list[str]) 
     with listening(handler) as server, connected(server.address) as channel:
         handler.error = ZeroDivisionError("in the table")
         with pytest.raises(Exception, match="ZeroDivisionError: in the table") as caught:
-            channel.call(Heartbeat(1))
+            channel.call(m.Heartbeat(1))
         assert type(caught.value).__name__ == "PeerError"
         with pytest.raises(PlanError, match="complex64"):
-            channel.call(FetchDense())
-        assert channel.call(PULL).message == Pulled(1, 1)
+            channel.call(m.FetchDense())
+        assert channel.call(PULL).message == m.Pulled(1, 1)
     (line,) = log_lines
     assert line.startswith("heartbeat of 127.0.0.1:")
 
@@ -216,13 +208,13 @@ def test_the_number_of_connections_is_bounded(log_lines: list[str]) -> None:
         assert first.call(PULL).message == second.call(PULL).message
         with raw_client(server.address) as raw:
             assert receive_message(raw) == turned_away("there are 2 connections already")
-        assert first.call(PULL).message == Pulled(1, 1)
+        assert first.call(PULL).message == m.Pulled(1, 1)
     (line,) = log_lines
     assert "was refused: there are 2 connections already" in line
 
 
-def turned_away(why: str) -> Failure:
-    return Failure("PeerLostError", f"refused: {why}")
+def turned_away(why: str) -> m.Failure:
+    return m.Failure("PeerLostError", f"refused: {why}")
 
 
 def test_unauthenticated_connections_have_their_own_limit(log_lines: list[str]) -> None:
@@ -235,7 +227,7 @@ def test_unauthenticated_connections_have_their_own_limit(log_lines: list[str]) 
             held.enter_context(raw_client(server.address))
         with raw_client(server.address) as raw:
             assert receive_message(raw) == turned_away("2 other clients have not authenticated yet")
-        assert known[0].call(PULL).message == Pulled(1, 1)
+        assert known[0].call(PULL).message == m.Pulled(1, 1)
     assert "was refused: 2 other clients have not authenticated yet" in next(iter(log_lines))
 
 
@@ -245,7 +237,7 @@ def test_a_silent_client_is_replaced_by_the_next_one() -> None:
         raw_client(server.address) as silent,
         connected(server.address) as channel,
     ):
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         assert read_all(silent) == b""
 
 
@@ -260,7 +252,7 @@ def test_a_refused_client_connects_when_a_place_is_free() -> None:
             connect_all([late], 0.3)
         first.close()
         connect_all([late], LIMIT_S)
-        assert late.call(PULL).message == Pulled(1, 1)
+        assert late.call(PULL).message == m.Pulled(1, 1)
         late.close()
 
 
@@ -313,7 +305,7 @@ def test_stop_closes_everything_and_can_be_repeated() -> None:
             for _ in range(2)
         )
         idle.call(PULL)
-        asking.send(MetricsRequest())
+        asking.send(m.MetricsRequest())
         assert started.wait(LIMIT_S)
         release.set()
         server.stop()
@@ -333,7 +325,7 @@ def test_a_handler_may_stop_its_own_server() -> None:
     with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         handler.on_ask = lambda connection: server.stop()
         with pytest.raises(PeerLostError):
-            channel.call(MetricsRequest())
+            channel.call(m.MetricsRequest())
 
 
 def test_stop_still_sends_a_reply_in_progress() -> None:
@@ -348,7 +340,7 @@ def test_stop_still_sends_a_reply_in_progress() -> None:
             assert session._accepted.recv(1, socket.MSG_PEEK) == b""
 
         handler.on_ask = stop_meanwhile
-        assert channel.call(MetricsRequest()).message == Done()
+        assert channel.call(m.MetricsRequest()).message == m.Done()
         stopping.join(LIMIT_S)
 
 
@@ -356,7 +348,7 @@ def test_stop_waits_for_a_handler_only_so_long(log_lines: list[str]) -> None:
     release, started = threading.Event(), threading.Event()
     handler = busy_handler(started, release)
     with listening(handler) as server, connected(server.address) as channel:
-        channel.send(MetricsRequest())
+        channel.send(m.MetricsRequest())
         assert started.wait(LIMIT_S)
         server.stop(within_s=0.1)
         assert "is still busy after 0.1 s" in next(iter(log_lines))
@@ -370,7 +362,7 @@ def test_a_server_takes_over_the_port_reserved_by_the_launcher() -> None:
     try:
         assert server.address == ("127.0.0.1", held.port)
         with connected(server.address) as channel:
-            assert channel.call(Leave()).message == Done()
+            assert channel.call(m.Leave()).message == m.Done()
     finally:
         server.stop()
         held.close()
@@ -385,7 +377,7 @@ def test_the_port_is_known_before_the_server_listens() -> None:
     try:
         assert server.address == endpoint
         with connected(server.address) as channel:
-            assert channel.call(Leave()).message == Done()
+            assert channel.call(m.Leave()).message == m.Done()
     finally:
         server.stop()
 
@@ -414,9 +406,9 @@ def test_a_failed_thread_start_affects_only_its_client(
             patched.setattr(Session, "start", fail)
             with raw_client(server.address) as raw:
                 assert receive_message(raw) == turned_away("the system cannot start another thread")
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         with connected(server.address) as another:
-            assert another.call(PULL).message == Pulled(1, 1)
+            assert another.call(PULL).message == m.Pulled(1, 1)
     assert "was refused: the system cannot start another thread" in next(iter(log_lines))
 
 
