@@ -211,3 +211,8 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         if error is not None and not isinstance(error, (FleetError, ValueError)):
             raise error
     return [error or future.result() for error, future in zip(errors, futures, strict=True)]
+
+
+def of_all(workers: Sequence[Worker], call: Callable[[Worker], Any]) -> list[Any]:
+    """The replies, or errors, when all workers make the same call at the same time."""
+    return together(*[lambda w=w: call(w) for w in workers])  # type: ignore[misc]

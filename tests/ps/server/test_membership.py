@@ -21,6 +21,7 @@ from tests.ps.serving import (
     closed_server,
     hello,
     ids_of,
+    of_all,
     open_up,
     opened,
     plan,
@@ -55,9 +56,7 @@ from fleetlight.wire.control_signals import ControlSignal
 
 def test_workers_enter_a_barrier_before_the_plan_is_known() -> None:
     first, second = team(closed_server())
-    replies = together(
-        lambda: first.enter_barrier(0, "init", 3), lambda: second.enter_barrier(0, "init", 4)
-    )
+    replies = of_all([first, second], lambda w: w.enter_barrier(0, "init", 3 + w.index))
     assert [[list(array) for array in reply] for reply in replies] == [[[3], [4]]] * 2
 
 
@@ -99,7 +98,7 @@ def test_a_timeout_tells_where_the_missing_worker_waits(monkeypatch: pytest.Monk
 def test_a_deadlock_of_a_barrier_and_a_step_is_an_error(clips: bool) -> None:
     server = opened(plan(workers=3))
     workers = team(server, 3)
-    begin, *_ = together(*[lambda w=w: w.push(0, hold=clips) for w in workers])
+    begin, *_ = of_all(workers, lambda w: w.push(0, hold=clips))
     assert isinstance(begin, tuple)
     met, stepped, left = together(
         lambda: workers[0].enter_barrier(0, "metrics.sum"),

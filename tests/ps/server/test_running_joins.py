@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.ps.serving import Worker, ask, hello, open_up, plan, together
+from tests.ps.serving import Worker, ask, hello, of_all, open_up, plan, together
 
 from fleetlight.errors import MembershipError, PeerLostError, ProtocolError
 from fleetlight.ps import messages as m
@@ -62,7 +62,7 @@ def first_ones(server: Server) -> list[Worker]:
 def begun(server: Server) -> list[Worker]:
     """Two workers that have met, and have a range each."""
     workers = first_ones(server)
-    together(*(lambda w=w: w.enter_barrier(1, "init_worker", w.index) for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(1, "init_worker", w.index))
     for worker in workers:
         worker.say(ask())
     return workers
@@ -110,7 +110,7 @@ def test_a_newcomer_gets_a_place_the_prelude_and_a_turn() -> None:
     assert [array.tolist() for array in arrays] == [[0], [1]]
     admitted(workers, joiner)
     everyone = [*workers, joiner]
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in everyone))
+    values = of_all(everyone, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [[int(array[0]) for array in one] for one in values] == [[0, 1, 2]] * 3
 
 
@@ -118,7 +118,7 @@ def test_a_barrier_waits_for_a_newcomer_only_after_it_has_entered() -> None:
     server = elastic()
     workers = begun(server)
     Joiner(server, 2).say(m.Admit(0))
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in workers))
+    values = of_all(workers, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [len(one) for one in values] == [2, 2]
 
 
@@ -135,11 +135,11 @@ def test_the_prelude_ends_with_the_first_lease() -> None:
     workers = first_ones(server)
     joiner = Joiner(server, 2)
     assert joiner.say(m.PreludeRequest())[0] == m.Done()
-    together(*(lambda w=w: w.enter_barrier(1, "init_worker") for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(1, "init_worker"))
     assert joiner.say(m.PreludeRequest())[0] == m.Done()
     workers[0].say(ask())
     workers[1].say(ask())
-    together(*(lambda w=w: w.enter_barrier(2, "barrier") for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(2, "barrier"))
     assert joiner.say(m.PreludeRequest())[0].operations == ["init_worker"]
 
 
@@ -151,7 +151,7 @@ def test_sync_steps_wait_for_a_newcomer_from_its_phase_on() -> None:
         worker.say(m.EndPhase(0))
     admitted(workers, joiner)
     everyone = [*workers, joiner]
-    together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}, phase=1) for w in everyone))
+    of_all(everyone, lambda w: w.push(0, {0: ([1], [3.0])}, phase=1))
     assert workers[0].pull(0, [1]) == [-3.0]
     assert server.metrics().pushes == 1
 
@@ -206,7 +206,7 @@ def test_a_late_request_for_an_earlier_barrier_breaks_no_other_one() -> None:
         together(*(lambda w=w, n=number: w.enter_barrier(n, "barrier") for w in workers))
     with pytest.raises(ProtocolError, match="worker 0 entered barrier 2, but barrier 3"):
         workers[0].enter_barrier(2, "barrier")
-    together(*(lambda w=w: w.enter_barrier(4, "barrier") for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(4, "barrier"))
 
 
 def test_a_job_that_has_ended_says_so() -> None:
@@ -303,9 +303,9 @@ def test_a_restarted_server_knows_who_takes_part(tmp_path: Path, mode: str, snap
     admitted(workers, joiner)
     everyone = [*workers, joiner]
     job.restart(everyone, snapshot=snapshot)
-    together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}, phase=1) for w in everyone))
+    of_all(everyone, lambda w: w.push(0, {0: ([1], [3.0])}, phase=1))
     assert workers[0].pull(0, [1]) == [-3.0 if mode == "sync" else -9.0]
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in everyone))
+    values = of_all(everyone, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [len(one) for one in values] == [3, 3, 3]
     assert joiner.say(m.PreludeRequest())[0].operations == ["init_worker"]
     job.close(everyone)
@@ -345,7 +345,7 @@ def test_a_newcomer_that_has_not_entered_asks_a_restarted_server_again(tmp_path:
     joiner.say(m.Admit(0))
     job.restart([*workers, joiner], snapshot=False)
     assert joiner.say(m.Enter(1, 0, 2))[0] == m.Entered(is_member=False)
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in workers))
+    values = of_all(workers, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [len(one) for one in values] == [2, 2]
     job.close([*workers, joiner])
 
@@ -369,7 +369,7 @@ def test_a_newcomer_that_was_refused_hides_no_stop_of_a_sync_job() -> None:
     workers = begun(server)
     Joiner(server, 2).say(m.Leave("another plan"))
     workers[0].say(m.Heartbeat(0, ControlSignal(stop=True)))
-    replies = together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}) for w in workers))
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [3.0])}))
     assert [reply.call.stop for reply, _ in replies] == [True, True]
 
 

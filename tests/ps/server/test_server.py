@@ -23,6 +23,7 @@ from tests.ps.serving import (
     closed_server,
     hello,
     ids_of,
+    of_all,
     open_up,
     opened,
     plan,
@@ -491,7 +492,7 @@ def test_replies_to_a_step_of_several_workers_share_a_copy_of_the_dense_values()
     for worker in workers:
         worker.lanes["push"] = Connection("push", output=given.output)
         worker.greet("push")
-    replies = together(*(lambda w=w: w.push(0, dense=[1, 2, 4])[1] for w in workers))
+    replies = of_all(workers, lambda w: w.push(0, dense=[1, 2, 4])[1])
     assert replies[0][0] is replies[1][0]
     assert not given.arrays
 

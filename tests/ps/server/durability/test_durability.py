@@ -21,6 +21,7 @@ from tests.ps.serving import (
     ask,
     closed_server,
     ids_of,
+    of_all,
     open_up,
     opened,
     plan,
@@ -152,9 +153,8 @@ def test_a_sync_step_is_applied_once_whichever_reply_was_lost(make_cluster: Any)
 
 def test_a_step_after_a_restart_waits_for_all_workers(make_cluster: Any) -> None:
     cluster = make_cluster(plan("sync"))
-    together(
-        lambda: cluster.workers[0].push(0, {0: ([1], [2])}), lambda: cluster.workers[1].push(0)
-    )
+    first, second = cluster.workers
+    together(lambda: first.push(0, {0: ([1], [2])}), lambda: second.push(0))
     cluster.restart()
     first, second = cluster.workers
     together(lambda: first.push(1, {0: ([1], [2])}), lambda: second.push(1, {0: ([1], [4])}))
@@ -171,9 +171,7 @@ def test_a_skipped_step_stays_skipped(make_cluster: Any) -> None:
         assert not reply.applied
     # the step number is used again
     first, second = cluster.workers
-    replies = together(
-        lambda: first.push(0, {0: ([1], [2])}), lambda: second.push(0, {0: ([1], [2])})
-    )
+    replies = of_all([first, second], lambda w: w.push(0, {0: ([1], [2])}))
     assert [reply.applied for reply, _ in replies] == [True, True]
 
 
@@ -183,7 +181,7 @@ def test_held_gradients_survive_a_restart(make_cluster: Any, when: str) -> None:
     held = [worker.push_request(0, {0: None}, None, hold=True) for worker in cluster.workers]
     squares = [reply.square for reply, _ in cluster.send(held, {0: ([1], [4])})]
     if when == "released":
-        together(*(lambda w=w: w.apply(0, 0.5) for w in cluster.workers))
+        of_all(cluster.workers, lambda w: w.apply(0, 0.5))
     if when == "snapshot":
         assert cluster.durability.snapshot()
     cluster.restart()
@@ -197,27 +195,21 @@ def test_held_gradients_survive_a_restart(make_cluster: Any, when: str) -> None:
         reply, _ = second.send(held[1], {0: ([1], [4])}, None)
         assert reply.square == squares[1]
     if when != "released":
-        together(*(lambda w=w: w.apply(0, 0.5) for w in cluster.workers))
+        of_all(cluster.workers, lambda w: w.apply(0, 0.5))
     assert first.pull(0, [1]) == [-2]
-    replies = together(
-        lambda: first.push(1, {0: ([1], [1])}), lambda: second.push(1, {0: ([1], [1])})
-    )
+    replies = of_all([first, second], lambda w: w.push(1, {0: ([1], [1])}))
     assert all(reply.applied for reply, _ in replies)
 
 
 def test_a_completed_barrier_survives_a_restart(make_cluster: Any) -> None:
     cluster = make_cluster(plan("async"))
     first, second = cluster.workers
-    together(
-        lambda: first.enter_barrier(0, "barrier", 3), lambda: second.enter_barrier(0, "barrier", 4)
-    )
+    of_all([first, second], lambda w: w.enter_barrier(0, "barrier", 3 + w.index))
     cluster.restart()
     # worker 1 lost its reply, worker 0 is at the next barrier
     first, second = cluster.workers
     assert [list(array) for array in second.enter_barrier(0, "barrier", 4)] == [[3], [4]]
-    replies = together(
-        lambda: first.enter_barrier(1, "sum", 5), lambda: second.enter_barrier(1, "sum", 6)
-    )
+    replies = of_all([first, second], lambda w: w.enter_barrier(1, "sum", 5 + w.index))
     assert [[list(array) for array in reply] for reply in replies] == [[[5], [6]]] * 2
 
 
@@ -536,7 +528,7 @@ def test_a_restart_forgets_workers_of_an_earlier_job(tmp_path: Path) -> None:
 def test_without_a_log_held_gradients_are_lost(tmp_path: Path, snapshot: bool) -> None:
     """All changes since the last snapshot are lost; the workers continue."""
     cluster = RestartableCluster(tmp_path, plan("sync"), log=False)
-    together(*(lambda w=w: w.push(0, {0: ([1], [4])}) for w in cluster.workers))
+    of_all(cluster.workers, lambda w: w.push(0, {0: ([1], [4])}))
     if not snapshot:
         assert cluster.durability.snapshot()
     held = [worker.push_request(1, {0: None}, None, hold=True) for worker in cluster.workers]
@@ -545,20 +537,18 @@ def test_without_a_log_held_gradients_are_lost(tmp_path: Path, snapshot: bool) -
         assert cluster.durability.snapshot()
     cluster.restart()
     first, second = cluster.workers
-    replies = together(*(lambda w=w: w.apply(1, 0.5) for w in cluster.workers))
+    replies = of_all(cluster.workers, lambda w: w.apply(1, 0.5))
     assert [reply.applied for reply, _ in replies] == [True, True]
     first.sequence -= 1
     reply, _ = first.apply(1, 0.5)
     assert reply.applied
     assert first.pull(0, [1]) == [-4]
-    replies = together(
-        lambda: first.push(2, {0: ([1], [1])}), lambda: second.push(2, {0: ([1], [1])})
-    )
+    replies = of_all([first, second], lambda w: w.push(2, {0: ([1], [1])}))
     assert all(reply.applied for reply, _ in replies)
     assert first.pull(0, [1]) == [-5]
     held = [worker.push_request(3, {0: None}, None, hold=True) for worker in cluster.workers]
     cluster.send(held, {0: ([1], [4])})
-    together(*(lambda w=w: w.apply(3, 0.5) for w in cluster.workers))
+    of_all(cluster.workers, lambda w: w.apply(3, 0.5))
     assert first.pull(0, [1]) == [-7]
     cluster.close()
 

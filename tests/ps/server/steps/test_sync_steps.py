@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.ps.restartable import RestartableCluster
-from tests.ps.serving import OPTIONS, Worker, opened, plan, team, together
+from tests.ps.serving import OPTIONS, Worker, of_all, opened, plan, team, together
 
 from fleetlight.errors import DeadlineError, GradientError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
@@ -23,7 +23,7 @@ from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
 
 def call_all(workers: list[Worker], call: Callable[[Worker], Any]) -> list[Any]:
     """The replies when all workers make the same call."""
-    replies = together(*[lambda w=w: call(w) for w in workers])  # type: ignore[misc]
+    replies = of_all(workers, call)
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -77,25 +77,17 @@ def test_optimizers_do_not_wait_for_each_other() -> None:
 
 def test_a_skip_by_one_worker_skips_the_step_for_all() -> None:
     workers = team(opened(plan()))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}, [1, 1, 1], skip=True),
-        lambda: workers[1].push(0, {0: ([1], [1])}, [1, 1, 1]),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [1])}, [1, 1, 1], skip=w.index == 0))
     assert [reply[0].applied for reply in replies] == [False, False]
     assert (workers[0].pull(0, [1]), workers[0].dense()) == ([0], [1, 1, 1])
     # the step counter of a worker may stay or advance
-    together(
-        lambda: workers[0].push(0, {0: ([1], [1])}), lambda: workers[1].push(1, {0: ([1], [1])})
-    )
+    of_all(workers, lambda w: w.push(w.index, {0: ([1], [1])}))
     assert workers[0].pull(0, [1]) == [-1]
 
 
 def test_nan_from_one_worker_is_an_error_for_all() -> None:
     workers = team(opened(plan()))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}),
-        lambda: workers[1].push(0, {0: ([1], [np.nan])}),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [np.nan if w.index else 1])}))
     for reply in replies:
         assert isinstance(reply, GradientError)
         assert "worker 1 pushed a gradient (step 0) of table 'users'" in str(reply)
@@ -107,20 +99,14 @@ def test_nan_from_one_worker_is_an_error_for_all() -> None:
 
 def test_nan_from_one_worker_may_skip_the_step_for_all() -> None:
     workers = team(opened(plan(on_nonfinite="skip")))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}),
-        lambda: workers[1].push(0, {0: ([1], [np.nan])}),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [np.nan if w.index else 1])}))
     assert [reply[0].applied for reply in replies] == [False, False]
     assert workers[0].pull(0, [1]) == [0]
 
 
 def test_an_error_in_a_step_reaches_all_workers() -> None:
     workers = team(opened(plan()))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}, options=[{"lr": "much"}]),
-        lambda: workers[1].push(0, {0: ([1], [1])}, options=[{"lr": "much"}]),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [1])}, options=[{"lr": "much"}]))
     assert all(isinstance(reply, Exception) for reply in replies)
     assert str(replies[0]) == str(replies[1])
 
@@ -161,7 +147,7 @@ def test_nonfinite_held_gradients_are_refused_when_applied(refusal: str) -> None
     skipped = call_all(workers, lambda w: w.apply(0, 0.0, skip=w.index == 1))
     assert [reply[0].applied for reply in skipped] == [False, False]
     assert [reply[0].square for reply in hold(0)] == [math.inf] * 2
-    for reply in together(*[lambda w=w: w.apply(0, 0.0) for w in workers]):
+    for reply in of_all(workers, lambda w: w.apply(0, 0.0)):
         assert isinstance(reply, GradientError)
         assert (refusal or "worker 1 pushed a gradient (step 0) of table 'users'") in str(reply)
     assert workers[0].pull(0, [1]) == [0]
