@@ -259,8 +259,7 @@ def test_training_with_servers_equals_that_in_main_memory() -> None:
             loss_of(worker.model, ids[t, worker.index], targets[t, worker.index]).backward()
             worker.optimizer.step()
         worker.barrier()
-        model: Any = worker.model
-        return torch.from_numpy(worker.rows(range(30))), model.linear.weight.detach().clone()
+        return trained_values(worker)
 
     def build() -> Any:
         model = Net()
@@ -270,18 +269,26 @@ def test_training_with_servers_equals_that_in_main_memory() -> None:
     torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-7)
 
 
+def train_by_program(worker: Member, inputs: dict[str, Any], ids: Any, targets: Any) -> Any:
+    program = static.capture(worker.model, nn.functional.mse_loss, worker.optimizer, inputs)
+    exe = static.Executor()
+    for step in range(len(ids)):
+        exe.run(program, {**inputs, "ids": ids[step, 0], "target": targets[step, 0]}, ["loss"])
+    return trained_values(worker)
+
+
+def trained_values(worker: Member) -> Any:
+    model: Any = worker.model
+    return torch.from_numpy(worker.rows(range(30))), model.linear.weight.detach().clone()
+
+
 @pytest.mark.slow
 def test_programs_with_servers_equal_those_in_main_memory() -> None:
     ids, targets = batches(4, 1, ids=30)
 
     def train(worker: Member) -> Any:
         inputs = {"ids": ids[0, 0], "target": targets[0, 0]}
-        program = static.capture(worker.model, nn.functional.mse_loss, worker.optimizer, inputs)
-        exe = static.Executor()
-        for step in range(len(ids)):
-            exe.run(program, {"ids": ids[step, 0], "target": targets[step, 0]}, ["loss"])
-        model: Any = worker.model
-        return torch.from_numpy(worker.rows(range(30))), model.linear.weight.detach().clone()
+        return train_by_program(worker, inputs, ids, targets)
 
     def build() -> Any:
         model = Net(padding_idx=2)
@@ -300,12 +307,7 @@ def test_bags_of_programs_equal_those_in_main_memory(combiner: Any) -> None:
     def train(worker: Member) -> Any:
         given = {"weights": weights} if combiner == "sum" else {}
         inputs = {"ids": ids[0, 0], **given, "target": targets[0, 0]}
-        program = static.capture(worker.model, nn.functional.mse_loss, worker.optimizer, inputs)
-        exe = static.Executor()
-        for step in range(len(ids)):
-            exe.run(program, {**inputs, "ids": ids[step, 0], "target": targets[step, 0]}, ["loss"])
-        model: Any = worker.model
-        return torch.from_numpy(worker.rows(range(30))), model.linear.weight.detach().clone()
+        return train_by_program(worker, inputs, ids, targets)
 
     def build() -> Any:
         model = Pooled(combiner)

@@ -21,6 +21,7 @@ from fleetlight.version import VERSION
 from fleetlight.wire.control_signals import ControlSignal
 
 STATE = b"the state of worker 0"
+AGAIN = ask(turn=2, back=2, whole=[(32, 96)])
 
 
 @pytest.fixture(autouse=True)
@@ -311,38 +312,36 @@ def test_a_restarted_server_knows_who_takes_part(tmp_path: Path, mode: str, snap
     job.close(everyone)
 
 
+def with_a_newcomer_in_turn(server: Server) -> tuple[list[Worker], Joiner]:
+    """Workers that ask for the second turn, and a newcomer who has the state of worker 0."""
+    workers = begun(server)
+    joiner = Joiner(server, 2)
+    joiner.say(m.Admit(0))
+    for worker in workers:
+        worker.say(ask(1, (1, 0), waits=True))
+    workers[0].say(AGAIN)
+    workers[0].say(m.OfferState(0, 2), np.frombuffer(STATE, np.uint8))
+    joiner.say(m.Admit(0))
+    return workers, joiner
+
+
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_restart_holds_the_turn_until_all_servers_know_the_newcomer(
     tmp_path: Path, snapshot: bool
 ) -> None:
     job = Restarting(tmp_path, "sync")
-    workers = begun(job.server)
-    joiner = Joiner(job.server, 2)
-    joiner.say(m.Admit(0))
-    for worker in workers:
-        worker.say(ask(1, (1, 0), waits=True))
-    again = ask(turn=2, back=2, whole=[(32, 96)])
-    workers[0].say(again)
-    workers[0].say(m.OfferState(0, 2), np.frombuffer(STATE, np.uint8))
-    joiner.say(m.Admit(0))
+    workers, joiner = with_a_newcomer_in_turn(job.server)
     joiner.say(m.Enter(1, 0, 2))
     job.restart([*workers, joiner], snapshot=snapshot)
-    assert isinstance(workers[1].say(again)[0], m.Held)
+    assert isinstance(workers[1].say(AGAIN)[0], m.Held)
     joiner.say(m.EnteredAll())
-    assert workers[1].say(again)[0].start == 32
+    assert workers[1].say(AGAIN)[0].start == 32
     job.close([*workers, joiner])
 
 
 def test_a_newcomer_that_has_not_entered_asks_a_restarted_server_again(tmp_path: Path) -> None:
     job = Restarting(tmp_path, "async")
-    workers = begun(job.server)
-    joiner = Joiner(job.server, 2)
-    joiner.say(m.Admit(0))
-    for worker in workers:
-        worker.say(ask(1, (1, 0), waits=True))
-    workers[0].say(ask(turn=2, back=2, whole=[(32, 96)]))
-    workers[0].say(m.OfferState(0, 2), np.frombuffer(STATE, np.uint8))
-    joiner.say(m.Admit(0))
+    workers, joiner = with_a_newcomer_in_turn(job.server)
     job.restart([*workers, joiner], snapshot=False)
     assert joiner.say(m.Enter(1, 0, 2))[0] == m.Entered(is_member=False)
     values = of_all(workers, lambda w: w.enter_barrier(2, "barrier", w.index))

@@ -29,7 +29,7 @@ IDS = 30
 
 def run_remotely(*job: Any, **facts: Any) -> list[Any]:
     """Train with servers on another host."""
-    return run_remotely(*job, is_local=False, **facts)
+    return run(*job, is_local=False, **facts)
 
 
 def build(**layer: Any) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
@@ -68,6 +68,19 @@ def read(worker: Member, *ids: int) -> Any:
     return rows[wanted.inverse]
 
 
+def final_values(worker: Member) -> Any:
+    worker.barrier()
+    dense = [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
+    return worker.rows(range(IDS)), dense, worker.communicator.metrics()
+
+
+def assert_same_with_rows_read_ahead(plain: list[Any], ahead: list[Any]) -> None:
+    for (rows, dense, _), (rows_, dense_, metrics) in zip(plain, ahead, strict=True):
+        assert np.array_equal(rows, rows_)
+        assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
+        assert metrics["rows_read_ahead"] > 3 * metrics["rows_on_demand"] > 0
+
+
 def trained_with_prefetch(worker: Member, ahead: bool, steps: int = 40) -> Any:
     ids, targets = batches(steps, 2, ids=IDS)
     for t in range(steps):
@@ -75,9 +88,7 @@ def trained_with_prefetch(worker: Member, ahead: bool, steps: int = 40) -> Any:
             # each announcement omits some ids of the batch
             announce(worker, *([ids[t + 1, worker.index][t % 3 :]] if t + 1 < steps else []))
         step(worker, ids[t, worker.index], targets[t, worker.index])
-    worker.barrier()
-    dense = [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
-    return worker.rows(range(IDS)), dense, worker.communicator.metrics()
+    return final_values(worker)
 
 
 @pytest.mark.slow
@@ -85,10 +96,7 @@ def trained_with_prefetch(worker: Member, ahead: bool, steps: int = 40) -> Any:
 def test_sync_training_is_bitwise_the_same_with_prefetch(servers: int) -> None:
     plain = run_remotely(build, lambda w: trained_with_prefetch(w, False), servers=servers)
     ahead = run_remotely(build, lambda w: trained_with_prefetch(w, True), servers=servers)
-    for (rows, dense, _), (rows_, dense_, metrics) in zip(plain, ahead, strict=True):
-        assert np.array_equal(rows, rows_)
-        assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
-        assert metrics["rows_read_ahead"] > 3 * metrics["rows_on_demand"] > 0
+    assert_same_with_rows_read_ahead(plain, ahead)
 
 
 @pytest.mark.parametrize("holds", ["nothing", "send", "receive"])
@@ -355,9 +363,7 @@ def trained(worker: Member, ahead: int, steps: int = 30) -> Any:
         if ahead:
             announcing.next()
         step(worker, ids[t, worker.index], targets[t, worker.index])
-    worker.barrier()
-    dense = [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
-    return worker.rows(range(IDS)), dense, worker.communicator.metrics()
+    return final_values(worker)
 
 
 @pytest.mark.slow
@@ -365,10 +371,7 @@ def trained(worker: Member, ahead: int, steps: int = 30) -> Any:
 def test_sync_training_is_bitwise_the_same(servers: int) -> None:
     plain = run(build, lambda w: trained(w, 0), servers=servers)
     ahead = run(build, lambda w: trained(w, 1), servers=servers)
-    for (rows, dense, _), (rows_, dense_, metrics) in zip(plain, ahead, strict=True):
-        assert np.array_equal(rows, rows_)
-        assert all(torch.equal(a, b) for a, b in zip(dense, dense_, strict=True))
-        assert metrics["rows_read_ahead"] > 3 * metrics["rows_on_demand"] > 0
+    assert_same_with_rows_read_ahead(plain, ahead)
 
 
 @pytest.mark.parametrize(
