@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets a test control the order of events: blocks a lane of a worker, waits for a call."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

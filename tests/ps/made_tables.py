@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small tables and their contents."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

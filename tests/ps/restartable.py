@@ -1,19 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server and its workers in one process; the server crashes and restarts on its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.ps.serving import (
-    Worker,
-    closed_server,
-    open_up,
-    team,
-    together,
-)
+from tests.ps.serving import Worker, closed_server, open_up, team, together
 
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.journal import NEVER, Policy

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers whose rows are in an array of the test instead of on servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dense parameters of a model on several servers, without workers or a network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server in this process, and workers whose requests a test writes by hand."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,14 +12,7 @@ import torch
 
 from fleetlight.errors import FleetError
 from fleetlight.ps import messages as m
-from fleetlight.ps.plan import (
-    DensePlan,
-    InitializerPlan,
-    OptimizerPlan,
-    Plan,
-    RulePlan,
-    TablePlan,
-)
+from fleetlight.ps.plan import DensePlan, InitializerPlan, OptimizerPlan, Plan, RulePlan, TablePlan
 from fleetlight.ps.server.durability.durability import Durable
 from fleetlight.ps.server.server import Server
 from fleetlight.ps.transport.interface import Connection
@@ -220,3 +211,8 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         if error is not None and not isinstance(error, (FleetError, ValueError)):
             raise error
     return [error or future.result() for error, future in zip(errors, futures, strict=True)]
+
+
+def of_all(workers: Sequence[Worker], call: Callable[[Worker], Any]) -> list[Any]:
+    """The replies, or errors, when all workers make the same call at the same time."""
+    return together(*[lambda w=w: call(w) for w in workers])  # type: ignore[misc]

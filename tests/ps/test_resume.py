@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision how a job resumes after all its processes were killed."""
-
-from __future__ import annotations
+"""How a job resumes after all its processes were killed."""
 
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fleetlight.errors import JournalError
+from fleetlight.errors import JournalError, ProtocolError
+from fleetlight.ps.high_water_marks import HighWaterMarks
 from fleetlight.ps.resume import (
     BEGINNING,
     FINISHED,
@@ -28,6 +29,8 @@ from fleetlight.ps.resume import (
     check_mark,
     decide,
 )
+
+# The decision how a job resumes after all its processes were killed.
 
 
 def left(state: str, job: str = "j", start: int = 0) -> Remains:
@@ -105,8 +108,7 @@ def test_refusals_name_what_is_missing() -> None:
 
 
 def test_folders_of_other_jobs_and_earlier_starts_do_not_count() -> None:
-    old = left(STEPPED, "old")
-    assert decided([KEPT], [STEPPED, old]).kind == REFUSED
+    assert decided([KEPT], [STEPPED, left(STEPPED, "old")]).kind == REFUSED
     # a restart of all processes was interrupted
     begun = decided([left(KEPT, start=1), left(KEPT)], [left(STEPPED), left(STARTED, start=1)])
     assert (begun.kind, begun.job, begun.start) == (BEGINNING, "j", 1)
@@ -151,3 +153,73 @@ def test_job_that_may_begin_does_so_where_nothing_is_saved(
 def test_job_that_may_begin_loses_nothing_that_is_saved() -> None:
     assert decided([KEPT, NOTHING], [STEPPED, STEPPED], may_begin=True).kind == REFUSED
     assert decided([KEPT, KEPT], [STEPPED, STEPPED], may_begin=True).kind == POSITIONS
+
+
+# HighWaterMarks: repeated pushes are applied once; other incarnations and epochs are refused.
+
+
+def test_a_push_is_new_until_it_is_applied() -> None:
+    marks = HighWaterMarks()
+    assert marks.is_new(0, 1, epoch=0, sequence=0)
+    assert marks.is_new(0, 1, epoch=0, sequence=0)
+    marks.applied(0, 1, 0)
+    assert not marks.is_new(0, 1, 0, 0)
+    assert marks.is_new(0, 1, 0, 1)
+    assert marks.is_new(1, 1, 0, 0)
+
+
+def test_restarted_worker_counts_from_zero() -> None:
+    marks = HighWaterMarks()
+    marks.applied(0, 1, 7)
+    assert marks.is_new(0, 2, 0, 0)
+    marks.applied(0, 2, 0)
+    with pytest.raises(ProtocolError, match=r"started at 2 has .*started at 1 still pushes"):
+        marks.is_new(0, 1, 0, 8)
+
+
+def test_server_older_than_the_acknowledgement_is_refused() -> None:
+    marks = HighWaterMarks()
+    # no push is acknowledged yet, or servers may lose pushes
+    marks.check_has(0, 1, acknowledged=0)
+    marks.applied(0, 1, 7)
+    for acknowledged in (0, 6, 7):
+        marks.check_has(0, 1, acknowledged)
+    with pytest.raises(ProtocolError, match=r"push 8 of worker 0, but push 7 is the last one"):
+        marks.check_has(0, 1, 8)
+    # the mark belongs to the former incarnation
+    with pytest.raises(ProtocolError, match=r"push 1 of worker 0, but push 0 is the last one"):
+        marks.check_has(0, 2, 1)
+
+
+def test_saved_marks_restore_the_state() -> None:
+    marks = HighWaterMarks()
+    marks.applied(1, 5, 7)
+    marks.applied(0, 5, 3)
+    assert marks.marks() == [(0, 5, 3), (1, 5, 7)]
+    restored = HighWaterMarks(epoch=0, marks=marks.marks())
+    assert not restored.is_new(1, 5, 0, 7)
+    assert restored.is_new(1, 5, 0, 8)
+
+
+def test_other_epochs_are_refused() -> None:
+    marks = HighWaterMarks()
+    marks.begin(1)
+    for epoch in (0, 2):
+        with pytest.raises(ProtocolError, match=f"epoch {epoch}, but this server is in epoch 1"):
+            marks.is_new(0, 1, epoch, 0)
+    assert marks.is_new(0, 1, 1, 0)
+    with pytest.raises(ProtocolError, match="epochs only grow"):
+        marks.begin(1)
+
+
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_repeated_pushes_are_applied_once(repeats: list[int]) -> None:
+    """A worker sends 0, 1, 2 ..., and repeats each before the next."""
+    marks = HighWaterMarks()
+    applied = []
+    for sequence, times in enumerate(repeats):
+        for _ in range(times + 1):
+            if marks.is_new(0, 0, 0, sequence):
+                applied.append(sequence)
+                marks.applied(0, 0, sequence)
+    assert applied == list(range(len(repeats)))

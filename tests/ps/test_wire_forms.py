@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Narrow rows between a client and its servers, in each mode."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +37,7 @@ def narrow_plan(wire: str, mode: str = "async", **facts: Any) -> Plan:
 
 
 def job_with(wire: str, mode: str = "async", servers: int = 2, **facts: Any) -> InProcessJob:
-    tables = narrow_plan(wire).tables
-    return InProcessJob(servers, mode, tables=tables, **facts)
+    return InProcessJob(servers, mode, tables=narrow_plan(wire).tables, **facts)
 
 
 def gradients(job: InProcessJob, table: int = 0, seed: int = 0) -> TableGradients:
@@ -95,8 +92,7 @@ def test_pulled_rows_are_those_of_the_servers_rounded(wire: str) -> None:
 @pytest.mark.parametrize("wire", NARROW)
 def test_a_push_returns_prefetched_rows_in_the_same_form(wire: str) -> None:
     job = job_with(wire, "sync")
-    wanted = job.wanted(*IDS.tolist(), insert=False)
-    job.client.pull([wanted], batch=7, lane="prefetch")
+    job.client.pull([job.wanted(*IDS.tolist(), insert=False)], batch=7, lane="prefetch")
     update = Update(0, 0, OPTIONS, {0: gradients(job)}, {0: np.ones(3, np.float32)})
     values = job.client.push(job.client.build_push(update, job.live), phase=0)
     assert [(server, batch, table) for server, batch, table, _, _ in values.changed] == [
@@ -124,8 +120,7 @@ def body_bytes(wire: str, dim: int, rows: int) -> tuple[int, int]:
     """The bytes of the bodies of a push and of a pull's reply, from the frames of one server."""
     made = narrow_plan(wire)
     table = msgspec.structs.replace(made.tables[0], dim=dim)
-    server = opened(msgspec.structs.replace(made, tables=[table]))
-    worker = Worker(server, 0, workers=1)
+    worker = Worker(opened(msgspec.structs.replace(made, tables=[table])), 0, workers=1)
     ids = ids_of(range(rows))
     arrays = [ids, *FORMS[wire].encode(numbers(0, rows, dim), 1, (None, None))]
     request = worker.push_request(0, {0: None}, None)
@@ -157,8 +152,7 @@ def test_a_gradient_that_is_not_finite_is_refused(wire: str, bad: float) -> None
         push(job, part)
     # a worker that does not check: the server still sees it
     apply = job_with(wire, on_nonfinite="apply")
-    server = opened(narrow_plan(wire, on_nonfinite="refuse"))
-    worker = Worker(server, 0, workers=1)
+    worker = Worker(opened(narrow_plan(wire, on_nonfinite="refuse")), 0, workers=1)
     arrays = FORMS[wire].encode(part.gradients, 1, (None, None))
     with pytest.raises(GradientError, match="pushed a gradient"):
         worker.say(worker.push_request(0, {0: None}, None), part.ids, *arrays, lane="push")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk without space for a new file during a number of attempts."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folder: which job owns a server's folder, where recovery starts, what is deleted."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -308,8 +306,7 @@ def test_remains_reports_the_state_of_a_folder(tmp_path: Path) -> None:
     folder = opened(tmp_path, job="next")
     assert folder.is_new
     folder.close()
-    loading = opened(tmp_path / "loading", loading=True)
-    loading.close()
+    opened(tmp_path / "loading", loading=True).close()
     assert folder_module.remains(tmp_path / "loading").state == NOTHING
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""history: recovery reads every record or raises an error; only the end may be torn."""
-
-from __future__ import annotations
+"""A history of records on disk, and its segments."""
 
 import errno
 import itertools
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -14,11 +13,15 @@ import pytest
 from fleetlight.errors import JournalError
 from fleetlight.ps.journal import fsync_marker
 from fleetlight.ps.journal import history as history_module
+from fleetlight.ps.journal.fsync_marker import SyncedBytes
 from fleetlight.ps.journal.history import history
 from fleetlight.ps.journal.records import framed
 from fleetlight.ps.journal.segment import Segment, segments
 from fleetlight.ps.messages import EndPhase, Message
 from fleetlight.ps.transport.protocol import MessageCodec
+
+# history: recovery reads every record or raises an error; only the end may be torn.
+
 
 pytestmark = pytest.mark.durable
 
@@ -59,8 +62,7 @@ def test_an_empty_last_file_has_no_records(tmp_path: Path) -> None:
 
 def test_a_torn_end_is_cut_off_with_a_warning(tmp_path: Path) -> None:
     *_, last = write(tmp_path, range(1, 4), range(4, 6))
-    whole = last.read_bytes()
-    last.write_bytes(whole[:-1])
+    last.write_bytes(last.read_bytes()[:-1])
     numbers, (warnings,) = read(tmp_path)
     assert numbers == [1, 2, 3, 4]
     assert "are no whole record" in warnings
@@ -162,8 +164,7 @@ def test_a_torn_end_of_an_earlier_file_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    paths = write(tmp_path, range(1, 4), range(4, 6), range(6, 7))
-    paths[1].unlink()
+    write(tmp_path, range(1, 4), range(4, 6), range(6, 7))[1].unlink()
     with pytest.raises(JournalError, match="records 4 to 5 are missing"):
         read(tmp_path)
 
@@ -208,3 +209,90 @@ def test_an_abandoned_read_leaves_nothing_open(tmp_path: Path) -> None:
     own = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
     assert not [path for path in own if path.startswith(str(tmp_path))]
     assert not [one for one in threading.enumerate() if one.name.startswith("fleet-history")]
+
+
+# Segment: sync, the page cache, and the fsync marker of a journal file.
+
+
+def test_full_synced_pages_leave_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = mmap.PAGESIZE
+    calls: list[tuple[int, ...]] = []
+    fdatasync, posix_fadvise = os.fdatasync, os.posix_fadvise
+
+    def sync(fd: int) -> None:
+        calls.append(())
+        fdatasync(fd)
+
+    def advise(fd: int, offset: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        calls.append((offset, size))
+        posix_fadvise(fd, offset, size, advice)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    segment = Segment(tmp_path, 1)
+    written = bytes(range(256)) * (page // 64)
+    unsynced = []
+    for part in (written[:90], written[90 : 2 * page + 90], written[2 * page + 90 : 4 * page]):
+        segment.write([part])
+        unsynced.append(segment.unsynced)
+        segment.sync()
+        assert segment.unsynced == 0
+    segment.close()
+    assert unsynced == [90, 2 * page, 2 * page - 90]
+    assert calls == [(), (0, 0), (), (0, 2 * page), (), (2 * page, 2 * page)]
+    assert segment.path.read_bytes() == written
+
+
+def test_concurrent_syncs_do_not_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sync that finishes later covers less data."""
+    segment, fdatasync, syncing = Segment(tmp_path, 1), os.fdatasync, threading.Event()
+    segment.write([bytes(3 * mmap.PAGESIZE)])
+    second = threading.Thread(target=segment.sync)
+
+    def sync(fd: int) -> None:
+        fdatasync(fd)
+        if not syncing.is_set():
+            syncing.set()
+            segment.write([bytes(3 * mmap.PAGESIZE)])
+            second.start()
+            # it may wait until this sync is done
+            second.join(0.2)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    segment.sync()
+    second.join()
+    assert segment.unsynced == 0
+    segment.close()
+    # a sync after close does nothing
+    segment.sync()
+
+
+def test_the_fsync_marker_follows_each_sync(tmp_path: Path) -> None:
+    for first in (1, 5):
+        segment = Segment(tmp_path, first)
+        assert SyncedBytes.read(tmp_path) == SyncedBytes(first, 0, is_all_there=True)
+        for size in (3, 6):
+            segment.write([b"abc"])
+            assert SyncedBytes.read(tmp_path).within(first) == size - 3
+            segment.sync()
+            assert SyncedBytes.read(tmp_path).within(first) == size
+        assert SyncedBytes.read(tmp_path).within(first + 1) == 0
+        segment.close()
+
+
+def test_a_failed_fsync_marker_does_not_fail_the_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    segment = Segment(tmp_path, 1)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    segment.write([b"abc"])
+    segment.sync()
+    segment.close()
+    assert segment.unsynced == 0
+    assert SyncedBytes.read(tmp_path).within(1) == 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Journal: committed records are in the file and in order, with many threads or a full disk."""
-
-from __future__ import annotations
+"""The journal, its records, and what it does with a full disk or a folder in use."""
 
 import errno
+import fcntl
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -13,17 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.ps.journal.full_disk import FullDisk
 
-from fleetlight.errors import DeadlineError, JournalError
+from fleetlight.errors import CheckpointError, DeadlineError, JournalError
+from fleetlight.ps.changes import BarrierPassed
 from fleetlight.ps.journal import disk_full_retry
 from fleetlight.ps.journal import journal as journal_module
 from fleetlight.ps.journal import segment as segment_module
+from fleetlight.ps.journal.disk_full_retry import once_there_is_room, written
 from fleetlight.ps.journal.journal import COMMIT, NEVER, SECOND, Journal, Policy
-from fleetlight.ps.journal.records import LogRecord, RecordReader
+from fleetlight.ps.journal.locked_dir import lock_folder, refuse_if_in_use
+from fleetlight.ps.journal.records import MAGIC, Gap, LogRecord, RecordReader, framed
 from fleetlight.ps.journal.segment import Segment, cut, segments
-from fleetlight.ps.messages import EndPhase, Fill, Message
-from fleetlight.ps.transport.protocol import MessageCodec
+from fleetlight.ps.messages import EndPhase, Fill, Message, MetricsRequest
+from fleetlight.ps.server.durability import durability
+from fleetlight.ps.transport.protocol import HEADER_LIMIT, Array, MessageCodec
+
+# Journal: committed records are in the file and in order, with many threads or a full disk.
+
 
 CODEC: MessageCodec[Message] = MessageCodec(Message)
 
@@ -218,9 +227,7 @@ def test_a_commit_waits_for_disk_space(tmp_path: Path, monkeypatch: pytest.Monke
 def whole_records(folder: Path, size: int) -> list[LogRecord[Message]]:
     """The records that recovery would read after a crash now."""
     ((first, path),) = segments(folder)
-    data = np.fromfile(path, np.uint8)
-    reader = RecordReader(CODEC, data, first)
-    records = list(reader)
+    records = list(RecordReader(CODEC, np.fromfile(path, np.uint8), first))
     assert records[-1].stop == size
     return records
 
@@ -409,3 +416,227 @@ def test_one_write_may_have_more_buffers_than_iov_max(tmp_path: Path) -> None:
     segment.write([b"end"])
     segment.close()
     assert segment.path.read_bytes() == b"".join(parts) + b"end"
+
+
+# Records: written ones are read, and a torn end is distinguished from damage.
+
+
+FIRST = 7
+
+
+def filled(count: int) -> tuple[Message, list[Array]]:
+    ids = np.arange(count, dtype=np.int64)
+    return Fill([0], dense=False), [ids, np.full((count, 3), 0.5, np.float32)]
+
+
+def sample(count: int = 4, first: int = FIRST) -> tuple[bytes, list[int]]:
+    """Records of several sizes, and the offsets where each begins and the last ends."""
+    data, starts = b"", [0]
+    for number in range(first, first + count):
+        message, arrays = filled(number % 3)
+        data += b"".join(framed(CODEC, message, arrays).sealed(number))
+        starts.append(len(data))
+    return data, starts
+
+
+def read(data: bytes, first: int = FIRST) -> tuple[list[LogRecord[Message]], Gap | None]:
+    reader = RecordReader(CODEC, np.frombuffer(data, np.uint8), first)
+    return list(reader), reader.gap
+
+
+def test_written_records_are_read() -> None:
+    data, starts = sample()
+    records, gap = read(data)
+    assert gap is None
+    assert [record.number for record in records] == [7, 8, 9, 10]
+    assert [(record.start, record.stop) for record in records] == list(itertools.pairwise(starts))
+    for record in records:
+        message, arrays = filled(record.number % 3)
+        assert record.message == message
+        for got, expected in zip(record.arrays, arrays, strict=True):
+            assert got.dtype == expected.dtype
+            assert np.array_equal(got, expected)
+
+
+def test_an_empty_file_has_no_record_and_no_gap() -> None:
+    assert read(b"") == ([], None)
+
+
+def test_a_truncated_file_is_torn_at_its_end() -> None:
+    data, starts = sample()
+    for end in range(len(data)):
+        records, gap = read(data[:end])
+        whole = sum(stop <= end for stop in starts[1:])
+        assert len(records) == whole
+        if end in starts:
+            assert gap is None
+        else:
+            assert gap is not None
+            assert (gap.at, gap.followed_by, gap.is_short) == (starts[whole], None, True)
+
+
+@pytest.mark.parametrize("rest", [b"\0", bytes(4096), MAGIC, MAGIC * 9, b"junk" * 100])
+def test_garbage_after_the_last_record_is_a_torn_end(rest: bytes) -> None:
+    data, starts = sample()
+    records, gap = read(data + rest)
+    assert len(records) == 4
+    assert gap is not None
+    assert (gap.at, gap.followed_by) == (starts[-1], None)
+
+
+@given(st.data())
+def test_a_flipped_bit_is_detected_and_the_next_record_named(data: st.DataObject) -> None:
+    whole, starts = sample()
+    offset = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[offset] ^= 1 << data.draw(st.integers(0, 7))
+    records, gap = read(bytes(changed))
+    number = sum(stop <= offset for stop in starts[1:])
+    assert len(records) == number
+    assert gap is not None
+    assert gap.at == starts[number]
+    # a changed last record cannot be distinguished from a torn one
+    assert gap.followed_by == (FIRST + number + 1 if number < 3 else None)
+
+
+def test_a_missing_record_is_detected() -> None:
+    data, starts = sample()
+    records, gap = read(data[: starts[1]] + data[starts[2] :])
+    assert [record.number for record in records] == [7]
+    assert gap == Gap(starts[1], "record 9 lies where 8 should", 10)
+
+
+def test_a_file_with_other_record_numbers_is_a_gap() -> None:
+    data, _ = sample(first=3)
+    records, gap = read(data)
+    assert records == []
+    assert gap is not None
+    assert gap.why == "record 3 lies where 7 should"
+
+
+def test_records_far_after_a_hole_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetlight.ps.journal.records._SEARCH_BYTES", 8)
+    data, starts = sample()
+    for hole in range(1, 40):
+        records, gap = read(data[: starts[2]] + bytes(hole) + data[starts[3] :])
+        assert len(records) == 2
+        assert gap is not None
+        assert (gap.at, gap.followed_by) == (starts[2], 10)
+
+
+def test_a_record_is_a_copy_of_its_arrays() -> None:
+    """Applying gradients may overwrite their memory."""
+    rows = np.ones(1000, np.float32)
+    record = framed(CODEC, Fill([], dense=True), [rows])
+    before = b"".join(record.sealed(FIRST))
+    rows[:] = 5
+    assert b"".join(record.sealed(FIRST)) == before
+    assert record.nbytes == len(before)
+    assert read(before)[1] is None
+
+
+def test_small_records_have_little_overhead() -> None:
+    assert framed(CODEC, EndPhase(3)).nbytes < 80
+    assert framed(CODEC, MetricsRequest()).nbytes < 70
+
+
+def test_a_logged_change_may_exceed_the_message_limit() -> None:
+    """For example, of an epoch with many ranges."""
+    change = BarrierPassed(1, "x" * (HEADER_LIMIT + 1), [])
+    data = b"".join(framed(durability.CODEC, change).sealed(FIRST))
+    [record] = RecordReader(durability.CODEC, np.frombuffer(data, np.uint8), FIRST)
+    assert record.message == change
+
+
+# disk_full_retry: a write waits for space on a full disk, and for no other error.
+
+
+PATH = Path("/kept/file")
+
+
+class FailingWrite:
+    """An operation that fails a number of times."""
+
+    def __init__(self, times: int, *, code: int = errno.ENOSPC, wrapped: bool = False) -> None:
+        self.left, self.code, self.wrapped = times, code, wrapped
+
+    def __call__(self) -> str:
+        self.left -= 1
+        if self.left < 0:
+            return "done"
+        error = OSError(self.code, "No room")
+        if self.wrapped:
+            raise CheckpointError("rows cannot be written") from error
+        raise error
+
+
+def never(_: float) -> bool:
+    raise AssertionError("waited")
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_write_waits_for_disk_space(code: int, wrapped: bool) -> None:
+    messages: list[str] = []
+    waited: list[float] = []
+    failing = FailingWrite(3, code=code, wrapped=wrapped)
+    assert once_there_is_room(PATH, failing, 60.0, messages.append, waited.append) == "done"  # type: ignore[arg-type]
+    assert len(waited) == 3
+    assert messages == [
+        "cannot write to /kept/file: No room; trying again for 60 s, training waits",
+        "/kept/file: there is room again",
+    ]
+
+
+def test_other_errors_are_not_retried() -> None:
+    with pytest.raises(OSError, match="No room"):
+        once_there_is_room(PATH, FailingWrite(1, code=errno.EIO), 60.0, wait=never)
+    assert once_there_is_room(PATH, FailingWrite(0), 60.0, wait=never) == "done"
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 60.0])
+def test_a_disk_that_stays_full_is_an_error(patience_s: float) -> None:
+    failing = FailingWrite(99)
+    with pytest.raises(OSError, match="No room"):
+        # the first wait exhausts the patience
+        once_there_is_room(PATH, failing, patience_s, wait=lambda _: True)
+    assert failing.left == (98 if not patience_s else 97)
+
+
+def test_the_error_of_a_failed_write_says_what_to_do() -> None:
+    text = r"durability: /kept/file cannot be written: No room; make room or .* name another folder"
+    with pytest.raises(JournalError, match=text):
+        written(PATH, FailingWrite(99), 0.0)
+
+
+# One process locks a folder; the errors of the others name it.
+
+
+def test_one_process_at_a_time_locks_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "er"
+    lock = lock_folder(folder)
+    expected = rf"in use by another process \(process {os.getpid()} on .+\); give"
+    with pytest.raises(JournalError, match=expected):
+        lock_folder(folder)
+    with pytest.raises(JournalError, match=expected):
+        refuse_if_in_use(folder)
+    lock.release()
+    refuse_if_in_use(folder)
+    lock_folder(folder).release()
+
+
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalError, match=r"cannot be used: .*; name another folder"):
+        lock_folder(tmp_path / "file")
+
+
+def test_a_file_system_without_locks_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(JournalError, match=r"cannot be used: No locks available; name another"):
+        lock_folder(tmp_path)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in main memory that take the path of a GPU, whose copies arrive late."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

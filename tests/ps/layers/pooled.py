@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model with a bag."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

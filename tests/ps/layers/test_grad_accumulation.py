@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradient of a table accumulates as torch would, for every use of backward."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members that call a rendezvous in the same process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server stays findable: it announces itself until it is refused or leaves."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that a test crashes and restarts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

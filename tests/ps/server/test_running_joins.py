@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker joins while the job runs, by the requests that its process sends; servers restart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from tests.ps.serving import Worker, ask, hello, open_up, plan, together
+from tests.ps.serving import Worker, ask, hello, of_all, open_up, plan, together
 
 from fleetlight.errors import MembershipError, PeerLostError, ProtocolError
 from fleetlight.ps import messages as m
@@ -23,6 +21,7 @@ from fleetlight.version import VERSION
 from fleetlight.wire.control_signals import ControlSignal
 
 STATE = b"the state of worker 0"
+AGAIN = ask(turn=2, back=2, whole=[(32, 96)])
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ def first_ones(server: Server) -> list[Worker]:
 def begun(server: Server) -> list[Worker]:
     """Two workers that have met, and have a range each."""
     workers = first_ones(server)
-    together(*(lambda w=w: w.enter_barrier(1, "init_worker", w.index) for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(1, "init_worker", w.index))
     for worker in workers:
         worker.say(ask())
     return workers
@@ -112,7 +111,7 @@ def test_a_newcomer_gets_a_place_the_prelude_and_a_turn() -> None:
     assert [array.tolist() for array in arrays] == [[0], [1]]
     admitted(workers, joiner)
     everyone = [*workers, joiner]
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in everyone))
+    values = of_all(everyone, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [[int(array[0]) for array in one] for one in values] == [[0, 1, 2]] * 3
 
 
@@ -120,7 +119,7 @@ def test_a_barrier_waits_for_a_newcomer_only_after_it_has_entered() -> None:
     server = elastic()
     workers = begun(server)
     Joiner(server, 2).say(m.Admit(0))
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in workers))
+    values = of_all(workers, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [len(one) for one in values] == [2, 2]
 
 
@@ -137,11 +136,11 @@ def test_the_prelude_ends_with_the_first_lease() -> None:
     workers = first_ones(server)
     joiner = Joiner(server, 2)
     assert joiner.say(m.PreludeRequest())[0] == m.Done()
-    together(*(lambda w=w: w.enter_barrier(1, "init_worker") for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(1, "init_worker"))
     assert joiner.say(m.PreludeRequest())[0] == m.Done()
     workers[0].say(ask())
     workers[1].say(ask())
-    together(*(lambda w=w: w.enter_barrier(2, "barrier") for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(2, "barrier"))
     assert joiner.say(m.PreludeRequest())[0].operations == ["init_worker"]
 
 
@@ -153,7 +152,7 @@ def test_sync_steps_wait_for_a_newcomer_from_its_phase_on() -> None:
         worker.say(m.EndPhase(0))
     admitted(workers, joiner)
     everyone = [*workers, joiner]
-    together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}, phase=1) for w in everyone))
+    of_all(everyone, lambda w: w.push(0, {0: ([1], [3.0])}, phase=1))
     assert workers[0].pull(0, [1]) == [-3.0]
     assert server.metrics().pushes == 1
 
@@ -165,8 +164,7 @@ def test_the_place_of_a_worker_that_left_is_free_again() -> None:
     assert {place(server, started_at=n).worker for n in (7, 8, 9)} == {1, 2, 3}
     with pytest.raises(MembershipError, match="all 4 places of the job are taken"):
         place(server, started_at=10)
-    joiner = Joiner(server, 1)
-    joiner.say(m.Admit(0))
+    Joiner(server, 1).say(m.Admit(0))
     workers[0].say(ask(1, (1, 0), waits=True))
     left = workers[0].say(ask(1, (1, 0), waits=True))[0].left
     # the records of the worker that left are in it
@@ -209,7 +207,7 @@ def test_a_late_request_for_an_earlier_barrier_breaks_no_other_one() -> None:
         together(*(lambda w=w, n=number: w.enter_barrier(n, "barrier") for w in workers))
     with pytest.raises(ProtocolError, match="worker 0 entered barrier 2, but barrier 3"):
         workers[0].enter_barrier(2, "barrier")
-    together(*(lambda w=w: w.enter_barrier(4, "barrier") for w in workers))
+    of_all(workers, lambda w: w.enter_barrier(4, "barrier"))
 
 
 def test_a_job_that_has_ended_says_so() -> None:
@@ -306,12 +304,25 @@ def test_a_restarted_server_knows_who_takes_part(tmp_path: Path, mode: str, snap
     admitted(workers, joiner)
     everyone = [*workers, joiner]
     job.restart(everyone, snapshot=snapshot)
-    together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}, phase=1) for w in everyone))
+    of_all(everyone, lambda w: w.push(0, {0: ([1], [3.0])}, phase=1))
     assert workers[0].pull(0, [1]) == [-3.0 if mode == "sync" else -9.0]
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in everyone))
+    values = of_all(everyone, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [len(one) for one in values] == [3, 3, 3]
     assert joiner.say(m.PreludeRequest())[0].operations == ["init_worker"]
     job.close(everyone)
+
+
+def with_a_newcomer_in_turn(server: Server) -> tuple[list[Worker], Joiner]:
+    """Workers that ask for the second turn, and a newcomer who has the state of worker 0."""
+    workers = begun(server)
+    joiner = Joiner(server, 2)
+    joiner.say(m.Admit(0))
+    for worker in workers:
+        worker.say(ask(1, (1, 0), waits=True))
+    workers[0].say(AGAIN)
+    workers[0].say(m.OfferState(0, 2), np.frombuffer(STATE, np.uint8))
+    joiner.say(m.Admit(0))
+    return workers, joiner
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
@@ -319,37 +330,21 @@ def test_a_restart_holds_the_turn_until_all_servers_know_the_newcomer(
     tmp_path: Path, snapshot: bool
 ) -> None:
     job = Restarting(tmp_path, "sync")
-    workers = begun(job.server)
-    joiner = Joiner(job.server, 2)
-    joiner.say(m.Admit(0))
-    for worker in workers:
-        worker.say(ask(1, (1, 0), waits=True))
-    again = ask(turn=2, back=2, whole=[(32, 96)])
-    workers[0].say(again)
-    workers[0].say(m.OfferState(0, 2), np.frombuffer(STATE, np.uint8))
-    joiner.say(m.Admit(0))
+    workers, joiner = with_a_newcomer_in_turn(job.server)
     joiner.say(m.Enter(1, 0, 2))
     job.restart([*workers, joiner], snapshot=snapshot)
-    assert isinstance(workers[1].say(again)[0], m.Held)
+    assert isinstance(workers[1].say(AGAIN)[0], m.Held)
     joiner.say(m.EnteredAll())
-    assert workers[1].say(again)[0].start == 32
+    assert workers[1].say(AGAIN)[0].start == 32
     job.close([*workers, joiner])
 
 
 def test_a_newcomer_that_has_not_entered_asks_a_restarted_server_again(tmp_path: Path) -> None:
     job = Restarting(tmp_path, "async")
-    workers = begun(job.server)
-    joiner = Joiner(job.server, 2)
-    joiner.say(m.Admit(0))
-    for worker in workers:
-        worker.say(ask(1, (1, 0), waits=True))
-    again = ask(turn=2, back=2, whole=[(32, 96)])
-    workers[0].say(again)
-    workers[0].say(m.OfferState(0, 2), np.frombuffer(STATE, np.uint8))
-    joiner.say(m.Admit(0))
+    workers, joiner = with_a_newcomer_in_turn(job.server)
     job.restart([*workers, joiner], snapshot=False)
     assert joiner.say(m.Enter(1, 0, 2))[0] == m.Entered(is_member=False)
-    values = together(*(lambda w=w: w.enter_barrier(2, "barrier", w.index) for w in workers))
+    values = of_all(workers, lambda w: w.enter_barrier(2, "barrier", w.index))
     assert [len(one) for one in values] == [2, 2]
     job.close([*workers, joiner])
 
@@ -371,10 +366,9 @@ def test_a_newcomer_that_was_refused_hides_no_stop_of_a_sync_job() -> None:
     """All workers of a step get the signal, without those that never took part."""
     server = elastic("sync")
     workers = begun(server)
-    joiner = Joiner(server, 2)
-    joiner.say(m.Leave("another plan"))
+    Joiner(server, 2).say(m.Leave("another plan"))
     workers[0].say(m.Heartbeat(0, ControlSignal(stop=True)))
-    replies = together(*(lambda w=w: w.push(0, {0: ([1], [3.0])}) for w in workers))
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [3.0])}))
     assert [reply.call.stop for reply, _ in replies] == [True, True]
 
 

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server: joining, pulls, initial values, and what all modes have in common."""
+"""A server: what it answers, what it answers again, what it refuses, and what it logs."""
 
-from __future__ import annotations
-
+import contextlib
 import random
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,12 +16,14 @@ import numpy as np
 import pytest
 import torch
 from tests.chaos.fuzzing.making import any_value
+from tests.ps.gates import called
 from tests.ps.serving import (
     OPTIONS,
     Worker,
     closed_server,
     hello,
     ids_of,
+    of_all,
     open_up,
     opened,
     plan,
@@ -25,6 +31,7 @@ from tests.ps.serving import (
     team,
     together,
 )
+from tests.ps.transport.doubles import LIMIT_S, raw_client, read_all
 
 from fleetlight.errors import (
     DeadlineError,
@@ -34,10 +41,22 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.ps import messages as m
+from fleetlight.ps.changes import PhaseEnded
 from fleetlight.ps.dtypes import as_tensor, flat_array
-from fleetlight.ps.plan import DensePlan
+from fleetlight.ps.journal.journal import NEVER, Journal, Policy
+from fleetlight.ps.plan import BF16, FP32, DensePlan, EntryPlan, Plan
 from fleetlight.ps.server import server as server_module
+from fleetlight.ps.server.durability.durability import CODEC, Durable
+from fleetlight.ps.server.shared_exclusive_lock import SharedExclusiveLock
+from fleetlight.ps.server.write_ahead_log import WriteAheadLog
 from fleetlight.ps.transport import Connection, Listener, SocketChannel
+from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.wire_forms import FORMS, FP16, INT8, encoded
+from fleetlight.roles.role import Endpoint
+from fleetlight.roles.secret import Secret
+from fleetlight.wire.plain import Wire
+
+# Server: joining, pulls, initial values, and what all modes have in common.
 
 
 def test_join_waits_for_the_plan_and_compares_it() -> None:
@@ -148,8 +167,7 @@ def test_requests_that_do_not_fit_the_plan_are_refused(
 
 
 def test_only_worker_0_sends_initial_values() -> None:
-    server = opened(plan())
-    first, second = team(server)
+    first, second = team(opened(plan()))
     arrays = [ids_of([1, 9]), rows_of([5, 6]), np.array([7, 8, 9], np.float32)]
     first.say(m.Fill([0], True), *arrays)
     assert second.pull(0, [9, 1, 2]) == [6, 5, 0]
@@ -200,9 +218,7 @@ def test_shrink_without_an_admission_rule_is_refused() -> None:
         worker.say(m.Shrink(0, 3, 0.0, 1.0))
 
 
-def test_a_join_during_a_checkpoint_load_is_told_to_retry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_join_during_a_checkpoint_load_is_told_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading may take longer than any deadline, so no reply may wait for its end."""
     monkeypatch.setattr(server_module, "_LOADING_S", 0.01)
     server, the_plan = closed_server(1), plan(workers=1)
@@ -240,9 +256,7 @@ def test_an_index_that_no_worker_has_is_refused(index: int) -> None:
         Worker(server, index)
 
 
-def test_each_greeting_waits_until_the_worker_is_on_disk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_greeting_waits_until_the_worker_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     server = opened(plan(workers=1))
     waits: list[str] = []
     monkeypatch.setattr(server._log, "wait_on_disk", lambda: waits.append(""))
@@ -256,3 +270,426 @@ def test_each_greeting_waits_until_the_worker_is_on_disk(
     with pytest.raises(MembershipError, match="expected 0 to 0"):
         Worker(server, 1, 1)
     assert len(waits) == greeted + 2
+
+
+# Requests of a worker, recorded on the wire and replayed by an attacker.
+
+
+TOKEN = Secret("3f9ac27e51d0b846")
+TABLE = m.TablePush(0)
+
+
+@contextlib.contextmanager
+def serving(token: Secret | None = None) -> Iterator[Endpoint]:
+    listener = Listener(("127.0.0.1", 0), opened(plan("async", workers=1)), token=token)
+    try:
+        yield listener.address
+    finally:
+        listener.stop()
+
+
+@contextlib.contextmanager
+def recorded(server: Endpoint) -> Iterator[tuple[Endpoint, bytearray]]:
+    """A proxy of the server, and all bytes that one client sends through it."""
+    sent = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def carry(source: socket.socket, sink: socket.socket, keep: bytearray) -> None:
+            while data := source.recv(1 << 16):
+                keep.extend(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+        def relay() -> None:
+            client, _ = listening.accept()
+            with client, raw_client(server) as upstream:
+                replies_thread = threading.Thread(
+                    target=carry, args=(upstream, client, bytearray())
+                )
+                replies_thread.start()
+                carry(client, upstream, sent)
+                replies_thread.join(LIMIT_S)
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        yield listening.getsockname(), sent
+        thread.join(LIMIT_S)
+
+
+def worker(address: Endpoint, lane: str, token: Secret | None = None) -> SocketChannel:
+    greeting = partial(hello, 0, lane, 1)
+    return SocketChannel.connect(
+        address, "server 0", deadline_s=LIMIT_S, token=token, greeting=greeting
+    )
+
+
+def numbered_push(sequence: int, epoch: int = 0) -> m.Push:
+    return m.Push(sequence, epoch, 0, sequence, 0, OPTIONS, [TABLE], dense=False)
+
+
+def row(channel: SocketChannel) -> float:
+    pull = m.Pull([m.TablePull(0, insert=False)], dense=False)
+    return float(channel.call(pull, [ids_of([7])]).arrays[0][0, 0])
+
+
+def record_push(server: Endpoint, token: Secret | None = None) -> bytes:
+    """A greeting and a push of 1 to row 7, as they were on the wire."""
+    with recorded(server) as (proxy, sent):
+        channel = worker(proxy, "push", token)
+        channel.call(numbered_push(0), [ids_of([7]), rows_of([1])])
+        channel.close()
+    return bytes(sent)
+
+
+def replay(server: Endpoint, recording: bytes, replies: int) -> list[m.Message]:
+    """The first replies of a server to a recording that is sent over a new connection."""
+    with raw_client(server) as raw:
+        raw.sendall(recording)
+        frames = Frames(Wire(raw, "the server"), LIMIT_S)
+        found = [frames.receive("a test") for _ in range(replies)]
+        raw.shutdown(socket.SHUT_WR)
+        read_all(raw)
+    return [frame.message for frame in found if frame is not None]
+
+
+def test_a_replayed_push_is_not_applied_again() -> None:
+    with serving() as server:
+        control = worker(server, "control")
+        recording = record_push(server)
+        assert row(control) == -1
+        _, again = replay(server, recording, 2)
+        assert isinstance(again, m.Pushed)
+        assert row(control) == -1
+        control.close()
+
+
+def test_replayed_frames_of_an_old_epoch_are_refused(tmp_path: Path) -> None:
+    """A checkpoint was loaded in between, so even frames new to the server are refused."""
+    with serving() as server:
+        control = worker(server, "control")
+        recording = record_push(server)
+        (tmp_path / "token").write_text("")
+        saved: Any = control.call(m.Save(str(tmp_path), "token", 0)).message
+        files = [(file.table, file.name) for file in saved.files]
+        control.call(m.Load(str(tmp_path), files, epoch=1))
+        _, refused = replay(server, recording, 2)
+        assert isinstance(refused, m.Failure)
+        assert "pushed for epoch 0, but this server is in epoch 1" in refused.text
+        with pytest.raises(ProtocolError, match="pushed for epoch 0"):
+            control.call(numbered_push(1), [ids_of([7]), rows_of([1])])
+        assert row(control) == -1
+        control.call(numbered_push(1, epoch=1), [ids_of([7]), rows_of([1])])
+        assert row(control) == -2
+        control.close()
+
+
+def test_with_a_token_a_replayed_connection_fails_the_challenge() -> None:
+    with serving(TOKEN) as server:
+        control = worker(server, "control", TOKEN)
+        challenge, refused = replay(server, record_push(server, TOKEN), 2)
+        assert isinstance(challenge, m.Challenge)
+        assert isinstance(refused, m.Failure)
+        assert "does not know the token" in refused.text
+        np.testing.assert_equal(row(control), -1)
+        control.close()
+
+
+# Replies are written in the memory that a connection gives; they are those without it.
+
+
+IDS = [5, -3, 1 << 40, 5000]
+WIRES = [FP32, BF16, FP16, INT8]
+
+
+class Given:
+    """The memory that a connection gives, up to a number of arrays."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.most = most
+        self.arrays: list[Any] = []
+
+    def output(self, shape: tuple[int, ...], dtype: str) -> Any:
+        if len(self.arrays) == self.most:
+            return None
+        self.arrays.append(np.full(shape, 77, dtype))
+        return self.arrays[-1]
+
+
+def narrow(mode: str, wire: str) -> Plan:
+    made = plan(mode, workers=1)
+    return msgspec.structs.replace(
+        made, tables=[msgspec.structs.replace(table, wire=wire) for table in made.tables]
+    )
+
+
+def worker_of(the_plan: Plan, given: Given | None) -> Worker:
+    """The only worker of a new server."""
+    worker = Worker(opened(the_plan), 0, workers=1)
+    if given is not None:
+        for lane in worker.lanes:
+            worker.lanes[lane] = Connection(lane, output=given.output)
+            worker.greet(lane)
+    return worker
+
+
+def pull(worker: Worker) -> list[Any]:
+    message = m.Pull([m.TablePull(0, True), m.TablePull(1, False)], dense=True)
+    return worker.say(message, ids_of(IDS), ids_of(IDS[:2]), lane="pull")[1]
+
+
+def filled(worker: Worker) -> None:
+    """Values that no form rounds."""
+    arrays = [ids_of(IDS), rows_of([1, -2, 127, 0.5]), np.array([3, 4, 5], np.float32)]
+    worker.say(m.Fill([0], dense=True), *arrays)
+
+
+def push(worker: Worker) -> list[Any]:
+    """A push whose reply has rows of a later batch and dense values."""
+    message = worker.push_request(0, {}, [1, 2, 4], ahead=[0, 1])
+    dense = np.array([1, 2, 4], np.float32)
+    return worker.say(message, dense, ids_of(IDS), ids_of(IDS[:2]), lane="push")[1]
+
+
+def exchange(worker: Worker) -> list[Any]:
+    message = m.GeoExchange(1, 0, 0, [0], True, wants=True, more=False)
+    assert worker.server._service is not None
+    differences = encoded(rows_of([1, 1, 2, 4]), worker.server._service.state.plan.tables[0])
+    return worker.say(message, ids_of(IDS), *differences, np.ones(3, np.float32), lane="push")[1]
+
+
+CASES = [("async", pull), ("sync", pull), ("sync", push), ("async", push), ("geo", exchange)]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("mode", "ask"), CASES)
+def test_replies_are_in_the_memory_of_the_connection(mode: str, ask: Any, wire: str) -> None:
+    given = Given()
+    expected, found = (ask(worker) for worker in two_workers(narrow(mode, wire), given))
+    assert len(found) == len(given.arrays)
+    for array, memory, other in zip(found, given.arrays, expected, strict=True):
+        assert np.may_share_memory(array, memory)
+        assert (array.shape, array.dtype) == (memory.shape, memory.dtype)
+        np.testing.assert_array_equal(array, other)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+@pytest.mark.parametrize(("mode", "ask"), CASES)
+def test_replies_need_no_memory_of_the_connection(mode: str, ask: Any, most: int) -> None:
+    expected, found = (ask(w) for w in two_workers(narrow(mode, INT8), Given(most)))
+    for array, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
+def two_workers(the_plan: Plan, given: Given) -> list[Worker]:
+    workers = [worker_of(the_plan, None), worker_of(the_plan, given)]
+    for worker in workers:
+        filled(worker)
+    return workers
+
+
+def test_replies_to_a_step_of_several_workers_share_a_copy_of_the_dense_values() -> None:
+    workers, given = team(opened(plan("sync", workers=2))), Given()
+    for worker in workers:
+        worker.lanes["push"] = Connection("push", output=given.output)
+        worker.greet("push")
+    replies = of_all(workers, lambda w: w.push(0, dense=[1, 2, 4])[1])
+    assert replies[0][0] is replies[1][0]
+    assert not given.arrays
+
+
+def test_dense_values_are_shared_only_without_memory() -> None:
+    """A connection's memory is overwritten by its next reply."""
+    worker = worker_of(plan("async", workers=1), given := Given(1))
+    assert worker.dense() == [1, 1, 1]
+    given.arrays[0][:] = 0
+    shared = worker.say(m.Pull([], dense=True), lane="pull")[1][0]
+    assert shared.tolist() == [1, 1, 1]
+    assert worker.say(m.Pull([], dense=True), lane="pull")[1][0] is shared
+
+
+def test_a_repeated_push_has_the_reply_of_the_first() -> None:
+    worker = worker_of(plan("sync", workers=1), Given())
+    filled(worker)
+    message = worker.push_request(0, {}, [1, 2, 4])
+    dense = np.array([1, 2, 4], np.float32)
+    first = worker.say(message, dense, lane="push")[1][0].copy()
+    worker.lanes["push"] = Connection("push", output=Given().output)
+    worker.greet("push")
+    np.testing.assert_array_equal(worker.say(message, dense, lane="push")[1][0], first)
+    assert first.tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_values_that_are_not_finite_arrive_so(wire: str) -> None:
+    worker = worker_of(narrow("async", wire), given := Given())
+    bad = rows_of([np.nan, np.inf, -np.inf, 127])
+    bad[:3, 1] = 1
+    worker.say(m.Fill([0], dense=False), ids_of(IDS), bad)
+    pulled = worker.say(m.Pull([m.TablePull(0, True)], False), ids_of(IDS), lane="pull")[1]
+    assert len(pulled) == len(given.arrays)
+    found = FORMS[wire].decode(pulled)
+    # a row of int8 has one scale
+    expected = np.where(np.isfinite(bad).all(axis=1, keepdims=True), bad, np.nan)
+    np.testing.assert_array_equal(found, expected if wire == INT8 else bad)
+
+
+def test_ids_that_a_peer_changes_meanwhile_damage_no_index() -> None:
+    """Arrays may be memory that a worker still writes to."""
+    worker = worker_of(plan("async", workers=1), None)
+    ids, rows = np.arange(50_000), np.ones((50_000, 2), np.float32)
+    stop = threading.Event()
+
+    def write_nonsense() -> None:
+        random = np.random.default_rng(0)
+        while not stop.is_set():
+            ids[:] = random.integers(-(2**62), 2**62, len(ids))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_nonsense)
+        try:
+            for step in range(10):
+                message = worker.push_request(step, {0: None}, None)
+                worker.say(message, ids, rows, lane="push")
+        finally:
+            stop.set()
+    assert worker.server._service is not None
+    table = worker.server._service.state.table(0)
+    known = table._rows.ids_of(table._rows.numbers)
+    assert len(np.unique(known)) == len(known) == len(table)
+    np.testing.assert_array_equal(table._rows.find(known), table._rows.numbers)
+
+
+# WriteAheadLog: a reply waits until every change that it may show is logged.
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Any:
+    journal = Journal(tmp_path, CODEC, 1, Policy(sync=NEVER), lambda text: None)
+    yield journal
+    journal.close()
+
+
+def test_a_reader_waits_for_a_change_in_progress(journal: Any) -> None:
+    log = WriteAheadLog()
+    log.start(journal, values=True)
+    applied, may_continue = threading.Event(), threading.Event()
+
+    def act() -> None:
+        applied.set()
+        assert may_continue.wait(20)
+
+    writer = threading.Thread(target=lambda: log.apply(PhaseEnded(0, 0), [], act))
+    writer.start()
+    assert applied.wait(20)
+    # a reader may see the change from now on
+    sizes: list[int] = []
+    reader = threading.Thread(target=lambda: (log.wait_on_disk(), sizes.append(journal.size)))
+    reader.start()
+    reader.join(0.05)
+    may_continue.set()
+    for thread in (writer, reader):
+        thread.join(20)
+    assert sizes[0] > 0
+
+
+def test_without_values_no_reader_waits_for_a_change(journal: Any) -> None:
+    log = WriteAheadLog()
+    log.wait_on_disk()
+    log.start(journal, values=False)
+    log.append(PhaseEnded(0, 0))
+    with log.lock:
+        thread = threading.Thread(target=log.wait_on_disk)
+        thread.start()
+        thread.join(20)
+    assert journal.size > 0
+
+
+@pytest.mark.parametrize("message", [m.Pull([], True), m.FetchDense()])
+def test_a_reply_waits_for_the_log_records_of_other_changes(
+    tmp_path: Path, message: m.Message
+) -> None:
+    server = closed_server(workers=1)
+    policy = Policy(sync=NEVER)
+    open_up(server, plan(workers=1), Durable(tmp_path / "kept", job="a job", policy=policy))
+    worker = Worker(server, 0, workers=1)
+    # another thread has made a change that is not committed yet
+    server._log.append(PhaseEnded(0, 0))
+    assert server._durability is not None
+    journal = server._durability._journal
+    assert journal is not None
+    before = journal.size
+    worker.say(message, lane="pull")
+    assert journal.size > before
+    server.close()
+
+
+# SharedExclusiveLock: many shared holders, or one exclusive holder.
+
+
+def test_shared_holders_do_not_block_each_other() -> None:
+    values_lock = SharedExclusiveLock(5)
+    with values_lock.shared(), values_lock.shared():
+        pass
+    with values_lock.exclusive():
+        pass
+    with values_lock.shared():
+        pass
+
+
+def test_exclusive_waits_for_shared_holders() -> None:
+    values_lock = SharedExclusiveLock(0.02)
+    with (
+        values_lock.shared(),
+        pytest.raises(DeadlineError, match=r"0\.02 s for the pushes in progress"),
+    ):
+        values_lock.exclusive().__enter__()
+    # a waiter that timed out does not block others
+    with values_lock.shared():
+        pass
+
+
+def test_no_other_holder_enters_while_one_is_exclusive() -> None:
+    values_lock = SharedExclusiveLock(0.02)
+    with values_lock.exclusive():
+        with pytest.raises(DeadlineError, match="a push waited"):
+            values_lock.shared().__enter__()
+        with pytest.raises(DeadlineError, match="for another one"):
+            values_lock.exclusive().__enter__()
+
+
+def test_shared_waits_until_the_exclusive_holder_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    values_lock, inside, seen = SharedExclusiveLock(20), threading.Event(), []
+
+    def enter_shared() -> None:
+        with values_lock.shared():
+            inside.set()
+            seen.append("shared")
+
+    with values_lock.exclusive():
+        waits = called(values_lock, "_wait", monkeypatch)
+        thread = threading.Thread(target=enter_shared)
+        thread.start()
+        assert waits.wait(20)
+        assert not inside.wait(0.2)
+        seen.append("exclusive")
+    thread.join(20)
+    assert seen == ["exclusive", "shared"]
+
+
+@pytest.mark.parametrize("message", [m.Fill([], False), m.Shrink(0, 0, 0.0, 1.0)])
+def test_fill_and_shrink_take_the_lock_shared(
+    message: m.Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPlan("count", 2.0)
+    tables = [msgspec.structs.replace(table, entry=entry) for table in plan().tables]
+    server = opened(plan("async", tables=tables))
+    worker, _ = team(server)
+    with server._values_lock.exclusive():
+        waits = called(server._values_lock, "_wait", monkeypatch)
+        changing = threading.Thread(target=lambda: worker.say(message))
+        changing.start()
+        assert waits.wait(20)
+        changing.join(0.2)
+        assert changing.is_alive()
+    changing.join(20)
+    assert not changing.is_alive()

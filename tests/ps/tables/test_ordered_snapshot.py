@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots stay consistent while their table changes."""
-
-from __future__ import annotations
+"""Snapshots and locks of a table in use."""
 
 import contextlib
+import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ps.made_tables import some_ids
+from tests.ps.made_tables import LR, make, ones, some_ids
 
 from fleetlight.kernels import BUCKETS, RowTable, buckets
 from fleetlight.kernels.rows import index as index_module
 from fleetlight.kernels.rows import memory
 from fleetlight.ps.tables import ordered_snapshot as snapshot_module
+from fleetlight.ps.tables import table as table_module
 from fleetlight.ps.tables.ordered_snapshot import OrderedSnapshot
+from fleetlight.ps.tables.table_lock import TableLock
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
+
+# Snapshots stay consistent while their table changes.
+
 
 few = st.lists(st.integers(0, 60), max_size=12)
 change = st.tuples(st.sampled_from(["push", "remove", "insert", "nothing"]), few)
@@ -198,3 +207,184 @@ def test_only_changed_rows_are_copied() -> None:
     snapshot.read(0, len(snapshot))
     snapshot.keep(table.find(ids))
     assert snapshot.nbytes == listed
+
+
+# UnorderedSnapshot: its memory cost; its consistency is tested in test_ordered_snapshot.
+
+
+SIZE = 100
+
+
+def made(rows: int) -> tuple[RowTable, UnorderedSnapshot]:
+    table = RowTable(8, "sgd")
+    table.insert(range(rows))
+    return table, UnorderedSnapshot(table, SIZE)
+
+
+def test_only_changed_rows_are_copied_and_each_once() -> None:
+    table, sweep = made(1000)
+    before = sweep.nbytes
+    for _ in range(50):
+        sweep.keep(table.find(range(250)))
+    # two batches are full, and a third has the rest
+    assert sweep.nbytes - before == 2 * SIZE * (8 * 4 + 8 + 8)
+    assert [len(ids) for ids, _ in sweep.pieces(contextlib.nullcontext())][:2] == [SIZE, SIZE]
+
+
+def test_copied_rows_are_written_first_and_their_memory_reused() -> None:
+    table, sweep = made(1000)
+    sweep.make_room()
+    held, first = sweep.nbytes, []
+    pieces = sweep.pieces(contextlib.nullcontext())
+    for at in range(0, 1000, 2 * SIZE):
+        sweep.keep(table.find(range(at, at + SIZE)))
+        assert sweep.nbytes <= held
+        first += [set(next(pieces)[0])]
+    assert first == [set(range(at, at + SIZE)) for at in range(0, 1000, 2 * SIZE)]
+    assert sum(len(ids) for ids, _ in pieces) == 500
+    # all rows are written, so changes need no more copies
+    before = sweep.nbytes
+    sweep.keep(table.find(range(1000)))
+    assert sweep.nbytes == before
+
+
+def test_a_row_without_memory_is_copied_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, sweep = made(3 * SIZE)
+
+    def none(self: UnorderedSnapshot) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UnorderedSnapshot, "_new_batch", none)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                sweep.keep(table.find(range(2 * SIZE)))
+    sweep.keep(table.find(range(2 * SIZE)))
+    found = np.concatenate([ids.copy() for ids, _ in sweep.pieces(contextlib.nullcontext())])
+    assert sorted(found) == list(range(3 * SIZE))
+
+
+def test_a_small_table_needs_little_memory() -> None:
+    _, sweep = made(3)
+    sweep.make_room()
+    assert sweep.nbytes < 1000
+
+
+def test_an_empty_table_has_a_snapshot() -> None:
+    _, sweep = made(0)
+    assert [len(ids) for ids, _ in sweep.pieces(contextlib.nullcontext())] == [0]
+    assert len(sweep) == 0
+
+
+def test_rows_created_later_are_not_included() -> None:
+    table, sweep = made(33)
+    table.insert(range(100, 140))
+    sweep.keep(table.find(range(100, 140)), np.arange(100, 140))
+    found = np.concatenate([ids.copy() for ids, _ in sweep.pieces(contextlib.nullcontext())])
+    assert sorted(found) == list(range(33))
+
+
+# TableLock: a piece of a save comes before later pushes.
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Poll, with a deadline."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "no piece waits"
+        time.sleep(1e-4)
+
+
+def in_thread(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+def holds(by: AbstractContextManager[Any], log: list[str], name: str) -> Callable[[], None]:
+    """Holds a lock once."""
+
+    def hold() -> None:
+        with by:
+            log.append(name)
+
+    return hold
+
+
+def test_the_owner_may_acquire_it_again_while_a_piece_waits() -> None:
+    lock, log = TableLock(), []
+    with lock, lock, lock.piece:
+        waits = in_thread(holds(lock.piece, log, "piece"))
+        until(lock._gate.locked)
+        with lock, lock.piece, lock:
+            log.append("owner")
+    waits.join(30)
+    assert log == ["owner", "piece"]
+
+
+def test_a_waiting_piece_comes_before_later_calls() -> None:
+    """The owner releases the lock and acquires it again at once."""
+    lock, log = TableLock(), []
+    for _ in range(50):
+        with lock:
+            waits = in_thread(holds(lock.piece, log, "piece"))
+            until(lock._gate.locked)
+        with lock:
+            log.append("call")
+        waits.join(30)
+    assert log == 50 * ["piece", "call"]
+
+
+def test_calls_and_pieces_exclude_each_other() -> None:
+    lock, count = TableLock(), [0]
+
+    def add(by: AbstractContextManager[Any]) -> None:
+        for _ in range(300):
+            with by:
+                before = count[0]
+                time.sleep(0)
+                count[0] = before + 1
+
+    threads = [in_thread(lambda by=by: add(by)) for by in (lock, lock, lock.piece, lock.piece)]
+    for thread in threads:
+        thread.join(60)
+    assert count == [4 * 300]
+
+
+def test_a_save_reads_its_pieces_ahead_of_later_pushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push ends as soon as a piece waits, and the next push begins at once."""
+    monkeypatch.setattr(table_module, "CHUNK_BYTES", 400)
+    table, ids, log = make("adagrad"), some_ids(500), []
+    table.pull(ids, insert=True)
+    cut, pieces = table.cut(), -(-500 // (400 // (4 * 6)))
+    read, push = OrderedSnapshot.read, RowTable.push
+
+    def is_read() -> bool:
+        return log.count("piece") == pieces
+
+    def reads(*args: Any) -> Any:
+        if not log:
+            trains.start()
+        log.append("piece")
+        return read(*args)
+
+    def pushes(*args: Any, **rest: Any) -> None:
+        log.append("push")
+        until(lambda: table.lock._gate.locked() or is_read())
+        push(*args, **rest)
+
+    def train() -> None:
+        for step in itertools.takewhile(lambda _: not is_read(), itertools.count()):
+            table.push(ids, ones(len(ids)), LR, step)
+
+    monkeypatch.setattr(OrderedSnapshot, "read", reads)
+    monkeypatch.setattr(RowTable, "push", pushes)
+    trains = threading.Thread(target=train)
+    table.save(cut, 0, tmp_path, "t.safetensors")
+    trains.join(30)
+    during = "".join(name[1] for name in log)
+    assert during.count("i") == pieces
+    assert "u" in during
+    assert "uu" not in during[: during.rindex("i")]

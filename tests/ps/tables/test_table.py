@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table: learns as torch embeddings do, and is saved during training."""
+"""Tables and their files, in float32 and narrower."""
 
-from __future__ import annotations
-
+import json
+import os
 import threading
 import tracemalloc
 import weakref
@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
+from safetensors import safe_open
+from tests.kernels.batches import numbers
 from tests.ps.made_tables import (
     ALL,
     LR,
@@ -25,10 +29,21 @@ from tests.ps.made_tables import (
     some_ids,
     table_plan,
 )
+from tests.ps.restartable import IDS, RestartableCluster, rows
+from tests.ps.serving import plan
 from torch import nn
 
 from fleetlight.errors import CheckpointError, CorruptCheckpointError, PlanError
-from fleetlight.kernels import BUCKETS, buckets, first_values, servers_of, table_seed
+from fleetlight.kernels import (
+    BUCKETS,
+    RULES,
+    buckets,
+    first_values,
+    from_bfloat16,
+    servers_of,
+    table_seed,
+    to_bfloat16,
+)
 from fleetlight.kernels.rows.first_values import Initializer
 from fleetlight.ps.plan import EntryPlan, RulePlan
 from fleetlight.ps.tables import ordered_snapshot as snapshot_module
@@ -37,9 +52,12 @@ from fleetlight.ps.tables import table_file
 from fleetlight.ps.tables.optimizers import own_rule, push_options, rule_of
 from fleetlight.ps.tables.ordered_snapshot import OrderedSnapshot
 from fleetlight.ps.tables.table import Table
-from fleetlight.ps.tables.table_file import TableReader
+from fleetlight.ps.tables.table_file import TableReader, columns_of, write_table
 from fleetlight.ps.tables.unordered_snapshot import UnorderedSnapshot
 from fleetlight.ps.update import Ids
+
+# Table: learns as torch embeddings do, and is saved during training.
+
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
@@ -80,8 +98,7 @@ def test_a_table_learns_like_a_torch_embedding(name: str) -> None:
 
 def test_initial_values_depend_only_on_seed_and_name() -> None:
     ids = some_ids(50)
-    seed = table_seed(7, "emb")
-    expected = first_values(ids, 3, seed, Initializer("uniform", -1.0, 1.0))
+    expected = first_values(ids, 3, table_seed(7, "emb"), Initializer("uniform", -1.0, 1.0))
     table = make()
     assert np.array_equal(read(table, ids), expected)
     assert len(table) == 0
@@ -173,8 +190,7 @@ def test_the_file_lists_everything_by_bucket_and_id(tmp_path: Path) -> None:
     tensors = saved(table, tmp_path)
     assert set(tensors) == {"ids", "buckets", "weights", "state.exp_avg", "state.exp_avg_sq"}
     found = tensors["ids"]
-    order = np.lexsort((ids, buckets(ids)))
-    assert np.array_equal(found, ids[order])
+    assert np.array_equal(found, ids[np.lexsort((ids, buckets(ids)))])
     assert np.array_equal(tensors["weights"], read(table, found))
     np.testing.assert_allclose(tensors["state.exp_avg"], 0.1, rtol=1e-5)
     np.testing.assert_allclose(tensors["state.exp_avg_sq"], 0.001, rtol=1e-4)
@@ -327,8 +343,7 @@ def test_a_table_is_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(table_module, "CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr(table_file, "_READ_BYTES", 1 << 20)
     table = make("adagrad", dim=32)
-    ids = some_ids(60_000)
-    table.pull(ids, insert=True)
+    table.pull(some_ids(60_000), insert=True)
     size = table.nbytes
     assert size > 15e6
     # the first call of a kernel loads it, which takes memory once
@@ -413,8 +428,7 @@ def test_geo_and_other_modes_read_each_others_files(tmp_path: Path) -> None:
     geo.load([tmp_path / "rule"], ALL)
     assert np.array_equal(read(geo, ids), read(table, ids))
     saved(geo, tmp_path, "geo")
-    rule = RulePlan("adagrad", {"initial_accumulator_value": 3.0})
-    back = make(rule)
+    back = make(RulePlan("adagrad", {"initial_accumulator_value": 3.0}))
     back.load([tmp_path / "geo"], ALL)
     assert np.array_equal(read(back, ids), read(table, ids))
     assert (saved(back, tmp_path, "back")["state.sum"] == 3.0).all()
@@ -487,3 +501,214 @@ def test_an_empty_table(tmp_path: Path) -> None:
     assert saved(table, tmp_path)["weights"].shape == (0, 3)
     table.load([tmp_path / "t.safetensors"], ALL)
     assert len(table) == 0
+
+
+# Tables with weights in bfloat16: checkpoints, snapshots, entries, and recovery from the log.
+
+
+FEW = some_ids(50)
+
+
+def table(dtype: str, rule: str = "adagrad", geo: bool = False, **rest: Any) -> Table:
+    return Table(msgspec.structs.replace(table_plan(rule, **rest), dtype=dtype), seed=7, geo=geo)
+
+
+def trained_narrow(dtype: str, **rest: Any) -> Table:
+    made = table(dtype, **rest)
+    for step in range(5):
+        made.push(FEW, numbers(step, len(FEW), 3), LR, step)
+    return made
+
+
+@pytest.mark.parametrize(("of", "into"), [("fp32", "bf16"), ("bf16", "fp32"), ("bf16", "bf16")])
+def test_a_checkpoint_loads_into_tables_of_both_types(of: str, into: str, tmp_path: Path) -> None:
+    before, after = trained_narrow(of), table(into)
+    tensors = saved(before, tmp_path / "a")
+    assert tensors["weights"].dtype == np.float32
+    after.load([tmp_path / "a" / "t.safetensors"], ALL)
+    expected = read(before, FEW)
+    if into == "bf16":
+        expected = from_bfloat16(to_bfloat16(expected))
+    np.testing.assert_array_equal(read(after, FEW), expected)
+    # the state is that of the file, so training continues
+    again = saved(after, tmp_path / "b")
+    np.testing.assert_array_equal(again["state.sum"], tensors["state.sum"])
+
+
+def test_a_cut_keeps_the_rows_while_training_changes_them(tmp_path: Path) -> None:
+    for ordered in (True, False):
+        one = trained_narrow("bf16")
+        expected = read(one, FEW)
+        cut = one.cut(ordered=ordered)
+        one.push(FEW, numbers(9, len(FEW), 3), LR, 9)
+        name = f"{ordered}.safetensors"
+        one.save(cut, 0, tmp_path, name)
+        back = table("bf16")
+        back.load([tmp_path / name], ALL if ordered else None)
+        np.testing.assert_array_equal(read(back, FEW), expected)
+        assert (read(one, FEW) != expected).any()
+
+
+def test_entries_count_shrink_and_reset_narrow_rows(tmp_path: Path) -> None:
+    one = table("bf16", entry=EntryPlan("count", 2))
+    for _ in range(2):
+        one.pull(ids_of(1, 2, 3), insert=True)
+    one.push(ids_of(1, 2, 3), ones(3), LR, 0)
+    first = read(one, ids_of(4))
+    assert one.shrink(0, 0.5, 0.1) == (3, 0)
+    one.fill(ids_of(1, 4), ones(2, value=0.3))
+    np.testing.assert_array_equal(read(one, ids_of(1, 4)), ones(2, value=0.30078125))
+    one.reset()
+    np.testing.assert_array_equal(read(one, ids_of(4)), first)
+    assert by_id([saved(one, tmp_path)])
+
+
+def test_differences_of_geo_round_at_random() -> None:
+    one = table("bf16", geo=True)
+    ids = np.arange(2000, dtype=np.int64)
+    one.fill(ids, ones(len(ids)))
+    for step in range(10):
+        one.exchange(ids, ones(len(ids), value=2.0**-11), wants=False, step=step)
+    mean = float(one.pull(ids, False).mean(dtype=np.float64))
+    assert mean == pytest.approx(1 + 10 * 2.0**-11, abs=1e-4)
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_server_that_restarts_has_the_same_rows(snapshot: bool, tmp_path: Path) -> None:
+    """Replay of the log rounds as the first time."""
+    made = plan("async", durability="log")
+    users = msgspec.structs.replace(made.tables[0], dtype="bf16")
+    cluster = RestartableCluster(tmp_path, msgspec.structs.replace(made, tables=[users]), log=True)
+    for step in range(6):
+        cluster.workers[0].push(step, {0: (IDS, [0.001 * (step + i) for i in range(len(IDS))])})
+        if snapshot and step == 3:
+            cluster.durability.snapshot_now()
+    before = rows(cluster.workers[0])
+    assert len(set(before)) > 2
+    cluster.restart()
+    assert rows(cluster.workers[0]) == before
+    cluster.close()
+
+
+# The file of a table is plain safetensors, and a damaged one is refused by name.
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("meta", [0, 4])
+def test_columns_cover_a_row(rule: str, meta: int) -> None:
+    kept = RULES[rule]
+    columns = columns_of(8, kept, meta)
+    assert [c.stop for c in columns[:-1]] == [c.start for c in columns[1:]]
+    assert columns[0].start == 0
+    assert columns[-1].stop == 8 + kept.state_width(8) + meta
+    assert len({c.name for c in columns}) == len(columns)
+
+
+def test_the_file_describes_itself(tmp_path: Path) -> None:
+    table = make("rowwise_adagrad")
+    table.push(some_ids(9), ones(9), LR, 0)
+    assert saved(table, tmp_path)["state.sum"].shape == (9, 1)
+    with safe_open(tmp_path / "t.safetensors", framework="np") as file:
+        expected = {"format": "pt", "table": "emb", "rule": "rowwise_adagrad"}
+        assert file.metadata() == expected
+    assert TableReader(tmp_path / "t.safetensors").about == expected
+
+
+def test_the_file_is_on_disk_before_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+    monkeypatch.setattr("os.fsync", lambda fd: flushed.append(os.fstat(fd).st_size))
+    saved(make("sgd"), tmp_path)
+    assert flushed == [(tmp_path / "t.safetensors").stat().st_size]
+
+
+def test_a_range_of_buckets_is_read_in_chunks(tmp_path: Path) -> None:
+    table = make("momentum")
+    table.push(some_ids(500), ones(500), LR, 0)
+    tensors = saved(table, tmp_path)
+    reader = TableReader(tmp_path / "t.safetensors")
+    columns = columns_of(3, RULES["momentum"], 1)
+    blank = np.arange(7, dtype=np.float32)
+    mine = range(BUCKETS // 3, BUCKETS // 2)
+    first, last = reader.span(mine)
+    pieces = list(reader.pieces(mine, columns, blank, 30))
+    assert {len(ids) for ids, _ in pieces[:-1]} == {30}
+    assert np.array_equal(np.concatenate([ids for ids, _ in pieces]), tensors["ids"][first:last])
+    rows = np.concatenate([rows for _, rows in pieces])
+    assert np.array_equal(rows[:, :3], tensors["weights"][first:last])
+    assert np.array_equal(rows[:, 3:6], tensors["state.momentum_buffer"][first:last])
+    assert (rows[:, 6] == 6).all()  # the file has no meta
+
+
+def test_a_file_with_too_few_rows_is_discarded(tmp_path: Path) -> None:
+    path, ids = tmp_path / "t.safetensors", np.arange(3, dtype=np.int64)
+    columns = columns_of(2, RULES["sgd"], 0)
+    with pytest.raises(CheckpointError, match=r"t\.safetensors: got 3 rows, expected 4"):
+        write_table(path, columns, 4, [(ids, np.ones((3, 2), np.float32))], {})
+    assert not path.exists()
+
+
+def test_a_file_without_an_index_is_read_whole(tmp_path: Path) -> None:
+    table = make("momentum")
+    table.push(some_ids(500), ones(500), LR, 0)
+    indexed = by_id([saved(table, tmp_path)])
+    entry = table.save(table.cut(ordered=False), 4, tmp_path, "any.safetensors")
+    reader = TableReader(tmp_path / "any.safetensors")
+    reader.compare(entry.bytes, entry.sha256)
+    assert reader.span(None) == (0, entry.rows) == (0, 500)
+    assert by_id([safetensors.numpy.load_file(reader.path)]) == indexed
+    again = make("momentum")
+    with pytest.raises(CheckpointError, match=r"any\.safetensors has no index of its rows: only"):
+        again.load([reader.path], ALL)
+    again.load([reader.path], None)
+    assert by_id([saved(again, tmp_path, "again.safetensors")]) == indexed
+
+
+def edited(data: bytes, edit: Callable[[dict[str, dict[str, object]]], object]) -> bytes:
+    """The file with a changed header of the same length."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    edit(header)
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    return data[:8] + text[:length] + data[8 + length :]
+
+
+def with_index(data: bytes, bucket: int, start: int) -> bytes:
+    """The file with a changed start of one bucket."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    at = 8 + length + header["buckets"]["data_offsets"][0] + 8 * bucket
+    return data[:at] + start.to_bytes(8, "little", signed=True) + data[at + 8 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda d: b"", ""),
+        (lambda d: b"garbage", "less than its header"),
+        (lambda d: b"\xff" * 64, "less than its header"),
+        (lambda d: d[:-4], "it was truncated"),
+        (lambda d: d[:8] + b"[" * 64 + d[72:], ""),
+        (lambda d: edited(d, lambda h: h.pop("ids")), "'ids'"),
+        (lambda d: edited(d, lambda h: h["ids"].update(dtype="F32")), ""),
+        (lambda d: edited(d, lambda h: h["ids"].update(dtype="I9")), "'I9'"),
+        (lambda d: edited(d, lambda h: h["weights"].update(shape=[1, 3])), ""),
+        (lambda d: edited(d, lambda h: h.update(ids=3)), ""),
+        (lambda d: with_index(d, BUCKETS, 8), "its index does not fit its ids"),
+        (lambda d: with_index(d, 5, 10**6), "its index is not in order"),
+        (lambda d: with_index(d, 0, -1), "its index is not in order"),
+    ],
+)
+def test_damaged_files_are_refused(
+    damage: Callable[[bytes], bytes], why: str, tmp_path: Path
+) -> None:
+    table = make("adam")
+    table.push(some_ids(9), ones(9), LR, 0)
+    saved(table, tmp_path)
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CorruptCheckpointError, match="not the file of a table") as raised:
+        make("adam").load([path], ALL)
+    assert str(path) in str(raised.value)
+    assert why in str(raised.value)

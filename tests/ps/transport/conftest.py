@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates, made once per test session because they are slow to make."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

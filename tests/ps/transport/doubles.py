@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A handler that records its requests, misbehaving servers, and raw clients."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
@@ -13,17 +11,9 @@ from typing import Any
 import numpy as np
 
 from fleetlight.errors import PeerError
-from fleetlight.ps.messages import (
-    Done,
-    FetchDense,
-    Heartbeat,
-    Message,
-    MetricsRequest,
-    Pull,
-    Pulled,
-)
+from fleetlight.ps import messages as m
 from fleetlight.ps.transport import Connection, Listener, Reply, SocketChannel
-from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.frames import Frame, Frames
 from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.protocol import Array
 from fleetlight.ps.transport.session import ConnectionLimits
@@ -33,14 +23,14 @@ from fleetlight.wire.plain import Wire
 
 #: far longer than any operation here takes
 LIMIT_S = 20.0
-PULL = Pull([], dense=False)
+PULL = m.Pull([], dense=False)
 
 
 class RecordingHandler:
     """Replies to a pull with its arrays, to other requests with Done, and records all."""
 
     def __init__(self) -> None:
-        self.seen: list[Message] = []
+        self.seen: list[m.Message] = []
         self.connections: list[Connection] = []
         self.ends: list[PeerError | None] = []
         self.ended = threading.Event()
@@ -49,18 +39,20 @@ class RecordingHandler:
         #: raised for a Heartbeat
         self.error: Exception | None = None
 
-    def __call__(self, connection: Connection, message: Message, arrays: Sequence[Array]) -> Reply:
+    def __call__(
+        self, connection: Connection, message: m.Message, arrays: Sequence[Array]
+    ) -> Reply:
         self.seen.append(message)
         self.connections.append(connection)
-        if isinstance(message, MetricsRequest):
+        if isinstance(message, m.MetricsRequest):
             self.on_ask(connection)
-        if isinstance(message, Heartbeat) and self.error is not None:
+        if isinstance(message, m.Heartbeat) and self.error is not None:
             raise self.error
-        if isinstance(message, FetchDense):
-            return Done(), [np.zeros(2, np.complex64)]
-        if isinstance(message, Pull):
-            return Pulled(1, 1), arrays
-        return Done(), ()
+        if isinstance(message, m.FetchDense):
+            return m.Done(), [np.zeros(2, np.complex64)]
+        if isinstance(message, m.Pull):
+            return m.Pulled(1, 1), arrays
+        return m.Done(), ()
 
     def gone(self, connection: Connection, error: PeerError | None) -> None:
         self.ends.append(error)
@@ -109,11 +101,16 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def receive_message(raw: socket.socket) -> Message:
-    """Receive one message over a plain socket."""
-    frame = Frames(Wire(raw, "the server"), LIMIT_S).receive("a test")
+def received(frames: Frames) -> Frame:
+    """The next frame; the other side has not closed the connection."""
+    frame = frames.receive("a test")
     assert frame is not None
-    return frame.message
+    return frame
+
+
+def receive_message(raw: socket.socket) -> m.Message:
+    """Receive one message over a plain socket."""
+    return received(Frames(Wire(raw, "the server"), LIMIT_S)).message
 
 
 @contextlib.contextmanager

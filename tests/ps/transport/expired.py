@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder with an expired certificate for one side, signed by a CA that is trusted."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

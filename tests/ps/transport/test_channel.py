@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SocketChannel: retries at the start, deadlines, and repetition after a broken connection."""
-
-from __future__ import annotations
+"""A channel over sockets: dialing, options, frames, deadlines."""
 
 import concurrent.futures
+import contextlib
+import errno
+import itertools
 import math
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from tests.ps.transport.doubles import (
     LIMIT_S,
     PULL,
     RecordingHandler,
     connected,
     listening,
+    received,
     scripted,
 )
 
@@ -29,11 +33,24 @@ from fleetlight.errors import (
     ProtocolError,
 )
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import Done, Failure, Heartbeat, MetricsRequest, Pulled, Save
-from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all
-from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps import messages as m
+from fleetlight.ps.transport import (
+    Channel,
+    Connection,
+    Listener,
+    MemoryChannel,
+    SocketChannel,
+    connect_all,
+    dialing,
+)
+from fleetlight.ps.transport.frames import _EARLY_BYTES, _KEEP_BYTES, _WORTH_BYTES, Frames, _Memory
 from fleetlight.ps.transport.interface import RetryPolicy
+from fleetlight.ps.transport.protocol import PREFIX_BYTES, MessageCodec
+from fleetlight.ps.transport.socket_options import family, is_itself
 from fleetlight.roles.role import Endpoint
+from fleetlight.wire.plain import Wire
+
+# SocketChannel: retries at the start, deadlines, and repetition after a broken connection.
 
 
 def at(held: Reservation) -> Callable[[], Endpoint]:
@@ -50,7 +67,7 @@ def test_arrays_round_trip() -> None:
     with listening(RecordingHandler()) as server, connected(server.address) as channel:
         sent = [np.arange(5), np.zeros((0, 3), np.float32), np.array(2.5)]
         reply = channel.call(PULL, sent)
-        assert reply.message == Pulled(1, 1)
+        assert reply.message == m.Pulled(1, 1)
         for sent_array, got in zip(sent, reply.arrays, strict=True):
             np.testing.assert_array_equal(sent_array, got)
 
@@ -58,7 +75,7 @@ def test_arrays_round_trip() -> None:
 @pytest.mark.slow
 def test_large_and_many_small_arrays_round_trip() -> None:
     with listening(RecordingHandler()) as server, connected(server.address) as channel:
-        channel.call(Heartbeat(0))
+        channel.call(m.Heartbeat(0))
         large = np.arange(8 << 20, dtype=np.int64)
         np.testing.assert_array_equal(channel.call(PULL, [large]).arrays[0], large)
         # more buffers than one system call accepts
@@ -78,9 +95,9 @@ def test_several_servers_are_asked_before_replies_are_awaited() -> None:
         connected(one.address) as first,
         connected(two.address) as second,
     ):
-        first.send(MetricsRequest())
-        second.send(MetricsRequest())
-        assert first.receive().message == second.receive().message == Done()
+        first.send(m.MetricsRequest())
+        second.send(m.MetricsRequest())
+        assert first.receive().message == second.receive().message == m.Done()
 
 
 def test_a_reply_stays_valid_after_later_replies() -> None:
@@ -95,9 +112,9 @@ def test_a_failure_is_raised_as_the_class_it_names() -> None:
     with listening(handler) as server, connected(server.address) as channel:
         handler.error = PlanError("table t has dim 8 here")
         with pytest.raises(PlanError, match=r"server 0 \(127.0.0.1:\d+\): table t has dim 8 here"):
-            channel.call(Heartbeat(1))
+            channel.call(m.Heartbeat(1))
         handler.error = None
-        assert channel.call(Heartbeat(2)).message == Done()
+        assert channel.call(m.Heartbeat(2)).message == m.Done()
 
 
 def test_a_silent_server_raises_a_deadline_error() -> None:
@@ -107,10 +124,10 @@ def test_a_silent_server_raises_a_deadline_error() -> None:
     with listening(handler) as server, connected(server.address) as channel:
         text = r"server 0 \(127.0.0.1:\d+\) was silent for \d+\.\d s during metrics"
         with pytest.raises(DeadlineError, match=text):
-            channel.call(MetricsRequest(), deadline_s=0.1)
+            channel.call(m.MetricsRequest(), deadline_s=0.1)
         release.set()
         # the late reply is not taken for that of the next request
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
 
 
 def test_a_server_that_does_not_read_is_silent_too() -> None:
@@ -127,7 +144,7 @@ def test_a_server_that_does_not_read_is_silent_too() -> None:
 def test_only_idempotent_requests_may_be_repeated() -> None:
     for policy in (RetryPolicy(1.0), RetryPolicy(1.0, restarts=True)):
         assert policy.may_repeat(PULL, tries=1)
-        assert not policy.may_repeat(Save("", "", 0), tries=1)
+        assert not policy.may_repeat(m.Save("", "", 0), tries=1)
     assert not RetryPolicy(1.0).may_repeat(PULL, tries=2)
     assert RetryPolicy(1.0, restarts=True).may_repeat(PULL, tries=9)
     assert not RetryPolicy(0.0, restarts=True).may_repeat(PULL, tries=1)
@@ -139,31 +156,27 @@ def test_a_pull_is_repeated_with_its_number_after_a_new_greeting(how: object) ->
 
     def take_and_hang_up(raw: socket.socket, frames: Frames) -> None:
         welcome(frames)
-        frame = frames.receive("a request")
-        assert frame is not None
-        numbers.append(frame.request)
+        numbers.append(received(frames).request)
         how(raw)  # type: ignore[operator]
 
     def send_reply(raw: socket.socket, frames: Frames) -> None:
         welcome(frames)
-        frame = frames.receive("a request")
-        assert frame is not None
+        frame = received(frames)
         numbers.append(frame.request)
-        frames.send(frame.request, Pulled(3, 3), frame.arrays, "a reply")
+        frames.send(frame.request, m.Pulled(3, 3), frame.arrays, "a reply")
 
     def welcome(frames: Frames) -> None:
-        frame = frames.receive("a greeting")
-        assert frame is not None
-        assert isinstance(frame.message, Heartbeat)
+        frame = received(frames)
+        assert isinstance(frame.message, m.Heartbeat)
         incarnations.append(frame.message.step)
-        frames.send(frame.request, Done(), (), "a reply")
+        frames.send(frame.request, m.Done(), (), "a reply")
 
     with (
         scripted(take_and_hang_up, send_reply) as address,
-        connected(address, greeting=lambda: Heartbeat(len(incarnations))) as channel,
+        connected(address, greeting=lambda: m.Heartbeat(len(incarnations))) as channel,
     ):
         reply = channel.call(PULL, [np.arange(3)])
-        assert reply.message == Pulled(3, 3)
+        assert reply.message == m.Pulled(3, 3)
         assert reply.arrays[0].tolist() == [0, 1, 2]
     assert numbers[0] == numbers[1]
     assert incarnations == [0, 1]
@@ -173,20 +186,18 @@ def test_a_request_is_repeated_after_each_crash_of_a_server() -> None:
     numbers = []
 
     def crash(raw: socket.socket, frames: Frames) -> None:
-        frame = frames.receive("a request")
-        assert frame is not None
-        numbers.append(frame.request)
+        numbers.append(received(frames).request)
 
     def send_reply(raw: socket.socket, frames: Frames) -> None:
         crash(raw, frames)
-        frames.send(numbers[-1], Pulled(3, 3), [], "a reply")
+        frames.send(numbers[-1], m.Pulled(3, 3), [], "a reply")
 
     retry = RetryPolicy(LIMIT_S, restarts=True)
     with (
         scripted(crash, crash, crash, send_reply) as address,
         connected(address, retry=retry) as channel,
     ):
-        assert channel.call(PULL).message == Pulled(3, 3)
+        assert channel.call(PULL).message == m.Pulled(3, 3)
     assert len(numbers) == 4
     assert len(set(numbers)) == 1
 
@@ -197,9 +208,9 @@ def test_reopen_tries_a_missing_server_once() -> None:
     with listening(handler) as server, connected(server.address, retry=retry) as channel:
         handler.on_ask = lambda connection: connection.close()
         with pytest.raises(PeerLostError):
-            channel.call(MetricsRequest())
+            channel.call(m.MetricsRequest())
         assert channel.reopen(LIMIT_S)
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         server.stop()
         assert not channel.reopen(0.1)
         channel.close()
@@ -211,7 +222,7 @@ def test_a_server_without_a_welcome_counts_as_missing() -> None:
 
     def crash(raw: socket.socket, frames: Frames) -> None:
         frames.receive("a greeting")
-        frames.send(1, Done(), [], "a welcome")
+        frames.send(1, m.Done(), [], "a welcome")
 
     def hang(raw: socket.socket, frames: Frames) -> None:
         finished.wait(LIMIT_S)
@@ -222,7 +233,7 @@ def test_a_server_without_a_welcome_counts_as_missing() -> None:
             "server 0",
             # far longer than this test may run
             deadline_s=1e6,
-            greeting=lambda: Heartbeat(0),
+            greeting=lambda: m.Heartbeat(0),
             retry=RetryPolicy(0.0, restarts=True),
         )
         connect_all([channel], LIMIT_S)
@@ -238,7 +249,7 @@ def test_a_request_that_may_not_be_repeated_is_lost() -> None:
     with scripted(take_and_hang_up) as address, connected(address) as channel:
         text = r"lost server 0 \(127.0.0.1:\d+\) during save: it closed the connection"
         with pytest.raises(PeerLostError, match=text):
-            channel.call(Save("f", "t", 1))
+            channel.call(m.Save("f", "t", 1))
 
 
 def test_a_lost_server_is_named_after_reconnecting_fails() -> None:
@@ -252,8 +263,7 @@ def test_a_lost_server_is_named_after_reconnecting_fails() -> None:
 
 def test_an_end_inside_a_frame_is_a_lost_peer() -> None:
     def send_half_a_reply(raw: socket.socket, frames: Frames) -> None:
-        frame = frames.receive("a request")
-        assert frame is not None
+        assert frames.receive("a request") is not None
         raw.sendall(b"\xf1EET\x01\x00\x00")
 
     with (
@@ -267,7 +277,7 @@ def test_an_end_inside_a_frame_is_a_lost_peer() -> None:
 def test_a_reply_to_another_request_is_refused() -> None:
     def reply_to_another_request(raw: socket.socket, frames: Frames) -> None:
         frames.receive("a request")
-        frames.send(77, Done(), (), "a reply")
+        frames.send(77, m.Done(), (), "a reply")
 
     with (
         scripted(reply_to_another_request) as address,
@@ -291,7 +301,7 @@ def test_a_garbage_reply_is_a_protocol_error_of_its_server() -> None:
 
 def test_a_refusal_during_a_send_is_received() -> None:
     def refuse(raw: socket.socket, frames: Frames) -> None:
-        frames.send(0, Failure("MembershipError", "worker 5 is not of this job"), (), "a refusal")
+        frames.send(0, m.Failure("MembershipError", "worker 5 is not of this job"), (), "a refusal")
 
     with (
         scripted(refuse) as address,
@@ -306,19 +316,16 @@ def test_a_refused_greeting_is_not_retried() -> None:
     handler.error = MembershipError("the job has only 2 workers")
     with listening(handler) as server, pytest.raises(MembershipError, match="only 2 workers"):
         SocketChannel.connect(
-            server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: Heartbeat(0)
+            server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: m.Heartbeat(0)
         )
-    assert handler.seen == [Heartbeat(0)]
+    assert handler.seen == [m.Heartbeat(0)]
 
 
 def test_a_silent_address_hints_at_another_program() -> None:
     hint = r"; expected a parameter server there, but another program may listen"
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(DeadlineError, match=hint),
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DeadlineError, match=hint):
         SocketChannel.connect(
-            silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: Heartbeat(0)
+            silent.getsockname()[:2], "server 0", deadline_s=0.3, greeting=lambda: m.Heartbeat(0)
         )
 
 
@@ -339,7 +346,7 @@ def test_servers_that_start_late_are_awaited_and_reported() -> None:
     try:
         connect_all(channels, LIMIT_S, start_the_next)
         assert reported == [[f"server 1 (127.0.0.1:{reserved[1].port})"]]
-        assert all(channel.call(PULL).message == Pulled(1, 1) for channel in channels)
+        assert all(channel.call(PULL).message == m.Pulled(1, 1) for channel in channels)
     finally:
         for part in (*channels, *reserved):
             part.close()
@@ -388,7 +395,7 @@ def test_a_channel_may_be_closed_while_a_thread_waits() -> None:
     handler.on_ask = hold
     with listening(handler) as server, connected(server.address) as channel:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(channel.call, MetricsRequest())
+            waiting = pool.submit(channel.call, m.MetricsRequest())
             assert asked.wait(LIMIT_S)
             channel.close()
             assert isinstance(waiting.exception(LIMIT_S), PeerLostError)
@@ -397,7 +404,7 @@ def test_a_channel_may_be_closed_while_a_thread_waits() -> None:
             channel.call(PULL)
         with pytest.raises(PeerLostError, match="closed during connecting"):
             connect_all([channel], LIMIT_S)
-    assert [type(message) for message in handler.seen] == [MetricsRequest]
+    assert [type(message) for message in handler.seen] == [m.MetricsRequest]
 
 
 def test_an_infinite_deadline_is_accepted() -> None:
@@ -405,4 +412,245 @@ def test_an_infinite_deadline_is_accepted() -> None:
         listening(RecordingHandler()) as server,
         connected(server.address, deadline_s=math.inf) as channel,
     ):
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
+
+
+# dial: a server that is not listening, or not any more.
+
+
+def test_a_server_that_closes_at_once_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then reports no peer for the new connection."""
+
+    def not_connected(_: socket.socket) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(dialing, "prepare", not_connected)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = server.getsockname()
+        with pytest.raises(dialing.NotReadyError, match="not connected"):
+            dialing.dial(endpoint, "server 0", 2.0)
+
+
+def test_a_refused_connection_is_not_ready() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(dialing.NotReadyError, match="refused"):
+            dialing.dial(bound.getsockname(), "server 0", 2.0)
+
+
+# MemoryChannel: behaves like a channel over a socket, within one process.
+
+
+def test_arrays_are_passed_by_reference() -> None:
+    channel: Channel = MemoryChannel(RecordingHandler())
+    sent = np.arange(3)
+    reply = channel.call(PULL, [sent])
+    assert reply.message == m.Pulled(1, 1)
+    assert reply.arrays[0] is sent
+
+
+def test_errors_are_raised_unchanged() -> None:
+    handler = RecordingHandler()
+    handler.error = PlanError("no such table")
+    channel = MemoryChannel(handler)
+    with pytest.raises(PlanError) as caught:
+        channel.call(m.Heartbeat(1))
+    assert caught.value is handler.error
+    handler.error = None
+    assert channel.call(m.Heartbeat(2)).message == m.Done()
+
+
+def test_the_handler_sees_one_end() -> None:
+    handler = RecordingHandler()
+    channel = MemoryChannel(handler)
+    channel.call(m.Leave())
+    channel.close()
+    channel.close()
+    assert handler.ends == [None]
+
+
+def test_a_channel_has_one_request_in_flight() -> None:
+    channel = MemoryChannel(RecordingHandler())
+    channel.send(PULL)
+    with pytest.raises(AssertionError, match="one request in flight"):
+        channel.send(PULL)
+    channel.receive()
+    with pytest.raises(AssertionError, match="nothing was sent"):
+        channel.receive()
+
+
+# Socket options of a job's connections.
+
+
+def test_both_ends_use_nodelay_and_keepalive() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        assert channel._frames is not None
+        (session,) = server._sessions
+        for raw in (channel._frames.wire._socket, session._accepted):
+            assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let us choose")
+def test_the_loopback_uses_reno() -> None:
+    with listening(RecordingHandler()) as server, connected(server.address) as channel:
+        channel.call(PULL)
+        assert channel._frames is not None
+        (session,) = server._sessions
+        for raw in (channel._frames.wire._socket, session._accepted):
+            name = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert name.rstrip(b"\0") == b"reno"
+
+
+def test_a_self_connected_socket_is_detected() -> None:
+    with socket.socket() as alone:
+        alone.bind(("127.0.0.1", 0))
+        alone.connect(alone.getsockname())
+        assert is_itself(alone)
+    with listening(RecordingHandler()) as server, socket.create_connection(server.address) as pair:
+        assert not is_itself(pair)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("10.0.0.1", socket.AF_INET), ("fd00::1", socket.AF_INET6)]
+)
+def test_an_address_has_its_family(host: str, expected: socket.AddressFamily) -> None:
+    assert family(host) is expected
+
+
+# Frames: received whole from any pieces; receive memory is reused only when free.
+
+
+SIZE = 4 * _WORTH_BYTES
+
+
+def address(array: np.ndarray) -> int:  # type: ignore[type-arg]
+    return int(array.__array_interface__["data"][0])
+
+
+def test_free_memory_is_reused() -> None:
+    memory = _Memory()
+    first = address(memory.take(SIZE))
+    assert address(memory.take(SIZE // 2)) == first
+
+
+def test_memory_in_use_is_not_reused() -> None:
+    memory = _Memory()
+    view = memory.take(SIZE)[8:].view(np.float64)[:3]
+    tensor = torch.from_numpy(memory.take(SIZE)[:16])
+    places = {address(memory.take(SIZE)) for _ in range(5)}
+    assert address(view) - 8 not in places
+    assert tensor.data_ptr() not in places
+
+
+def test_larger_memory_replaces_smaller_memory() -> None:
+    memory = _Memory()
+    for size in (SIZE, 2 * SIZE, 4 * SIZE):
+        memory.take(size)
+    assert [held.size for held in memory._held] == [4 * SIZE]
+
+
+def test_a_caller_that_holds_a_reply_alternates_between_two_buffers() -> None:
+    memory = _Memory()
+    places = set()
+    held = memory.take(SIZE)
+    for _ in range(6):
+        held = memory.take(SIZE)
+        places.add(address(held))
+    assert len(places) == 2
+
+
+def test_very_large_and_very_small_memory_is_not_kept() -> None:
+    memory = _Memory()
+    for size in (_WORTH_BYTES - 1, _KEEP_BYTES + 1):
+        memory.take(size)
+    assert memory._held == []
+    memory.take(SIZE)
+    small = memory.take(SIZE // 8)
+    assert small.base is None or len(small.base) < SIZE
+
+
+#: shorter than one early read; with longer arrays; with a longer header
+MESSAGES: list[tuple[m.Message, int]] = [
+    (m.Heartbeat(7), 0),
+    (m.Pull([m.TablePull(0, True)], dense=False), 3 * _EARLY_BYTES),
+    (m.Leave("x" * 2 * _EARLY_BYTES), 5),
+    (m.Heartbeat(8), 0),
+]
+
+
+def encoded() -> bytes:
+    codec: MessageCodec[m.Message] = MessageCodec(m.Message)
+    frames = [
+        codec.encode(number, message, [np.arange(size, dtype=np.int64)] if size else [])
+        for number, (message, size) in enumerate(MESSAGES)
+    ]
+    return b"".join(bytes(buffer) for frame in frames for buffer in frame)
+
+
+@contextlib.contextmanager
+def frames_pair(kind: type[Wire] = Wire) -> Iterator[tuple[socket.socket, Frames]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield theirs, Frames(kind(ours, "peer"), silence_s=20.0)
+
+
+def read_all(frames: Frames) -> None:
+    for number, (message, size) in enumerate(MESSAGES):
+        frame = frames.receive("a test", start_s=20.0)
+        assert frame is not None
+        assert (frame.request, frame.message) == (number, message)
+        assert [array.tolist() for array in frame.arrays] == ([list(range(size))] if size else [])
+
+
+def test_frames_that_arrive_together_are_read_one_by_one() -> None:
+    with frames_pair() as (peer, frames):
+        peer.sendall(encoded())
+        read_all(frames)
+        peer.close()
+        assert frames.receive("a test", start_s=20.0) is None
+
+
+#: around the size of an early read, and around a prefix
+SIZES = (1, PREFIX_BYTES - 1, PREFIX_BYTES, PREFIX_BYTES + 1, _EARLY_BYTES - 1, _EARLY_BYTES + 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_frames_read_in_small_pieces_are_whole(size: int) -> None:
+    class SlowWire(Wire):
+        def _receive_some(self, into: memoryview) -> int:
+            return super()._receive_some(into[:size])
+
+        def _receive_all(self, into: memoryview) -> int:
+            return super()._receive_all(into[:size])
+
+    with frames_pair(SlowWire) as (peer, frames):
+        peer.sendall(encoded() * 2)
+        read_all(frames)
+        read_all(frames)
+
+
+def test_frames_sent_in_small_pieces_are_whole() -> None:
+    def send_in_pieces(peer: socket.socket) -> None:
+        data, sizes = encoded() * 3, itertools.cycle(SIZES)
+        while data:
+            count = peer.send(data[: next(sizes)])
+            data = data[count:]
+
+    with frames_pair() as (peer, frames):
+        sender = threading.Thread(target=send_in_pieces, args=(peer,))
+        sender.start()
+        for _ in range(3):
+            read_all(frames)
+        sender.join(20)
+        assert not sender.is_alive()
+
+
+def test_a_partial_frame_at_the_end_is_an_error() -> None:
+    with frames_pair() as (peer, frames):
+        peer.sendall(encoded() + encoded()[:10])
+        peer.close()
+        read_all(frames)
+        with pytest.raises(PeerLostError, match="in the middle of a frame"):
+            frames.receive("a test", start_s=20.0)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listener: bad connections are refused without an effect on other peers."""
-
-from __future__ import annotations
+"""A listener and its connections, within a budget of memory."""
 
 import contextlib
 import logging
@@ -11,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,21 +28,16 @@ from tests.workers import run_processes
 
 from fleetlight.errors import ConfigError, DeadlineError, PeerLostError, PlanError, ProtocolError
 from fleetlight.launch.processes.ports import Reservation
-from fleetlight.ps.messages import (
-    Done,
-    Failure,
-    FetchDense,
-    Heartbeat,
-    Leave,
-    MetricsRequest,
-    Pulled,
-)
+from fleetlight.ps import messages as m
 from fleetlight.ps.transport import Connection, Listener, SocketChannel, connect_all, listener
 from fleetlight.ps.transport.interface import RetryPolicy
 from fleetlight.ps.transport.listener import bind
+from fleetlight.ps.transport.memory.memory_budget import WORTH_BYTES, MemoryBudget, free_memory
 from fleetlight.ps.transport.protocol import MAGIC, Prefix
 from fleetlight.ps.transport.session import Session
 from fleetlight.wire.descriptors import open_sockets
+
+# Listener: bad connections are refused without an effect on other peers.
 
 
 @pytest.fixture
@@ -81,10 +75,10 @@ def test_garbage_closes_its_connection_with_one_log_line(kind: str, log_lines: l
         with raw_client(server.address) as raw:
             raw.sendall(data)
             reply = receive_message(raw)
-            assert isinstance(reply, Failure)
+            assert isinstance(reply, m.Failure)
             assert name in reply.text
             read_all(raw)
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
     (line,) = log_lines
     assert line.startswith("closed a connection: 127.0.0.1:")
     assert name in line
@@ -104,7 +98,7 @@ def test_garbage_from_a_known_peer_closes_only_its_connection() -> None:
         assert "expected a Fleetlight frame" in str(handler.ends[0])
         with pytest.raises(ProtocolError, match=r"server 0 .* expected a Fleetlight frame"):
             channel.call(PULL)
-        assert channel.call(PULL).message == Pulled(1, 1), "over a new connection"
+        assert channel.call(PULL).message == m.Pulled(1, 1), "over a new connection"
 
 
 @pytest.mark.parametrize("start", [b"", MAGIC[:2], Prefix(100, 0).pack()])
@@ -147,7 +141,7 @@ def test_a_worker_that_computes_for_long_is_not_dropped() -> None:
         channel.call(PULL)
         with raw_client(server.address) as raw:
             read_all(raw)  # takes longer than both limits
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
 
 
 def test_a_peer_that_stops_in_the_middle_of_a_frame_is_dropped() -> None:
@@ -164,7 +158,7 @@ def test_the_handler_learns_how_a_connection_ended() -> None:
     handler = RecordingHandler()
     with listening(handler) as server:
         with connected(server.address) as channel:
-            channel.call(Leave())
+            channel.call(m.Leave())
         assert handler.ended.wait(LIMIT_S)
         handler.ended.clear()
         with connected(server.address) as channel:
@@ -186,7 +180,7 @@ def test_the_handler_can_close_and_annotate_a_connection() -> None:
     handler.on_ask = annotate_and_close
     with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         with pytest.raises(PeerLostError):
-            channel.call(MetricsRequest())
+            channel.call(m.MetricsRequest())
         assert handler.ended.wait(LIMIT_S)
     assert handler.connections[0].note == "worker 3"
 
@@ -196,11 +190,11 @@ def test_errors_of_a_handler_reach_the_client_and_the_log(log_lines: list[str]) 
     with listening(handler) as server, connected(server.address) as channel:
         handler.error = ZeroDivisionError("in the table")
         with pytest.raises(Exception, match="ZeroDivisionError: in the table") as caught:
-            channel.call(Heartbeat(1))
+            channel.call(m.Heartbeat(1))
         assert type(caught.value).__name__ == "PeerError"
         with pytest.raises(PlanError, match="complex64"):
-            channel.call(FetchDense())
-        assert channel.call(PULL).message == Pulled(1, 1)
+            channel.call(m.FetchDense())
+        assert channel.call(PULL).message == m.Pulled(1, 1)
     (line,) = log_lines
     assert line.startswith("heartbeat of 127.0.0.1:")
 
@@ -214,13 +208,13 @@ def test_the_number_of_connections_is_bounded(log_lines: list[str]) -> None:
         assert first.call(PULL).message == second.call(PULL).message
         with raw_client(server.address) as raw:
             assert receive_message(raw) == turned_away("there are 2 connections already")
-        assert first.call(PULL).message == Pulled(1, 1)
+        assert first.call(PULL).message == m.Pulled(1, 1)
     (line,) = log_lines
     assert "was refused: there are 2 connections already" in line
 
 
-def turned_away(why: str) -> Failure:
-    return Failure("PeerLostError", f"refused: {why}")
+def turned_away(why: str) -> m.Failure:
+    return m.Failure("PeerLostError", f"refused: {why}")
 
 
 def test_unauthenticated_connections_have_their_own_limit(log_lines: list[str]) -> None:
@@ -233,7 +227,7 @@ def test_unauthenticated_connections_have_their_own_limit(log_lines: list[str]) 
             held.enter_context(raw_client(server.address))
         with raw_client(server.address) as raw:
             assert receive_message(raw) == turned_away("2 other clients have not authenticated yet")
-        assert known[0].call(PULL).message == Pulled(1, 1)
+        assert known[0].call(PULL).message == m.Pulled(1, 1)
     assert "was refused: 2 other clients have not authenticated yet" in next(iter(log_lines))
 
 
@@ -243,16 +237,13 @@ def test_a_silent_client_is_replaced_by_the_next_one() -> None:
         raw_client(server.address) as silent,
         connected(server.address) as channel,
     ):
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         assert read_all(silent) == b""
 
 
 def test_a_refused_client_connects_when_a_place_is_free() -> None:
     """A worker retries, and raises the reason only at its deadline."""
-    with (
-        listening(RecordingHandler(), connections=1) as server,
-        connected(server.address) as first,
-    ):
+    with listening(RecordingHandler(), connections=1) as server, connected(server.address) as first:
         first.call(PULL)
         late = SocketChannel(
             lambda: server.address, "server 0", deadline_s=LIMIT_S, greeting=lambda: PULL
@@ -261,13 +252,11 @@ def test_a_refused_client_connects_when_a_place_is_free() -> None:
             connect_all([late], 0.3)
         first.close()
         connect_all([late], LIMIT_S)
-        assert late.call(PULL).message == Pulled(1, 1)
+        assert late.call(PULL).message == m.Pulled(1, 1)
         late.close()
 
 
-def test_a_body_larger_than_free_memory_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_larger_than_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "free_memory", lambda: 3 << 20)
     with (
         listening(RecordingHandler()) as server,
@@ -295,9 +284,7 @@ def test_many_connections_work_at_once() -> None:
             channel.close()
 
 
-def test_stop_closes_everything_and_can_be_repeated() -> None:
-    started = threading.Event()
-    release = threading.Event()
+def busy_handler(started: threading.Event, release: threading.Event) -> RecordingHandler:
     handler = RecordingHandler()
 
     def busy(connection: Connection) -> None:
@@ -305,13 +292,20 @@ def test_stop_closes_everything_and_can_be_repeated() -> None:
         release.wait(LIMIT_S)
 
     handler.on_ask = busy
+    return handler
+
+
+def test_stop_closes_everything_and_can_be_repeated() -> None:
+    started = threading.Event()
+    release = threading.Event()
+    handler = busy_handler(started, release)
     with listening(handler) as server:
         idle, asking = (
             SocketChannel.connect(server.address, "s", deadline_s=LIMIT_S, retry=RetryPolicy(0))
             for _ in range(2)
         )
         idle.call(PULL)
-        asking.send(MetricsRequest())
+        asking.send(m.MetricsRequest())
         assert started.wait(LIMIT_S)
         release.set()
         server.stop()
@@ -331,7 +325,7 @@ def test_a_handler_may_stop_its_own_server() -> None:
     with listening(handler) as server, connected(server.address, retry=RetryPolicy(0)) as channel:
         handler.on_ask = lambda connection: server.stop()
         with pytest.raises(PeerLostError):
-            channel.call(MetricsRequest())
+            channel.call(m.MetricsRequest())
 
 
 def test_stop_still_sends_a_reply_in_progress() -> None:
@@ -346,21 +340,15 @@ def test_stop_still_sends_a_reply_in_progress() -> None:
             assert session._accepted.recv(1, socket.MSG_PEEK) == b""
 
         handler.on_ask = stop_meanwhile
-        assert channel.call(MetricsRequest()).message == Done()
+        assert channel.call(m.MetricsRequest()).message == m.Done()
         stopping.join(LIMIT_S)
 
 
 def test_stop_waits_for_a_handler_only_so_long(log_lines: list[str]) -> None:
     release, started = threading.Event(), threading.Event()
-    handler = RecordingHandler()
-
-    def busy(connection: Connection) -> None:
-        started.set()
-        release.wait(LIMIT_S)
-
-    handler.on_ask = busy
+    handler = busy_handler(started, release)
     with listening(handler) as server, connected(server.address) as channel:
-        channel.send(MetricsRequest())
+        channel.send(m.MetricsRequest())
         assert started.wait(LIMIT_S)
         server.stop(within_s=0.1)
         assert "is still busy after 0.1 s" in next(iter(log_lines))
@@ -374,7 +362,7 @@ def test_a_server_takes_over_the_port_reserved_by_the_launcher() -> None:
     try:
         assert server.address == ("127.0.0.1", held.port)
         with connected(server.address) as channel:
-            assert channel.call(Leave()).message == Done()
+            assert channel.call(m.Leave()).message == m.Done()
     finally:
         server.stop()
         held.close()
@@ -389,7 +377,7 @@ def test_the_port_is_known_before_the_server_listens() -> None:
     try:
         assert server.address == endpoint
         with connected(server.address) as channel:
-            assert channel.call(Leave()).message == Done()
+            assert channel.call(m.Leave()).message == m.Done()
     finally:
         server.stop()
 
@@ -418,9 +406,9 @@ def test_a_failed_thread_start_affects_only_its_client(
             patched.setattr(Session, "start", fail)
             with raw_client(server.address) as raw:
                 assert receive_message(raw) == turned_away("the system cannot start another thread")
-        assert channel.call(PULL).message == Pulled(1, 1)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
         with connected(server.address) as another:
-            assert another.call(PULL).message == Pulled(1, 1)
+            assert another.call(PULL).message == m.Pulled(1, 1)
     assert "was refused: the system cannot start another thread" in next(iter(log_lines))
 
 
@@ -463,3 +451,97 @@ def test_data_loader_processes_inherit_no_connection() -> None:
     ((own, in_children),) = results
     assert own == 3, "the listening socket and both ends of the connection"
     assert in_children == [0, 0]
+
+
+# MemoryBudget: memory that connections share and must claim before use.
+
+
+MIB = 1 << 20
+
+
+def test_claimed_memory_is_not_available_to_others() -> None:
+    budget = MemoryBudget(lambda: 10 * MIB)
+    with (
+        budget.claimed(6 * MIB, 1.0),
+        pytest.raises(ProtocolError, match=rf"{6 * MIB} bytes are reserved for other frames"),
+        budget.claimed(5 * MIB, 0.0),
+    ):
+        pass
+    with budget.claimed(10 * MIB, 0.0):
+        pass
+
+
+def test_a_claim_that_would_fit_alone_waits() -> None:
+    budget = MemoryBudget(lambda: 10 * MIB)
+    waiting, served = threading.Event(), []
+
+    def wait() -> None:
+        waiting.set()
+        with budget.claimed(9 * MIB, 30.0):
+            served.append("served")
+
+    thread = threading.Thread(target=wait)
+    with budget.claimed(5 * MIB, 0.0):
+        thread.start()
+        assert waiting.wait(30)
+        assert not served
+    thread.join(30)
+    assert served == ["served"]
+
+
+def test_a_claim_that_never_fits_is_refused_at_once() -> None:
+    budget = MemoryBudget(lambda: 10 * MIB)
+    with (
+        budget.claimed(MIB, 0.0),
+        pytest.raises(ProtocolError, match=rf"a body of {11 * MIB} bytes, but only {10 * MIB}"),
+        budget.claimed(11 * MIB, 1e6),
+    ):
+        pass
+
+
+def test_a_claim_ends_with_its_block_even_after_an_error() -> None:
+    budget = MemoryBudget(lambda: MIB)
+    for _ in range(3):
+        with pytest.raises(KeyError), budget.claimed(MIB, 0.0):
+            raise KeyError
+
+
+def test_small_bodies_and_unknown_budgets_are_not_counted() -> None:
+    with (
+        MemoryBudget(lambda: 0).claimed(WORTH_BYTES - 1, 0.0),
+        MemoryBudget(lambda: None).claimed(1 << 60, 0.0),
+    ):
+        pass
+
+
+def write_files(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        file = root / name.replace("__", "/").replace("_of_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+def test_free_memory_comes_from_meminfo(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) is None
+    write_files(tmp_path, proc__meminfo="MemTotal:  9 kB\nMemAvailable:    5 kB\nX: 1 kB\n")
+    assert free_memory(tmp_path) == 5 * 1024
+
+
+def test_a_container_is_limited_by_its_cgroup(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, proc__meminfo="MemAvailable:    1000 kB\n", proc__self__cgroup="0::/job\n"
+    )
+    group = {"memory_of_max": "5000\n", "memory_of_current": "3000\n"}
+    stat = {"memory_of_stat": "anon 1\ninactive_file 700\n"}
+    write_files(tmp_path / "sys/fs/cgroup/job", **group)
+    assert free_memory(tmp_path) == 2000
+    write_files(tmp_path / "sys/fs/cgroup/job", **stat)
+    assert free_memory(tmp_path) == 2700, "the system forgets files first"
+    write_files(tmp_path / "sys/fs/cgroup/job", memory_of_max="max\n")
+    assert free_memory(tmp_path) == 1000 * 1024
+
+
+def test_this_machine_has_free_memory() -> None:
+    free = free_memory()
+    assert free is None or free > MIB

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Protocol: any bytes are a frame or raise a ProtocolError."""
 
-from __future__ import annotations
-
 import contextlib
 import tracemalloc
 import zlib

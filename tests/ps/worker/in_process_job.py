@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client and its servers in one process, with a log of the client's requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,8 +89,7 @@ class InProcessJob:
         channels = []
         for server in self.servers:
             channel = MemoryChannel(server)
-            hello = m.Greeting("test", 0, 1, server.index, len(self.servers), 1, lane)
-            channel.call(hello)
+            channel.call(m.Greeting("test", 0, 1, server.index, len(self.servers), 1, lane))
             channels.append(LoggingChannel(channel, self.log, server.index))
         self.lanes[lane] = channels
         return channels

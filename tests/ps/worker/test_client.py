@@ -1,32 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client: which servers receive a request, and how their replies are combined."""
+"""A client and its servers."""
 
-from __future__ import annotations
-
+import mmap
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import torch
+from tests.errors import refuses
+from tests.kernels.batches import numbers
 from tests.ps.serving import DIM, OPTIONS, plan
+from tests.ps.transport.doubles import LIMIT_S, PULL, scripted
 from tests.ps.worker.in_process_job import InProcessJob
 
 from fleetlight.errors import GradientError, PeerLostError, PlanError, ProtocolError
 from fleetlight.kernels import dedup
 from fleetlight.ps import messages as m
-from fleetlight.ps.plan import DensePlan, Plan
-from fleetlight.ps.transport.interface import ReceivedReply
+from fleetlight.ps.dtypes import flat_array
+from fleetlight.ps.placement import Placement
+from fleetlight.ps.plan import BF16, FP32, DensePlan, Plan
+from fleetlight.ps.transport.channel import SocketChannel, connect_all
+from fleetlight.ps.transport.frames import Frames
+from fleetlight.ps.transport.interface import ReceivedReply, RetryPolicy
+from fleetlight.ps.transport.memory.body_slots import BodySlots, file_bytes
+from fleetlight.ps.transport.protocol import _laid_out, _places, _spec, views
 from fleetlight.ps.update import TableGradients, Update
+from fleetlight.ps.wire_forms import FP16, INT8
 from fleetlight.ps.worker import client
-from fleetlight.ps.worker.client import Client
-from fleetlight.ps.worker.push_request import PushRequest
+from fleetlight.ps.worker.client import Client, Wanted
+from fleetlight.ps.worker.connections import IncarnationFence
+from fleetlight.ps.worker.joint_reads import Read, read_together
+from fleetlight.ps.worker.local_parameters import LocalParameters
+from fleetlight.ps.worker.push_request import PushRequest, check_differences, checked, packed
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
 from fleetlight.ps.worker.replay.step_journal import StepOrigin
 from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
 from fleetlight.ps.worker.reply_values import ReplyValues
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
+
+# Client: which servers receive a request, and how their replies are combined.
+
 
 #: of two servers, 0 owns the first and 1 the second
 OWNED = dedup(np.arange(40), 2)
@@ -147,8 +165,7 @@ def test_an_exchange_adds_differences_and_returns_rows() -> None:
     values = job.client.exchange(request.tables, ones, step=1)
     assert table_0(values) == [2.0, 2.0]
     assert [a.tolist() for arrays in values.dense.values() for a in arrays] == [[2.0, 2.0, 2.0]]
-    unanswered = job.client.exchange(request.tables, {}, step=1, wants=False)
-    assert unanswered.pieces == []
+    assert job.client.exchange(request.tables, {}, step=1, wants=False).pieces == []
     assert job.first_values(ZERO, ONE) == [4.0, 4.0]
 
 
@@ -403,3 +420,254 @@ def test_a_restarted_worker_knows_what_was_acknowledged(tmp_path: Path) -> None:
     later.restart_script()
     assert later.acknowledged == [0, 0]
     second.close(is_needed=False)
+
+
+# IncarnationFence: a client of a restarted server never returns to its predecessor.
+
+
+def test_an_earlier_incarnation_of_a_server_is_refused() -> None:
+    fence = IncarnationFence()
+    for incarnation in (1, 3, 3):
+        fence.check(m.Welcome(0, 0, incarnation))
+    with refuses(PeerLostError, "server 0 replies as incarnation 2", "incarnation 3 has"):
+        fence.check(m.Welcome(0, 0, 2))
+    # each server has its own incarnations, and one that is not open yet reports 0
+    fence.check(m.Welcome(1, 0, 1))
+    fence.check(m.Welcome(0, 0, 0))
+
+
+def test_a_repaired_connection_is_to_the_newest_incarnation() -> None:
+    served: list[int] = []
+
+    def incarnation(number: int, *, replies: bool) -> Callable[[socket.socket, Frames], None]:
+        def act(raw: socket.socket, frames: Frames) -> None:
+            hello = frames.receive("a greeting")
+            assert hello is not None
+            frames.send(hello.request, m.Welcome(0, 0, number), [], "a welcome")
+            request = frames.receive("a request")
+            if request is not None:
+                served.append(number)
+            if request is not None and replies:
+                frames.send(request.request, m.Pulled(1, 1), [], "a reply")
+
+        return act
+
+    acts = [
+        incarnation(2, replies=False),
+        incarnation(1, replies=True),
+        incarnation(2, replies=True),
+    ]
+    with scripted(*acts) as address:
+        channel = SocketChannel(
+            lambda: address,
+            "server 0",
+            deadline_s=LIMIT_S,
+            greeting=lambda: m.Heartbeat(0),
+            retry=RetryPolicy(LIMIT_S, restarts=True),
+            check=IncarnationFence().check,
+        )
+        connect_all([channel], LIMIT_S)
+        assert channel.call(PULL).message == m.Pulled(1, 1)
+        channel.close()
+    assert served == [2, 2]
+
+
+# Reads of several tables fetch their missing rows together.
+
+
+WANTED = [Wanted(table, dedup(np.array([table, 9])), True) for table in (3, 1, 2)]
+
+
+class Reads:
+    """Tables without rows; table 1 has all rows. Counts reads that have not ended."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.fetched: list[list[int]] = []
+
+    def read(self, wanted: Wanted) -> Read:
+        self.open += 1
+        try:
+            if wanted.table == 1:
+                return np.zeros((2, 1), np.float32)
+            return (yield wanted.ids) * 10
+        finally:
+            self.open -= 1
+
+    def fetch(self, missing: Sequence[Wanted]) -> Any:
+        assert self.open == len(missing)
+        self.fetched.append([one.table for one in missing])
+        return [one.ids.ids[:, None].astype(np.float32) for one in missing]
+
+
+def test_missing_rows_of_all_tables_are_fetched_once() -> None:
+    reads = Reads()
+    rows = read_together(WANTED, reads.read, reads.fetch)
+    assert [one[:, 0].tolist() for one in rows] == [[30, 90], [0, 0], [20, 90]]
+    assert reads.fetched == [[3, 2]]
+    read_together(WANTED[1:2], reads.read, reads.fetch)
+    assert (reads.fetched, reads.open) == ([[3, 2]], 0)
+
+
+def test_a_failed_fetch_ends_all_reads() -> None:
+    reads = Reads()
+
+    def fail(missing: Any) -> Any:
+        raise ConnectionError("lost")
+
+    with pytest.raises(ConnectionError, match="lost"):
+        read_together(WANTED, reads.read, fail)
+    assert reads.open == 0
+
+
+# Dense gradients of a push are written at their place in a slot, behind the arrays of tables.
+
+
+SLOT = 256 << 10
+DENSE = 9001
+
+
+def job_with(wire: str) -> InProcessJob:
+    tables = [msgspec.structs.replace(table, wire=wire) for table in plan().tables]
+    dense = [
+        DensePlan("weight", (DENSE,), "float32", 0, 0),
+        DensePlan("bias", (DENSE,), "bfloat16", 0, 0),
+    ]
+    job = InProcessJob(2, tables=tables, dense=dense)
+    job.live = LocalParameters([torch.ones(DENSE), torch.ones(DENSE, dtype=torch.bfloat16)])
+    return job
+
+
+def part_of(ids: Any, counted: bool) -> TableGradients:
+    distinct = dedup(ids, 2)
+    count = len(distinct.ids)
+    counts = np.ones(count, np.float32) if counted else None
+    gradients = numbers(count, count, DIM)
+    return TableGradients(distinct.ids, distinct.starts, gradients, counts, counts)
+
+
+def update_of(tables: dict[int, TableGradients]) -> Update:
+    dense: dict[int, Any] = {
+        0: np.arange(DENSE, dtype=np.float32),
+        1: np.arange(DENSE, dtype=np.uint16),
+    }
+    return Update(0, 0, OPTIONS, tables, dense)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("wire", [FP32, BF16, FP16, INT8])
+@pytest.mark.parametrize("counts", [(), (0,), (41,), (3, 1000), (1, 0)])
+def test_dense_gradients_are_written_at_their_place(
+    counts: tuple[int, ...], wire: str, counted: bool
+) -> None:
+    job = job_with(wire)
+    tables = {n: part_of(np.arange(count), counted) for n, count in enumerate(counts)}
+    memories = [mmap.mmap(-1, file_bytes(SLOT)) for _ in range(2)]
+    slots = [BodySlots(memory, SLOT, is_client=True) for memory in memories]
+    for server, channel in enumerate(job.client.open_lane("push")):
+        channel.output = slots[server].output  # type: ignore[method-assign]
+    update = update_of(tables)
+    memory = job.client.push_memory(update)
+    push = job.client.build_push(update, job.live, memory=memory)
+    plain = job.client.build_push(update, job.live)
+    requests = job.client._push_requests(push, phase=0)
+    expected = job.client._push_requests(plain, phase=0)
+    for server, (_, arrays) in requests.items():
+        parts, size = _laid_out(arrays)
+        # 0 if an array in the slot is not at its place
+        number = slots[server].fill(parts, size)
+        assert number > 0, f"{size} bytes"
+        for block in push.blocks[server]:
+            assert np.may_share_memory(block, slots[server]._outgoing[number - 1])
+        places, _ = _places(_spec(n, array) for n, array in enumerate(arrays))
+        received = BodySlots(memories[server], SLOT, is_client=False).take(number, size)
+        for array, other in zip(views(places, received), expected[server][1], strict=True):
+            np.testing.assert_array_equal(array, other)
+
+
+def test_a_server_without_dense_blocks_gives_no_memory_early() -> None:
+    """Arrays of tables are copied in any case, and checking their places takes time."""
+    job = InProcessJob(2)
+    slots = [BodySlots(mmap.mmap(-1, file_bytes(SLOT)), SLOT, is_client=True) for _ in range(2)]
+    for server, channel in enumerate(job.client.open_lane("push")):
+        channel.output = slots[server].output  # type: ignore[method-assign]
+    job.client.push_memory(Update(0, 0, OPTIONS, {0: part_of(np.arange(9), False)}, {}))
+    is_dense = [bool(job.client.placement.blocks_of(server)) for server in range(2)]
+    assert sorted(is_dense) == [False, True]
+    assert [one._begun is not None for one in slots] == is_dense
+
+
+# PushRequest: an update is packed and checked before any of it is sent.
+
+
+NAN = [0.0, np.nan, 0.0]
+
+
+def request_of(
+    row: float, dense: list[float], mode: str = "sync", dtype: str = "float32", **facts: Any
+) -> PushRequest:
+    """A push request of worker 1 whose last row of many is `row`."""
+    known = [DensePlan("bias", (3,), dtype, 0, 0)]
+    the_plan = plan(mode, server_num=2, dense=known, **facts)
+    placement = Placement(the_plan)
+    ids = dedup(np.arange(40), 2)
+    gradients = np.ones((40, DIM), np.float32)
+    gradients[-1] = row
+    values = torch.tensor(dense).to(getattr(torch, dtype))
+    tables = {0: TableGradients(ids.ids, ids.starts, gradients)}
+    update = Update(0, 7, OPTIONS, tables, {0: flat_array(values)})
+    live = LocalParameters([torch.ones(3, dtype=getattr(torch, dtype))])
+    return checked(packed(update, the_plan, placement, live), the_plan, placement, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("row", "dense", "where"),
+    [(np.inf, [0.0] * 3, "table 'users'"), (1.0, NAN, "parameter 'bias'")],
+)
+def test_nonfinite_gradients_are_sent_to_no_server(
+    row: float, dense: list[float], where: str, dtype: str
+) -> None:
+    with pytest.raises(GradientError, match=rf"worker 1 computed a gradient \(step 7\) of {where}"):
+        request_of(row, dense, "async", dtype)
+    refused = request_of(row, dense, dtype=dtype)
+    assert where in refused.refusal
+    assert not refused.skip
+    skipped = request_of(row, dense, "async", dtype, on_nonfinite="skip")
+    assert (skipped.skip, skipped.refusal) == (True, "")
+    for empty in (refused, skipped):
+        assert (empty.tables, empty.blocks, empty.step) == ({}, {}, 7)
+    applied = request_of(row, dense, dtype=dtype, on_nonfinite="apply")
+    assert (applied.skip, applied.refusal, list(applied.tables)) == (False, "", [0])
+
+
+def test_finite_gradients_are_sent_whole() -> None:
+    """Also if their sum would be infinite."""
+    large = request_of(3e38, [3e38] * 3)
+    assert (large.skip, large.refusal, list(large.tables)) == (False, "", [0])
+    assert [array.tolist() for mine in large.blocks.values() for array in mine] == [
+        np.full(3, 3e38, np.float32).tolist()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "dense", "where"),
+    [(np.inf, [0.0] * 3, "table 'users'"), (1.0, NAN, "parameter 'bias'")],
+)
+def test_nonfinite_differences_are_refused_as_a_whole(
+    row: float, dense: list[float], where: str
+) -> None:
+    known = [DensePlan("bias", (3,), "float32", 0, 0)]
+    ids = dedup(np.arange(40), 2)
+    learned = np.ones((40, DIM), np.float32)
+    learned[-1] = row
+    tables = {0: TableGradients(ids.ids, ids.starts, learned)}
+    for policy in ("refuse", "skip", "apply"):
+        the_plan = plan("geo", server_num=2, dense=known, k_steps=2, on_nonfinite=policy)
+        placement = Placement(the_plan)
+        blocks = {s: [np.array(dense, np.float32)] for s in (0, 1) if placement.blocks_of(s)}
+        if policy == "apply":
+            check_differences(tables, blocks, 3, the_plan, placement, 1)
+            continue
+        with pytest.raises(GradientError, match=rf"difference \(step 3\) of {where}"):
+            check_differences(tables, blocks, 3, the_plan, placement, 1)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows on a device: equal to those of the servers, whatever happens during a lookup."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,8 +107,7 @@ def test_the_oldest_version_of_each_server() -> None:
     source.look_up(range(9))
     lookup = source.begin(range(12))
     assert lookup.versions == {0: 4, 1: 9}
-    alone = source.begin([int(lookup.wanted.ids[0])])
-    assert alone.versions == {0: 4}
+    assert source.begin([int(lookup.wanted.ids[0])]).versions == {0: 4}
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 5])
@@ -134,8 +131,7 @@ def test_a_cache_made_in_inference_mode_serves_training() -> None:
     source = Source()
     with torch.inference_mode():
         source.look_up([1])
-    found = source.finish(source.begin([1, 2]))
-    assert not found.is_inference()
+    assert not source.finish(source.begin([1, 2])).is_inference()
     assert source.look_up([1, 2]) == 0
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collections whose rows are in arrays of the test instead of on servers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EmbeddingCollection`, compared with separate layers of torch and of Fleetlight."""
-
-from __future__ import annotations
+"""Collections of embeddings, in main memory and on a device."""
 
 import copy
 import sys
@@ -13,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ps.layers.collection.tables import ROWS, Tables, dense, opened
+from tests.ps.layers.devices import as_on_a_gpu
 from torch import Tensor, nn
 
 from fleetlight.errors import ConfigError, PlanError
@@ -22,6 +21,9 @@ from fleetlight.ps.layers.collection.embedding_collection import (
 )
 from fleetlight.ps.layers.embedding import SparseEmbedding, SparseEmbeddingBag
 from fleetlight.ps.layers.entries import CountFilterEntry, ShowClickEntry
+
+# `EmbeddingCollection`, compared with separate layers of torch and of Fleetlight.
+
 
 #: two features share a table, one has a table of its own, one has a row for each id
 FEATURES: dict[str, Any] = {
@@ -189,14 +191,12 @@ def test_all_forms_of_a_ragged_batch_give_the_same() -> None:
 
 def test_a_row_for_each_id_has_the_form_of_the_ids() -> None:
     collection = EmbeddingCollection({"a": (3, None, None)})
-    tables = opened(collection)
-    rows = torch.from_numpy(tables.rows[0])
+    rows = torch.from_numpy(opened(collection).rows[0])
     flat, ends = torch.tensor([3, 1, 3]), torch.tensor([0, 2, 3])
     assert torch.equal(collection({"a": (flat, ends[:2])})["a"], rows[flat])
     square = torch.tensor([[3, 1], [2, 2]])
     assert torch.equal(collection({"a": square})["a"], rows[square])
-    nested = torch.nested.nested_tensor_from_jagged(flat, ends)
-    found = collection({"a": nested})["a"]
+    found = collection({"a": torch.nested.nested_tensor_from_jagged(flat, ends)})["a"]
     assert found.is_nested
     assert torch.equal(found.values(), rows[flat])
     found.values().sum().backward()
@@ -209,8 +209,7 @@ def test_a_row_for_each_id_has_the_form_of_the_ids() -> None:
 def test_offsets_may_include_the_last() -> None:
     collection = EmbeddingCollection({"a": (3,)}, include_last_offset=True)
     opened(collection)
-    ids = torch.tensor([1, 2, 3])
-    found = collection({"a": (ids, torch.tensor([0, 2, 3]))})["a"]
+    found = collection({"a": (torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]))})["a"]
     assert torch.equal(found, collection({"a": torch.tensor([[1, 2], [3, 3]])})["a"] - torch.stack(
         [torch.zeros(3), found[1]]))  # fmt: skip
 
@@ -381,3 +380,64 @@ def test_an_empty_batch_and_samples_without_ids() -> None:
     assert all(not one.any() and len(one) == 2 for one in zeros.values())
     sum(one.sum() for one in zeros.values()).backward()
     assert not np.any(dense(collection["a"].weight).numpy())
+
+
+# Collections on a device equal those in main memory.
+
+
+POOLED_FEATURES: dict[str, Any] = {
+    "user": (3, "people", "sum"),
+    "items": (2, None, "mean"),
+    "friend": (3, "people", "sum"),
+    "tags": (2, None, "max"),
+}
+
+
+def trained(
+    features: dict[str, Any], ids: Any, *, weighted: bool, concatenated: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The results of all features, and the gradients of tables and weights."""
+    collection = EmbeddingCollection(features, concatenated=concatenated)
+    opened(collection)
+    weights = torch.linspace(0.5, 2, len(ids["user"][0])).requires_grad_()
+    found: Any = collection(ids, {"user": weights} if weighted else None)
+    results = [found] if concatenated else list(found.values())
+    for number, result in enumerate(results):
+        factor = torch.linspace(1 + number, -2, result.numel()).view(result.shape)
+        (result * factor).sum().backward(retain_graph=True)
+    gradients = [dense(collection[name].weight) for name in features]
+    if weights.grad is not None:
+        gradients.append(weights.grad)
+    return [one.detach() for one in results], gradients
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 99), st.integers(0, 6), st.booleans())
+def test_results_and_gradients_equal_those_of_kernels(
+    seed: int, samples: int, weighted: bool
+) -> None:
+    ids = batch(seed, samples)
+    for features, concatenated in (
+        (FEATURES, False),
+        (POOLED_FEATURES, False),
+        (POOLED_FEATURES, True),
+    ):
+        here = trained(features, ids, weighted=weighted, concatenated=concatenated)
+        with pytest.MonkeyPatch.context() as patch:
+            late = as_on_a_gpu(patch)
+            there = trained(features, ids, weighted=weighted, concatenated=concatenated)
+        assert late.started
+        torch.testing.assert_close(there, here)
+
+
+def test_tables_of_one_dim_send_their_gradients_in_one_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = as_on_a_gpu(monkeypatch)
+    collection = EmbeddingCollection(dict.fromkeys("abc", (3, None, "sum")))
+    opened(collection)
+    ids = {name: torch.tensor([[n, 5]]) for n, name in enumerate("abc")}
+    sum(result.sum() for result in collection(ids).values()).backward()
+    assert (late.started, late.arrived) == (1, 0)
+    for n, name in enumerate("abc"):
+        assert dense(collection[name].weight).nonzero()[:, 0].unique().tolist() == [n, 5]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as objects: cut into files of whole buckets, read back by any number of servers."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that crashes at any moment and restarts has lost no acknowledged change."""
-
-from __future__ import annotations
+"""A server returns with the state that it had when it was killed."""
 
 import os
 import re
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.errors import refuses
 from tests.ps.restartable import IDS, RestartableCluster, rows
 from tests.ps.serving import (
     Worker,
+    ask,
     closed_server,
     ids_of,
+    of_all,
     open_up,
     opened,
     plan,
@@ -32,8 +34,13 @@ from fleetlight.errors import JournalError, MembershipError, PlanError, Protocol
 from fleetlight.ps import messages as m
 from fleetlight.ps.journal.segment import segments
 from fleetlight.ps.plan import DensePlan, EntryPlan, RulePlan
-from fleetlight.ps.server.durability.durability import Durable
+from fleetlight.ps.server.durability import durability
+from fleetlight.ps.server.durability.durability import Durable, Throttle
+from fleetlight.ps.server.server import Server
+from fleetlight.ps.server.workers.roster import HERE
 from fleetlight.ps.transport.interface import Connection
+
+# A server that crashes at any moment and restarts has lost no acknowledged change.
 
 
 def counts(metrics: m.ServerMetrics) -> tuple[Any, ...]:
@@ -109,9 +116,7 @@ def test_a_restarted_server_refuses_replaced_workers(
         assert cluster.durability.snapshot()
     for _ in range(2):
         cluster.restart(returning=[1])
-        with pytest.raises(
-            MembershipError, match=r"worker 0 has been .* but its incarnation 1 still"
-        ):
+        with refuses(MembershipError, "worker 0 has been ", "but its incarnation 1 still"):
             cluster.server(Connection("the earlier incarnation"), earlier_greeting, [])
     cluster.server(Connection("the later incarnation"), later_greeting, [])
 
@@ -148,9 +153,8 @@ def test_a_sync_step_is_applied_once_whichever_reply_was_lost(make_cluster: Any)
 
 def test_a_step_after_a_restart_waits_for_all_workers(make_cluster: Any) -> None:
     cluster = make_cluster(plan("sync"))
-    together(
-        lambda: cluster.workers[0].push(0, {0: ([1], [2])}), lambda: cluster.workers[1].push(0)
-    )
+    first, second = cluster.workers
+    together(lambda: first.push(0, {0: ([1], [2])}), lambda: second.push(0))
     cluster.restart()
     first, second = cluster.workers
     together(lambda: first.push(1, {0: ([1], [2])}), lambda: second.push(1, {0: ([1], [4])}))
@@ -167,9 +171,7 @@ def test_a_skipped_step_stays_skipped(make_cluster: Any) -> None:
         assert not reply.applied
     # the step number is used again
     first, second = cluster.workers
-    replies = together(
-        lambda: first.push(0, {0: ([1], [2])}), lambda: second.push(0, {0: ([1], [2])})
-    )
+    replies = of_all([first, second], lambda w: w.push(0, {0: ([1], [2])}))
     assert [reply.applied for reply, _ in replies] == [True, True]
 
 
@@ -179,7 +181,7 @@ def test_held_gradients_survive_a_restart(make_cluster: Any, when: str) -> None:
     held = [worker.push_request(0, {0: None}, None, hold=True) for worker in cluster.workers]
     squares = [reply.square for reply, _ in cluster.send(held, {0: ([1], [4])})]
     if when == "released":
-        together(*(lambda w=w: w.apply(0, 0.5) for w in cluster.workers))
+        of_all(cluster.workers, lambda w: w.apply(0, 0.5))
     if when == "snapshot":
         assert cluster.durability.snapshot()
     cluster.restart()
@@ -193,27 +195,21 @@ def test_held_gradients_survive_a_restart(make_cluster: Any, when: str) -> None:
         reply, _ = second.send(held[1], {0: ([1], [4])}, None)
         assert reply.square == squares[1]
     if when != "released":
-        together(*(lambda w=w: w.apply(0, 0.5) for w in cluster.workers))
+        of_all(cluster.workers, lambda w: w.apply(0, 0.5))
     assert first.pull(0, [1]) == [-2]
-    replies = together(
-        lambda: first.push(1, {0: ([1], [1])}), lambda: second.push(1, {0: ([1], [1])})
-    )
+    replies = of_all([first, second], lambda w: w.push(1, {0: ([1], [1])}))
     assert all(reply.applied for reply, _ in replies)
 
 
 def test_a_completed_barrier_survives_a_restart(make_cluster: Any) -> None:
     cluster = make_cluster(plan("async"))
     first, second = cluster.workers
-    together(
-        lambda: first.enter_barrier(0, "barrier", 3), lambda: second.enter_barrier(0, "barrier", 4)
-    )
+    of_all([first, second], lambda w: w.enter_barrier(0, "barrier", 3 + w.index))
     cluster.restart()
     # worker 1 lost its reply, worker 0 is at the next barrier
     first, second = cluster.workers
     assert [list(array) for array in second.enter_barrier(0, "barrier", 4)] == [[3], [4]]
-    replies = together(
-        lambda: first.enter_barrier(1, "sum", 5), lambda: second.enter_barrier(1, "sum", 6)
-    )
+    replies = of_all([first, second], lambda w: w.enter_barrier(1, "sum", 5 + w.index))
     assert [[list(array) for array in reply] for reply in replies] == [[[5], [6]]] * 2
 
 
@@ -226,9 +222,7 @@ def test_a_folder_in_use_is_refused(make_cluster: Any, tmp_path: Path) -> None:
 def test_state_of_another_job_is_resumed_only_on_request(tmp_path: Path) -> None:
     RestartableCluster(tmp_path, plan("async")).close()
     for job in ("another", ""):
-        with pytest.raises(
-            JournalError, match="has the state of a job that did not finish; resume that job"
-        ):
+        with refuses(JournalError, "has the state of a job that did not finish", "resume that job"):
             open_up(closed_server(), plan("async"), Durable(tmp_path, job=job))
     server = closed_server()
     open_up(server, plan("async"), Durable(tmp_path, job="another", resume=True))
@@ -281,10 +275,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"tables": [USERS, ITEMS, msgspec.structs.replace(ITEMS, name="shops")]},
         "tables[shops]: 'present' here, 'absent' there",
     ),
-    "one table less": (
-        {"tables": [USERS]},
-        "tables[items]: 'absent' here, 'present' there",
-    ),
+    "one table less": ({"tables": [USERS]}, "tables[items]: 'absent' here, 'present' there"),
     "rule": (
         {"tables": [USERS, msgspec.structs.replace(ITEMS, rule=RulePlan("adam", {}))]},
         "tables[items].rule.name: 'adam' here, 'sgd' there",
@@ -444,6 +435,169 @@ def test_any_history_applies_each_push_once(operations: list[Any]) -> None:
 
 def test_without_durability_nothing_is_written(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    worker = team(opened(plan("async")))[0]
-    worker.push(0, {0: ([1], [1])})
+    team(opened(plan("async")))[0].push(0, {0: ([1], [1])})
     assert list(tmp_path.iterdir()) == []
+
+
+# PersistentState: what a server records about workers applies to these workers only.
+
+
+PLAN = plan("async", workers=1)
+
+
+def leave_state_of_an_earlier_job(folder: Path) -> None:
+    """The state of a job whose worker has pushed, passed barriers, leased records and left."""
+    cluster = RestartableCluster(folder, PLAN)
+    worker = cluster.workers[0]
+    worker.push(0, {0: ([1], [1])}, phase=3)
+    for barrier in (1, 2, 3):
+        worker.enter_barrier(barrier, "barrier")
+    worker.say(ask())
+    worker.say(m.Leave())
+    cluster.durability._over.set()
+    cluster.server._roster._fail("so that all is kept")
+    cluster.server.close()
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_a_repeated_shrink_counts_once(tmp_path: Path, snapshots: bool) -> None:
+    entry = EntryPlan("count", 2.0)
+    tables = [msgspec.structs.replace(table, entry=entry) for table in PLAN.tables]
+    counting = plan("async", workers=1, tables=tables)
+    cluster, reference = RestartableCluster(tmp_path, counting), Worker(opened(counting), 0, 1)
+    for id_ in (1, 1, 1, 2):
+        cluster.workers[0].pull(0, [id_])
+        reference.pull(0, [id_])
+    days = [m.Shrink(0, 0, 0.1, 0.5, number) for number in (7, 8, 9)]
+    replies = [reference.say(day) for day in days]
+    for day, once in zip(days, replies, strict=True):
+        assert cluster.workers[0].say(day) == once
+        assert cluster.workers[0].say(day) == once
+        if snapshots:
+            assert cluster.durability.snapshot()
+        cluster.restart(returning=[0])
+        assert cluster.workers[0].say(day) == once
+    cluster.workers[0].say(m.Leave("an error"))
+    cluster.server.close()
+    # workers of another job number their calls from the start
+    restarted = closed_server(1)
+    open_up(restarted, counting, Durable(tmp_path, job="another", resume=True))
+    assert restarted._service is not None
+    assert restarted._service.state.shrunk() == []
+    restarted.close()
+
+
+def resumed(folder: Path, server: Server) -> Server:
+    open_up(server, PLAN, Durable(folder, job="another", resume=True))
+    return server
+
+
+def test_barriers_before_the_server_resumes_belong_to_the_new_job(tmp_path: Path) -> None:
+    leave_state_of_an_earlier_job(tmp_path)
+    server = closed_server(1)
+    worker = Worker(server, 0, 1)
+    worker.enter_barrier(1, "barrier")
+    resumed(tmp_path, server)
+    last = server._membership.barriers.last
+    assert last is not None
+    assert (last[0], server._roster.in_state(HERE)) == (1, [0])
+    worker.enter_barrier(2, "barrier")
+    assert worker.pull(0, [1]) == [-1]
+    server.close()
+
+
+def test_a_restart_forgets_workers_of_an_earlier_job(tmp_path: Path) -> None:
+    leave_state_of_an_earlier_job(tmp_path)
+    server = resumed(tmp_path, closed_server(1))
+    worker = Worker(server, 0, 1)
+    worker.enter_barrier(1, "barrier")
+    worker.push(0, {0: ([1], [1])})
+    server._roster._fail("so that all is kept")
+    server.close()
+    restarted = resumed(tmp_path, closed_server(1))
+    assert restarted._membership.barriers.last is not None
+    assert restarted._membership.barriers.last[0] == 1
+    assert restarted._membership.shard_queue.queue.state().turns == []
+    assert restarted._service is not None
+    assert restarted._service.pushes.progress.clocks.state()[0] == {0: (0, 1)}
+    assert Worker(restarted, 0, 1).pull(0, [1]) == [-2]
+    restarted.close()
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_without_a_log_held_gradients_are_lost(tmp_path: Path, snapshot: bool) -> None:
+    """All changes since the last snapshot are lost; the workers continue."""
+    cluster = RestartableCluster(tmp_path, plan("sync"), log=False)
+    of_all(cluster.workers, lambda w: w.push(0, {0: ([1], [4])}))
+    if not snapshot:
+        assert cluster.durability.snapshot()
+    held = [worker.push_request(1, {0: None}, None, hold=True) for worker in cluster.workers]
+    cluster.send(held, {0: ([1], [4])})
+    if snapshot:
+        assert cluster.durability.snapshot()
+    cluster.restart()
+    first, second = cluster.workers
+    replies = of_all(cluster.workers, lambda w: w.apply(1, 0.5))
+    assert [reply.applied for reply, _ in replies] == [True, True]
+    first.sequence -= 1
+    reply, _ = first.apply(1, 0.5)
+    assert reply.applied
+    assert first.pull(0, [1]) == [-4]
+    replies = of_all([first, second], lambda w: w.push(2, {0: ([1], [1])}))
+    assert all(reply.applied for reply, _ in replies)
+    assert first.pull(0, [1]) == [-5]
+    held = [worker.push_request(3, {0: None}, None, hold=True) for worker in cluster.workers]
+    cluster.send(held, {0: ([1], [4])})
+    of_all(cluster.workers, lambda w: w.apply(3, 0.5))
+    assert first.pull(0, [1]) == [-7]
+    cluster.close()
+
+
+# Throttle: a task with a share of a tenth sleeps nine times as long as it worked.
+
+
+class Clock:
+    """CPU seconds of the thread, and the waits that the throttle asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.worked_s, self.waits, self.share = 0.0, list[float](), 0.1
+        monkeypatch.setattr(time, "thread_time", lambda: self.worked_s)
+        self.throttle = Throttle(lambda: self.share, self.waits.append)
+
+    def work(self, seconds: float) -> None:
+        self.worked_s += seconds
+        self.throttle()
+
+
+def test_it_sleeps_in_proportion_to_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.work(0.01)
+    clock.work(0.02)
+    assert clock.waits == pytest.approx([0.09, 0.18])
+    clock.work(100.0)
+    assert clock.waits[-1] == durability._MAX_REST_S
+
+
+def test_short_pieces_of_work_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    for _ in range(3):
+        clock.work(0.0004)
+    assert clock.waits == pytest.approx([9 * 0.0012])
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5])
+def test_a_full_share_does_not_sleep(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    clock = Clock(monkeypatch)
+    clock.share = share
+    clock.work(0.5)
+    clock.share = 0.1
+    clock.work(0.01)
+    # work at a full share is not slept for later
+    assert clock.waits == pytest.approx([0.09])
+
+
+def test_a_larger_share_sleeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    for clock.share in (0.1, 0.5, 0.8):
+        clock.work(0.04)
+    assert clock.waits == pytest.approx([0.36, 0.04, 0.01])

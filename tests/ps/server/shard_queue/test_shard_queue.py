@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ShardQueue: each record is trained once, whichever worker dies, leaves or asks again."""
+"""The queue of a shard: who waits, who is admitted, and what a checkpoint cuts."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ps.serving import ask
+from tests.ps.restartable import RestartableCluster
+from tests.ps.serving import Worker, ask, closed_server, open_up, opened, plan, team, together
 
-from fleetlight.errors import PlanError, ProtocolError
+from fleetlight.errors import MembershipError, PlanError, ProtocolError
+from fleetlight.ps import messages as m
 from fleetlight.ps.changes import ShardQueueState
 from fleetlight.ps.messages import LeaseProgress
+from fleetlight.ps.server.durability.durability import Durable
+from fleetlight.ps.server.shard_queue import handler
+from fleetlight.ps.server.shard_queue.admissions import HOLD_S, Admissions
 from fleetlight.ps.server.shard_queue.shard_queue import NOTHING, ShardQueue, described, joined
+
+# ShardQueue: each record is trained once, whichever worker dies, leaves or asks again.
 
 
 def test_ranges_are_whole_batches_in_order() -> None:
@@ -286,3 +292,466 @@ def test_each_record_is_done_once(
             job.check()
     job.finish(data)
     assert job.done == [1] * length
+
+
+# ShardQueueHandler: leases of records, waiting workers, and recovery after a restart.
+
+
+def lease(worker: Worker, *arguments: Any, **facts: Any) -> tuple[int, int] | None:
+    reply, _ = worker.say(ask(*arguments, **facts))
+    return (reply.start, reply.stop) if isinstance(reply, m.LeaseReply) else None
+
+
+def remaining(worker: Worker) -> Any:
+    return worker.say(m.RemainingRequest(0, 1))[0].ranges
+
+
+def test_workers_lease_ranges() -> None:
+    first, second = team(opened(plan("async")))
+    assert (lease(first), lease(second), lease(first, 1)) == ((0, 16), (16, 32), (32, 48))
+    assert second.say(m.LeaseProgress(0, 1, (0, 20)))[0] == m.Done()
+    assert remaining(first) == [(0, 16), (20, 96)]
+    assert first.say(m.RemainingRequest(0, 2))[0] == m.Remaining(None)
+
+
+def test_a_waiting_worker_is_told_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "_WAIT_S", 0.01)
+    first, second = team(opened(plan("async")))
+    whole = [(0, 4)]
+    lease(first, whole=whole)
+    assert lease(second, whole=whole) is None
+    assert lease(second, whole=whole, waits=True) is None
+
+
+def test_a_waiting_worker_is_woken_by_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "_WAIT_S", 100.0)
+    server = opened(plan("async"))
+    first, second = team(server)
+    whole = [(0, 4)]
+    lease(first, whole=whole)
+
+    def finish() -> None:
+        with server._changed:
+            server._changed.wait_for(lambda: server._membership.shard_queue.queue.waits_for(1), 20)
+        first.say(m.LeaseProgress(0, 1, (0, 4)), lane="pull")
+
+    reply, _ = together(lambda: lease(second, whole=whole, waits=True), finish)
+    assert reply is None
+    assert lease(second, whole=whole, waits=True) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost"])
+def test_leases_of_a_worker_that_is_gone_are_leased_again(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = opened(plan("async"))
+    first, second = team(server)
+    lease(first)
+    lease(second)
+    lease(first, 1, (0, 12))
+    if how == "leaves":
+        first.say(m.Leave())
+    else:
+        with server._changed:
+            server._membership.shard_queue.lose(0)
+    said = "has left" if how == "leaves" else "was lost"
+    assert caplog.messages == [
+        f"worker 0 {said} before it finished records 12 to 15 and 32 to 47 of epoch 0; other "
+        "workers get them"
+    ]
+    assert [lease(second, n) for n in (1, 2)] == [(12, 16), (32, 48)]
+
+
+def test_a_worker_that_finished_its_leases_leaves_silently(caplog: Any) -> None:
+    first, _ = team(opened(plan("async")))
+    lease(first)
+    first.say(m.LeaseProgress(0, 1, (0, 16)))
+    first.say(m.Leave())
+    assert caplog.messages == []
+
+
+@pytest.mark.slow
+def test_a_deadlock_of_a_barrier_and_a_lease_is_an_error() -> None:
+    server = opened(plan("async"))
+    first, second = team(server)
+    whole = [(0, 4)]
+    lease(first, whole=whole)
+
+    def wait() -> None:
+        while isinstance(second.say(ask(whole=whole, waits=True), lane="pull")[0], m.Done):
+            with server._changed:
+                if server._membership.barriers._broken is not None:
+                    return
+
+    met, _ = together(lambda: first.enter_barrier(0, "save_persistables"), wait)
+    assert isinstance(met, MembershipError)
+    assert "save_persistables of worker 0 would wait for worker 1, which has no records" in str(met)
+    assert "call it after the loop" in str(met)
+
+
+# -- recovery after a restart ----------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Any:
+    cluster = RestartableCluster(tmp_path / "kept", plan("async"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_leases_survive_a_restart(cluster: RestartableCluster, snapshot: bool) -> None:
+    first, second = cluster.workers
+    lease(first)
+    lease(second)
+    lease(first, 1, (0, 12))
+    second.say(m.LeaseProgress(0, 1, (0, 20)))
+    if snapshot:
+        assert cluster.durability.snapshot()
+    cluster.restart()
+    first, second = cluster.workers
+    assert remaining(first) == [(12, 16), (20, 96)]
+    # the repeat of a lost reply, and the next lease
+    assert [lease(first, n) for n in (1, 2)] == [(32, 48), (48, 60)]
+    assert [lease(second, n) for n in (0, 1)] == [(16, 32), (60, 72)]
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost", "gives back"])
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_released_leases_survive_a_restart(
+    cluster: RestartableCluster, how: str, snapshot: bool
+) -> None:
+    first, second = cluster.workers
+    lease(first)
+    lease(second)
+    if how == "leaves":
+        first.say(m.Leave())
+    elif how == "gives back":
+        first.say(m.LeaseProgress(0, 1, (0, 0), gives_back=True))
+    else:
+        with cluster.server._changed:
+            # one record says both
+            cluster.server._membership._note_gone(0, lost=True)
+            cluster.server._membership.shard_queue.lose(0)
+        cluster.server._log.wait_on_disk()
+    if snapshot:
+        assert cluster.durability.snapshot()
+    with cluster.server._changed:
+        before = cluster.server._membership.shard_queue.queue.state()
+    cluster.restart(returning=[1])
+    with cluster.server._changed:
+        assert cluster.server._membership.shard_queue.queue.state() == before
+    assert lease(cluster.workers[0], 1) == (0, 16)
+
+
+def test_a_server_that_dies_while_it_gives_up_a_worker_frees_its_leases(
+    cluster: RestartableCluster,
+) -> None:
+    first, second = cluster.workers
+    lease(first)
+    lease(second)
+    # the record of the loss is the last one on disk
+    cluster.server._membership._note_gone(0, lost=True)
+    cluster.server._log.wait_on_disk()
+    cluster.restart(returning=[1])
+    assert lease(cluster.workers[0], 1) == (0, 16)
+
+
+@pytest.mark.parametrize("how", ["leaves", "fails", "is lost"])
+def test_a_lease_during_the_loss_of_a_worker_survives_a_restart(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = RestartableCluster(tmp_path / "kept", plan("async", lost_worker="go_on"))
+    server, (first, second) = cluster.server, cluster.workers
+    lease(second)
+    lease(second, 1)
+    reply: list[Any] = []
+    wait_on_disk = server._log.wait_on_disk
+
+    def lease_once() -> None:
+        if not reply:
+            reply.append(None)
+            reply.append(lease(first))
+        wait_on_disk()
+
+    monkeypatch.setattr(server._log, "wait_on_disk", lease_once)
+    if how == "is lost":
+        second.disconnect()
+        server._membership._look()
+    else:
+        second.say(m.Leave("an error" if how == "fails" else ""))
+    assert reply[1] == (0, 16)
+    with server._changed:
+        before = server._membership.shard_queue.queue.state()
+    cluster.restart(returning=[0])
+    with cluster.server._changed:
+        assert cluster.server._membership.shard_queue.queue.state() == before
+    cluster.close()
+
+
+def test_workers_of_another_job_start_from_the_first_range(tmp_path: Path) -> None:
+    cluster = RestartableCluster(tmp_path, plan("async", workers=1))
+    lease(cluster.workers[0])
+    cluster.workers[0].say(m.Leave("an error"))
+    cluster.server.close()
+    server = closed_server(1)
+    open_up(server, plan("async", workers=1), Durable(tmp_path, job="another", resume=True))
+    assert lease(Worker(server, 0, 1)) == (0, 16)
+    server.close()
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("ask"), st.integers(0, 1), st.integers(0, 3)),
+    st.tuples(st.just("reach"), st.integers(0, 1), st.booleans()),
+    st.tuples(st.sampled_from(["die", "snapshot"])),
+)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(OPERATIONS, max_size=15))
+def test_any_history_of_leases_survives_restarts(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[Any]
+) -> None:
+    cluster = RestartableCluster(tmp_path_factory.mktemp("kept"), plan("async"))
+    received = [0, 0]
+    for name, *arguments in operations:
+        if name == "ask":
+            worker, number = arguments
+            reply = lease(
+                cluster.workers[worker], min(number, received[worker]), batches=1 + number
+            )
+            received[worker] += reply not in (None, (0, 0)) and number >= received[worker]
+        elif name == "reach":
+            worker, gives_back = arguments
+            reached = max(0, received[worker] - 1), 0
+            cluster.workers[worker].say(m.LeaseProgress(0, 1, reached, gives_back))
+        elif name == "snapshot":
+            assert cluster.durability.snapshot()
+        else:
+            before = cluster.server._membership.shard_queue.queue.state()
+            cluster.restart()
+            assert cluster.server._membership.shard_queue.queue.state().turns == before.turns
+    cluster.close()
+
+
+# ShardQueue.cut: a turn ends early, and the next one has exactly the records that are left.
+
+
+def test_a_cut_turn_ends_with_its_leases_and_leaves_the_rest() -> None:
+    queue = ShardQueue(2)
+    assert (queue.deal(0, ask()), queue.deal(1, ask())) == ((0, 16), (16, 32))
+    assert queue.may_cut(0)
+    queue.cut(0)
+    assert not queue.may_cut(0)
+    # worker 0 has finished its range, and worker 1 has not
+    assert queue.deal(0, ask(1, (1, 0), waits=True)) is None
+    assert queue.left(0, 1) == []
+    assert queue.deal(1, ask(1, (1, 0), waits=True)) == NOTHING
+    assert queue.deal(0, ask(1, (1, 0), waits=True)) == NOTHING
+    assert queue.left(0, 1) == [(32, 96)]
+    assert queue.remaining(0, 1) == [(32, 96)]
+    assert queue.is_unleased(0, 2)
+    assert queue.deal(1, ask(turn=2, whole=[(32, 96)])) == (32, 48)
+    assert not queue.is_unleased(0, 2)
+
+
+def test_a_late_worker_learns_what_a_cut_turn_left() -> None:
+    """It took no part in the turn, and must not take the epoch for over."""
+    queue = ShardQueue(2)
+    queue.deal(0, ask())
+    queue.cut(0)
+    assert queue.deal(0, ask(1, (1, 0), waits=True)) == NOTHING
+    assert queue.deal(0, ask(turn=2, whole=[(16, 96)], back=2)) == (16, 32)
+    assert queue.deal(1, ask()) == NOTHING
+    assert queue.left(0, 1) == [(16, 96)]
+
+
+def test_a_cut_turn_that_is_finished_leaves_nothing() -> None:
+    queue = ShardQueue(2)
+    queue.deal(0, ask(whole=[(0, 8)], batches=1))
+    queue.cut(0)
+    queue.reach(0, LeaseProgress(0, 1, (0, 4)))
+    assert queue.left(0, 1) == [(4, 8)]
+
+
+def test_records_that_a_worker_gives_back_are_left_over() -> None:
+    queue = ShardQueue(2)
+    queue.deal(0, ask())
+    queue.deal(1, ask())
+    queue.cut(0)
+    queue.reach(1, LeaseProgress(0, 1, (0, 20), gives_back=True))
+    queue.reach(0, LeaseProgress(0, 1, (1, 0)))
+    assert queue.left(0, 1) == [(20, 96)]
+
+
+def test_a_worker_that_waits_gets_records_in_the_next_turn_where_steps_are_common() -> None:
+    queue = ShardQueue(2)
+    queue.cuts_for_waiting = True
+    whole: dict[str, Any] = {"whole": [(0, 8)], "batches": 1}
+    assert (queue.deal(0, ask(**whole)), queue.deal(1, ask(**whole))) == ((0, 4), (4, 8))
+    assert queue.deal(0, ask(1, (1, 0), waits=True, **whole)) is None
+    queue.release(1)
+    assert queue.deal(0, ask(1, (1, 0), waits=True, **whole)) == NOTHING
+    assert queue.left(0, 1) == [(4, 8)]
+
+
+def test_a_place_keeps_nothing_of_its_former_worker() -> None:
+    queue = ShardQueue(2, 3)
+    queue.deal(1, ask())
+    queue.release(1)
+    queue.join(1)
+    assert queue.deal(1, ask()) == (0, 16)
+
+
+def test_ranges_are_cut_for_the_workers_that_train() -> None:
+    whole: dict[str, Any] = {"whole": [(0, 96)], "batches": 99}
+    few, many = ShardQueue(1, 8), ShardQueue(1, 8)
+    for worker in range(1, 8):
+        many.join(worker)
+    assert few.deal(0, ask(**whole)) == (0, 48)
+    assert many.deal(0, ask(**whole)) == (0, 8)
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_every_record_is_leased_once_whatever_is_cut(data: st.DataObject) -> None:
+    """Workers finish ranges in any order; the queue is cut, saved and restored at any time."""
+    queue, length = ShardQueue(3), 40
+    turn, number, reached, whole = (
+        dict.fromkeys(range(3), v) for v in (1, 0, (0, 0), [(0, length)])
+    )
+    hand: dict[int, tuple[int, int]] = {}
+    trained: list[int] = []
+    active = {0, 1, 2}
+    while active:
+        event = data.draw(st.sampled_from(["ask", "ask", "cut", "restore"]))
+        if event == "cut" and queue.may_cut(0):
+            queue.cut(0)
+        elif event == "restore":
+            state = msgspec.json.decode(msgspec.json.encode(queue.state()), type=ShardQueueState)
+            queue = ShardQueue(3)
+            queue.restore(state)
+        worker = data.draw(st.sampled_from(sorted(active)))
+        if worker in hand:
+            start, stop = hand.pop(worker)
+            trained += range(start, stop)
+            number[worker] += 1
+            reached[worker] = number[worker], 0
+        request = ask(
+            number[worker],
+            reached[worker],
+            turn=turn[worker],
+            back=turn[worker],
+            whole=whole[worker],
+            batches=1,
+            waits=True,
+        )
+        dealt = queue.deal(worker, request)
+        if dealt == NOTHING:
+            left = queue.left(0, turn[worker])
+            if not left:
+                active.discard(worker)
+                continue
+            turn[worker] += 1
+            number[worker], reached[worker], whole[worker] = 0, (0, 0), left
+        elif dealt is not None:
+            hand[worker] = dealt
+    assert sorted(trained) == list(range(length))
+
+
+def test_a_turn_in_which_no_worker_could_join_is_not_cut_again() -> None:
+    queue = ShardQueue(2)
+    queue.admissions.skip((0, 1))
+    queue.deal(0, ask())
+    assert not queue.may_cut(0)
+    queue.deal(0, ask(turn=2, back=2))
+    assert queue.may_cut(0)
+
+
+def test_a_worker_that_has_left_its_loop_early_is_in_a_later_turn() -> None:
+    """The rest of the cut turn takes nothing from that turn."""
+    queue = ShardQueue(2)
+    queue.deal(0, ask(turn=10))
+    queue.deal(1, ask(turn=10))
+    queue.cut(0)
+    queue.reach(1, LeaseProgress(0, 10, (0, 20), gives_back=True))
+    later = ask(turn=20, epoch=1, back=20)
+    assert queue.deal(1, later) == (0, 16)
+    assert queue.deal(0, ask(1, (1, 0), turn=10, waits=True)) == NOTHING
+    assert queue.deal(0, ask(turn=11, whole=queue.left(0, 10))) == (20, 36)
+    assert queue.deal(1, later) == (0, 16)
+
+
+# Admissions: a turn is held until all workers that join there are known to all servers.
+
+
+TURN = (0, 3)
+
+
+def test_a_turn_is_held_from_the_state_to_the_last_server() -> None:
+    admissions = Admissions()
+    assert not admissions.hold(TURN, 0.0)
+    assert admissions.wait(4, 0) is None
+    assert admissions.hold(TURN, 0.0)
+    assert admissions.wants_state(TURN)
+    admissions.offer(TURN)
+    assert not admissions.wants_state(TURN)
+    assert admissions.wait(4, 0) == TURN
+    assert admissions.enter(4, TURN)
+    assert admissions.hold(TURN, 0.0)
+    admissions.entered(4)
+    assert not admissions.hold(TURN, 0.0)
+    admissions.begin(TURN)
+    assert admissions.wait(5, 0) is None
+
+
+def test_a_worker_enters_only_at_the_turn_whose_state_it_has() -> None:
+    admissions = Admissions()
+    admissions.wait(4, 0)
+    assert not admissions.enter(4, TURN)
+    admissions.offer(TURN)
+    assert not admissions.enter(4, (0, 2))
+    assert not admissions.enter(5, TURN)
+    assert admissions.enter(4, TURN)
+    # the reply may be lost
+    assert admissions.enter(4, TURN)
+
+
+def test_only_turns_of_its_loader_wait_for_a_worker() -> None:
+    admissions = Admissions()
+    admissions.wait(4, 0)
+    assert not admissions.hold((1, 1), 0.0)
+    assert admissions.hold((0, 1), 0.0)
+
+
+def test_a_turn_begins_without_a_state_after_a_while() -> None:
+    admissions = Admissions()
+    admissions.wait(4, 0)
+    assert admissions.hold(TURN, 10.0)
+    assert admissions.hold(TURN, 10.0 + HOLD_S)
+    assert not admissions.hold(TURN, 10.1 + HOLD_S)
+    assert admissions.hold((0, 4), 11.0 + HOLD_S)
+
+
+def test_a_turn_begins_at_once_where_no_worker_can_join() -> None:
+    admissions = Admissions()
+    admissions.wait(4, 0)
+    admissions.skip(TURN)
+    assert not admissions.hold(TURN, 0.0)
+    assert admissions.hold((0, 4), 0.0)
+
+
+def test_no_turn_waits_for_a_worker_that_is_lost() -> None:
+    admissions = Admissions()
+    admissions.wait(4, 0)
+    admissions.wait(5, 0)
+    admissions.offer(TURN)
+    admissions.enter(4, TURN)
+    admissions.forget(4)
+    admissions.forget(5)
+    assert not admissions.hold(TURN, 0.0)
+    assert admissions.entering == []

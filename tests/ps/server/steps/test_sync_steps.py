@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synchronous steps: means, uneven data, skips, clipping, prefetched rows."""
-
-from __future__ import annotations
+"""Steps of sync jobs."""
 
 import concurrent.futures
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.ps.serving import Worker, opened, plan, team, together
+from tests.ps.restartable import RestartableCluster
+from tests.ps.serving import OPTIONS, Worker, of_all, opened, plan, team, together
 
 from fleetlight.errors import DeadlineError, GradientError, PlanError, ProtocolError
 from fleetlight.ps import messages as m
 from fleetlight.ps.plan import OptimizerPlan
+from fleetlight.ps.server.steps.prefetched_ids import PrefetchedBatch, PrefetchedIds
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal
+
+# Synchronous steps: means, uneven data, skips, clipping, prefetched rows.
 
 
 def call_all(workers: list[Worker], call: Callable[[Worker], Any]) -> list[Any]:
     """The replies when all workers make the same call."""
-    replies = together(*[lambda w=w: call(w) for w in workers])  # type: ignore[misc]
+    replies = of_all(workers, call)
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -42,8 +45,7 @@ def test_a_step_applies_the_mean_over_all_workers() -> None:
 
 
 def test_workers_that_run_out_of_data_leave_the_step() -> None:
-    server = opened(plan(workers=3))
-    workers = team(server, 3)
+    workers = team(opened(plan(workers=3)), 3)
     call_all(workers, lambda w: w.push(0, {0: ([1], [3])}))
     replies = together(
         lambda: workers[0].push(1, {0: ([1], [4])}),
@@ -75,25 +77,17 @@ def test_optimizers_do_not_wait_for_each_other() -> None:
 
 def test_a_skip_by_one_worker_skips_the_step_for_all() -> None:
     workers = team(opened(plan()))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}, [1, 1, 1], skip=True),
-        lambda: workers[1].push(0, {0: ([1], [1])}, [1, 1, 1]),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [1])}, [1, 1, 1], skip=w.index == 0))
     assert [reply[0].applied for reply in replies] == [False, False]
     assert (workers[0].pull(0, [1]), workers[0].dense()) == ([0], [1, 1, 1])
     # the step counter of a worker may stay or advance
-    together(
-        lambda: workers[0].push(0, {0: ([1], [1])}), lambda: workers[1].push(1, {0: ([1], [1])})
-    )
+    of_all(workers, lambda w: w.push(w.index, {0: ([1], [1])}))
     assert workers[0].pull(0, [1]) == [-1]
 
 
 def test_nan_from_one_worker_is_an_error_for_all() -> None:
     workers = team(opened(plan()))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}),
-        lambda: workers[1].push(0, {0: ([1], [np.nan])}),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [np.nan if w.index else 1])}))
     for reply in replies:
         assert isinstance(reply, GradientError)
         assert "worker 1 pushed a gradient (step 0) of table 'users'" in str(reply)
@@ -105,20 +99,14 @@ def test_nan_from_one_worker_is_an_error_for_all() -> None:
 
 def test_nan_from_one_worker_may_skip_the_step_for_all() -> None:
     workers = team(opened(plan(on_nonfinite="skip")))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}),
-        lambda: workers[1].push(0, {0: ([1], [np.nan])}),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [np.nan if w.index else 1])}))
     assert [reply[0].applied for reply in replies] == [False, False]
     assert workers[0].pull(0, [1]) == [0]
 
 
 def test_an_error_in_a_step_reaches_all_workers() -> None:
     workers = team(opened(plan()))
-    replies = together(
-        lambda: workers[0].push(0, {0: ([1], [1])}, options=[{"lr": "much"}]),
-        lambda: workers[1].push(0, {0: ([1], [1])}, options=[{"lr": "much"}]),
-    )
+    replies = of_all(workers, lambda w: w.push(0, {0: ([1], [1])}, options=[{"lr": "much"}]))
     assert all(isinstance(reply, Exception) for reply in replies)
     assert str(replies[0]) == str(replies[1])
 
@@ -159,7 +147,7 @@ def test_nonfinite_held_gradients_are_refused_when_applied(refusal: str) -> None
     skipped = call_all(workers, lambda w: w.apply(0, 0.0, skip=w.index == 1))
     assert [reply[0].applied for reply in skipped] == [False, False]
     assert [reply[0].square for reply in hold(0)] == [math.inf] * 2
-    for reply in together(*[lambda w=w: w.apply(0, 0.0) for w in workers]):
+    for reply in of_all(workers, lambda w: w.apply(0, 0.0)):
         assert isinstance(reply, GradientError)
         assert (refusal or "worker 1 pushed a gradient (step 0) of table 'users'") in str(reply)
     assert workers[0].pull(0, [1]) == [0]
@@ -366,8 +354,7 @@ def test_held_gradients_stay_in_snapshots_until_released() -> None:
 
 
 def test_all_workers_receive_a_signal_after_the_same_step() -> None:
-    server = opened(plan(workers=3))
-    workers = team(server, 3)
+    workers = team(opened(plan(workers=3)), 3)
     replies = call_all(workers, lambda w: w.push(0, {0: ([1], [3])}))
     assert [reply[0].call for reply in replies] == [NO_SIGNAL] * 3
     heartbeat_reply = workers[1].say(m.Heartbeat(1, ControlSignal(stop=True)))[0]
@@ -403,3 +390,142 @@ def test_a_clipped_step_delivers_the_signal_when_applied() -> None:
     assert [reply[0].call for reply in replies] == [NO_SIGNAL] * 2
     replies = call_all(workers, lambda w: w.apply(0, 0.5))
     assert [reply[0].call for reply in replies] == [ControlSignal(saves=1)] * 2
+
+
+# The ids of cached tables that other workers have changed, in the replies of a sync step.
+
+
+#: a worker keeps rows of table 0
+ASKS = {"reports": [0]}
+
+
+def outdated(reply: tuple[m.Pushed, list[Any]]) -> dict[int, list[int]]:
+    """By table: the ids, which are the last arrays."""
+    message, arrays = reply
+    last = arrays[len(arrays) - len(message.outdated) :]
+    return {n: sorted(ids.tolist()) for n, ids in zip(message.outdated, last, strict=True)}
+
+
+def test_a_reply_has_the_ids_that_only_others_have_changed() -> None:
+    first, second = team(opened(plan()))
+    replies = together(
+        lambda: first.push(0, {0: ([6, 7], [2, 2]), 1: ([1], [2])}, **ASKS),
+        lambda: second.push(0, {0: ([7, 8, 9], [4, 4, 4]), 1: ([2], [2])}, reports=[1, 0]),
+    )
+    assert [outdated(reply) for reply in replies] == [{0: [8, 9]}, {0: [6], 1: [1]}]
+    replies = together(lambda: first.push(1, {}, **ASKS), lambda: second.push(1, {0: ([3], [2])}))
+    assert [outdated(reply) for reply in replies] == [{0: [3]}, {}]
+
+
+def test_the_ids_follow_changed_rows_and_dense_values() -> None:
+    first, second = team(opened(plan()))
+    first.pull(0, [8], ahead=True, batch=1)
+    reply, _ = together(
+        lambda: first.push(0, {0: ([6], [2])}, [0, 0, 0], **ASKS),
+        lambda: second.push(0, {0: ([8], [4])}, [0, 0, 0]),
+    )
+    message, (dense, positions, rows, ids) = reply
+    assert (message.changed, message.outdated) == ([0], [0])
+    assert (len(dense), positions.tolist(), rows.tolist()) == (3, [0], [[-2, -2]])
+    assert ids.tolist() == [8]
+
+
+def test_a_skipped_step_changes_no_rows() -> None:
+    first, second = team(opened(plan()))
+    replies = together(
+        lambda: first.push(0, {}, skip=True, **ASKS),
+        lambda: second.push(0, {0: ([8], [4])}, **ASKS),
+    )
+    assert [outdated(reply) for reply in replies] == [{0: []}] * 2
+
+
+def test_a_released_step_names_all_its_ids() -> None:
+    first, second = team(opened(plan()))
+    replies = together(
+        lambda: first.push(0, {0: ([6], [2])}, hold=True, **ASKS),
+        lambda: second.push(0, {0: ([8], [4])}, hold=True, **ASKS),
+    )
+    assert [outdated(reply) for reply in replies] == [{0: []}] * 2
+    replies = together(lambda: first.apply(0, 0.5, **ASKS), lambda: second.apply(0, 0.5, **ASKS))
+    assert [outdated(reply) for reply in replies] == [{0: [6, 8]}] * 2
+
+
+def test_a_server_that_does_not_know_the_ids_names_no_table() -> None:
+    """It has lost its kept reply, as after a restart."""
+    worker = Worker(server := opened(plan(workers=1)), 0, 1)
+    push, rows = worker.push_request(0, {0: None}, None, **ASKS), {0: ([6], [2])}
+    assert outdated(worker.send(push, rows, None)) == {0: []}
+    # the kept reply is repeated
+    assert outdated(worker.send(push, rows, None)) == {0: []}
+    assert server._service is not None
+    server._service.pushes._requests._requests.clear()
+    assert outdated(worker.send(push, rows, None)) == {}
+    assert worker.pull(0, [6]) == [-2]
+
+
+def test_no_ids_travel_in_async_mode() -> None:
+    """A push does not know which other ones were applied since the last one of its worker."""
+    worker = Worker(opened(plan("async", workers=1)), 0, 1)
+    assert outdated(worker.push(0, {0: ([6], [2])}, **ASKS)) == {}
+
+
+# All workers of a step receive the same control signals, even if the server crashes.
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("crash_after", [None, "snapshot"])
+def test_a_repeated_push_returns_the_signal_of_its_step(
+    tmp_path: Path, clips: bool, crash_after: str | None
+) -> None:
+    """The other worker has acted on the signal and waits for this worker."""
+    cluster = RestartableCluster(tmp_path / "kept", plan("sync"))
+    cluster.workers[0].say(m.Heartbeat(0, ControlSignal(saves=1)))
+    gradients: dict[int, Any] = {0: ([1], [2])}
+    last: list[Any] = [w.push_request(0, {0: None}, None, hold=clips) for w in cluster.workers]
+    replies = cluster.send(last, gradients)
+    if clips:
+        gradients, last = {}, [m.Apply(1, 0, 0, 0, 0, 0.5, OPTIONS)] * 2
+        replies = cluster.send(last, gradients)
+    assert [reply.call for reply, _ in replies] == [ControlSignal(saves=1)] * 2
+    # a later signal, which no worker has received
+    cluster.workers[0].say(m.Heartbeat(1, ControlSignal(stop=True)))
+    if crash_after is not None:
+        assert cluster.durability.snapshot()
+    cluster.restart()
+    reply, _ = cluster.workers[1].send(last[1], gradients, None)
+    assert (reply.applied, reply.call) == (True, ControlSignal(saves=1))
+    cluster.close()
+
+
+# PrefetchedIds: kept until the worker's next step of the table's optimizer.
+
+
+def pulled(table: int, batch: int) -> PrefetchedBatch:
+    return PrefetchedBatch(table, batch, np.arange(batch, dtype=np.int64))
+
+
+def test_lists_are_taken_once_and_by_table() -> None:
+    lists = PrefetchedIds()
+    for table, batch in [(0, 1), (1, 1), (0, 2)]:
+        lists.remember(0, pulled(table, batch))
+    lists.remember(1, pulled(0, 9))
+    assert [(t.table, t.batch) for t in lists.take(0, {0})] == [(0, 1), (0, 2)]
+    assert lists.take(0, {0}) == []
+    assert [(t.table, t.batch) for t in lists.take(0, {0, 1})] == [(1, 1)]
+    assert [t.batch for t in lists.take(1, {0})] == [9]
+
+
+def test_a_batch_of_the_same_number_replaces_the_first() -> None:
+    lists = PrefetchedIds()
+    first, second = pulled(0, 1), PrefetchedBatch(0, 1, np.array([7], np.int64))
+    lists.remember(0, first)
+    lists.remember(0, second)
+    assert lists.take(0, {0}) == [second]
+
+
+def test_prefetched_ids_of_a_worker_that_never_pushes_are_bounded() -> None:
+    lists = PrefetchedIds()
+    for batch in range(100):
+        lists.remember(0, pulled(0, batch))
+        lists.remember(0, pulled(1, batch))
+    assert [t.batch for t in lists.take(0, {0})] == list(range(92, 100))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots of shared memory: a body stays as it was sent until its last array is gone."""
 
-from __future__ import annotations
-
 import mmap
 from typing import Any
 
@@ -193,8 +191,7 @@ def test_memory_of_an_unfinished_body_is_given_again() -> None:
     client, _ = two_ends()
     first = client.output((8,), "uint8")
     client.end_body()
-    again = client.output((8,), "uint8")
-    assert np.may_share_memory(first, again)
+    assert np.may_share_memory(first, client.output((8,), "uint8"))
 
 
 @pytest.mark.parametrize("slot", [SLOTS + 1, 65535])
@@ -225,8 +222,7 @@ def test_nonsense_in_the_flags_harms_no_received_array(nonsense: int) -> None:
     memory = mmap.mmap(-1, file_bytes(SLOT))
     client = BodySlots(memory, SLOT, is_client=True)
     server = BodySlots(memory, SLOT, is_client=False)
-    slot = client.fill(body_of(7), MIN_BYTES)
-    body = server.take(slot, MIN_BYTES)
+    body = server.take(client.fill(body_of(7), MIN_BYTES), MIN_BYTES)
     memory[: 2 * SLOTS] = bytes([nonsense]) * (2 * SLOTS)
     server.release()
     assert server.fill(body_of(9), MIN_BYTES) == (0 if nonsense else 1)

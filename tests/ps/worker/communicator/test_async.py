@@ -1,24 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Async communicator: the send queue of a worker, merging, and bounded staleness."""
-
-from __future__ import annotations
+"""Async jobs, and what every communicator owes its group."""
 
 import threading
+import types
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.launch.workplace import wait_until
 from tests.ps.gates import Gate
-from tests.served import ASYNC, Job, Member, Net, batches, loss_of, run, started
-from torch import nn
+from tests.ps.serving import plan
+from tests.served import ASYNC, SYNC, Job, Member, Net, batches, geo, loss_of, run, started
+from torch import Tensor, nn
 
+import fleetlight as fleet
 from fleetlight.errors import DeadlineError, GradientError, PeerLostError
+from fleetlight.kernels import RULES
+from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.ps.placement import Placement
+from fleetlight.ps.plan import DensePlan
 from fleetlight.ps.update import TableGradients
-from fleetlight.ps.worker.communicator.async_ import merged
+from fleetlight.ps.worker.communicator.async_ import LocalDense, merged
 from fleetlight.ps.worker.connections import PUSH
+from fleetlight.ps.worker.local_parameters import LocalParameters
 from fleetlight.ps.worker.push_request import PushRequest
+from fleetlight.ps.worker.reply_values import ReplyValues
+
+# Async communicator: the send queue of a worker, merging, and bounded staleness.
+
 
 ROWS = 30
 
@@ -180,8 +194,7 @@ def test_merging_sums_gradients_and_keeps_the_last_options() -> None:
 
     bits = torch.tensor([1.0, 2.0], dtype=torch.bfloat16).view(torch.uint16).numpy
     first = request_of([1, 2], 1.0, [0, 1], bits().copy(), step=3)
-    second = request_of([2, 3], 10.0, [1], bits().copy(), step=4)
-    total = merged([first, second], 1)
+    total = merged([first, request_of([2, 3], 10.0, [1], bits().copy(), step=4)], 1)
     assert (total.step, total.options, total.absent, total.merged) == (4, [{"lr": 10.0}], [1], 2)
     assert total.seen == (7,)
     found = {
@@ -191,8 +204,7 @@ def test_merging_sums_gradients_and_keeps_the_last_options() -> None:
     assert found == {1: 1.0, 2: 11.0, 3: 10.0}
     assert total.tables[0].shows is not None
     assert sorted(total.tables[0].shows.tolist()) == [1, 1, 2]
-    doubled = torch.from_numpy(total.blocks[0][0]).view(torch.bfloat16)
-    assert doubled.tolist() == [2.0, 4.0]
+    assert torch.from_numpy(total.blocks[0][0]).view(torch.bfloat16).tolist() == [2.0, 4.0]
 
 
 @pytest.mark.slow
@@ -395,3 +407,268 @@ def test_gradients_are_clipped_per_worker() -> None:
     ]
     total = sum(float((np.asarray(m, np.float64) ** 2).sum()) for m in moved) ** 0.5
     assert total == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+# LocalDense: dense parameters that workers step themselves, on servers and on a worker.
+
+
+WORKERS = 3
+PLANS = {
+    dtype: plan("async", WORKERS, dense=[DensePlan("weight", (2,), dtype, 0, 0)])
+    for dtype in ("float32", "float64")
+}
+# kernels handle float32, torch the others
+every_dtype = pytest.mark.parametrize("dtype", PLANS)
+
+
+class Server:
+    """Adds a share and replies with the sum."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.values = np.ones(2, dtype)
+
+    def add(self, shares: dict[int, Any]) -> ReplyValues:
+        for share in shares.get(0, []):
+            self.values = self.values + share
+        return ReplyValues(dense={0: [self.values.copy()]})
+
+
+class Worker:
+    """A worker that receives its replies in order, when the test says so."""
+
+    def __init__(self, server: Server) -> None:
+        self.weight = torch.ones(2, dtype=getattr(torch, server.dtype))
+        of = PLANS[server.dtype]
+        client: Any = types.SimpleNamespace(
+            active=WORKERS, server_num=1, plan=of, placement=Placement(of)
+        )
+        self.server, self.dense = server, LocalDense(client, LocalParameters([self.weight]))
+        self.dense.begin()
+        self.replies: deque[ReplyValues] = deque()
+
+    def push(self, *, just_taken: bool = False) -> None:
+        self.replies.append(self.server.add(self.dense.share(0, just_taken=just_taken)))
+
+    def receive(self, count: int = 1) -> None:
+        for _ in range(count - 1):
+            self.replies.popleft()
+        self.dense.take(self.replies.popleft(), count)
+
+
+@every_dtype
+def test_own_progress_counts_in_full_until_its_reply(dtype: str) -> None:
+    server = Server(dtype)
+    first, second = Worker(server), Worker(server)
+    first.weight += 3
+    first.push()
+    assert first.weight.tolist() == [4, 4]
+    second.weight += 6
+    second.push()
+    first.weight += 1
+    first.receive()
+    # the mean of all progress up to its push, and its own progress since
+    assert first.weight.tolist() == [1 + 3 / 3 + 1] * 2
+    second.receive()
+    assert second.weight.tolist() == [1 + 3 / 3 + 6 / 3] * 2
+
+
+@every_dtype
+def test_pushes_without_a_reply_stay_on_top_of_server_values(dtype: str) -> None:
+    worker = Worker(Server(dtype))
+    for learned in (3, 6, 9):
+        worker.weight += learned
+        worker.push()
+    worker.receive(2)
+    assert worker.weight.tolist() == [1 + (3 + 6) / 3 + 9] * 2
+    worker.receive()
+    assert worker.weight.tolist() == [1 + (3 + 6 + 9) / 3] * 2
+
+
+@every_dtype
+def test_a_share_is_written_in_the_memory_of_its_server(dtype: str) -> None:
+    worker, memory = Worker(Server(dtype)), np.zeros(2, dtype)
+    worker.weight += 3
+    shares = worker.dense.share(0, memory=[lambda shape, dtype: memory])
+    assert np.may_share_memory(shares[0][0], memory)
+    assert memory.tolist() == [1, 1]
+
+
+@every_dtype
+def test_a_skipped_push_adds_nothing(dtype: str) -> None:
+    worker = Worker(Server(dtype))
+    worker.dense.skipped()
+    worker.replies.append(worker.server.add({}))
+    worker.weight += 3
+    worker.push()
+    worker.receive()
+    assert worker.weight.tolist() == [4, 4]
+
+
+@every_dtype
+@given(st.lists(st.tuples(st.integers(0, WORKERS - 1), st.sampled_from("lphb")), max_size=60))
+def test_all_workers_converge_to_the_mean_of_all_progress(
+    dtype: str, operations: list[tuple[int, str]]
+) -> None:
+    server = Server(dtype)
+    workers, learned = [Worker(server) for _ in range(WORKERS)], 0
+    for number, operation in operations:
+        worker = workers[number]
+        if operation == "l":
+            worker.weight += number + 1
+            learned += number + 1
+        elif operation == "p":
+            worker.push()
+        elif worker.replies:
+            worker.receive()
+            if operation == "b":
+                worker.push(just_taken=True)
+    for worker in workers:
+        worker.push()
+    for worker in workers:
+        worker.receive(len(worker.replies))
+    np.testing.assert_allclose(server.values, 1 + learned / WORKERS, rtol=1e-5)
+    np.testing.assert_allclose(workers[-1].weight.numpy(), server.values, rtol=1e-5)
+
+
+# Each rule trains in a job as its optimizer does alone, with the options of each param group.
+
+
+GROUP_ROWS, GROUP_DIM, GROUP_STEPS = 12, 4, 12
+TABLES = ("first", "second")
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+class TwoTables(nn.Module):
+    """Two tables in param groups of their own; `moved`: torch's layers."""
+
+    def __init__(self, moved: bool = False) -> None:
+        super().__init__()
+        for name in TABLES:
+            layer = nn.Embedding(GROUP_ROWS, GROUP_DIM) if moved else SparseEmbedding(GROUP_DIM)
+            self.add_module(name, layer)
+        self.linear = nn.Linear(6 * GROUP_DIM, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        both = [self.get_submodule(name)(ids) for name in TABLES]
+        out: Tensor = self.linear(torch.cat(both, -1).flatten(1))
+        return out
+
+
+def groups_of(model: nn.Module, first: dict[str, Any], second: dict[str, Any]) -> Any:
+    options = dict(zip((*TABLES, "linear"), (first, second, {}), strict=True))
+    return [
+        {"params": model.get_submodule(name).parameters(), **one} for name, one in options.items()
+    ]
+
+
+#: the options of the first and of the second table
+DECAY = {"lr": 0.05, "weight_decay": 0.02}, {"lr": 0.01, "weight_decay": 0.5}
+FTRL = {"lr": 0.2, "l1": 0.001, "l2": 0.01}, {"lr": 0.05, "beta": 0.1, "l2": 1.0}
+CASES: dict[str, tuple[Make, Any]] = {
+    "sgd": (lambda groups: torch.optim.SGD(groups, 0.1), DECAY),
+    "momentum": (lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9), DECAY),
+    # the rule adds eps where SparseAdam does, so eps must not matter
+    "adam": (lambda groups: torch.optim.Adam(groups, 0.01, eps=1e-12), DECAY),
+    "adamw": (lambda groups: torch.optim.AdamW(groups, 0.01, eps=1e-5), DECAY),
+    "rowwise_adam": (lambda groups: fleet.optim.RowwiseAdam(groups, 0.01, eps=1e-5), DECAY),
+    "ftrl": (lambda groups: fleet.optim.Ftrl(groups, 0.1), FTRL),
+    "adagrad": (lambda groups: torch.optim.Adagrad(groups, 0.05), DECAY),
+    "rowwise_adagrad": (lambda groups: fleet.optim.RowwiseAdagrad(groups, 0.05), DECAY),
+}
+
+
+def every_row(ids: Tensor) -> Tensor:
+    """Ids of which each batch has every row: decay then acts on all rows, as in dense training."""
+    ids[:, :, :4] = torch.arange(GROUP_ROWS).view(4, 3)
+    return ids
+
+
+def build_of(name: str) -> Callable[[], Any]:
+    make, options = CASES[name]
+
+    def build() -> Any:
+        model = TwoTables()
+        return model, [make(groups_of(model, *options))]
+
+    return build
+
+
+def alone(name: str, ids: Tensor, targets: Tensor) -> list[Tensor]:
+    """The values after training dense parameters in plain torch."""
+    torch.manual_seed(0)
+    model = TwoTables(moved=True)
+    with torch.no_grad():
+        for table in TABLES:
+            model.get_parameter(f"{table}.weight").copy_(started(GROUP_ROWS, GROUP_DIM, table))
+    make, options = CASES[name]
+    # the layers of torch have drawn random numbers before the linear one
+    torch.manual_seed(0)
+    model.linear = nn.Linear(6 * GROUP_DIM, 1)
+    optimizer = make(groups_of(model, *options))
+    for t in range(len(ids)):
+        optimizer.zero_grad()
+        loss_of(model, ids[t].flatten(0, 1), targets[t].flatten(0, 1)).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def train_on(ids: Tensor, targets: Tensor) -> Callable[[Member], list[Tensor]]:
+    def train(worker: Member) -> list[Tensor]:
+        strategy = worker.context.strategy
+        for t in range(len(ids)):
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, ids[t, worker.index], targets[t, worker.index]).backward()
+            worker.optimizer.step()
+            if strategy.a_sync and not strategy.a_sync_configs.k_steps:
+                # without staleness
+                worker.barrier()
+        worker.barrier()
+        rows = [torch.from_numpy(worker.rows(range(GROUP_ROWS), number)) for number in range(2)]
+        linear = worker.model.get_submodule("linear")
+        return [*rows, *(p.detach().clone() for p in linear.parameters())]
+
+    return train
+
+
+def test_each_rule_of_an_optimizer_is_tested() -> None:
+    assert set(CASES) == {name for name, rule in RULES.items() if rule.optimizers}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_sync_training_equals_one_process(name: str) -> None:
+    ids, targets = batches(GROUP_STEPS, 2, ids=GROUP_ROWS)
+    expected = alone(name, every_row(ids), targets)
+    for found in run(build_of(name), train_on(ids, targets), SYNC, servers=2):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [ASYNC, geo(3)], ids=["async", "geo"])
+@pytest.mark.parametrize("name", ["adamw", "rowwise_adam", "ftrl"])
+def test_a_single_worker_equals_one_process_in_other_modes(name: str, mode: Any) -> None:
+    ids, targets = batches(GROUP_STEPS, 1, ids=GROUP_ROWS)
+    expected = alone(name, every_row(ids), targets)
+    [found] = run(build_of(name), train_on(ids, targets), mode, workers=1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_decay_acts_on_the_rows_of_a_push_only() -> None:
+    def build() -> Any:
+        model = TwoTables()
+        return model, [torch.optim.AdamW(model.parameters(), 0.1, weight_decay=5.0)]
+
+    def train(worker: Member) -> Tensor:
+        worker.model(torch.arange(6).view(2, 3)).sum().backward()
+        worker.optimizer.step()
+        worker.optimizer.zero_grad()
+        before = worker.rows(range(6))
+        (worker.model(torch.arange(3)[None]) * 0).sum().backward()
+        worker.optimizer.step()
+        worker.barrier()
+        return torch.from_numpy(worker.rows(range(6)) != before).any(1)
+
+    [moved] = run(build, train, SYNC, workers=1)
+    assert moved.tolist() == [True] * 3 + [False] * 3

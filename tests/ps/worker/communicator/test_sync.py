@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sync communicator: equal to plain torch in one process on the global batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -175,8 +173,7 @@ def test_workers_must_agree_on_clipping() -> None:
             worker.clip(1.0)
         worker.optimizer.step()
 
-    job = Job(build_with(sgd), SYNC, workers=2, servers=1)
-    for error in job.tried(train):
+    for error in Job(build_with(sgd), SYNC, workers=2, servers=1).tried(train):
         assert isinstance(error, PlanError)
         assert "worker 0 clips the gradients, worker 1 does not" in str(error)
 

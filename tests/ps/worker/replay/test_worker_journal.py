@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WorkerJournal: a restarted worker finds its last commit complete, or the one before it."""
-
-from __future__ import annotations
+"""What a worker keeps on disk to replay its steps."""
 
 import hashlib
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.ps.journal.full_disk import FullDisk
 
-from fleetlight.errors import JournalError
+from fleetlight.errors import ComebackError, ConfigError, JournalError
 from fleetlight.ps import messages as m
 from fleetlight.ps.resume import (
     LEFT,
@@ -28,8 +28,16 @@ from fleetlight.ps.resume import (
 from fleetlight.ps.transport.protocol import HEADER_LIMIT
 from fleetlight.ps.worker.replay import worker_journal
 from fleetlight.ps.worker.replay.commit_log import ResumePoint
-from fleetlight.ps.worker.replay.step_journal import StepOrigin
-from fleetlight.ps.worker.replay.worker_journal import WorkerIdentity, WorkerJournal
+from fleetlight.ps.worker.replay.replay_log import LoggedReply, ReplayLog, may_be_made_again
+from fleetlight.ps.worker.replay.step_journal import StepOrigin, start_stamp
+from fleetlight.ps.worker.replay.worker_journal import (
+    BlobStore,
+    WorkerIdentity,
+    WorkerJournal,
+    clear,
+)
+
+# WorkerJournal: a restarted worker finds its last commit complete, or the one before it.
 
 
 def identity(**facts: Any) -> WorkerIdentity:
@@ -358,8 +366,7 @@ def test_the_state_tells_that_a_worker_left_or_cannot_resume(tmp_path: Path) -> 
     first.give_up("its batches are its own")
     first.close(is_needed=True)
     assert state_in_next_launch(tmp_path) == UNABLE
-    last = opened(tmp_path)
-    last.close(is_needed=False, ended=True)
+    opened(tmp_path).close(is_needed=False, ended=True)
     assert sorted(os.listdir(tmp_path)) == ["identity.json", "lock"]
     assert state_in_next_launch(tmp_path) == LEFT
     # the state of a finished job does not stop another job
@@ -402,3 +409,194 @@ def test_with_sync_each_write_is_synced_before_it_counts(
         journal.blobs.put(np.zeros(3, np.uint8))
         journal.close(is_needed=True)
         assert len(synced) == times
+
+
+# ReplayLog: a restarted worker receives the replies that its predecessor received.
+
+
+class RecordedCalls:
+    """The records of logged calls, and replay logs of later incarnations that read them."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[LoggedReply, Sequence[bytes]]] = []
+
+    def restart(self) -> ReplayLog:
+        log = ReplayLog(lambda call, reply: self.written.append((call, reply)))
+        for call, reply in list(self.written):
+            log.remember(call, reply)
+        return log
+
+
+def call_once(log: ReplayLog, name: str, reply: bytes) -> Sequence[bytes]:
+    def act() -> list[bytes]:
+        log.meetings += 1
+        return [reply]
+
+    return log.once(name, act)
+
+
+def test_logged_replies_are_replayed_before_new_calls() -> None:
+    recorded = RecordedCalls()
+    first = recorded.restart()
+    assert [call_once(first, "a", b"1"), call_once(first, "b", b"2")] == [[b"1"], [b"2"]]
+    second = recorded.restart()
+    assert second.is_known
+    assert [call_once(second, "a", b"x"), call_once(second, "b", b"x")] == [[b"1"], [b"2"]]
+    assert second.meetings == 2
+    assert not second.is_known
+    assert call_once(second, "c", b"3") == [b"3"]
+    third = recorded.restart()
+    assert [call_once(third, name, b"x") for name in "abc"] == [[b"1"], [b"2"], [b"3"]]
+
+
+def test_nested_calls_are_part_of_the_outer_call() -> None:
+    recorded = RecordedCalls()
+    first = recorded.restart()
+
+    def load() -> list[bytes]:
+        call_once(first, "look", b"1")
+        call_once(first, "load", b"2")
+        return [b"all"]
+
+    first.once("load_persistables", load)
+    call_once(first, "b", b"3")
+    second = recorded.restart()
+    assert second.once("load_persistables", lambda: pytest.fail("again")) == [b"all"]
+    assert second.meetings == 2
+    assert call_once(second, "b", b"x") == [b"3"]
+
+
+def test_replay_starts_at_the_position_of_the_script() -> None:
+    recorded = RecordedCalls()
+    first = recorded.restart()
+    for name in "abcde":
+        call_once(first, name, name.encode())
+    second = recorded.restart()
+    call_once(second, "a", b"x")
+    second.go_on(3, 3)
+    assert [call_once(second, "d", b"x"), call_once(second, "e", b"x")] == [[b"d"], [b"e"]]
+    assert [n for n in range(6) if may_be_made_again(n, prelude=1, since=3)] == [0, 3, 4, 5]
+
+
+def test_a_different_script_is_refused() -> None:
+    recorded = RecordedCalls()
+    call_once(recorded.restart(), "barrier_worker", b"")
+    with pytest.raises(ConfigError, match="called 'all_gather' where it called 'barrier_w"):
+        call_once(recorded.restart(), "all_gather", b"")
+
+
+# What tells processes apart that start at once.
+
+
+def test_processes_that_start_in_the_same_microsecond_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    assert len({start_stamp() for _ in range(20)}) == 20
+
+
+def test_a_later_start_has_a_greater_stamp_which_fits_into_int64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    year_2200 = 7_258_118_400 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: year_2200)
+    first = max(start_stamp() for _ in range(20))
+    monkeypatch.setattr(time, "time_ns", lambda: year_2200 + 10**6)
+    assert first < start_stamp() < 2**63
+
+
+# BlobStore: each blob is written once and kept while a commit may need it.
+
+
+def data(value: int) -> Any:
+    return np.full(100, value, np.uint8)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name.removeprefix("kept.") for path in folder.iterdir()}
+
+
+def test_only_blobs_of_the_last_two_commits_are_kept(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, 0.0)
+    stored: list[str] = []
+    for value in (1, 2, 2, 3, 4):
+        number = store.next_point()
+        stored.append(store.put(data(value)))
+        store.committed(number)
+        assert names(tmp_path) == set(stored[-2:])
+        assert store.get(stored[-1]) == data(value).tobytes()
+    assert stored[1] == stored[2]
+
+
+def test_keep_retains_a_blob_without_writing_it(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, 0.0)
+    store.next_point()
+    kept = store.put(data(1))
+    for _ in range(4):
+        number = store.next_point()
+        assert store.keep(kept)
+        store.committed(number)
+        assert store.get(kept) == data(1).tobytes()
+    for _ in range(2):
+        store.committed(store.next_point())
+    assert not store.keep(kept)
+    assert names(tmp_path) == set()
+
+
+def test_blobs_of_pending_commits_are_kept(tmp_path: Path) -> None:
+    """Queued pushes may be merged, and only the last of them is committed."""
+    store = BlobStore(tmp_path, 0.0)
+    by_number = {}
+    for value in range(1, 7):
+        assert store.next_point() == value
+        by_number[value] = store.put(data(value))
+    store.committed(2)
+    assert names(tmp_path) == set(by_number.values())
+    store.committed(4)
+    assert names(tmp_path) == {by_number[n] for n in (2, 3, 4, 5, 6)}
+    store.committed(6)
+    assert names(tmp_path) == {by_number[n] for n in (4, 5, 6)}
+
+
+def test_a_restart_finds_the_blobs_of_its_commit(tmp_path: Path) -> None:
+    first = BlobStore(tmp_path, 0.0)
+    first.next_point()
+    old, needed = first.put(data(1)), first.put(data(2))
+    (tmp_path / "kept.new").write_bytes(b"died over it")
+    second = BlobStore(tmp_path, 0.0, [needed])
+    assert names(tmp_path) == {needed}
+    assert second.get(needed) == data(2).tobytes()
+    assert second.put(data(2)) == needed
+    for value in (3, 4):
+        number = second.next_point()
+        second.put(data(value))
+        assert needed in names(tmp_path)
+        second.committed(number)
+    assert not names(tmp_path) & {old, needed}
+    clear_blobs(tmp_path)
+    assert not names(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", bytes(100), None])
+def test_a_damaged_blob_is_refused(tmp_path: Path, damage: bytes | None) -> None:
+    store = BlobStore(tmp_path, 0.0)
+    name = store.put(data(1))
+    path = tmp_path / f"kept.{name}"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+    with pytest.raises(ComebackError, match=f"kept.{name}: got {len(damage or b'')} bytes that"):
+        store.get(name)
+
+
+def test_a_full_disk_is_an_error_of_the_blob_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(JournalError, match=r"kept\.\w+\.new cannot be written: No space"):
+        BlobStore(tmp_path, 0.0).put(data(1))
