@@ -34,7 +34,7 @@ from fleetlight.ps.worker.replay.worker_journal import (
     BlobStore,
     WorkerIdentity,
     WorkerJournal,
-    clear,
+    clear_blobs,
 )
 
 # WorkerJournal: a restarted worker finds its last commit complete, or the one before it.
