@@ -724,9 +724,7 @@ class EnteredAll(MessageBase, frozen=True):
 if TYPE_CHECKING:
     Message = MessageBase | AuthRequest | Challenge | Proof
 else:
-    _CLASSES = [
-        kind
-        for kind in [*globals().values()]
-        if isinstance(kind, type) and issubclass(kind, MessageBase) and kind is not MessageBase
-    ]
-    Message = Union[(*_CLASSES, AuthRequest, Challenge, Proof)]
+    _KINDS = [kind for kind in globals().values() if isinstance(kind, type)]
+    _OWN = {kind for kind in _KINDS if issubclass(kind, MessageBase)} - {MessageBase}
+    _CLASSES = (*_OWN, AuthRequest, Challenge, Proof)
+    Message = Union[_CLASSES]  # noqa: UP007

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fleetlight.errors import PlanError, StrategyError, did_you_mean
 from fleetlight.fleet.job import Job
 from fleetlight.fleet.plan.remote_embedding import is_movable, refuse_unmovable
-from fleetlight.fleet.plan.table_names import refuse_name_clash
 from fleetlight.fleet.plan.tied_weights import refuse_tied
 from fleetlight.ps.dtypes import NAMES
 from fleetlight.ps.layers.embedding import DEFAULT, TableLayer, initializer_plan
@@ -29,6 +28,40 @@ from fleetlight.ps.plan import (
 )
 from fleetlight.ps.tables.optimizers import optimizer_plan, own_rule, rule_of
 from fleetlight.strategy import ASyncConfigs, DistributedStrategy
+
+_PARTS = ("weight", "ids")
+
+
+def refuse_name_clash(model: nn.Module, tables: Mapping[str, list[Any]], prefix: str = "") -> None:
+    """PlanError where a name of a table's rows is that of another value.
+
+    Of several models, each is checked under its own names, without its `prefix`.
+    """
+    inside = {id(module): path for path, module in model.named_modules()}
+    values = dict(_values(model))
+    for table, layers in tables.items():
+        mine = [layer for layer in layers if id(layer) in inside]
+        weights = {id(layer.weight) for layer in mine}
+        for part in _PARTS if mine else ():
+            name = f"{table.removeprefix(prefix)}.{part}"
+            if name in values and id(values[name]) not in weights:
+                raise _refusal(model, table, inside[id(mine[0])], name)
+
+
+def _values(model: nn.Module) -> Iterator[tuple[str, object]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _refusal(model: nn.Module, table: str, path: str, name: str) -> PlanError:
+    owner = name.rpartition(".")[0]
+    kind = type(model.get_submodule(owner)).__name__
+    return PlanError(
+        f"table {table!r} of layer {path or 'the model itself'} has the name of module {owner!r} "
+        f"({kind}): its rows and a value of that module would both be saved as {name!r}; give the "
+        f"layer another name for its table, such as table={table + '_rows'!r}"
+    )
+
 
 #: the optimizer and group of a parameter that no optimizer steps
 _NO_OPTIMIZER = (-1, -1)
