@@ -160,9 +160,7 @@ def adopt_encrypted(folder: str, host: str) -> Any:
 
 
 @pytest.mark.multiprocess
-def test_a_process_group_of_the_script_is_not_encrypted(
-    tmp_path: Path,
-) -> None:
+def test_a_process_group_of_the_script_is_not_encrypted(tmp_path: Path) -> None:
     make(tmp_path)
     folder = str(tmp_path)
     # one host needs no encryption

@@ -174,8 +174,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_server_that_cannot_listen_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[socket.socket] = []
     monkeypatch.setattr(
-        "fleetlight.fleet.rendezvous.bind",
-        lambda endpoint: held.append(bind(endpoint)) or held[0],
+        "fleetlight.fleet.rendezvous.bind", lambda endpoint: held.append(bind(endpoint)) or held[0]
     )
     facts: Any = {"worker_num": 1, "server_num": 1, "master_keeper": "it"}
     point = RendezvousService(size_of(Role(**facts)), deadline_s=20.0)

@@ -37,10 +37,7 @@ def stepped(made: list[Any], one: torch.optim.Optimizer, steps: int) -> list[flo
 
 
 def sequential(one: torch.optim.Optimizer) -> list[Any]:
-    parts = [
-        lr_scheduler.LinearLR(one, 0.1, total_iters=3),
-        lr_scheduler.ExponentialLR(one, 0.8),
-    ]
+    parts = [lr_scheduler.LinearLR(one, 0.1, total_iters=3), lr_scheduler.ExponentialLR(one, 0.8)]
     return [lr_scheduler.SequentialLR(one, parts, [3])]
 
 

@@ -28,9 +28,7 @@ def test_calls_before_init_name_the_remedy() -> None:
     fleet.stop_worker()
 
 
-def test_workers_without_servers_need_is_collective(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_without_servers_need_is_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_ROLE", "worker")
     monkeypatch.setenv("FLEET_INDEX", "0")
     monkeypatch.setenv("FLEET_WORKER_NUM", "2")
@@ -47,9 +45,7 @@ def test_collective_with_servers_is_refused() -> None:
         fleet.init(maker, is_collective=True)
 
 
-def test_away_time_above_the_deadline_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_away_time_above_the_deadline_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_DEADLINE_S", "60")
     strategy = fleet.DistributedStrategy(durability="log", durability_configs={"away_s": 90})
     with pytest.raises(StrategyError, match="away_s = 90, expected less than deadline_s = 60"):
@@ -131,10 +127,7 @@ def test_ranks_and_roles() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            (True,),
-            r"is a bool, expected a RoleMaker; write fleet\.init\(is_collective=True",
-        ),
+        ((True,), r"is a bool, expected a RoleMaker; write fleet\.init\(is_collective=True"),
         ((fleet.DistributedStrategy(),), r"role_maker is a .*; write fleet\.init\(strategy="),
         ((None, True, {"amp": True}), "strategy is a dict, expected a DistributedStrategy"),
         ((None, fleet.DistributedStrategy()), r"is_collective .*; write fleet\.init\(strategy="),

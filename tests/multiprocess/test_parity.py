@@ -65,11 +65,7 @@ def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
     ids=["float64", "float32"],
 )
 def test_resnet50_on_two_workers_equals_one_process(
-    dtype: torch.dtype,
-    lr: float,
-    tolerance: float,
-    steps: int,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, lr: float, tolerance: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32 the exact values count as well: one process may be further from them.
 

@@ -191,10 +191,7 @@ def test_a_connection_without_introduction_is_closed(
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [
-        (b"GET / HTTP/1.1\r\n\r\n", "does not use TLS"),
-        (b"", "it closed the connection"),
-    ],
+    [(b"GET / HTTP/1.1\r\n\r\n", "does not use TLS"), (b"", "it closed the connection")],
     ids=["another protocol", "nothing"],
 )
 def test_a_connection_without_tls_is_refused(

@@ -122,9 +122,7 @@ def test_pieces_are_sent_before_the_wait() -> None:
     tree.close()
 
 
-def test_large_tensors_are_cut_and_process_groups_rotate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_tensors_are_cut_and_process_groups_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hierarchy, "PIECE_BYTES", 64)
     one, other = Leaders(), Leaders()
     tree = route([Doubling([], "a")], [one, other])

@@ -286,8 +286,7 @@ def test_job_does_not_overwrite_a_checkpoint_it_did_not_load(tmp_path: Path) -> 
     path = str(tmp_path / "ckpt")
     run(stop, 1, path, 2)
     with pytest.raises(
-        WorkerFailedError,
-        match=r"ckpt holds the checkpoint of an earlier job \(step 2, .*--resume",
+        WorkerFailedError, match=r"ckpt holds the checkpoint of an earlier job \(step 2, .*--resume"
     ):
         run(whole, 2, path)
     assert checkpoint.read(path).manifest.step == 2

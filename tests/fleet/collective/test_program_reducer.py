@@ -154,10 +154,7 @@ def test_clipping_with_dgc_is_refused() -> None:
     run_workers(clipped, 2)
 
 
-LOCAL: dict[str, Any] = {
-    "localsgd": True,
-    "localsgd_configs": {"k_steps": 4, "begin_step": 0},
-}
+LOCAL: dict[str, Any] = {"localsgd": True, "localsgd_configs": {"k_steps": 4, "begin_step": 0}}
 
 
 def saving(folder: str) -> dict[str, Tensor]:

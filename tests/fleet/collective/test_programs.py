@@ -233,7 +233,7 @@ def refused(settings: dict[str, Any], why: str) -> Any:
                 "shared_memory": False,
             },
             "exclude: the model has no parameter or module 'head'",
-        ),
+        )
     ],
     ids=["exclude"],
 )

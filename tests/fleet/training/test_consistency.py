@@ -86,11 +86,7 @@ def diverge(what: str, strategy: dict[str, Any]) -> str:
     ("what", "strategy", "message"),
     [
         ("rate", {}, "2: the workers no longer train alike: lr of group 0 of optimizer 0 is 0.1"),
-        (
-            "rate",
-            {"shared_memory": False},
-            "lr of group 0 of optimizer 0 is 0.1 on worker 0, but",
-        ),
+        ("rate", {"shared_memory": False}, "lr of group 0 of optimizer 0 is 0.1 on worker 0, but"),
         ("step", {}, "the number of optimizer steps is 3 on worker 0, but 2 on worker 1"),
     ],
     ids=["rate", "process_groups", "step"],

@@ -23,10 +23,7 @@ pytestmark = pytest.mark.multiprocess
 def test_differences_are_named_with_both_values() -> None:
     one = DistributedStrategy(amp=True, a_sync_configs={"k_steps": 4})
     other = DistributedStrategy(amp=True, seed=3)
-    assert differences(one, other) == [
-        "a_sync_configs.k_steps = 4, now 0",
-        "seed = 0, now 3",
-    ]
+    assert differences(one, other) == ["a_sync_configs.k_steps = 4, now 0", "seed = 0, now 3"]
     assert differences(one, one) == []
 
 
