@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The communication meter of a worker: steps, waits, bytes, and the log line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

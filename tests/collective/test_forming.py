@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forming a group: missing workers, duplicate indices, taken ports."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

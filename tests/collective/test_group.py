@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations of a group, and the errors when a worker does not take part."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions: differences are detected, and every route transmits them exactly."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.workers import run_workers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints under local training: a continued job equals a loaded one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of servers and workers: the status that tells the launcher not to restart them."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from unittest import mock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs and eager loops load each other's checkpoints."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

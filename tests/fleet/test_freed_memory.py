@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freed large arrays return to the system."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hints for the names of other systems."""
 
-from __future__ import annotations
-
 import re
 from operator import attrgetter
 

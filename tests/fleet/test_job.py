@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attached schedulers of every class resume from the saved state."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.init` and `fleet.stop_worker`: modes, arguments, ranks."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

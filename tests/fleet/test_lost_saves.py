@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server dies during a save: after its restart the checkpoint is complete."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notebook cells that run again: `fleet.init` twice, and `fleet.reset`."""
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import gc

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static programs whose batch norms use the batches of all workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that several threads of a worker call while one thread trains."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

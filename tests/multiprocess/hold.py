@@ -5,8 +5,6 @@ Each process writes its token into its own file and continues once there is a fi
 then fails if that file says so. With `--collective` there are no servers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

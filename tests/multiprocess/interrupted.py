@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains while it is stopped or loses a worker; logs all records it reads."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

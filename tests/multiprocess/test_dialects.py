@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One script under every launcher: equal parameters for an equal global batch."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers join a running job and leave it, each of them a real process."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os

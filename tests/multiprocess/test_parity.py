@@ -6,8 +6,6 @@ ResNet-50 on small images is chaotic: in one process alone, changing each weight
 well-conditioned, so that a difference of the method would show.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

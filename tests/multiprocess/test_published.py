@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose processes die and restart publishes every change that reached its servers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

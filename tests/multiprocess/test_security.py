@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real jobs from outside: which process listens where, and that the token stays secret."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

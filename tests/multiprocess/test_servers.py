@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs with parameter servers in real processes, through the public API."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams in shards in real jobs, whose workers die and resume alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

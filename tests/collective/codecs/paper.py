@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deep gradient compression as its paper defines it, in NumPy: the reference for DGC."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

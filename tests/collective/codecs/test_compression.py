@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which parameters a codec covers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DGC followed by the optimizer of torch moves parameters as the paper defines."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Residuals belong to parameters, whichever bucket they are in."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Int8 messages: decoded values, residual and length."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Narrow types: which tensors are narrowed, and which are unchanged."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

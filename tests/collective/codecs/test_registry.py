@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A codec is one file; the strategy, its effects and the workers find it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sparsity of each step."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.collective.codecs.dgc import Sparsity

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest values of each parameter are sent; the rest is the residual."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

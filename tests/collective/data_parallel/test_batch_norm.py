@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synchronised batch norm equals batch norm on the whole batch, forward and backward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

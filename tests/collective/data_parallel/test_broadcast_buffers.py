@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers of any layout are broadcast from worker 0, unless the strategy disables it."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dense gradient of a sparse embedding is an error that names the embedding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """All workers step with equal, correct gradients, whatever computes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

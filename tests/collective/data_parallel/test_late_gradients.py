@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The warning about gradients that backward did not reduce names the cause."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

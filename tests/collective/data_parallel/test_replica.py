@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """N workers train as one process on the whole batch; otherwise an error says why."""
 
-from __future__ import annotations
-
 import copy
 import io
 import logging

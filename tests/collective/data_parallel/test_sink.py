@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaling gradients inside a model, independent of its inputs and outputs."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members of an encrypted group in threads of one process, with real connections."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable, Iterator

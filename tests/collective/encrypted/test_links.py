@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections of strangers cost a worker little and keep no member out."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`EncryptedGroup` computes what torch's groups compute, for any size and number of members."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine sends, when, and what all workers have afterwards; workers are threads."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

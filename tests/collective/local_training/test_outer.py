@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outer steps: the mean of the parameters, or the Nesterov step of torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

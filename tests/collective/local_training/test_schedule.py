@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules: k steps between averagings, none up to begin_step, equal after any restart."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a diagnosis reports about workers from their heartbeats."""
 
-from __future__ import annotations
-
 from fleetlight.collective.membership.diagnosis import (
     Departure,
     WorkerHeartbeat,

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Liveness: what is reported about a late worker."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members join the store, also by a name that resolves to another address on its own machine."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scheduler assigns indices, names missing members, and waits for the last departure."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which gradients a codec covers: dense float32 ones of covered parameters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

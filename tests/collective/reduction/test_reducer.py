@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reducer and reductions in flight when the job is left."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

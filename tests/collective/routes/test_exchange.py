@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leaders sum pieces plainly, in a narrow type, or by messages of a codec."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

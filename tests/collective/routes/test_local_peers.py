@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local peers connect; if one cannot, all of them know."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

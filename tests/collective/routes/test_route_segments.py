@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which parameters the values of a piece belong to, and their residuals."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of several hosts, simulated by loopback addresses, sum hierarchically."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

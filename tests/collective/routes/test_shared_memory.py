@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums in shared memory: correct and equal on all workers; a failure is raised."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staging through main memory: sums return to the buffer of the values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Automatic saves: jobs that save at intervals, stop on SIGTERM and resume."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of worker 0's checkpoint: sent in chunks; a failure on any side reaches all workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

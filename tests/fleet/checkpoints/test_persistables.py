@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a job: saved by N workers, loaded by M workers or by plain PyTorch."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which jobs resume from the checkpoint in their folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

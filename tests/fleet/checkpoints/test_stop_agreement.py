@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The poll schedule: at which places workers poll each other for a stop."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs that save automatically under a URL, and resume from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.state_dict` has all values; `fleet.load_state_dict` restores them, in every mode."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One list of parts saves, loads and replays a worker's state."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar

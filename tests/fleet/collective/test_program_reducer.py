@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs train as the eager loop does: hierarchical, with codecs, or with local SGD."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

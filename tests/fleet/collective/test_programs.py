@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static programs in a job train as the eager loop of the same strategy does."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes in the background: `finish` waits for them and raises their errors."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

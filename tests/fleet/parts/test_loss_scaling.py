@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch's loss scaler: found while it steps, and informed of an infinity of another worker."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics in the log at the end of a job with parameter servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

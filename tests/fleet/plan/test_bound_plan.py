@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan that is built from a model and its optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tables may have a cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folders in which servers and workers keep durable state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moved sparse layers of torch compute the same with remote rows."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

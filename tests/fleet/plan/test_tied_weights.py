@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tied weights: a sparse embedding may share its weight only with sparse embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over values of every kind: exact, type-preserving, unequal kinds refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inference models of jobs with parameter servers compute the same without servers."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fleet.metrics in a job: computed over all workers; unequal inputs are refused on each."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fleet.metrics in a job with parameter servers, and in one process."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fleet.shard in a job: the short last block has its exact weight on every worker."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose workers read shards of a stream: equal steps, checkpoints, stops, other workers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fleet.util: Fleet's names and signatures."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """WorkerDeparture: a worker leaves after SIGTERM, but never between a batch and its step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import types

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose model has an `EmbeddingCollection` equal those with separate layers."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """In sync mode any number of workers has the same rows in a table with a maximum of rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

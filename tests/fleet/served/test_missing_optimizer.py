@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """With servers, a script without a registered optimizer may evaluate but not train."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

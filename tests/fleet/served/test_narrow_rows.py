@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose rows travel narrow: as good as with float32, and tables of other layers unchanged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

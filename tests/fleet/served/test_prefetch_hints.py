@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ids that a loader announces for prefetch: those of a function or learned ones."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several steps of a program in one call equal as many calls, with parameter servers."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

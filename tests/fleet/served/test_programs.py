@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs with parameter servers equal the eager loop in every mode."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from types import SimpleNamespace

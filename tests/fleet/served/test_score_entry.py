@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A wide weight for each id, and a vector once its score is high enough."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session of a worker: agreement on the plan, first values, barriers and the end."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

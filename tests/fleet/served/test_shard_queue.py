@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaders with deal="queue" in jobs of threads: who reads which records, and checkpoints."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from collections.abc import Callable

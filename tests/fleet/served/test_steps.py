@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and optimizers of a script in a job with parameter servers."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from types import SimpleNamespace

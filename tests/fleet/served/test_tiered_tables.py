@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose servers have few rows in memory train as jobs with all rows there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compression by a strategy: covered parameters, and error feedback in checkpoints."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

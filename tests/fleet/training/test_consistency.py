@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers with different settings get an error at the first step or where they diverge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

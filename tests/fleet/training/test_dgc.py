@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DGC in real jobs: steps as in the paper, refusals, and checkpoints."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient merge: k backwards make one step, however a script clears gradients."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local SGD and DiLoCo in real jobs, which equal a simulation."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log lines at the start of training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

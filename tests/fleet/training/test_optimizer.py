@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registered optimizer: minimize, mixed precision, clipping, schedulers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

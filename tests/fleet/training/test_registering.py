@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two strategies in one job: a log line names the settings that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay of loaders: a restarted worker resumes at the positions where its script died."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

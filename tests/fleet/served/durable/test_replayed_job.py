@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay in a restarted worker: its script resumes after the step in which it died."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of a model that no server keeps, also after a script replaces some."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

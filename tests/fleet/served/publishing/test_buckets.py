@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publications in a bucket."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

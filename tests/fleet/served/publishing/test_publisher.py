@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Publisher`: what training publishes, step by step, in jobs of one process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

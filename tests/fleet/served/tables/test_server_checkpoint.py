@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of jobs with parameter servers: another job resumes from them exactly."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable

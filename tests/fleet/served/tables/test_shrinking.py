@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.shrink`: which rows all servers remove, and what it returns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
