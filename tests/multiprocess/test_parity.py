@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests import workers
-from tests.workers import run_workers
+from tests.workers import descend, run_workers
 from torch import nn
 from torch.nn import functional as F
 
@@ -50,9 +50,7 @@ def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
         x = torch.randn(GLOBAL_BATCH, 3, 16, 16, generator=generator).to(dtype)
         y = torch.randint(0, 10, (GLOBAL_BATCH,), generator=generator)
         mine = slice(fleet.worker_index(), None, fleet.worker_num())
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[mine]), y[mine]).backward()
-        optimizer.step()
+        descend(optimizer, F.cross_entropy(model(x[mine]), y[mine]))
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.workers import run_workers
+from tests.workers import descend, run_workers
 from torch import nn
 
 import fleetlight as fleet
@@ -50,9 +50,7 @@ def train(sizes: list[int]) -> Any:
     for _ in range(3):
         if len(set(sizes)) > 1:
             current().models[0].set_batch_weight(sizes[index] * len(sizes) / sum(sizes))
-        optimizer.zero_grad()
-        model(part).pow(2).sum(1).mean().backward()
-        optimizer.step()
+        descend(optimizer, model(part).pow(2).sum(1).mean())
     return state(model)
 
 
@@ -60,9 +58,7 @@ def plain() -> dict[str, torch.Tensor]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
-        optimizer.zero_grad()
-        model(images()).pow(2).sum(1).mean().backward()
-        optimizer.step()
+        descend(optimizer, model(images()).pow(2).sum(1).mean())
     return state(model)
 
 

@@ -233,8 +233,7 @@ def test_every_steps_saves_at_that_interval(tmp_path: Path) -> None:
 
 
 def test_every_s_saves_at_that_interval(tmp_path: Path) -> None:
-    path = str(tmp_path / "ckpt")
-    saved = run(save_at_intervals, 2, path, {"every_s": 1e-6})[0]
+    saved = run(save_at_intervals, 2, str(tmp_path / "ckpt"), {"every_s": 1e-6})[0]
     assert saved[0] == 1
     # workers do not poll each other at every step
     assert len(saved) >= 3
@@ -450,8 +449,7 @@ class WaitingWorker:
         self.done: list[str] = []
         autosave: Any = object.__new__(JobAutosave)
         plan = SimpleNamespace(steps_together=lockstep, serves_dense=True)
-        signals = SimpleNamespace(received=ControlSignal(stop=received))
-        client = SimpleNamespace(signals=signals)
+        client = SimpleNamespace(signals=SimpleNamespace(received=ControlSignal(stop=received)))
         session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
         group: Any = SimpleNamespace(client=client)
         autosave._agreement = ServedAgreement(SimpleNamespace(), session, group)  # type: ignore[arg-type]
@@ -494,3 +492,18 @@ def test_stopped_worker_does_not_save_again() -> None:
 def test_worker_waits_for_others_while_their_number_is_unknown() -> None:
     # a worker restarted just now has no count yet
     assert wait_for_others(60, None, 2, 2, 1) == 1
+
+
+# Jobs that save automatically under a URL, and resume from it.
+
+
+def test_stop_and_resume_under_a_url(tmp_path: Path) -> None:
+    expected = run(whole, 2, str(tmp_path / "unused"))
+    url = (tmp_path / "run").as_uri()
+    before = run(stop, 2, url, 4)
+    assert 4 <= checkpoint.read(url).manifest.step < 12
+    after = run(resume_job, 2, url)
+    for uninterrupted, mine, rest in zip(expected, before, after, strict=True):
+        assert uninterrupted[0] == rest[0]
+        assert uninterrupted[1] == rest[1] == 12
+        assert uninterrupted[2] == mine + rest[2]

@@ -24,10 +24,7 @@ def trained(workers: int, **layer: Any) -> tuple[list[set[int]], Any]:
     def train(worker: Member) -> Any:
         share = slice(worker.index, None, workers)
         for ids, targets in zip(BATCHES, TARGETS, strict=True):
-            loss = loss_of(worker.model, ids[share], targets[share])
-            worker.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            worker.optimizer.step()
+            worker.descend(loss_of(worker.model, ids[share], targets[share]))
         worker.barrier()
         return worker.rows(range(IDS))
 

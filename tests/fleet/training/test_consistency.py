@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_text
 from tests.workers import run_workers
 from torch import nn
 from torch.nn import functional as F
@@ -34,9 +35,7 @@ def started(strategy: dict[str, Any], count: int = 48, **loader: Any) -> tuple[n
 def begin(strategies: list[dict[str, Any]], loaders: list[dict[str, Any]]) -> str:
     me = fleet.worker_index()
     model, _, _ = started(strategies[me], **loaders[me])
-    with pytest.raises(PlanError) as caught:
-        model(torch.ones(2, 4))
-    return str(caught.value)
+    return error_text(PlanError, model, torch.ones(2, 4))
 
 
 @pytest.mark.parametrize(
