@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -17,3 +18,12 @@ def refuses(kind: type[Exception], *words: str) -> Iterator[pytest.ExceptionInfo
     assert caught.type is kind
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{missing} not in: {caught.value}"
+
+
+def error_text(
+    kind: type[Exception], function: Callable[..., Any], *args: Any, **named: Any
+) -> str:
+    """The text of the error of this class that the call raises."""
+    with pytest.raises(kind) as caught:
+        function(*args, **named)
+    return str(caught.value)

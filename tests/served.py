@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.workers import descend
 from torch import Tensor, nn
 
 from fleetlight.fleet.plan.bound_plan import build_plan
@@ -67,6 +68,9 @@ class Member:
 
     def barrier(self) -> None:
         self.context.barrier()
+
+    def descend(self, loss: Any) -> None:
+        descend(self.optimizer, loss)
 
     def clip(self, max_norm: float, norm_type: float = 2.0) -> float:
         parameters = [

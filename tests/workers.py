@@ -57,6 +57,13 @@ def environment(index: int, workers: int, port: int, deadline_s: float = 20.0) -
     }
 
 
+def descend(optimizer: Any, loss: Any) -> None:
+    """Clear the gradients, compute those of the loss and step, as a script does."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def run_workers(
     function: Callable[..., Any], workers: int = 2, *args: Any, deadline_s: float = 20.0
 ) -> list[Any]:

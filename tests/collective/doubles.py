@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A route on which no reduction ends."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

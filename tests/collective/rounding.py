@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A codec with predictable results: bfloat16 with error feedback."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every gradient is in one bucket, kinds are not mixed, limits hold, early gradients come first."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

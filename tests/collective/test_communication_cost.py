@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The communication meter of a worker: steps, waits, bytes, and the log line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from tests.workers import run_workers
+from tests.workers import descend, run_workers
 
 import fleetlight as fleet
 from fleetlight.collective.communication_cost import (
@@ -134,9 +132,7 @@ def trained() -> tuple[CommunicationCost, list[str]]:
     model = fleet.distributed_model(torch.nn.Linear(3, 1))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1))
     for _ in range(4):
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+        descend(optimizer, model(torch.ones(2, 3)).sum())
     cost = fleet.account()
     current().group.leave()
     return cost, [text for text in records if text.startswith("communication: ")]

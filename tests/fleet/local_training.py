@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulation of local SGD and DiLoCo in one process, which a job must equal."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable

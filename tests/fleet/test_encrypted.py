@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`FLEET_SSL`, as `fleetrun --ssl` sets it, encrypts a job with parameter servers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs and eager loops load each other's checkpoints."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.workers import run_job, run_workers
+from tests.workers import descend, run_job, run_workers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,8 +37,7 @@ class WideDeep(nn.Module):
         return out
 
     def net(self) -> tuple[Tensor, Tensor]:
-        ids = static.data("ids", [None, 3], torch.int64)
-        y = static.data("y", [None, 1])
+        ids, y = static.data("ids", [None, 3], torch.int64), static.data("y", [None, 1])
         # not self(ids): the program sees the layers but no call of the model that owns them
         out = WideDeep.forward(self, ids)
         return out, F.mse_loss(out, y)
@@ -48,8 +45,7 @@ class WideDeep(nn.Module):
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(100 + step * 10 + fleet.worker_index())
-    ids = torch.randint(0, 40, (8, 3), generator=draws)
-    return ids, torch.rand(8, 1, generator=draws)
+    return torch.randint(0, 40, (8, 3), generator=draws), torch.rand(8, 1, generator=draws)
 
 
 def serve() -> None:
@@ -116,9 +112,7 @@ def by_loop(model: WideDeep, optimizer: torch.optim.Optimizer) -> Any:
                 return model(batch(99)[0]).tolist()
         for step in range(first, first + STEPS):
             ids, y = batch(step)
-            optimizer.zero_grad()
-            F.mse_loss(model(ids), y).backward()
-            optimizer.step()
+            descend(optimizer, F.mse_loss(model(ids), y))
         return None
 
     return run

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notebook cells that run again: `fleet.init` twice, and `fleet.reset`."""
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import gc
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_text
 from tests.workers import run_processes, run_workers
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -105,12 +104,6 @@ def test_second_model_with_servers_needs_reset() -> None:
     [text] = run_processes(error_text, [(PlanError, in_notebook, False, {}, CELLS)])
     assert "distributed_model was called after fleet.init_worker()" in text
     assert "call fleet.reset() and then fleet.init()" in text
-
-
-def error_text(kind: type[Exception], function: Any, *args: Any) -> str:
-    with pytest.raises(kind) as caught:
-        function(*args)
-    return str(caught.value)
 
 
 def called_again() -> list[str]:
@@ -217,8 +210,7 @@ def nothing_is_left(is_collective: bool, settings: dict[str, Any]) -> None:
     names: dict[str, Any] = {"is_collective": is_collective, "settings": settings}
     for cell in CELLS:
         exec(cell, names)
-    sgd = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
-    plain = vars(sgd).keys()
+    plain = vars(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)).keys()
     old, adagrad = weakref.ref(names["model"]), weakref.ref(names["optimizer"])
     context = weakref.ref(current())
     fleet.reset()

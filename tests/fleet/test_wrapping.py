@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that another library also distributes is refused."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts records over several starts of a job that stops while processes die."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pathlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on records of a shard queue; each worker logs the records it reads."""
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains epoch after epoch while workers join and leave; each worker logs the records it reads."""
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 

@@ -5,8 +5,6 @@ Each process writes its token into its own file and continues once there is a fi
 then fails if that file says so. With `--collective` there are no servers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -65,8 +63,7 @@ def go() -> str:
 def main() -> None:
     """Serve, or train, wait, and train again."""
     collective = "--collective" in sys.argv
-    strategy = fleet.DistributedStrategy(deadline_s=60)
-    fleet.init(is_collective=collective, strategy=strategy)
+    fleet.init(is_collective=collective, strategy=fleet.DistributedStrategy(deadline_s=60))
     plain = Model(served=not collective)
     optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(plain.parameters(), lr=0.1))
     model = fleet.distributed_model(plain)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains while it is stopped or loses a worker; logs all records it reads."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os
@@ -33,8 +31,7 @@ class Records(Dataset[tuple[int, torch.Tensor]]):
         return RECORDS
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
-        drawn = torch.Generator().manual_seed(index)
-        return index, torch.randint(0, 40, (4,), generator=drawn)
+        return index, torch.randint(0, 40, (4,), generator=torch.Generator().manual_seed(index))
 
 
 class Net(torch.nn.Module):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared parts of the scripts whose workers die on request."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

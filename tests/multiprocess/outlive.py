@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains while servers are killed; prints digests of the trained values."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes while a server and then worker 0 are killed; prints what was published."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains, is killed, and resumes with the state of its servers; prints the values."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pathlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script for parameter servers as a user may write it: the optimizer first, no stop_worker."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The addresses at which the processes of a job listen, from Linux."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

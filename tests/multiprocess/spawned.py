@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts records of spawned loading processes, which run this script again."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The error of one worker ends the job, and the last line names it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

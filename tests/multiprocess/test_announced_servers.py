@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose servers announce where they listen, also after a restart at another address."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

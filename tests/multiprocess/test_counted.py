@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs that lose processes, stop and resume: every record counts once."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a real job: its metrics, a worker that is killed, and the end of the job."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One script under every launcher: equal parameters for an equal global batch."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -114,11 +112,7 @@ def test_variables_of_the_paddle_operator(expected: float) -> None:
 
 def test_scheduler_and_workers_of_a_shell_loop(expected: float) -> None:
     holder, port = reserved_port()
-    common = {
-        "MS_WORKER_NUM": "4",
-        "MS_SCHED_HOST": "127.0.0.1",
-        "MS_SCHED_PORT": str(port),
-    }
+    common = {"MS_WORKER_NUM": "4", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)}
     roles = ["MS_SCHED"] + ["MS_WORKER"] * 4
     processes = [start([sys.executable, SCRIPT], {**common, "MS_ROLE": role}) for role in roles]
     with holder:

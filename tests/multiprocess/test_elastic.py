@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers join a running job and leave it, each of them a real process."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os
@@ -178,8 +176,7 @@ def test_workers_join_servers_that_announce_themselves(kept_by: str, tmp_path: P
         job.join("first")
         job.wait_for("trained.2")
         job.leave("first")
-        text = job.finish()
-        [epochs, *_] = re.findall(r"epochs (\d+)", text)
+        [epochs, *_] = re.findall(r"epochs (\d+)", job.finish())
         job.check_read_once(int(epochs))
     finally:
         job.end()
@@ -219,8 +216,7 @@ def test_workers_that_leave_their_loops_early_are_joined(tmp_path: Path) -> None
         job.wait_for("trained.0", "trained.1")
         job.join("first")
         job.wait_for("trained.2")
-        text = job.finish()
-        [epochs, *others] = re.findall(r"epochs (\d+)", text)
+        [epochs, *others] = re.findall(r"epochs (\d+)", job.finish())
         assert others == [epochs, epochs]
         for epoch in range(int(epochs)):
             read = [r for f in tmp_path.glob(f"read.*.{epoch}") for r in f.read_text().split()]

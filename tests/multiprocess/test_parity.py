@@ -6,8 +6,6 @@ ResNet-50 on small images is chaotic: in one process alone, changing each weight
 well-conditioned, so that a difference of the method would show.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests import workers
-from tests.workers import run_workers
+from tests.workers import descend, run_workers
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,9 +50,7 @@ def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
         x = torch.randn(GLOBAL_BATCH, 3, 16, 16, generator=generator).to(dtype)
         y = torch.randint(0, 10, (GLOBAL_BATCH,), generator=generator)
         mine = slice(fleet.worker_index(), None, fleet.worker_num())
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[mine]), y[mine]).backward()
-        optimizer.step()
+        descend(optimizer, F.cross_entropy(model(x[mine]), y[mine]))
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -65,11 +61,7 @@ def train(dtype: torch.dtype, lr: float, steps: int) -> Any:
     ids=["float64", "float32"],
 )
 def test_resnet50_on_two_workers_equals_one_process(
-    dtype: torch.dtype,
-    lr: float,
-    tolerance: float,
-    steps: int,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, lr: float, tolerance: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32 the exact values count as well: one process may be further from them.
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine of docs/porting.md runs a job, and ends it at a permanent error."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

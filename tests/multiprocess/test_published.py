@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose processes die and restart publishes every change that reached its servers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -22,8 +20,7 @@ def test_publications_survive_a_restarted_server_and_a_restarted_worker(tmp_path
     job = ["--server_num", "2", "--worker_num", "2", "--max_restarts", "9", "--tee"]
     codes, text = finish([start([str(BIN / "fleetrun"), *job, SCRIPT], cwd=tmp_path)])
     assert codes == [0], text
-    found = re.findall(r"PUBLISHED (\d+) (\d+) (\w+) (\d+) (\d+) (\w+)", text)
-    assert found == [
+    assert re.findall(r"PUBLISHED (\d+) (\d+) (\w+) (\d+) (\d+) (\w+)", text) == [
         ("2", "1", "base", "2", "1", "True"),
         ("3", "2", "delta", "3", "1", "True"),
         # server 1 was restarted, and knows no changes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shard queue in real jobs with a slow or a dying worker."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose servers and workers die during training reach the same result."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +24,7 @@ def trained_values(
     folder.mkdir()
     job = ["--server_num", "2", "--worker_num", "2", "--max_restarts", str(restarts), "--tee"]
     job += flags
-    command = [str(BIN / "fleetrun"), *job, SCRIPT, *arguments]
-    codes, text = finish([start(command, cwd=folder)])
+    codes, text = finish([start([str(BIN / "fleetrun"), *job, SCRIPT, *arguments], cwd=folder)])
     assert codes == [0], text
     found = re.findall(r"LEARNT (\w+) \S+ OWN (\w+)", text)
     assert len(found) == (1 if "--go_on" in arguments else 2), text

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real jobs from outside: which process listens where, and that the token stays secret."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -166,14 +164,13 @@ def test_processes_with_different_tokens_end(
         "FLEET_DEADLINE_S": "20",
     }
     with holder:
-        kinds = (("server", server), ("worker", worker))
         processes = [
             start(
                 [sys.executable, SCRIPT],
                 {**common, "FLEET_ROLE": kind, "FLEET_TOKEN": token},
                 cwd=tmp_path,
             )
-            for kind, token in kinds
+            for kind, token in (("server", server), ("worker", worker))
         ]
         try:
             worker_output, _ = processes[1].communicate(timeout=100)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of real jobs with parameter servers, and a job that dies during a save."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

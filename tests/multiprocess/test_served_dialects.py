@@ -4,8 +4,6 @@
 It registers the optimizer before the model and ends without `fleet.stop_worker`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs with parameter servers in real processes, through the public API."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.workers import run_job, run_processes
+from tests.workers import descend, run_job, run_processes
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -70,9 +68,7 @@ def trained(global_batch: int = 8) -> Any:
     loader = DataLoader(records(), batch_size=global_batch // fleet.worker_num())
     for _ in range(2):
         for ids, target in fleet.shard(loader):
-            optimizer.zero_grad()
-            ((model(ids) - target) ** 2).mean().backward()
-            optimizer.step()
+            descend(optimizer, ((model(ids) - target) ** 2).mean())
     fleet.barrier_worker()
     session = current().session
     assert session is not None
@@ -188,9 +184,7 @@ def train_in(mode: str, wire: str = "fp32") -> tuple[float, float]:
     before = loss()
     for part in range(0, 96, 8):
         mine = slice(part + 4 * fleet.worker_index(), part + 4 * fleet.worker_index() + 4)
-        optimizer.zero_grad()
-        (model(ids[mine]) - target[mine]).square().mean().backward()
-        optimizer.step()
+        descend(optimizer, (model(ids[mine]) - target[mine]).square().mean())
     found = before, loss()
     fleet.stop_worker()
     return found
@@ -282,9 +276,7 @@ def train_until_error() -> str:
     fleet.init_worker()
     try:
         for _ in range(100_000):
-            optimizer.zero_grad()
-            model(torch.arange(30).view(10, 3)).sum().backward()
-            optimizer.step()
+            descend(optimizer, model(torch.arange(30).view(10, 3)).sum())
     except Exception as error:
         current().group.fail(str(error))
         return f"{type(error).__name__}: {error}"
@@ -366,9 +358,7 @@ def trained_in_memory(shared_memory: bool) -> Any:
     model, optimizer = registered(DistributedStrategy(shared_memory=shared_memory), dim=512)
     fleet.init_worker()
     for ids, target in fleet.shard(DataLoader(records(), batch_size=16)):
-        optimizer.zero_grad()
-        ((model(ids) - target) ** 2).mean().backward()
-        optimizer.step()
+        descend(optimizer, ((model(ids) - target) ** 2).mean())
     with torch.no_grad():
         rows = model.emb(torch.arange(IDS))
     fleet.stop_worker()

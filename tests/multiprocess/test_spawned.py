@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading processes started by spawn, which run the script again."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

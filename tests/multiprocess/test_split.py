@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams in shards in real jobs, whose workers die and resume alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -35,8 +33,7 @@ def test_restarted_workers_agree_on_the_same_batches(tmp_path: Path) -> None:
     """The weight of a record depends on how many the other worker had in that step."""
     whole = counts(tmp_path / "whole", "--mode", "sync")
     assert min(whole) > 0
-    killed = counts(tmp_path / "killed", "--mode", "sync", "--die", *SYNC, restarts=9)
-    assert killed == whole
+    assert counts(tmp_path / "killed", "--mode", "sync", "--die", *SYNC, restarts=9) == whole
 
 
 def test_workers_that_step_alone_resume_in_their_shards(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of fleetrun stop and resume, or lose a worker and restart."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

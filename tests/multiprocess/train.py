@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script as a user writes it, which the tests start with every launcher."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

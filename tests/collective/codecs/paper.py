@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deep gradient compression as its paper defines it, in NumPy: the reference for DGC."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -49,8 +47,7 @@ class Paper:
         self.weight = self.weight - self.lr * movement
 
     def _parts(self) -> list[slice]:
-        edges = [0, *self.cuts, self.weight.size]
-        return [slice(a, b) for a, b in itertools.pairwise(edges)]
+        return [slice(a, b) for a, b in itertools.pairwise([0, *self.cuts, self.weight.size])]
 
     def _gather(self, sender: int, part: slice, g: Doubles, sparsity: float) -> NDArray[np.int64]:
         """Returns the indices of the largest values."""

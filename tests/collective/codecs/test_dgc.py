@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DGC followed by the optimizer of torch moves parameters as the paper defines."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -17,8 +15,9 @@ from torch import Tensor
 from fleetlight.collective.buckets import ParameterSlice, flat_of, spread
 from fleetlight.collective.codecs.codec import CodecSegment, Span
 from fleetlight.collective.codecs.compression import Compression
-from fleetlight.collective.codecs.dgc import DGC, Momentum, to_gradient
+from fleetlight.collective.codecs.dgc import DGC, Momentum, Sparsity, to_gradient
 from fleetlight.collective.routes.route_segments import SegmentPlace, SegmentStates
+from fleetlight.errors import StrategyError
 
 #: the end of a piece cuts the first parameter
 SHAPES = {"a": (6, 7), "b": (5, 4)}
@@ -78,8 +77,7 @@ class Job:
     def dense_step(self, number: int) -> None:
         """A step with the dense mean."""
         each = [gradients_of(number, s, self.parameters) for s in range(len(self.codecs))]
-        names = self.parameters
-        self._apply([torch.stack([mine[n] for mine in each]).mean(0) for n in names])
+        self._apply([torch.stack([mine[n] for mine in each]).mean(0) for n in self.parameters])
 
     def _apply(self, grads: Sequence[Tensor]) -> None:
         for parameter, grad in zip(self.parameters.values(), grads, strict=True):
@@ -240,8 +238,7 @@ def test_non_finite_values_are_sent_and_leave_no_state(bad: float) -> None:
     residual, velocity = torch.arange(8.0), torch.ones(8)
     segment = CodecSegment((Span("a", 0, 0, 8),), residual, velocity)
     message = torch.zeros(codec.message_bytes(segment.spans), dtype=torch.uint8)
-    values = torch.tensor([1, 2, bad, bad, bad, 6, 7, 8])
-    codec.encode(values, segment, message)
+    codec.encode(torch.tensor([1, 2, bad, bad, bad, 6, 7, 8]), segment, message)
     total = torch.zeros(8)
     codec.add(message, segment.spans, total)
     assert total.isfinite().tolist() == [True, True, False, False, True, True, True, True]
@@ -263,3 +260,32 @@ def test_a_movement_may_have_the_parameters_shape() -> None:
     to_gradient(shaped, momentum)
     to_gradient(flat, momentum)
     torch.testing.assert_close(flat, shaped.t().reshape(-1))
+
+
+# The sparsity of each step.
+
+
+@pytest.mark.parametrize(
+    ("begin", "steps", "levels", "expected"),
+    [
+        (0, 1, [0.9], [0.9, 0.9, 0.9]),
+        (2, 1, [0.9], [None, None, 0.9, 0.9]),
+        (0, 1, [0.5, 0.9], [0.5, 0.9, 0.9]),
+        (1, 4, [0.5, 0.9], [None, 0.5, 0.5, 0.9, 0.9, 0.9]),
+        (0, 5, [0.0, 0.5, 0.9], [0.0, 0.0, 0.5, 0.5, 0.9, 0.9]),
+        (0, 2, [0.1, 0.2, 0.3, 0.4], [0.1, 0.3, 0.4]),
+    ],
+    ids=["at_once", "later", "two", "two_later", "uneven", "more_than_steps"],
+)
+def test_sparsity_rises_through_the_levels(
+    begin: int, steps: int, levels: list[float], expected: list[float | None]
+) -> None:
+    sparsity = Sparsity(begin, steps, levels)
+    assert [sparsity.at(step) for step in range(len(expected))] == expected
+    assert sparsity.at(10**6) == levels[-1]
+
+
+@pytest.mark.parametrize("levels", [[], [0.9, 0.5], [-0.1], [0.5, 1.0], [float("nan")]], ids=str)
+def test_levels_must_rise_from_0_to_below_1(levels: list[float]) -> None:
+    with pytest.raises(StrategyError, match=r"dgc_configs\.sparsity: got \[.*expected at least"):
+        Sparsity(0, 1, levels)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synchronised batch norm equals batch norm on the whole batch, forward and backward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
-from tests.workers import run_workers
+from tests.workers import descend, run_workers
 from torch import nn
 
 import fleetlight as fleet
@@ -52,9 +50,7 @@ def train(sizes: list[int]) -> Any:
     for _ in range(3):
         if len(set(sizes)) > 1:
             current().models[0].set_batch_weight(sizes[index] * len(sizes) / sum(sizes))
-        optimizer.zero_grad()
-        model(part).pow(2).sum(1).mean().backward()
-        optimizer.step()
+        descend(optimizer, model(part).pow(2).sum(1).mean())
     return state(model)
 
 
@@ -62,9 +58,7 @@ def plain() -> dict[str, torch.Tensor]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
-        optimizer.zero_grad()
-        model(images()).pow(2).sum(1).mean().backward()
-        optimizer.step()
+        descend(optimizer, model(images()).pow(2).sum(1).mean())
     return state(model)
 
 

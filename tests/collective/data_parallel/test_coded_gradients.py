@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coded gradients: all workers step equally, and the residual is kept."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

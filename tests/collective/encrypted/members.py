@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members of an encrypted group in threads of one process, with real connections."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
@@ -20,10 +18,7 @@ LIMIT_S = 20.0
 @contextlib.contextmanager
 def linked(folder: Path, count: int) -> Iterator[list[Links]]:
     """Yields `count` workers that know each other's endpoints."""
-    tls: dict[str, Any] = {
-        "as_server": server_context(folder),
-        "as_client": client_context(folder),
-    }
+    tls: dict[str, Any] = {"as_server": server_context(folder), "as_client": client_context(folder)}
     links = [Links(i, socket.create_server(("127.0.0.1", 0)), **tls) for i in range(count)]
     for one in links:
         one.endpoints = {other.index: other.address for other in links}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers as threads of one process, with the group operations that averaging needs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

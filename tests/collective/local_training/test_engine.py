@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine sends, when, and what all workers have afterwards; workers are threads."""
-
-from __future__ import annotations
+"""Local training: what workers send, when, and what all have afterwards."""
 
 import copy
+import json
+import math
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.collective.local_training.simulated import together
-from torch import nn
+from tests.errors import error_text
+from torch import Tensor, nn
 
 from fleetlight.collective.local_training import engine as moments
 from fleetlight.collective.local_training.engine import LocalTrainingEngine
@@ -55,8 +58,7 @@ class Training:
 
 def some_steps(worker: Any) -> Any:
     training = Training(worker)
-    averaged = [(training.step(number), training.weight) for number in range(4)]
-    return averaged, worker.means
+    return [(training.step(number), training.weight) for number in range(4)], worker.means
 
 
 def test_workers_send_only_at_averaging_and_are_equal_after_it() -> None:
@@ -238,8 +240,7 @@ def resumed(worker: Any) -> Any:
     second = Training(worker, outer=NesterovMomentum(0.7, 0.9), schedule=FixedInterval(3, 1))
     second.model.load_state_dict(first.model.state_dict())
     second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
-    names = {p: name for name, p in first.model.named_parameters()}
-    state = first.engine.state(names)
+    state = first.engine.state({p: name for name, p in first.model.named_parameters()})
     state["outer"] = {name: tensor.clone() for name, tensor in state["outer"].items()}
     second.step(0)  # the load must discard this step
     second.model.load_state_dict(first.model.state_dict())
@@ -247,8 +248,7 @@ def resumed(worker: Any) -> Any:
     second.engine.load(state, {p: name for name, p in second.model.named_parameters()})
     ends = []
     for training in (first, second):
-        averaged = [training.step(number) for number in range(5, 11)]
-        ends.append((averaged, training.weight))
+        ends.append(([training.step(number) for number in range(5, 11)], training.weight))
     return ends
 
 
@@ -345,9 +345,7 @@ def average_different_types(worker: Any) -> str:
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    with pytest.raises(DivergedError) as error:
-        moments.average_state(optimizer, worker, worker)
-    return str(error.value)
+    return error_text(DivergedError, moments.average_state, optimizer, worker, worker)
 
 
 def test_states_of_different_types_are_named() -> None:
@@ -381,3 +379,194 @@ def test_a_reset_in_place_keeps_the_tensors(kind: str) -> None:
     for mine, kept in zip(state_of(optimizer), before, strict=True):
         assert all(mine[key] is kept[key] for key in kept)
     check_equal_steps(optimizer, new)
+
+
+# Schedules: k steps between averagings, none up to begin_step, equal after any restart.
+
+ks, begins = st.integers(1, 9), st.integers(0, 12)
+
+
+def averaging_steps(schedule: FixedInterval, steps: int) -> list[int]:
+    """The steps after which the workers average."""
+    averaged = []
+    for _ in range(steps):
+        if schedule.step_made():
+            schedule.averaged()
+            averaged.append(schedule.step)
+    return averaged
+
+
+@given(ks, begins)
+def test_averagings_are_k_steps_apart_after_begin_step(k: int, begin: int) -> None:
+    assert averaging_steps(FixedInterval(k, begin), 60) == list(range(begin + k, 61, k))
+
+
+@given(ks, begins, st.integers(0, 40))
+def test_workers_train_alone_after_begin_step(k: int, begin: int, steps: int) -> None:
+    schedule = FixedInterval(k, begin)
+    for done in range(steps):
+        assert schedule.next_is_local == (done + 1 > begin)
+        will_average = schedule.averages_next
+        assert schedule.step_made() == will_average
+        assert schedule.differs == (schedule.step - schedule.last > 0)
+        # up to begin_step the workers are always equal
+        assert not (schedule.differs and schedule.step <= begin)
+        if will_average:
+            schedule.averaged()
+
+
+def test_an_early_averaging_starts_a_new_window() -> None:
+    schedule = FixedInterval(4, 0)
+    assert averaging_steps(schedule, 2) == []
+    schedule.averaged()
+    assert averaging_steps(schedule, 9) == [6, 10]
+
+
+@given(ks, begins, st.integers(0, 30), st.integers(0, 30))
+def test_a_restart_at_any_step_changes_nothing(k: int, begin: int, before: int, after: int) -> None:
+    whole, first, second = FixedInterval(k, begin), FixedInterval(k, begin), FixedInterval(k, begin)
+    averaging_steps(whole, before)
+    averaging_steps(first, before)
+    second.load(json.loads(json.dumps(first.state())))
+    assert averaging_steps(second, after) == averaging_steps(whole, after)
+
+
+def test_restart_at_starts_with_equal_workers() -> None:
+    schedule = FixedInterval(3, 10)
+    schedule.restart_at(20)
+    assert not schedule.differs
+    assert averaging_steps(schedule, 7) == [23, 26]
+
+
+losses, rates = st.floats(1e-3, 1e3), st.floats(1e-4, 1.0)
+
+
+@given(st.integers(1, 8), st.integers(1, 20), losses, losses, rates, rates)
+def test_k_follows_the_formula(
+    init_k: int, max_k: int, loss_0: float, loss: float, lr_0: float, lr: float
+) -> None:
+    schedule = AdaptiveInterval(init_k, max_k, 0)
+    schedule.first(loss_0, lr_0)
+    schedule.adapt(loss, lr)
+    wanted = math.ceil(init_k * math.sqrt(lr_0 * loss / (lr * loss_0)))
+    assert schedule.k == min(max_k, max(1, wanted))
+
+
+def test_k_starts_at_init_k_within_the_limit() -> None:
+    assert AdaptiveInterval(3, 16, 0).k == 3
+    assert AdaptiveInterval(30, 16, 0).k == 16
+
+
+def test_non_finite_losses_are_handled() -> None:
+    schedule = AdaptiveInterval(4, 16, 0)
+    schedule.first(math.nan, 0.1)
+    schedule.first(math.inf, 0.1)
+    assert schedule.wants_first
+    schedule.adapt(1.0, 0.1)
+    assert schedule.k == 4
+    schedule.first(2.0, 0.1)
+    assert not schedule.wants_first
+    for loss, lr, k in [
+        (math.nan, 0.1, 4),
+        (math.inf, 0.1, 16),
+        (-1.0, 0.1, 1),
+        (0.0, 0.1, 1),
+        (2.0, 0.0, 16),
+    ]:
+        schedule.adapt(loss, lr)
+        assert schedule.k == k
+        schedule.k = 4
+
+
+def test_a_smaller_k_ends_a_longer_window() -> None:
+    schedule = AdaptiveInterval(8, 16, 0)
+    averaging_steps(schedule, 5)
+    schedule.k = 3
+    assert schedule.averages_next
+    assert schedule.step_made()
+
+
+def intervals(schedule: AdaptiveInterval, step_losses: list[float]) -> list[int]:
+    """Makes steps with these losses; returns k after each."""
+    ks = []
+    for loss in step_losses:
+        meets = schedule.step_made()
+        if schedule.wants_first:
+            schedule.first(loss, 0.1)
+        if meets:
+            schedule.adapt(loss, 0.1)
+            schedule.averaged()
+        ks.append(schedule.k)
+    return ks
+
+
+@given(st.lists(losses, max_size=30), st.lists(losses, max_size=30), begins)
+def test_k_continues_after_a_restart(before: list[float], after: list[float], begin: int) -> None:
+    whole, first, second = (
+        AdaptiveInterval(4, 16, begin),
+        AdaptiveInterval(4, 16, begin),
+        AdaptiveInterval(4, 16, begin),
+    )
+    intervals(whole, before)
+    intervals(first, before)
+    second.load(json.loads(json.dumps(first.state())))
+    assert intervals(second, after) == intervals(whole, after)
+
+
+def test_a_schedule_loads_the_state_of_another_kind() -> None:
+    schedule, other = FixedInterval(4, 0), AdaptiveInterval(2, 16, 0)
+    averaging_steps(schedule, 6)
+    other.load(schedule.state())
+    assert (other.step, other.last, other.k, other.wants_first) == (6, 4, 2, True)
+    schedule.load(other.state())
+    assert (schedule.step, schedule.last, schedule.k) == (6, 4, 4)
+
+
+# Outer steps: the mean of the parameters, or the Nesterov step of torch.
+
+
+def drawn(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).double() for shape in [(3, 4), (5,)]]
+
+
+def test_the_mean_movement_gives_the_mean_of_the_models() -> None:
+    start, models = drawn(0), [drawn(1), drawn(2)]
+    moved = [
+        torch.stack([s - e for e in each]).mean(0) for s, *each in zip(start, *models, strict=True)
+    ]
+    PlainMean().step(start, start, moved)
+    for mine, *each in zip(start, *models, strict=True):
+        torch.testing.assert_close(mine, torch.stack(each).mean(0), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_nesterov_equals_that_of_torch(momentum: float) -> None:
+    parameters = [nn.Parameter(one.clone()) for one in drawn(0)]
+    outer = torch.optim.SGD(parameters, lr=0.7, momentum=momentum, nesterov=bool(momentum))
+    start, mine = drawn(0), NesterovMomentum(0.7, momentum)
+    for seed in range(1, 5):
+        for parameter, gradient in zip(parameters, drawn(seed), strict=True):
+            parameter.grad = gradient
+        outer.step()
+        mine.step(list(parameters), start, drawn(seed))
+        assert all(torch.equal(a, b) for a, b in zip(start, parameters, strict=True))
+
+
+def test_a_loaded_momentum_continues_by_name() -> None:
+    first = [nn.Parameter(one) for one in drawn(0)]
+    names = dict(zip(first, ["a", "b"], strict=True))
+    one, two = NesterovMomentum(0.7, 0.9), NesterovMomentum(0.7, 0.9)
+    one.step(list(first), drawn(0), drawn(1))
+    state = {name: tensor.clone() for name, tensor in one.state(names).items()}
+    assert list(state) == ["a", "b"]
+    second = [nn.Parameter(one) for one in drawn(0)]
+    two.load(state, dict(zip(second, ["a", "b"], strict=True)))
+    models = [drawn(2), drawn(2)]
+    one.step(list(first), models[0], drawn(3))
+    two.step(list(second), models[1], drawn(3))
+    assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
+    # loaded values are copies, and unknown parameters start at zero
+    assert not torch.equal(state["a"], one.state(names)["a"])
+    two.load({}, {})
+    assert two.state(names) == {}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scheduler assigns indices, names missing members, and waits for the last departure."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any
@@ -51,8 +49,7 @@ def member(workers: int, node_id: str | None = None, then: str = "") -> Any:
     if then == "fail":
         current().group.fail("ValueError: on purpose")
         return "failed", fleet.worker_index()
-    total = fleet.all_reduce(1)
-    mine = fleet.worker_index()
+    total, mine = fleet.all_reduce(1), fleet.worker_index()
     fleet.stop_worker()
     return mine, total
 
@@ -91,8 +88,7 @@ def indexed() -> Any:
         fleet.init(is_collective=True)
     except SystemExit as end:
         return "exit", end.code
-    total = fleet.all_reduce(1)
-    mine = fleet.worker_index()
+    total, mine = fleet.all_reduce(1), fleet.worker_index()
     fleet.stop_worker()
     return mine, total
 

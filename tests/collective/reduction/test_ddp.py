@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Fleetlight relies on in torch's C++ reducer, whose interface is not public."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A level in shared memory: the leader gets the sum and passes its result down to all."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of several hosts, simulated by loopback addresses, sum hierarchically."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -12,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.collective.routes.test_levels import hellos
-from tests.workers import WorkerFailedError, run_processes
+from tests.collective.routes.test_exchange import hellos
+from tests.errors import error_text
+from tests.workers import WorkerFailedError, run_processes, run_workers
 from torch import nn
 from torch.nn import functional as F
 
 import fleetlight as fleet
 from fleetlight.collective.routes import local_peers
 from fleetlight.collective.routes.levels import levels_of
+from fleetlight.collective.routes.route import Bucket
 from fleetlight.collective.routes.routing import crosses_a_link, senders, takes_levels
 from fleetlight.fleet.job import current
 
@@ -57,8 +57,7 @@ def test_nccl_takes_levels_only_for_coded_gradients() -> None:
 
 
 #: alternating, so that adjacent workers are on different hosts
-TWO_HOSTS = ["127.0.0.1", "127.0.0.2"] * 2
-ONE_HOST = ["127.0.0.1"] * 4
+TWO_HOSTS, ONE_HOST = ["127.0.0.1", "127.0.0.2"] * 2, ["127.0.0.1"] * 4
 SAMPLES = 24
 
 
@@ -258,12 +257,51 @@ def worker_3_ends(how: str) -> None:
     ("how", "kind"), [("SIGKILL", "PeerLostError"), ("SIGSTOP", "DeadlineError")]
 )
 def test_a_lost_worker_is_an_error_on_every_host(how: str, kind: str) -> None:
-    with pytest.raises(WorkerFailedError) as caught:
-        run_on(TWO_HOSTS, worker_3_ends, how, deadline_s=4.0)
-    text = str(caught.value)
+    text = error_text(WorkerFailedError, run_on, TWO_HOSTS, worker_3_ends, how, deadline_s=4.0)
     assert "worker 3 died without a result" in text
     for index in range(3):
         assert f"worker {index}:\n" in text
     assert text.count("Error: all_reduce of the gradients at step 12 ") == 3
     assert f"{kind}: all_reduce of the gradients at step 12 " in text
     assert "worker 3 (pid" in text
+
+
+# Local peers connect; if one cannot, all of them know.
+
+
+def shared(fails_on: int | None) -> Any:
+    if fails_on == fleet.worker_index():
+        # like a sandbox that forbids Unix sockets
+        local_peers._connect = refuse
+    memory = local_peers.shared_memory_of(current().group)
+    if memory is None:
+        return None
+    tensor = torch.tensor([1.0 + fleet.worker_index()])
+    memory.start(Bucket(0, tensor))
+    memory.finish()
+    memory.close()
+    return float(tensor)
+
+
+def test_three_peers_share_memory() -> None:
+    assert run_workers(shared, 3, None) == [6.0, 6.0, 6.0]
+
+
+def test_one_failing_peer_disables_shared_memory_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_peers, "_CONNECT_S", 1.0)
+    assert run_workers(shared, 2, 0) == [None, None]
+
+
+def which_route(shared_memory: bool) -> str:
+    strategy = fleet.DistributedStrategy(shared_memory=shared_memory)
+    model = fleet.distributed_model(torch.nn.Linear(2, 2))
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), strategy)
+    fleet.init_worker()
+    replica = current().models[0].replica
+    assert replica is not None
+    return type(replica.reducer._route).__name__
+
+
+def test_the_strategy_chooses_the_route() -> None:
+    assert run_workers(which_route, 2, True) == ["SharedMemory"] * 2
+    assert run_workers(which_route, 2, False) == ["ProcessGroups"] * 2

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Automatic saves: jobs that save at intervals, stop on SIGTERM and resume."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing
@@ -235,8 +233,7 @@ def test_every_steps_saves_at_that_interval(tmp_path: Path) -> None:
 
 
 def test_every_s_saves_at_that_interval(tmp_path: Path) -> None:
-    path = str(tmp_path / "ckpt")
-    saved = run(save_at_intervals, 2, path, {"every_s": 1e-6})[0]
+    saved = run(save_at_intervals, 2, str(tmp_path / "ckpt"), {"every_s": 1e-6})[0]
     assert saved[0] == 1
     # workers do not poll each other at every step
     assert len(saved) >= 3
@@ -286,8 +283,7 @@ def test_job_does_not_overwrite_a_checkpoint_it_did_not_load(tmp_path: Path) -> 
     path = str(tmp_path / "ckpt")
     run(stop, 1, path, 2)
     with pytest.raises(
-        WorkerFailedError,
-        match=r"ckpt holds the checkpoint of an earlier job \(step 2, .*--resume",
+        WorkerFailedError, match=r"ckpt holds the checkpoint of an earlier job \(step 2, .*--resume"
     ):
         run(whole, 2, path)
     assert checkpoint.read(path).manifest.step == 2
@@ -453,8 +449,7 @@ class WaitingWorker:
         self.done: list[str] = []
         autosave: Any = object.__new__(JobAutosave)
         plan = SimpleNamespace(steps_together=lockstep, serves_dense=True)
-        signals = SimpleNamespace(received=ControlSignal(stop=received))
-        client = SimpleNamespace(signals=signals)
+        client = SimpleNamespace(signals=SimpleNamespace(received=ControlSignal(stop=received)))
         session: Any = SimpleNamespace(is_open=True, bound=SimpleNamespace(plan=plan))
         group: Any = SimpleNamespace(client=client)
         autosave._agreement = ServedAgreement(SimpleNamespace(), session, group)  # type: ignore[arg-type]
@@ -497,3 +492,18 @@ def test_stopped_worker_does_not_save_again() -> None:
 def test_worker_waits_for_others_while_their_number_is_unknown() -> None:
     # a worker restarted just now has no count yet
     assert wait_for_others(60, None, 2, 2, 1) == 1
+
+
+# Jobs that save automatically under a URL, and resume from it.
+
+
+def test_stop_and_resume_under_a_url(tmp_path: Path) -> None:
+    expected = run(whole, 2, str(tmp_path / "unused"))
+    url = (tmp_path / "run").as_uri()
+    before = run(stop, 2, url, 4)
+    assert 4 <= checkpoint.read(url).manifest.step < 12
+    after = run(resume_job, 2, url)
+    for uninterrupted, mine, rest in zip(expected, before, after, strict=True):
+        assert uninterrupted[0] == rest[0]
+        assert uninterrupted[1] == rest[1] == 12
+        assert uninterrupted[2] == mine + rest[2]

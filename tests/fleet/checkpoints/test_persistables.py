@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a job: saved by N workers, loaded by M workers or by plain PyTorch."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path
@@ -11,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.workers import WorkerFailedError, run_workers
+from tests.checkpoint.states import snapshot, whole_step
+from tests.errors import error_text
+from tests.workers import WorkerFailedError, descend, run_workers
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import fleetlight as fleet
 from fleetlight import checkpoint
 from fleetlight.checkpoint.storage.manifest import VERSION
-from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError
-from fleetlight.fleet.checkpoints import persistables
+from fleetlight.errors import CheckpointError, ConfigError, CorruptCheckpointError, PeerError
+from fleetlight.fleet.checkpoints import loading, persistables
 from fleetlight.fleet.job import current
 
 pytestmark = pytest.mark.multiprocess
@@ -33,8 +33,7 @@ def build(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.05))
-    generator = torch.Generator().manual_seed(9)
-    x = torch.randn(50, 5, generator=generator).double()
+    x = torch.randn(50, 5, generator=torch.Generator().manual_seed(9)).double()
     records = TensorDataset(x, (x.sum(1) > 0).long())
     batch = GLOBAL_BATCH // fleet.worker_num()
     return model, optimizer, fleet.shard(DataLoader(records, batch_size=batch, shuffle=True))
@@ -44,9 +43,7 @@ def train(steps: int, model: nn.Module, optimizer: Any, loader: Any) -> None:
     done = 0
     while done < steps:
         for x, y in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
+            descend(optimizer, F.cross_entropy(model(x), y))
             done += 1
             if done == steps:
                 break
@@ -197,8 +194,7 @@ def load_refused_position(dirname: str) -> Any:
     fleet.shard(loader_of(loader))  # a second loader, whose position lacks a field
     state = {"loaders": [{**loader.state_dict(), "epoch": 7}, {"epoch": 1}]}
     context = current()
-    saved = checkpoint.WorkerState(rank=0, values=state)
-    write_job(context, dirname, saved)
+    write_job(context, dirname, checkpoint.WorkerState(rank=0, values=state))
     with pytest.raises(CheckpointError, match="position lacks"):
         fleet.load_persistables(dirname)
     same = all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
@@ -218,8 +214,7 @@ def write_job(context: Any, dirname: str, saved: Any) -> None:
 
 
 def test_refused_loader_position_changes_nothing(tmp_path: Path) -> None:
-    path = str(tmp_path / "ckpt")
-    assert run_workers(load_refused_position, 1, path) == [(True, 0)]
+    assert run_workers(load_refused_position, 1, str(tmp_path / "ckpt")) == [(True, 0)]
 
 
 def save_slowly(dirname: str) -> str:
@@ -239,8 +234,7 @@ def save_slowly(dirname: str) -> str:
 
 
 def test_save_may_exceed_the_deadline(tmp_path: Path) -> None:
-    answers = run_workers(save_slowly, 2, str(tmp_path / "ckpt"))
-    assert answers == ["saved", "saved"]
+    assert run_workers(save_slowly, 2, str(tmp_path / "ckpt")) == ["saved", "saved"]
 
 
 def save_in_background(dirname: str) -> Any:
@@ -353,9 +347,9 @@ def test_checkpoint_of_another_version_changes_nothing(tmp_path: Path) -> None:
 def refused_load(dirname: str) -> Any:
     model, _, _ = build(seed=3)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(CheckpointError) as caught:
-        fleet.load_persistables(dirname)
-    return str(caught.value), not all(map(torch.equal, before, model.parameters()))
+    return error_text(CheckpointError, fleet.load_persistables, dirname), not all(
+        map(torch.equal, before, model.parameters())
+    )
 
 
 def test_arguments_of_paddle_fleet_name_the_new_form() -> None:
@@ -398,3 +392,72 @@ def export_model(dirname: str) -> Any:
 
 def test_exported_model_computes_the_same(tmp_path: Path) -> None:
     assert run_workers(export_model, 2, str(tmp_path / "model")) == [True, True]
+
+
+# Copies of worker 0's checkpoint: sent in chunks; a failure on any side reaches all workers.
+
+
+def copy_to_all(root: str) -> Any:
+    """Worker i reads host<i>; returns the folder and the step of the checkpoint it uses."""
+    index = fleet.worker_index()
+    loading._CHUNK = 100  # so that every file takes several chunks
+    largest = watch_chunks()
+    own, copy = Path(root) / f"host{index}", Path(root) / f"copy{index}"
+    found = loading.copy_checkpoint(current().group, str(own), copy)
+    return Path(found).name, whole_step(found), max(largest)
+
+
+def watch_chunks() -> list[int]:
+    """The sizes of all messages that worker 0 broadcasts."""
+    sizes, group = [0], current().group
+    send = group.broadcast_bytes
+
+    def watched(data: bytes, operation: str) -> bytes:
+        received = send(data, operation)
+        if not received.startswith(b"["):  # the list of names
+            sizes.append(len(received))
+        return received
+
+    group.broadcast_bytes = watched  # type: ignore[method-assign]
+    return sizes
+
+
+def test_only_workers_without_the_checkpoint_get_a_chunked_copy(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "host0", snapshot(5, size=200))
+    checkpoint.write(tmp_path / "host1", snapshot(3, size=200))
+    (tmp_path / "host2").symlink_to("host0")
+    answers = run_workers(copy_to_all, 3, str(tmp_path))
+    assert [(name, step) for name, step, _ in answers] == [("host0", 5), ("copy1", 5), ("host2", 5)]
+    assert {largest for _, _, largest in answers} == {100}
+    assert not (tmp_path / "copy2").exists()
+
+
+def test_shared_folder_is_not_copied(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "host0", snapshot(5))
+    (tmp_path / "host1").symlink_to("host0")
+    assert [a[0] for a in run_workers(copy_to_all, 2, str(tmp_path))] == ["host0", "host1"]
+
+
+def copy_and_fail(root: str, vanishing: bool) -> Any:
+    index = fleet.worker_index()
+    if vanishing:
+        # worker 0 has checked its files, then one of them vanishes
+        found, gone = loading._found, Path(root, "generation-9/gone")
+        loading._found = lambda *args: {**found(*args), "generation-9/gone": gone}
+    copy = Path(root) / f"copy{index}"
+    if not vanishing:
+        copy.write_text("in the way")
+    with pytest.raises(CheckpointError, match="could not be copied") as caught:
+        loading.copy_checkpoint(current().group, f"{root}/host{index}", copy)
+    return isinstance(caught.value, PeerError), str(caught.value)
+
+
+@pytest.mark.parametrize("vanishing", [False, True], ids=["writing", "reading"])
+def test_failure_on_one_worker_is_an_error_on_all(tmp_path: Path, vanishing: bool) -> None:
+    checkpoint.write(tmp_path / "host0", snapshot(5))
+    answers = run_workers(copy_and_fail, 2, str(tmp_path), vanishing)
+    culprit = 0 if vanishing else 1
+    for index, (consequence, text) in enumerate(answers):
+        assert consequence is (index != culprit)
+        assert text.startswith(f"on worker {culprit}: ") is (index != culprit)
+        assert ("generation-9/gone" if vanishing else "copy1") in text

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fleet.state_dict` has all values; `fleet.load_state_dict` restores them, in every mode."""
-
-from __future__ import annotations
+"""The state that a job saves and resumes from, and when its workers agree to stop."""
 
 import copy
+import dataclasses
 import io
+import itertools
 import pickle
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,12 +20,18 @@ from torch import Tensor, nn
 
 import fleetlight as fleet
 from fleetlight.errors import CheckpointError, PlanError
-from fleetlight.fleet.checkpoints import whole_state
+from fleetlight.fleet import job as jobs
+from fleetlight.fleet.checkpoints import whole_state, worker_state
+from fleetlight.fleet.checkpoints.resumption import _found
+from fleetlight.fleet.checkpoints.stop_agreement import MAX_PLACES, POLL_EVERY_S, PollSchedule
+from fleetlight.fleet.checkpoints.worker_state import PARTS, saved_values
+from fleetlight.fleet.protocols import Purpose, SavedPart
 from fleetlight.fleet.training import registering
 from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.roles.role import Role
+from fleetlight.strategy import DistributedStrategy
 
-IDS = torch.tensor([[1, 2], [2, 7]])
-OTHERS = torch.tensor([[3, 2], [8, 1]])
+IDS, OTHERS = torch.tensor([[1, 2], [2, 7]]), torch.tensor([[3, 2], [8, 1]])
 
 
 class Net(nn.Module):
@@ -257,8 +266,7 @@ def test_pickled_model_warns_that_it_has_no_rows(caplog: Any) -> None:
     warnings = [r.getMessage() for r in caplog.records if "torch.save(model)" in r.getMessage()]
     assert len(warnings) == 1
     assert "fleet.save_persistables" in warnings[0]
-    again = pickle.dumps(torch.load(io.BytesIO(saved), weights_only=False))
-    model: Any = pickle.loads(again)
+    model: Any = pickle.loads(pickle.dumps(torch.load(io.BytesIO(saved), weights_only=False)))
     for layer, name in ((model.moved, "moved"), (model.open, "users")):
         words = rf"rows of table {name} stayed .*fleet\.load_state_dict\(model, state\)"
         with pytest.raises(PlanError, match=words):
@@ -331,3 +339,130 @@ def _load_extra() -> Any:
 @pytest.mark.multiprocess
 def test_extra_state_reaches_workers_without_servers() -> None:
     assert run_workers(_load_extra) == [0, 0]
+
+
+# One list of parts saves, loads and replays a worker's state.
+
+
+@dataclasses.dataclass
+class Toy:
+    """A new part: one class, and its place in the list."""
+
+    context: jobs.Job
+    name: ClassVar[str] = "toy"
+    purposes: ClassVar[tuple[Purpose, ...]] = tuple(Purpose)
+    value: ClassVar[Any] = None
+    loaded: ClassVar[list[SavedPart]] = []
+
+    def save(self) -> Any:
+        return self.value
+
+    def load(self, saved: SavedPart) -> None:
+        self.loaded.append(saved)
+
+
+def with_toy(folder: str) -> tuple[str, int, list[int], list[int]]:
+    worker_state.PARTS = (*PARTS, Toy)
+    mine = fleet.worker_index()
+    Toy.value = {"count": 3 + mine, "kept": torch.arange(2) + mine}
+    fleet.distributed_model(torch.nn.Linear(2, 1))
+    fleet.save_persistables(folder)
+    fleet.load_persistables(folder)
+    [saved] = Toy.loaded
+    counts = [value["count"] for value in saved.each]
+    return saved.purpose.name, saved.first["count"], counts, saved.own["kept"].tolist()
+
+
+@pytest.mark.multiprocess
+def test_a_new_part_is_saved_and_loaded(tmp_path: Path) -> None:
+    zero, one = run_workers(with_toy, 2, str(tmp_path))
+    assert zero == ("CHECKPOINT", 3, [3, 4], [0, 1])
+    assert one == ("CHECKPOINT", 3, [3, 4], [1, 2])
+
+
+def test_part_without_state_is_not_in_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_state, "PARTS", (Toy,))
+    monkeypatch.setattr(Toy, "value", None)
+    assert saved_values(None, Purpose.REPLAY) == {}  # type: ignore[arg-type]
+    monkeypatch.setattr(Toy, "value", 0)
+    assert saved_values(None, Purpose.REPLAY) == {"toy": 0}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_parts_have_distinct_names(purpose: Purpose) -> None:
+    names = [part.name for part in PARTS if purpose in part.purposes]  # type: ignore[attr-defined]
+    assert len(names) == len(set(names))
+
+
+# The poll schedule: at which places workers poll each other for a stop.
+
+
+def polled_places(places: int, seconds_of: Callable[[int], float]) -> tuple[list[int], list[float]]:
+    """The places at which workers poll, and the seconds between polls."""
+    schedule, polled, lengths, passed_s = PollSchedule(), [], [], 0.0
+    for place in range(1, places + 1):
+        passed_s += seconds_of(place)
+        if schedule.advance():
+            schedule.record_poll(passed_s)
+            polled.append(place)
+            lengths.append(passed_s)
+            passed_s = 0.0
+    return polled, lengths
+
+
+def test_slow_steps_all_poll() -> None:
+    assert polled_places(5, lambda _: 3.0)[0] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("step_s", [0.2, 0.02, 0.005])
+def test_polls_come_about_twice_a_second(step_s: float) -> None:
+    polled, lengths = polled_places(1000, lambda _: step_s)
+    assert polled[:2] == [1, 3 if step_s < 0.2 else polled[1]]
+    settled = lengths[8:]
+    assert settled
+    assert all(POLL_EVERY_S - step_s <= length <= POLL_EVERY_S + step_s for length in settled)
+
+
+def test_polls_are_at_most_max_places_apart() -> None:
+    polled, _ = polled_places(2000, lambda _: 1e-5)
+    assert max(after - before for before, after in itertools.pairwise(polled)) == MAX_PLACES
+
+
+def test_polls_follow_steps_that_become_slow() -> None:
+    polled, _ = polled_places(400, lambda place: 0.005 if place < 200 else 2.0)
+    slow = [place for place in polled if place >= 200]
+    assert slow[0] <= 200 + MAX_PLACES
+    assert slow[1:] == list(range(slow[1], 401))
+
+
+def test_workers_with_equal_times_poll_at_the_same_places() -> None:
+    schedules = [PollSchedule() for _ in range(3)]
+    for place in range(300):
+        arrived = {schedule.advance() for schedule in schedules}
+        assert len(arrived) == 1
+        if arrived == {True}:
+            for schedule in schedules:
+                schedule.record_poll(0.001 * (1 + place % 7))
+
+
+# Which jobs resume from the checkpoint in their folder.
+
+
+def job(role: Role, **configs: Any) -> Any:
+    strategy = DistributedStrategy(checkpoint_configs=configs)
+    return SimpleNamespace(role=role, strategy=strategy, is_untrained=False)
+
+
+def test_job_that_may_begin_does_so_without_a_checkpoint(tmp_path: Path) -> None:
+    assert _found(job(Role(resume=True, may_begin=True)), str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("role", "configs"),
+    [(Role(resume=True), {}), (Role(resume=True, may_begin=True), {"resume": True})],
+)
+def test_job_that_must_resume_does_not_begin(
+    role: Role, configs: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint to resume from"):
+        _found(job(role, **configs), str(tmp_path))

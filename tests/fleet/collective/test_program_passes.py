@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes and options that a strategy sets for the programs of its job."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static programs in a job train as the eager loop of the same strategy does."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fleetlight as fleet
 from fleetlight import static
 from fleetlight.errors import ConfigError, PlanError
+from fleetlight.fleet.job import current
 from fleetlight.static.graph.form import Form
 
 pytestmark = pytest.mark.multiprocess
@@ -108,8 +107,7 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "plain")
 def test_program_trains_as_the_eager_loop_does(settings: dict[str, Any]) -> None:
     """With a short last batch, running statistics and a schedule; worker 0's buffers count."""
-    expected = run_workers(eager, 2, settings)
-    found = run_workers(captured, 2, settings)
+    expected, found = run_workers(eager, 2, settings), run_workers(captured, 2, settings)
     # bfloat16 rounds sums of another order differently
     limit = 1e-2 if "fp16_allreduce" in settings else 1e-12
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=limit)
@@ -123,8 +121,7 @@ def started_differently(settings: dict[str, Any]) -> Any:
 
 
 def test_startup_gives_all_workers_the_values_of_worker_0() -> None:
-    expected = run_workers(eager, 2, {})
-    found = run_workers(started_differently, 2, {})
+    expected, found = run_workers(eager, 2, {}), run_workers(started_differently, 2, {})
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
     assert torch.equal(found[0]["0.weight"], found[1]["0.weight"])
 
@@ -233,7 +230,7 @@ def refused(settings: dict[str, Any], why: str) -> Any:
                 "shared_memory": False,
             },
             "exclude: the model has no parameter or module 'head'",
-        ),
+        )
     ],
     ids=["exclude"],
 )
@@ -256,8 +253,7 @@ def captured_twice() -> Any:
 
 def test_two_programs_of_a_model_train_as_one_program() -> None:
     """The older program also reduces, and weighs its batches as the loader says."""
-    expected = run_workers(eager, 2, {})
-    found = run_workers(captured_twice, 2)
+    expected, found = run_workers(eager, 2, {}), run_workers(captured_twice, 2)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
 
 
@@ -467,3 +463,251 @@ def program_checkpoint(folder: str) -> Any:
 
 def test_checkpoint_saves_the_program_that_trains(tmp_path: Path) -> None:
     run_workers(program_checkpoint, 1, str(tmp_path / "c"))
+
+
+# Programs train as the eager loop does: hierarchical, with codecs, or with local SGD.
+
+
+def common_state(train: Any, settings: dict[str, Any]) -> dict[str, Tensor]:
+    """The state after a training; all workers must have the same."""
+    train(settings)
+    fleet.barrier_worker()
+    return state_of(current().models[0].module)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["in-memory", "by-gloo"])
+def test_hierarchical_all_reduce_equals_the_eager_loop(shared: bool) -> None:
+    settings = {
+        "use_hierarchical_allreduce": True,
+        "hierarchical_allreduce_inter_nranks": 2,
+        "shared_memory": shared,
+    }
+    # 23 records: the last block has some for each of the four workers
+    expected = run_workers(eager, 4, settings, 0, 3)
+    found = run_workers(captured, 4, settings, 0, 3)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
+    for name, _ in network().named_parameters():
+        assert all(torch.equal(found[0][name], other[name]) for other in found)
+
+
+# k_steps does not divide the six steps, so the last average comes early
+ALONE: dict[str, dict[str, Any]] = {
+    "localsgd": {
+        "localsgd": True,
+        "localsgd_configs": {"k_steps": 2, "begin_step": 1, "optimizer_state": "reset"},
+    },
+    "adaptive": {
+        "adaptive_localsgd": True,
+        "adaptive_localsgd_configs": {
+            "init_k_steps": 2,
+            "begin_step": 0,
+            "optimizer_state": "average",
+            "buffers": "rank0",
+        },
+    },
+    "diloco": {"diloco": True, "diloco_configs": {"k_steps": 4, "begin_step": 0}},
+}
+
+
+@pytest.mark.parametrize("mode", ALONE)
+def test_local_training_equals_the_eager_loop(mode: str) -> None:
+    expected, _ = run_workers(common_state, 2, eager, ALONE[mode])
+    found, other = run_workers(common_state, 2, captured, ALONE[mode])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for name, value in found.items():
+        assert torch.equal(value, other[name]), name
+
+
+def float32_records() -> Any:
+    """Codecs take float32."""
+    x, y = records().tensors
+    return fleet.shard(DataLoader(TensorDataset(x.float(), y), 4, shuffle=True))
+
+
+def coded_network(settings: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = fleet.distributed_model(network().float())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    strategy = fleet.DistributedStrategy(shared_memory=False, **settings)
+    return model, fleet.distributed_optimizer(optimizer, strategy)
+
+
+def coded_eager(settings: dict[str, Any]) -> dict[str, Tensor]:
+    model, optimizer = coded_network(settings)
+    for _ in range(2):
+        for x, y in float32_records():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return state_of(model)
+
+
+def coded_program(settings: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
+    model, optimizer = coded_network(settings)
+    example = {"x": torch.zeros(4, 6), "y": torch.zeros(4, dtype=torch.int64)}
+    program = static.capture(model, F.cross_entropy, optimizer, example)
+    executor = static.Executor()
+    for _ in range(2):
+        for x, y in float32_records():
+            executor.run(program, {"x": x, "y": y})
+    return state_of(model), program.explain()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compression": "topk", "compression_configs": {"ratio": 0.2, "min_size": 1}},
+        {"compression": "int8", "compression_configs": {"min_size": 1}},
+        {
+            "dgc": True,
+            "dgc_configs": {
+                "min_size": 1,
+                "sparsity": [0.5, 0.8],
+                "rampup_begin_step": 2,
+                "rampup_step": 4,
+            },
+        },
+    ],
+    ids=["topk", "int8", "dgc"],
+)
+def test_codecs_equal_the_eager_loop(settings: dict[str, Any]) -> None:
+    plain, _ = run_workers(coded_eager, 2, {})
+    expected, _ = run_workers(coded_eager, 2, settings)
+    (found, explanation), (other, _) = run_workers(coded_program, 2, settings)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (found["0.weight"] - plain["0.weight"]).abs().max() > 1e-4
+    assert torch.equal(found["0.weight"], other["0.weight"])
+    assert "2 of 6 gradients travel as" in explanation
+
+
+def clipped() -> None:
+    model, optimizer = coded_network({"dgc": True, "dgc_configs": {"min_size": 1}})
+    example = {"x": torch.zeros(4, 6), "y": torch.zeros(4, dtype=torch.int64)}
+    with pytest.raises(PlanError, match=r"local_grad_clip_norm, which clips what a worker sends"):
+        static.capture(model, F.cross_entropy, optimizer, example, clip_norm=1.0)
+
+
+def test_clipping_with_dgc_is_refused() -> None:
+    run_workers(clipped, 2)
+
+
+LOCAL: dict[str, Any] = {"localsgd": True, "localsgd_configs": {"k_steps": 4, "begin_step": 0}}
+
+
+def saving_locally(folder: str) -> dict[str, Tensor]:
+    """Three steps, a checkpoint between two averages, and three more steps."""
+    model, optimizer, loader = prepared(fleet.DistributedStrategy(**LOCAL))
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    captured_on(program, loader, model)
+    fleet.save_persistables(folder)
+    return captured_on(program, loader, model)
+
+
+def resuming_locally(folder: str) -> dict[str, Tensor]:
+    model, optimizer, loader = prepared(fleet.DistributedStrategy(**LOCAL), seed=5)
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    fleet.load_persistables(folder)
+    return captured_on(program, loader, model)
+
+
+def test_local_training_of_a_program_resumes_from_a_checkpoint(tmp_path: Path) -> None:
+    folder = str(tmp_path / "c")
+    expected, found = (
+        run_workers(saving_locally, 2, folder),
+        run_workers(resuming_locally, 2, folder),
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    # both trained alone when they ended
+    assert not torch.equal(found[0]["0.weight"], found[1]["0.weight"])
+
+
+# Static programs whose batch norms use the batches of all workers.
+
+SYNC: dict[str, Any] = {"sync_batch_norm": True}
+MERGE: dict[str, Any] = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+RECOMPUTE: dict[str, Any] = {"recompute": True, "recompute_configs": {"checkpoints": ["1"]}}
+AMP: dict[str, Any] = {"amp": True}
+
+
+def test_synced_norms_equal_those_of_one_process() -> None:
+    """With a short last batch."""
+    expected = run_workers(eager, 1, {}, 0, 8)[0]
+    for found in (*run_workers(captured, 2, SYNC), *run_workers(written, 2, SYNC)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def with_a_repeated_batch(in_program: bool) -> Any:
+    """Worker 1's records count zero, as when they fill a short block."""
+    model, optimizer, _ = prepared(fleet.DistributedStrategy(**SYNC))
+    program = None
+    if in_program:
+        program = static.capture(model, F.cross_entropy, optimizer, example())
+    for first in range(0, 12, 4):
+        x, y = records()[first : first + 4]
+        current().models[0].set_batch_weight(0.0 if fleet.worker_index() else 2.0)
+        if program is None:
+            optimizer.minimize(F.cross_entropy(model(x), y))  # type: ignore[attr-defined]
+            optimizer.zero_grad()
+        else:
+            static.Executor().run(program, {"x": x, "y": y})
+    return state_of(model)
+
+
+def test_repeated_records_do_not_count_in_synced_norms() -> None:
+    expected = run_workers(with_a_repeated_batch, 2, False)
+    for one, other in zip(run_workers(with_a_repeated_batch, 2, True), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("more", [{}, MERGE, RECOMPUTE], ids=["alone", "merge", "recompute"])
+def test_synced_norms_with_other_passes(more: dict[str, Any]) -> None:
+    expected = run_workers(eager, 2, {**SYNC, **more})
+    for one, other in zip(run_workers(captured, 2, {**SYNC, **more}), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def narrow_norms() -> bool:
+    """Autocast feeds a norm bfloat16 values."""
+    strategy = fleet.DistributedStrategy(**SYNC, **AMP)
+    model = fleet.distributed_model(network().float())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    fleet.distributed_optimizer(optimizer, strategy)
+    inputs = {"x": torch.randn(4, 6), "y": torch.zeros(4, dtype=torch.int64)}
+    program = static.capture(model, F.cross_entropy, optimizer, inputs)
+    for _ in range(2):
+        static.Executor().run(program, inputs)
+    return all(bool(value.isfinite().all()) for value in model.state_dict().values())
+
+
+def test_synced_norms_of_narrow_values() -> None:
+    assert run_workers(narrow_norms) == [True, True]
+
+
+def used_elsewhere(folder: str) -> Any:
+    """Evaluation, saving and export need no other worker: worker 0 does them alone."""
+    model, optimizer, loader = prepared(fleet.DistributedStrategy(**SYNC))
+    program = static.capture(model, F.cross_entropy, optimizer, example())
+    executor = static.Executor()
+    for x, y in loader:
+        executor.run(program, {"x": x, "y": y})
+    assert "1 batch norms use the batches of all workers" in program.explain()
+    if fleet.worker_index():
+        return None
+    test = program.clone(for_test=True)
+    x, y = records()[:5]
+    before = state_of(model)
+    [loss] = executor.run(test, {"x": x, "y": y}, ["loss"])
+    program.save(folder)
+    loaded = static.load_program(folder)
+    assert "synced_norm" not in str(loaded)
+    [again] = executor.run(loaded.clone(for_test=True), {"x": x, "y": y}, ["loss"])
+    model.eval()
+    expected = F.cross_entropy(model(x), y)
+    assert all(torch.equal(before[name], value) for name, value in state_of(model).items())
+    return loss.item(), again.item(), expected.item()
+
+
+def test_other_uses_of_a_program_with_synced_norms(tmp_path: Path) -> None:
+    loss, again, expected = run_workers(used_elsewhere, 2, str(tmp_path / "program"))[0]
+    assert loss == pytest.approx(expected, abs=1e-12)
+    assert again == pytest.approx(expected, abs=1e-12)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exit status of a process, as the launcher and the other workers see it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.nn.utils.clip_grad_norm_` in a job with parameter servers."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inference models of jobs with parameter servers compute the same without servers."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_text
 from tests.served import ASYNC, SYNC, Built, Job, Member, batches, loss_of
 from tests.workers import run_job, run_processes
 from torch import Tensor, nn
@@ -43,8 +42,7 @@ class Every(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         flat = [self.one(ids), self.again["same"](ids + 1), self.shared(ids), self.moved(ids % 30)]
         rows = torch.cat([part.flatten(1) for part in flat], 1)
-        both = torch.cat([rows, self.bag(ids), self.moved_bag(ids % 30)], 1)
-        out: Tensor = self.linear(both)
+        out: Tensor = self.linear(torch.cat([rows, self.bag(ids), self.moved_bag(ids % 30)], 1))
         return out
 
 
@@ -183,9 +181,7 @@ def test_export_of_unknown_tables_is_refused() -> None:
     def work(member: Member) -> Any:
         texts = []
         for rows in ("some", {"on": torch.tensor([1])}):
-            with pytest.raises(ConfigError) as caught:
-                export(member, Path("never"), rows=rows)
-            texts.append(str(caught.value))
+            texts.append(error_text(ConfigError, export, member, Path("never"), rows=rows))
         return texts
 
     [(word, name)] = Job(build, SYNC, workers=1, servers=1).run(work)
@@ -219,8 +215,7 @@ class Written(nn.Module):
         self.dropout = nn.Dropout(0.3)
 
     def net(self) -> tuple[Tensor, Tensor]:
-        ids = static.data("ids", [None, 3], torch.int64)
-        y = static.data("y", [None, 1])
+        ids, y = static.data("ids", [None, 3], torch.int64), static.data("y", [None, 1])
         each = torch.sigmoid(ids.float())
         rows = self.weighed(ids, per_sample_weights=each).sum(1, keepdim=True)
         rows = rows + self.counted(ids, click=y.expand(-1, 3)).sum((1, 2)).unsqueeze(1)
@@ -245,8 +240,7 @@ def write_and_export(strategy: dict[str, Any], folder: str) -> Any:
     executor = static.Executor()
     executor.run(static.default_startup_program())
     for step in range(3):
-        feed = {"ids": IDS[step, fleet.worker_index()], "y": TARGETS[step, 0]}
-        executor.run(main, feed=feed)
+        executor.run(main, feed={"ids": IDS[step, fleet.worker_index()], "y": TARGETS[step, 0]})
     fleet.barrier_worker()
     fleet.save_inference_model(folder, ["ids"], [out], program=fleet.main_program)
     fleet.save_inference_model(folder + "-of-test", ["ids"], ["score"], program=test)

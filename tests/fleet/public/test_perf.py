@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.collective_perf`: the time of a collective operation, and whether it is too long."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.rows` reads the rows of an embedding, local or remote."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

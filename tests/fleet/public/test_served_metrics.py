@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fleet.metrics in a job with parameter servers, and in one process."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_text
 from tests.served import SYNC, Job, Member, Net
 from torch import nn
 
@@ -23,8 +22,7 @@ from fleetlight.roles import Role
 from fleetlight.strategy import DistributedStrategy
 
 SCORES = torch.tensor([0.9, 0.8, 0.3, 0.6, 0.2, 0.7])
-LABELS = torch.tensor([1, 0, 1, 0, 1, 0])
-GROUPS = torch.tensor([1, 1, 2, 1, 2, 2])
+LABELS, GROUPS = torch.tensor([1, 0, 1, 0, 1, 0]), torch.tensor([1, 1, 2, 1, 2, 2])
 
 
 def built() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
@@ -76,9 +74,7 @@ def test_a_probability_above_one_is_an_error_on_all_served_workers(
 ) -> None:
     def work(member: Member) -> str:
         own_job.context = member.context
-        with pytest.raises(DataError) as caught:
-            fleet.metrics.calibration([0.5, 1.0 + member.index], [0, 1])
-        return str(caught.value)
+        return error_text(DataError, fleet.metrics.calibration, [0.5, 1.0 + member.index], [0, 1])
 
     first, second = Job(built, SYNC, workers=2, servers=1).run(work)
     assert "1 other worker(s) got bad input" in first

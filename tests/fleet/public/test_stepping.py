@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.run_steps` equals a loop, and announces the ids of plain loaders."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose workers read shards of a stream: equal steps, checkpoints, stops, other workers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter
@@ -13,7 +11,7 @@ import pytest
 import torch
 from tests.data.sources.sharded_streams import ShardedNumbers
 from tests.served import ASYNC, SYNC, Built, Job, Member, Net, loss_of
-from tests.workers import WorkerFailedError, run_processes
+from tests.workers import WorkerFailedError, descend, run_processes
 from torch.utils.data import DataLoader
 
 import fleetlight as fleet
@@ -37,9 +35,7 @@ def train(folder: str, stops: bool, resumes: bool, by_hand: bool) -> list[int]:
     try:
         for step, batch in enumerate(loader, start=1):
             seen += batch[: loader.counted].tolist()
-            optimizer.zero_grad()
-            model(batch[:, None].float()).mean().backward()
-            optimizer.step()
+            descend(optimizer, model(batch[:, None].float()).mean())
             if stops and step == 5 and by_hand:
                 fleet.save_persistables(folder)
                 break
@@ -83,9 +79,9 @@ def work(member: Member) -> tuple[int, list[int]]:
     for batch in loader:
         steps += 1
         seen += batch[: loader.counted].tolist()
-        member.optimizer.zero_grad()
-        loss_of(member.model, batch[:, None].repeat(1, 3), torch.zeros(len(batch), 1)).backward()
-        member.optimizer.step()
+        member.descend(
+            loss_of(member.model, batch[:, None].repeat(1, 3), torch.zeros(len(batch), 1))
+        )
     return steps, seen
 
 

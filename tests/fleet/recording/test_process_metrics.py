@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What worker 0 writes down of its job: the mode, the strategy, and the program that it trains."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

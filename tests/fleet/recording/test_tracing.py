@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process records for `fleetlight trace`, and that training never pays for a failure."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose layers keep rows on their device train as jobs without, and pull fewer rows."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -13,7 +11,7 @@ import pytest
 import torch
 from tests.ps.layers.devices import as_on_a_gpu
 from tests.served import SYNC, Job, Member, Net, batches, loss_of, run
-from tests.workers import run_job
+from tests.workers import descend, run_job
 from torch import Tensor, nn
 
 import fleetlight as fleet
@@ -263,9 +261,7 @@ def test_a_push_asks_for_changes_only_if_the_worker_has_other_rows(
             if turn == 2:
                 with torch.no_grad():
                     worker.model(every)
-            worker.optimizer.zero_grad()
-            worker.model(mine).sum().backward()
-            worker.optimizer.step()
+            worker.descend(worker.model(mine).sum())
         return asked
 
     build = builder(lambda **layer: SparseEmbedding(4, **layer), CACHE)
@@ -298,9 +294,7 @@ def test_bounded_staleness_uses_rows_as_old_as_it_allows() -> None:
             pulls.append(counts(worker)[1] - before)
             # each step adds 1 to the numbers of each row
             least.append(t - float(found.detach().min()))
-            worker.optimizer.zero_grad()
-            (-found.sum()).backward()
-            worker.optimizer.step()
+            worker.descend(-found.sum())
         worker.communicator.flush()
         return pulls, least
 
@@ -321,9 +315,7 @@ def test_the_staleness_of_cached_rows_is_counted() -> None:
     def work(worker: Member) -> None:
         for _ in range(4):
             worker.communicator.flush()
-            worker.optimizer.zero_grad()
-            worker.model(torch.arange(4)).sum().backward()
-            worker.optimizer.step()
+            worker.descend(worker.model(torch.arange(4)).sum())
         worker.communicator.flush()
 
     job.run(work)
@@ -398,8 +390,7 @@ def test_programs_use_the_cache(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -
 def registered(cached: bool) -> Any:
     torch.manual_seed(0)
     model = fleet.distributed_model(Net(**CACHE) if cached else Net())
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    return model, fleet.distributed_optimizer(optimizer)
+    return model, fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
 
 
 def serve(cached: bool) -> None:
@@ -414,9 +405,7 @@ def work(cached: bool) -> list[float]:
     fleet.init_worker()
     index, losses = fleet.worker_index(), []
     for t in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, IDS[t, index], TARGETS[t, index]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        descend(optimizer, loss_of(model, IDS[t, index], TARGETS[t, index]))
         with torch.no_grad():
             losses += [float(loss_of(model, IDS[n, index], TARGETS[n, index])) for n in (t, 0)]
     fleet.stop_worker()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose model has an `EmbeddingCollection` equal those with separate layers."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.served import ASYNC, SYNC, Member, batches, geo, run
-from tests.workers import run_job, run_processes
+from tests.workers import descend, run_job, run_processes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -257,8 +255,7 @@ def records() -> TensorDataset:
 def registered() -> Any:
     torch.manual_seed(0)
     model = fleet.distributed_model(Net())
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    return model, fleet.distributed_optimizer(optimizer)
+    return model, fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
 
 
 def serve() -> None:
@@ -277,9 +274,7 @@ def work(folder: str = "") -> Any:
     loader = DataLoader(records(), batch_size=8 // fleet.worker_num())
     loader = fleet.shard(loader, lookahead=lambda batch: model.emb.ids_by_table(ragged(batch[0])))
     for ids, target in loader:
-        optimizer.zero_grad()
-        ((model(ids) - target) ** 2).mean().backward()
-        optimizer.step()
+        descend(optimizer, ((model(ids) - target) ** 2).mean())
     fleet.barrier_worker()
     session = current().session
     assert session is not None

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """In sync mode any number of workers has the same rows in a table with a maximum of rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -26,10 +24,7 @@ def trained(workers: int, **layer: Any) -> tuple[list[set[int]], Any]:
     def train(worker: Member) -> Any:
         share = slice(worker.index, None, workers)
         for ids, targets in zip(BATCHES, TARGETS, strict=True):
-            loss = loss_of(worker.model, ids[share], targets[share])
-            worker.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            worker.optimizer.step()
+            worker.descend(loss_of(worker.model, ids[share], targets[share]))
         worker.barrier()
         return worker.rows(range(IDS))
 

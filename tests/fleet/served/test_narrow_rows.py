@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose rows travel narrow: as good as with float32, and tables of other layers unchanged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,7 @@ def build() -> Any:
 def train(worker: Member) -> Any:
     """The loss over all batches after training, and the rows."""
     for t in range(STEPS):
-        worker.optimizer.zero_grad()
-        loss_of(worker.model, IDS[t, worker.index], TARGETS[t, worker.index]).backward()
-        worker.optimizer.step()
+        worker.descend(loss_of(worker.model, IDS[t, worker.index], TARGETS[t, worker.index]))
         worker.barrier()
     with torch.no_grad():
         loss = float(loss_of(worker.model, IDS.flatten(0, 2), TARGETS.flatten(0, 2)))

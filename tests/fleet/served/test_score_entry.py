@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A wide weight for each id, and a vector once its score is high enough."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -46,12 +44,11 @@ def trained(workers: int) -> tuple[list[list[set[int]]], Any]:
     def train(worker: Member) -> Any:
         share = slice(worker.index, None, workers)
         for ids, clicks in zip(BATCHES, CLICKS, strict=True):
-            loss = nn.functional.binary_cross_entropy_with_logits(
-                worker.model(ids[share], clicks[share])[:, 0], clicks[share]
+            worker.descend(
+                nn.functional.binary_cross_entropy_with_logits(
+                    worker.model(ids[share], clicks[share])[:, 0], clicks[share]
+                )
             )
-            worker.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            worker.optimizer.step()
         worker.barrier()
         return [worker.rows(range(IDS), table) for table in range(2)]
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session of a worker: agreement on the plan, first values, barriers and the end."""
 
-from __future__ import annotations
-
 import dataclasses
+import os
+import signal
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ from torch import nn
 
 from fleetlight.errors import GradientError, PeerLostError, PlanError
 from fleetlight.fleet.plan.bound_plan import bound_plan_of
+from fleetlight.fleet.served.stop_agreement import WorkerDeparture, WorkerLeaves
 from fleetlight.ps.layers.embedding import SparseEmbedding
+from fleetlight.roles import Role
 
 ONE = torch.tensor([[1, 2, 3]])
 
@@ -98,9 +102,7 @@ def test_each_barrier_leaves_workers_equal(strategy: dict[str, Any]) -> None:
         seen = []
         for phase in range(3):
             for t in range(phase + 2 * worker.index):
-                worker.optimizer.zero_grad()
-                worker.model(ONE + t).sum().backward()
-                worker.optimizer.step()
+                worker.descend(worker.model(ONE + t).sum())
             worker.barrier()
             seen += [p.detach().clone() for p in worker.model.linear.parameters()]  # type: ignore[union-attr]
         worker.barrier()
@@ -230,3 +232,119 @@ def test_late_durability_is_a_warning_where_workers_may_restart(
         member.session.open(member.context)
     assert any("restarts only together with all processes" in t for t in caplog.messages) == warns
     member.context.group.leave()
+
+
+# WorkerDeparture: a worker leaves after SIGTERM, but never between a batch and its step.
+
+
+class Merge:
+    def __init__(self) -> None:
+        self.open = False
+
+    def is_between(self) -> bool:
+        return self.open
+
+
+@pytest.fixture
+def merge() -> Merge:
+    return Merge()
+
+
+@pytest.fixture
+def departure(merge: Merge) -> Iterator[WorkerDeparture]:
+    optimizers = [types.SimpleNamespace(merge=None), types.SimpleNamespace(merge=merge)]
+    job: Any = types.SimpleNamespace(role=Role(), optimizers=optimizers, step=5)
+    made = WorkerDeparture(job)
+    yield made
+    made.close()
+
+
+def test_it_stays_without_a_signal(departure: WorkerDeparture) -> None:
+    departure.leave_if_asked()
+
+
+def test_it_leaves_after_the_step_of_its_batch(departure: WorkerDeparture) -> None:
+    departure.batch_begins()
+    os.kill(os.getpid(), signal.SIGTERM)
+    departure.leave_if_asked()
+    departure.step_made()
+    with pytest.raises(WorkerLeaves) as left:
+        departure.leave_if_asked()
+    assert left.value.code == 0
+
+
+def test_it_leaves_after_the_last_step_of_a_merge(departure: WorkerDeparture, merge: Merge) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    departure.batch_begins()
+    merge.open = True
+    departure.step_made()
+    departure.leave_if_asked()
+    merge.open = False
+    departure.step_made()
+    with pytest.raises(WorkerLeaves):
+        departure.leave_if_asked()
+
+
+# With servers, a script without a registered optimizer may evaluate but not train.
+
+
+def unregistered() -> Any:
+    return Net(), []
+
+
+class Dense(nn.Module):
+    """A model without tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.linear(ids.float())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("model", [Net, Dense])
+@pytest.mark.parametrize("mode", [SYNC, ASYNC, geo(2)], ids=["sync", "async", "geo"])
+def test_training_without_a_registered_optimizer_is_refused(
+    model: type[nn.Module], mode: dict[str, Any]
+) -> None:
+    def train(worker: Member) -> None:
+        optimizer = torch.optim.SGD(worker.model.parameters(), lr=0.1)
+        worker.model(ONE).sum().backward()
+        optimizer.step()
+
+    [error] = Job(lambda: (model(), []), mode, workers=1, servers=1).tried(train)
+    assert isinstance(error, PlanError)
+    assert "add optimizer = fleet.distributed_optimizer(optimizer) before" in str(error)
+
+
+def test_evaluation_needs_no_optimizer() -> None:
+    def evaluate(worker: Member) -> Any:
+        with torch.no_grad():
+            without = worker.model(ONE)
+        # also with gradients enabled, as long as no backward runs
+        return torch.equal(without, worker.model(ONE))
+
+    assert run(unregistered, evaluate, workers=1) == [True]
+
+
+def test_step_of_an_optimizer_registered_too_late_is_refused() -> None:
+    def train(worker: Member) -> None:
+        worker.model(ONE)
+        optimizer = torch.optim.SGD(worker.model.parameters(), lr=0.1)
+        worker.context.optimizers.append(worker.context.manage_optimizer(optimizer))
+        worker.model(ONE).sum().backward()
+        optimizer.step()
+
+    [error] = Job(unregistered, SYNC, workers=1, servers=1).tried(train)
+    assert "registered after training had begun" in str(error)
+
+
+def test_model_trains_locally_after_the_job() -> None:
+    def leave(worker: Member) -> None:
+        worker.model(ONE)
+        [plan] = worker.context.models
+        plan.close()
+        worker.model(ONE).sum().backward()
+
+    run(lambda: (Dense(), []), leave, workers=1)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaders with deal="queue" in jobs of threads: who reads which records, and checkpoints."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from collections.abc import Callable
@@ -62,9 +60,7 @@ def loader_of(member: Member, length: int = LENGTH, **more: Any) -> ShardLoader:
 def step(member: Member, batch: Any) -> list[int]:
     """Train on a batch; returns its records."""
     [ids] = batch
-    member.optimizer.zero_grad()
-    loss_of(member.model, ids, torch.zeros(len(ids), 1)).backward()
-    member.optimizer.step()
+    member.descend(loss_of(member.model, ids, torch.zeros(len(ids), 1)))
     return [int(first) // 3 for first in ids[:, 0]]
 
 
@@ -245,8 +241,7 @@ def test_checkpoint_within_an_epoch_resumes_with_the_remaining_records(
         rest = [step(member, batch) for batch in loader]
         return rest, [step(member, batch) for batch in loader]
 
-    found = run(before, mode)
-    rest = run(after, mode, workers=later)
+    found, rest = run(before, mode), run(after, mode, workers=later)
     assert read([*found, *(batches for batches, _ in rest)]) == list(range(LENGTH))
     assert read([batches for _, batches in rest]) == list(range(LENGTH))
 

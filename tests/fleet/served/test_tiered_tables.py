@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose servers have few rows in memory train as jobs with all rows there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -37,8 +35,7 @@ class Many(nn.Module):
 
     def __init__(self, **layer: Any) -> None:
         super().__init__()
-        counted = fleet.CountFilterEntry(2)
-        one = EmbeddingFeature(4, "one", dtype="bf16", entry=counted, **layer)
+        one = EmbeddingFeature(4, "one", dtype="bf16", entry=fleet.CountFilterEntry(2), **layer)
         self.emb = EmbeddingCollection({"a": one, "b": (4, "two"), "c": one}, concatenated=True)
         self.linear = nn.Linear(12, 1)
 
@@ -59,9 +56,7 @@ def trained(model: Callable[..., nn.Module], mode: str, **layer: Any) -> tuple[A
         losses = []
         for t in range(STEPS):
             loss = loss_of(worker.model, BATCHES[t, worker.index], TARGETS[t, worker.index])
-            worker.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            worker.optimizer.step()
+            worker.descend(loss)
             losses.append(float(loss.detach()))
         worker.barrier()
         tables = range(len(worker.session.bound.plan.tables))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compression by a strategy: covered parameters, and error feedback in checkpoints."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.collective.routes.test_levels import hellos
-from tests.workers import run_workers
+from tests.collective.routes.test_exchange import hellos
+from tests.errors import error_text
+from tests.workers import descend, run_workers
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,9 +36,7 @@ def steps(model: nn.Module, optimizer: Any, first: int, last: int) -> None:
     for step in range(first, last):
         generator = torch.Generator().manual_seed(10 * step + fleet.worker_index())
         x = torch.randn(8, 6, generator=generator)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), torch.arange(8) % 3).backward()
-        optimizer.step()
+        descend(optimizer, F.cross_entropy(model(x), torch.arange(8) % 3))
 
 
 def flat(model: nn.Module) -> torch.Tensor:
@@ -86,9 +83,7 @@ def exactly() -> Any:
 
 def unknown_name() -> str:
     model, optimizer = prepared(**compressed("topk", exclude=["1.weight"]))
-    with pytest.raises(StrategyError) as caught:
-        steps(model, optimizer, 0, 1)
-    return str(caught.value)
+    return error_text(StrategyError, steps, model, optimizer, 0, 1)
 
 
 def test_unknown_excluded_name_is_refused() -> None:

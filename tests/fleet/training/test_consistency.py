@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers with different settings get an error at the first step or where they diverge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_text
 from tests.workers import run_workers
 from torch import nn
 from torch.nn import functional as F
@@ -36,9 +35,7 @@ def started(strategy: dict[str, Any], count: int = 48, **loader: Any) -> tuple[n
 def begin(strategies: list[dict[str, Any]], loaders: list[dict[str, Any]]) -> str:
     me = fleet.worker_index()
     model, _, _ = started(strategies[me], **loaders[me])
-    with pytest.raises(PlanError) as caught:
-        model(torch.ones(2, 4))
-    return str(caught.value)
+    return error_text(PlanError, model, torch.ones(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -86,11 +83,7 @@ def diverge(what: str, strategy: dict[str, Any]) -> str:
     ("what", "strategy", "message"),
     [
         ("rate", {}, "2: the workers no longer train alike: lr of group 0 of optimizer 0 is 0.1"),
-        (
-            "rate",
-            {"shared_memory": False},
-            "lr of group 0 of optimizer 0 is 0.1 on worker 0, but",
-        ),
+        ("rate", {"shared_memory": False}, "lr of group 0 of optimizer 0 is 0.1 on worker 0, but"),
         ("step", {}, "the number of optimizer steps is 3 on worker 0, but 2 on worker 1"),
     ],
     ids=["rate", "process_groups", "step"],

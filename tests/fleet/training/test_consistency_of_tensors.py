@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions name a worker that gives a tensor of another shape."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DGC in real jobs: steps as in the paper, refusals, and checkpoints."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from tests.collective.codecs.paper import Paper
-from tests.workers import run_workers
+from tests.errors import error_text
+from tests.workers import descend, run_workers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -55,9 +54,7 @@ def loss_of(model: nn.Module, batch: int, worker: int) -> Tensor:
 
 def steps(model: nn.Module, optimizer: Any, first: int = 0, last: int = STEPS) -> None:
     for number in range(first, last):
-        optimizer.zero_grad()
-        loss_of(model, number, fleet.worker_index()).backward()
-        optimizer.step()
+        descend(optimizer, loss_of(model, number, fleet.worker_index()))
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -307,21 +304,15 @@ def reduced_twice() -> Iterator[str]:
         loss_of(model, 0, fleet.worker_index()).backward()
     steps(model, optimizer, 1, 2)
     loss_of(model, 2, fleet.worker_index()).backward()
-    with pytest.raises(PlanError) as caught:
-        fleet.clip_grad_norm_(model, 1.0)
-    yield str(caught.value)
-    with pytest.raises(PlanError) as caught:
-        loss_of(model, 3, fleet.worker_index()).backward()
-    yield str(caught.value)
+    yield error_text(PlanError, fleet.clip_grad_norm_, model, 1.0)
+    yield error_text(PlanError, loss_of(model, 3, fleet.worker_index()).backward)
 
 
 def registered_late() -> Iterator[str]:
     model, optimizer = prepared({}, {})
     steps(model, optimizer, 0, 1)
     fleet.distributed_optimizer(torch.optim.Adam(network().parameters()))
-    with pytest.raises(PlanError) as caught:
-        steps(model, optimizer, 1, 2)
-    yield str(caught.value)
+    yield error_text(PlanError, steps, model, optimizer, 1, 2)
 
 
 def texts_of(mistake: Callable[[], Iterator[str]]) -> list[str]:

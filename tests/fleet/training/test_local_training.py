@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local SGD and DiLoCo in real jobs, which equal a simulation."""
-
-from __future__ import annotations
+"""Local SGD and DiLoCo in real jobs, which equal a simulation, and their checkpoints."""
 
 import math
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_text
 from tests.fleet.local_training import (
     OPTIMIZERS,
     Case,
@@ -19,7 +18,7 @@ from tests.fleet.local_training import (
     loss_of,
     network,
 )
-from tests.workers import run_workers
+from tests.workers import descend, run_workers
 from torch import nn
 
 import fleetlight as fleet
@@ -46,9 +45,7 @@ def localsgd(k: int, begin_step: int = 0, **configs: Any) -> dict[str, Any]:
 
 
 def step(model: nn.Module, optimizer: Any, batch: Any) -> None:
-    optimizer.zero_grad()
-    loss_of(model, batch).backward()
-    optimizer.step()
+    descend(optimizer, loss_of(model, batch))
 
 
 def train(model: nn.Module, optimizer: Any, steps: int, first: int = 0) -> None:
@@ -187,8 +184,7 @@ def expected_ks(losses: list[float]) -> list[tuple[bool, int]]:
 
 def test_adaptive_k_follows_the_loss_and_the_learning_rate() -> None:
     (one, ks, _, left), (two, others, _, _) = run_workers(adaptive)
-    losses = [(a + b) / 2 for a, b in zip(one, two, strict=True)]
-    assert ks == others == expected_ks(losses)
+    assert ks == others == expected_ks([(a + b) / 2 for a, b in zip(one, two, strict=True)])
     assert len({k for _, k in ks}) > 1
     # torch's own method is not replaced
     assert left
@@ -290,17 +286,13 @@ def test_barrier_leaves_the_workers_equal() -> None:
 def with_different_steps() -> str:
     model, optimizer = registered(**localsgd(8))
     train(model, optimizer, 2 + fleet.worker_index())
-    with pytest.raises(DivergedError) as error:
-        fleet.barrier_worker()
-    return str(error.value)
+    return error_text(DivergedError, fleet.barrier_worker)
 
 
 def with_different_rates() -> str:
     model, optimizer = registered(**localsgd(2))
     optimizer.param_groups[0]["lr"] = 0.1 + fleet.worker_index()
-    with pytest.raises(DivergedError) as error:
-        train(model, optimizer, 2)
-    return str(error.value)
+    return error_text(DivergedError, train, model, optimizer, 2)
 
 
 def test_average_refuses_workers_with_different_steps_or_rates() -> None:
@@ -332,8 +324,7 @@ def with_closures() -> Any:
     """LBFGS decides by the loss of its closure, which is the worker's own."""
     model = fleet.distributed_model(nn.Linear(6, 1).double())
     optimizer: Any = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2 + 0)
-    strategy = fleet.DistributedStrategy(**localsgd(2))
-    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+    optimizer = fleet.distributed_optimizer(optimizer, fleet.DistributedStrategy(**localsgd(2)))
     losses = []
     for x, _ in batches(fleet.worker_index(), 2):
 
@@ -426,9 +417,7 @@ def small_movements() -> Any:
     strategy = fleet.DistributedStrategy(**localsgd(2), **settings)
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1e-8), strategy)
     for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(1, 6)).sum().backward()
-        optimizer.step()
+        descend(optimizer, model(torch.ones(1, 6)).sum())
     return flat(model.parameters())
 
 
@@ -495,6 +484,115 @@ def test_only_movements_are_coded_and_not_statistics_and_moments(compression: st
     for (ends, exact), (end, exact_end), differ in run_workers(coded, 2, compression):
         assert not differ
         torch.testing.assert_close(exact_end, torch.stack(exact).mean(0), rtol=1e-6, atol=0)
-        mean = torch.stack(ends).mean(0)
-        off = (end - mean).abs().max()
+        off = (end - torch.stack(ends).mean(0)).abs().max()
         assert 1e-7 < off < 1e-3
+
+
+# Checkpoints under local training: a continued job equals a loaded one.
+
+BEFORE, AFTER = 5, 7
+
+ADAPTIVE = {
+    "adaptive_localsgd": True,
+    "adaptive_localsgd_configs": {"init_k_steps": 3, "begin_step": 0},
+}
+KINDS: dict[str, Any] = {
+    "adam-kept": ("adam", Case(k=4, begin_step=1).settings()),
+    "diloco": ("momentum", Case(k=3, begin_step=0, outer=(0.7, 0.9)).settings()),
+    "adaptive": ("momentum", ADAPTIVE),
+}
+
+
+def registered_as(kind: str, **more: Any) -> tuple[nn.Module, Any]:
+    optimizer, settings = KINDS.get(kind, (kind, {}))
+    model = fleet.distributed_model(network())
+    strategy = fleet.DistributedStrategy(**settings, **more)
+    return model, fleet.distributed_optimizer(OPTIMIZERS[optimizer](model.parameters()), strategy)
+
+
+def train_from(model: nn.Module, optimizer: Any, first: int, steps: int) -> None:
+    for batch in batches(fleet.worker_index(), first + steps)[first:]:
+        descend(optimizer, loss_of(model, batch))
+
+
+def end_of(model: nn.Module, optimizer: Any) -> list[torch.Tensor]:
+    states = [optimizer.state[p] for p in optimizer.param_groups[0]["params"]]
+    return [everything(model), *(state[key].clone() for state in states for key in sorted(state))]
+
+
+def schedule_of() -> Any:
+    alone = current().optimizers[0].local_steps
+    assert alone is not None
+    return alone.engine.schedule
+
+
+def save_and_continue(kind: str, dirname: str) -> Any:
+    model, optimizer = registered_as(kind)
+    train_from(model, optimizer, 0, BEFORE)
+    fleet.save_persistables(dirname, background=True)
+    at_the_save = end_of(model, optimizer)
+    train_from(model, optimizer, BEFORE, AFTER)
+    return at_the_save, end_of(model, optimizer), schedule_of().state()
+
+
+def load_and_continue(kind: str, dirname: str, steps_before: int) -> Any:
+    model, optimizer = registered_as(kind)
+    train_from(model, optimizer, 20, steps_before)  # gradients that a load drops
+    fleet.load_persistables(dirname)
+    train_from(model, optimizer, BEFORE, AFTER)
+    return end_of(model, optimizer), schedule_of().state()
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps_before"),
+    [("adam-kept", 0), ("diloco", 2), ("adaptive", 4)],
+    ids=lambda value: str(value),
+)
+def test_continued_job_equals_a_loaded_one(kind: str, steps_before: int, tmp_path: Path) -> None:
+    continued = run_workers(save_and_continue, 2, kind, str(tmp_path))
+    loaded = run_workers(load_and_continue, 2, kind, str(tmp_path), steps_before)
+    # after the save all workers are equal, also in their optimizer states
+    assert same(continued[0][0], continued[1][0])
+    assert not same(continued[0][1], continued[1][1])
+    for (_, end, state), (again, other_state) in zip(continued, loaded, strict=True):
+        assert same(end, again)
+        assert state == other_state
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def save(kind: str, dirname: str) -> None:
+    model, optimizer = registered_as(kind)
+    train_from(model, optimizer, 0, BEFORE)
+    fleet.save_persistables(dirname)
+
+
+def load(kind: str, dirname: str) -> Any:
+    model, optimizer = registered_as(kind)
+    fleet.load_persistables(dirname)
+    values = everything(model)
+    train_from(model, optimizer, BEFORE, 1)
+    alone = current().optimizers[0].local_steps
+    return values, current().step, None if alone is None else alone.engine.schedule.state()
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "workers", "state"),
+    [
+        ("diloco", "diloco", 3, {"step": 6, "last": 5}),
+        ("momentum", "diloco", 2, {"step": 6, "last": 5}),
+        ("diloco", "momentum", 2, None),
+    ],
+    ids=["more-workers", "from-synchronous", "to-synchronous"],
+)
+def test_jobs_of_other_kinds_load_the_checkpoint(
+    saved: str, loaded: str, workers: int, state: Any, tmp_path: Path
+) -> None:
+    run_workers(save, 2, saved, str(tmp_path))
+    first, *others = run_workers(load, workers, loaded, str(tmp_path))
+    assert first[1:] == (BEFORE + 1, state)
+    for values, *rest in others:
+        assert torch.equal(values, first[0])
+        assert rest == list(first[1:])

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log lines at the start of training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -34,8 +32,7 @@ def lines_of(trained: Any, **settings: Any) -> list[str]:
     logger.addFilter(lambda record: lines.append(record.getMessage()) or True)
     model = fleet.distributed_model(trained())
     strategy = fleet.DistributedStrategy(**settings)
-    half = list(model.parameters())[1:]
-    optimizer = fleet.distributed_optimizer(SGD(half, 0.1), strategy)
+    optimizer = fleet.distributed_optimizer(SGD(list(model.parameters())[1:], 0.1), strategy)
     for _ in range(2):
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()

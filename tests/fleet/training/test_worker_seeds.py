@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers with equal seeds start from equal parameters but draw their own dropout masks."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

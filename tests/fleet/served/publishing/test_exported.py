@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exported models whose rows and dense values come from a reader of publications."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleet.shrink`: which rows all servers remove, and what it returns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_text
 from tests.fleet.served.durable.test_replayed_job import BATCH, Died, RestartableJob, sharded
 from tests.served import ASYNC, SYNC, Built, Job, Member, geo
 from torch import Tensor, nn
@@ -82,8 +81,7 @@ def test_shrink_removes_rows_of_low_score() -> None:
         train(member, list(range(4)), click=1.0)
         # 2 workers: score 0.2 for rows shown, 0.1 * (4 - 2) + 2 for rows clicked; decay halves it
         first = shrunk(member, score=0.09, decay=0.5)
-        second = shrunk(member, score=0.5, decay=1.0, table="ads")
-        return first, second
+        return first, shrunk(member, score=0.5, decay=1.0, table="ads")
 
     assert run(work) == [({"ads": ShrunkTable(0, 10)}, {"ads": ShrunkTable(6, 4)})] * 2
 
@@ -125,9 +123,7 @@ def test_tables_that_cannot_shrink_are_refused() -> None:
     def work(member: Member) -> Any:
         texts = []
         for kind, table in ((PlanError, "plain"), (ConfigError, "adds")):
-            with pytest.raises(kind) as caught:
-                shrunk(member, table=table)
-            texts.append(str(caught.value))
+            texts.append(error_text(kind, shrunk, member, table=table))
         return texts
 
     for plain, unknown in run(work):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of jobs with parameter servers in a bucket, to which each server writes itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
