@@ -5,8 +5,6 @@ Each epoch pushes every record once. At the end all rows must say exactly that. 
 part of its updates, so there the sent values are counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -9,8 +9,6 @@ reader must find one checkpoint, all of its bytes as they were written: the newe
 or one of a save that failed without knowing whether its manifest had arrived.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import dataclasses

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any bytes of a file read as a value or as an error of the package."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

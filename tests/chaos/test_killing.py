@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A few of the kills of `make chaos`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

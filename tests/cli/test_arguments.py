@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags are parsed into LaunchOptions."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.cli.arguments import known_flags, parse

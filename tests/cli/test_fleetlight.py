@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small tools of the fleetlight command."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

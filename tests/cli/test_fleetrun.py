@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fleetrun command: its refusals, and its import time."""
 
-from __future__ import annotations
-
 import pathlib
 import socket
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job file gives the values of flags, through their checks."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import re
@@ -92,11 +90,7 @@ def test_an_empty_file_equals_no_flags() -> None:
         ("[worker]\ncount = 2", "--server_num 1", "--server_num 1 --worker_num 2"),
         ("[worker]\ncount = 2", "--server_num 1 --worker_num 5", "--server_num 1 --worker_num 5"),
         ("[worker]\ncount = 2", "", "--nproc_per_node 2"),
-        (
-            "[worker]\ncount = 0\n[server]\ncount = 'auto'",
-            "",
-            "--server_num auto --worker_num 0",
-        ),
+        ("[worker]\ncount = 0\n[server]\ncount = 'auto'", "", "--server_num auto --worker_num 0"),
         ("on = 'slurm'\n[ray]\npython = 'p'", "--on ray", "--on ray --option python=p"),
         ("[slurm]\npartition = 'a'", "", ""),
         (

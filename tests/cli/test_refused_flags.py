@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known flags that fleetrun refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.cli.refused_flags import REFUSED, refusal

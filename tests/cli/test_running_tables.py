@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of a job in its log folder."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in Chromium: its elements, keyboard, contrast and width, with a simulated job."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

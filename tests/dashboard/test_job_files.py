@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the log folder says of a job besides metrics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

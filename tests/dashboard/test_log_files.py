@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logs of a job: only its own, and never more than a maximum."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of the page: small, complete, and without anything from elsewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text that Prometheus reads, and the dashboard of Grafana that asks for its names."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

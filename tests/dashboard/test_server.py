@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page over real connections: who may read it, and what clients get that read slowly."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight top`: the essentials of a job as text, wide and narrow."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

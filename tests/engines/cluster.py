@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Slurm on one machine: a controller and nodes in network namespaces of a rig."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

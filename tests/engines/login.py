@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user of Slurm does at the login node."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """JobSets that `jobset.py` interprets, by the interface of `running.py`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shutil

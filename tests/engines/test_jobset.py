@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of an emitted JobSet, which `jobset.py` runs with real processes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

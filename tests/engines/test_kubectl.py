@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on Kubernetes through kubectl, whose place a program with a folder takes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import sys
@@ -122,11 +120,7 @@ def test_namespace_is_a_part_of_the_id(
     ],
 )
 def test_refusals_are_passed_on_in_a_line(
-    start: str,
-    text: str,
-    message: str,
-    cluster: FakeCluster,
-    capfd: pytest.CaptureFixture[str],
+    start: str, text: str, message: str, cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cluster.refuse(start, text.splitlines()[0])
     assert main([*WORDS, "train.py"]) == 1

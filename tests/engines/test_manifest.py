@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The objects of a job on Kubernetes, as `--print` shows them."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on a real Ray cluster whose actors and nodes are killed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on a real Slurm: by hand and by fleetrun, with lost tasks and nodes, stops and requeues."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 Two workers of these tests share one GPU. NCCL refuses that, so they reduce with Gloo.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that keep rows on a GPU train as those that copy all rows."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

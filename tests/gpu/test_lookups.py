@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers on a GPU equal those in main memory: results, gradients and devices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs with servers whose models are on a GPU equal those in main memory."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder in which tests start jobs."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine whose wall clock jumps while a job runs."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

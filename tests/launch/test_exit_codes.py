@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of exit codes."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

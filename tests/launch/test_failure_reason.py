@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reason of a failure where engines look for it."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import traceback

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inventory of real and simulated machines."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import sys

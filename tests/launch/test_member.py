@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight member`: one process of a job that an engine starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process is found again by its number and start, and no other one gets a signal."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

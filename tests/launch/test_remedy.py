@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user is told to do after a failure."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

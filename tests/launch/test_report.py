@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines that the launcher prints about a job."""
 
-from __future__ import annotations
-
 import pathlib
 import signal
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output of the launcher: prefixes, tables and the arguments."""
 
-from __future__ import annotations
-
 from fleetlight.launch.screen import Prefixed, arguments_block, boxed
 
 

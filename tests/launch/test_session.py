@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real jobs on this machine: start, supervision and end."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status file by which processes report to their launcher."""
 
-from __future__ import annotations
-
 import pathlib
 import time
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user sees of real jobs: in a terminal, in a narrow one, and in a pipe."""
 
-from __future__ import annotations
-
 import pytest
 from tests.launch.workplace import Workplace, outcome
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight trace` of a running job: workers, servers, torch, and arrows between them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting real jobs of small scripts that do not import torch."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

@@ -1,18 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Colours, and lines that fit a terminal."""
 
-from __future__ import annotations
-
 import pytest
 
-from fleetlight.observe.console import (
-    Tone,
-    aligned,
-    fitted,
-    painted,
-    wants_colour,
-    without_control,
-)
+from fleetlight.observe.console import Tone, aligned, fitted, painted, wants_colour, without_control
 
 
 @pytest.mark.parametrize(

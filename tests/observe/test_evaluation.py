@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics over simulated workers, compared with NumPy and scikit-learn on all samples."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """NDCG and grouped AUC over simulated workers, compared with scikit-learn group by group."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -128,8 +126,7 @@ def test_each_worker_stores_a_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "why"),
-    [(ours.ndcg, "a label above 0"), (ours.gauc, "records of both classes")],
+    ("metric", "why"), [(ours.ndcg, "a label above 0"), (ours.gauc, "records of both classes")]
 )
 def test_no_group_that_counts_is_nan_with_a_warning(
     metric: Any, why: str, caplog: pytest.LogCaptureFixture

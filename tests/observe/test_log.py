@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log lines."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

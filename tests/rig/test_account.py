@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The byte counts of a worker equal those of its network interface."""
 
-from __future__ import annotations
-
 import torch
 from rig.hosts import hosts
 from tests.rig.needed import NEEDED, run_on

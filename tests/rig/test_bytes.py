@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes that a host sends to others in a step, counted at its interface."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host that disappears during a reduction: all workers end and name it."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight doctor` measures a link of known rate."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A collective job between hosts with `ssl` equals a plain one and sends nothing readable."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated hosts: reachability, byte counts, link shaping and cleanup."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One command on each of several hosts."""
 
-from __future__ import annotations
-
 import pytest
 from rig.__main__ import main
 from tests.rig.needed import NEEDED

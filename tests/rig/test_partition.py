@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network partition of two machines: the job continues with an exact result."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

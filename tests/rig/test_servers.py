@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter servers on one host, workers on others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

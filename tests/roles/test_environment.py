@@ -1,22 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selection of the dialect, and environments with several dialects."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.roles.environments import (
-    MINDSPORE,
-    OWN,
-    PADDLE,
-    PADDLE_SERVER,
-    SLURM,
-    TORCHRUN,
-)
+from tests.roles.environments import MINDSPORE, OWN, PADDLE, PADDLE_SERVER, SLURM, TORCHRUN
 
 from fleetlight.errors import RoleError
 from fleetlight.roles import Kind, Role, environment, from_environment

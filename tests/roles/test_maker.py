@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Role makers."""
 
-from __future__ import annotations
-
 import pytest
 
 import fleetlight as fleet

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The password of keys comes from a variable or a file, never from both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tasks of an engine are servers, and which are workers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A token comes from the environment in every dialect and is never printed."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables of other systems: each is named with its replacement."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

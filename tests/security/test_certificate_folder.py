@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An error in a certificate folder names the file."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated certificates are accepted by both sides, and their keys are private."""
 
-from __future__ import annotations
-
 import stat
 import sys
 from pathlib import Path
@@ -35,9 +33,7 @@ def test_files_have_their_names_and_permissions(tmp_path: Path) -> None:
     }
 
 
-def test_a_server_certificate_names_this_machine_and_given_hosts(
-    tmp_path: Path,
-) -> None:
+def test_a_server_certificate_names_this_machine_and_given_hosts(tmp_path: Path) -> None:
     make(tmp_path, ["node7.cluster", "10.1.2.3", "[fd00::7]"])
     found = names(tmp_path / "server.pem")
     assert {"localhost", "127.0.0.1", "::1", "node7.cluster", "10.1.2.3", "fd00::7"} <= set(found)

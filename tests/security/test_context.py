@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both sides show a certificate, and use TLS 1.3 only."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check names a file of a certificate folder that does not belong to the others."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

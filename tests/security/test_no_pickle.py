@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package unpickles and evaluates nothing that comes from a wire or a file."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates on crl.pem are refused; an unusable list is an error that names it."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

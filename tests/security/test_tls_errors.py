@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of OpenSSL become sentences with a remedy; the tests of TLS have real refusals."""
 
-from __future__ import annotations
-
 import ssl
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Further TLS settings: key passwords, and expiry warnings."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proofs of a token are valid for one side, one greeting and one connection."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import hmac

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dates of a certificate, parsed without a library."""
 
-from __future__ import annotations
-
 import datetime
 import ssl
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `explain()` and `inert()` report, for each setting and kind of job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -346,11 +344,7 @@ def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
         ({"staleness": 3}, "staleness", "no worker gets more than 3 steps ahead of the slowest"),
         ({}, "staleness", "no bound on how far a worker may be ahead of the slowest"),
         ({}, "k_steps", "workers and servers exchange at every step"),
-        (
-            {"k_steps": 40},
-            "k_steps",
-            "GeoSGD: workers and servers exchange every 40 steps",
-        ),
+        ({"k_steps": 40}, "k_steps", "GeoSGD: workers and servers exchange every 40 steps"),
         ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "trains copies of up to 5,000 rows"),
         ({"send_queue_size": 2}, "send_queue_size", "pushes that may wait to be sent: 2"),
         ({"max_merge": 3}, "max_merge", "up to 3 queued pushes travel as one"),
@@ -442,10 +436,7 @@ def test_hierarchical_allreduce_takes_effect_across_hosts() -> None:
 def test_hierarchical_allreduce_has_no_effect_without_inner_sums(
     job: JobFacts, inner: int, sentence: str
 ) -> None:
-    settings = {
-        "use_hierarchical_allreduce": True,
-        "hierarchical_allreduce_inter_nranks": inner,
-    }
+    settings = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": inner}
     first, *others = DistributedStrategy(**settings).inert(job)
     assert first.startswith("strategy.use_hierarchical_allreduce = True has no effect: ")
     assert sentence in first

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Settings`: the behaviour of every group of settings, shown with a small one."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any, ClassVar

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DistributedStrategy`: its public fields, and every way to set them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
@@ -98,14 +96,7 @@ CONFIGS = {
         "resume",
     },
     "ssl_configs": {"expiry_warning_days"},
-    "durability_configs": {
-        "folder",
-        "sync",
-        "snapshot_s",
-        "snapshot_mb",
-        "away_s",
-        "resume",
-    },
+    "durability_configs": {"folder", "sync", "snapshot_s", "snapshot_mb", "away_s", "resume"},
 }
 
 #: settings that are not yet available

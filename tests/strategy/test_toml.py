@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strategies as TOML files."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from pathlib import Path

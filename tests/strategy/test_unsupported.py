@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of other systems: every way to set one gives an error with advice."""
 
-from __future__ import annotations
-
 import re
 from operator import attrgetter
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control signals are combined in any order."""
 
-from __future__ import annotations
-
 import itertools
 
 from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal, combined

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of open descriptors."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

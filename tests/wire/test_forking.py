@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forked child inherits no connection of the job, and the job continues."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any

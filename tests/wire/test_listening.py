@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rendezvous listens at one address, and at all only if no other choice is known."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -45,9 +43,7 @@ def test_the_store_listens_at_the_given_address(
 
 
 @pytest.mark.usefixtures("outside")
-def test_a_loopback_name_means_the_only_outside_address(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_loopback_name_means_the_only_outside_address(caplog: pytest.LogCaptureFixture) -> None:
     assert listens_at("debian") == (OUTSIDE, OUTSIDE)
     assert not caplog.records
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tunnels: plain connections at both ends, TLS between, and no access for others."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import socket
@@ -193,9 +191,7 @@ def test_the_exit_speaks_tls_only(echo: tuple[str, int], folders: tuple[Path, Pa
             assert wire.version() == "TLSv1.3"
 
 
-def test_closing_ends_connections_with_bytes_that_nobody_reads(
-    folders: tuple[Path, Path],
-) -> None:
+def test_closing_ends_connections_with_bytes_that_nobody_reads(folders: tuple[Path, Path]) -> None:
     """Their sockets would stay open until a garbage collection, which warns."""
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
         leave = exit_at(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes almost valid frames: all messages, with all kinds of damage."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import types

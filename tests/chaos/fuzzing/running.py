@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many frames, in a process that may crash; reports the last frame."""
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import multiprocessing

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames against a server that listens: each connection ends, with valid replies."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

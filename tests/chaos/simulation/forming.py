@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schedule of a job that forms: members join in any order, and get their indices."""
 
-from __future__ import annotations
-
 from tests.chaos.simulation.oracle import broken
 from tests.chaos.simulation.world import World
 

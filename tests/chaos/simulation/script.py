@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Script`: the actions of the workers of one schedule, and its accidents. Drawn, then fixed."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight table stats` on folders and URLs."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

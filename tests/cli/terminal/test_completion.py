@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts that complete commands and flags, run by the shells themselves."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 import subprocess

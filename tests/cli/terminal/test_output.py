@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and tones of the commands."""
 
-from __future__ import annotations
-
 import io
 import sys
 

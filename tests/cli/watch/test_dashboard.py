@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetrun --dashboard` and `fleetlight dashboard`: flags, and errors in one line."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight events` prints what happened in a job, or sends it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

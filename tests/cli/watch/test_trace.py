@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight trace` that is given up leaves no request and no part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

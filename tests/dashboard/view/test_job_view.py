@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the page shows of a job, from simulated metrics of its processes."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """States of processes: from the launcher's record, and of other machines from events."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

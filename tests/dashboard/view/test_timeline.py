@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One axis of time for all processes, with a maximum of moments."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

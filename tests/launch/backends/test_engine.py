@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine: fleetrun shows or submits a job, and fleetlight asks for it."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new backend: one file, which `fleetrun --on` finds."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm without Slurm: the batch script, and how its commands are used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of doctors over a socket, and invalid bytes."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

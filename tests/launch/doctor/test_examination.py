@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From options of the command line to the result of an examination."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The facts of this machine."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

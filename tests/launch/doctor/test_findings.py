@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings from facts: each problem and advice has a remedy; sound machines have none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

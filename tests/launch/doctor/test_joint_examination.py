@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendezvous of doctors: complete, with an absent machine, with a machine that leaves."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import threading

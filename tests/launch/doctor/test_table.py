@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of an examination as text."""
 
-from __future__ import annotations
-
 from fleetlight.launch.doctor.findings import Finding
 from fleetlight.launch.doctor.messages import Exam, ExamOptions, Facts, Link
 from fleetlight.launch.doctor.table import exam_table, finding_lines, machine_table

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment of each process."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

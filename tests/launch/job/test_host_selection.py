@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selection of this machine's address, and of the rendezvous endpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -100,11 +98,7 @@ def test_lists_that_name_only_this_machine() -> None:
 
 def test_list_in_mixed_order_is_reported() -> None:
     notes: list[str] = []
-    place(
-        notes,
-        servers=("10.0.0.1:1",),
-        workers=("10.0.0.1:2", "10.0.0.2:2", "10.0.0.1:3"),
-    )
+    place(notes, servers=("10.0.0.1:1",), workers=("10.0.0.1:2", "10.0.0.2:2", "10.0.0.1:3"))
     assert any("workers are numbered machine by machine" in note for note in notes)
 
 

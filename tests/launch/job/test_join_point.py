@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """JoinPoint: `--join` takes an address, or the log folder of a job on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

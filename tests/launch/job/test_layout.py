@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of machines, and the ranks of processes on them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from itertools import permutations

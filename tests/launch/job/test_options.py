@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LaunchOptions from the environment of a cloud launcher."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.errors import ConfigError

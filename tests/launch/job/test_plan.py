@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A JobSpec from LaunchOptions and a machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -279,10 +277,7 @@ def test_invalid_combinations_are_refused(
 
 def test_backend_that_chooses_machines_gets_counts_and_resources() -> None:
     found = plan(LaunchOptions(script="t.py", on="x", server_num=1, gpus=(0, 2)), None)
-    assert [(role.kind, role.count) for role in found.roles] == [
-        (Kind.SERVER, 1),
-        (Kind.WORKER, 2),
-    ]
+    assert [(role.kind, role.count) for role in found.roles] == [(Kind.SERVER, 1), (Kind.WORKER, 2)]
     assert (found.server.resources.gpus, found.worker.resources.gpus) == (0, 1)
     # the backend makes a token
     assert not any("can join" in note for note in found.notes)

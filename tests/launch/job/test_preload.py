@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which scripts and jobs may start from a template."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher finds the script or module before it starts processes."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

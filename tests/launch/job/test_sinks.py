@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--sinks`: worker 0 gets the services for metrics, fleetrun keeps the collector of events."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.errors import ConfigError, StrategyError

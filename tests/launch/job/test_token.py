@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source of a job's token, and warnings for jobs without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

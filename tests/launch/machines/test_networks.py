@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines connected by a network (network namespaces)."""
 
-from __future__ import annotations
-
 from rig.hosts import Rig, hosts
 from tests.launch.workplace import Job, Workplace, outcome
 from tests.rig.needed import NEEDED

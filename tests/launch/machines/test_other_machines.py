@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job of one machine, and the rule for restarts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from fleetlight.launch.job.layout import Node

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a launcher waits for an unreachable machine."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node of this machine: its ports and the facts that launchers compare."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import socket

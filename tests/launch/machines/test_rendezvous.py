@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous of launchers, without torch."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

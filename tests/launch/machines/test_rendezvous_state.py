@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous state is JSON: a pickle in the store is refused, never loaded."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How launchers wait for each other at the start."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's store, with a deadline for every wait."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

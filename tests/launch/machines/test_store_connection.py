@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connection to the store that may hang or fail."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One child process."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The failure that a job reports: cause, certainty and text."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of one machine, without the loop that supervises them."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

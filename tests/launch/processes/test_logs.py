@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log folder of one run."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

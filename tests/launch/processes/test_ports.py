@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reserved ports."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reaper, which kills process groups and removes folders."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a launcher in its log folder."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import stat

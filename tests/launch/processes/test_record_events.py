@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of a launcher's processes are events."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fleetlight.launch.processes.record import ProcessEntry, RecordFile, changes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop around `Watch`, with real processes."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

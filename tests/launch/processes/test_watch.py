@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decisions of `Watch`, step by step, without processes or clocks."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 from typing import Any

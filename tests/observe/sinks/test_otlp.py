@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events arrive at a collector of OpenTelemetry, in the spans of their processes."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics arrive in TensorBoard, MLflow and Weights & Biases, each with its own package."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math
@@ -91,8 +89,7 @@ def test_wandb_has_a_run_on_this_machine(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("tensorbord:runs", "tensorboard"), ("csv:x", "got 'csv:x'")],
+    ("text", "expected"), [("tensorbord:runs", "tensorboard"), ("csv:x", "got 'csv:x'")]
 )
 def test_an_unknown_service_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):

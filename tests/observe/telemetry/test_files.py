@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of metrics: recorded, thinned out, followed."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The growth and the rates of metrics over time."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

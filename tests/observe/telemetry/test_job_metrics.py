@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of a whole job from those of its processes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a snapshot has: all sources, logged values, few labels."""
 
-from __future__ import annotations
-
 import logging
 import math
 

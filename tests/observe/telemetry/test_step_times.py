@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a step's time: exclusive, of one thread, and complete."""
 
-from __future__ import annotations
-
 import threading
 
 from hypothesis import given

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clocks of hosts are compared by requests to servers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of processes become one, on one time axis, with arrows between them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fleetlight.observe.tracing.merged import merged

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests for traces, in a folder that may not be readable."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new dialect is one file with a `Dialect` named DIALECT."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -79,6 +77,6 @@ def test_order_of_precedence_is_unique() -> None:
     order = [dialect.precedence for dialect in DIALECTS]
     assert order == sorted(set(order))
     assert [d.name.split("_")[0].split()[0] for d in DIALECTS] == [
-        *("FLEET", "torchrun", "PADDLE", "MS", "SLURM"),
+        *("FLEET", "torchrun", "PADDLE", "MS", "SLURM")
     ]
     assert [d.name for d in DIALECTS if d.is_fallback] == ["SLURM_*"]

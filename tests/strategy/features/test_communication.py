@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `explain()` says about settings that reduce communication between hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -43,10 +41,7 @@ ALONE: dict[str, tuple[dict[str, Any], str]] = {
         "every 2 steps at first, then as the loss falls, at most every 16",
     ),
     "diloco": ({"diloco": True}, "an outer step every 500 steps"),
-    "diloco, 1": (
-        {"diloco": True, "diloco_configs": {"k_steps": 1}},
-        "an outer step every 1 step",
-    ),
+    "diloco, 1": ({"diloco": True, "diloco_configs": {"k_steps": 1}}, "an outer step every 1 step"),
 }
 
 
@@ -171,8 +166,7 @@ def test_movements_travel_as_bfloat16_in_place_of_float16(configured: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "configs"),
-    [("localsgd", {"k_steps": 1}), ("adaptive_localsgd", {"max_k_steps": 1})],
+    ("name", "configs"), [("localsgd", {"k_steps": 1}), ("adaptive_localsgd", {"max_k_steps": 1})]
 )
 def test_averaging_at_every_step_is_synchronous(name: str, configs: dict[str, int]) -> None:
     active, why = effect({name: True, f"{name}_configs": configs}, HOSTS)

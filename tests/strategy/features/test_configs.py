@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of nested configs that the general rules do not show."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

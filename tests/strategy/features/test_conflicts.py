@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conflicting settings give one error that names both, in any order."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

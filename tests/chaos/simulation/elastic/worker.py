@@ -5,8 +5,6 @@ Its code is that of the package: client, communicator, loader, queue, and the wa
 the script, the model and the connections are simulated.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Callable, Sequence

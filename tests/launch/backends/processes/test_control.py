@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight ps`, `logs` and `stop` for a log folder, by records that tests write."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight ps`, `logs` and `stop` of real jobs on this machine."""
 
-from __future__ import annotations
-
 import pathlib
 import signal
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heartbeats of launchers."""
 
-from __future__ import annotations
-
 from tests.launch.machines.doubles import Store
 
 from fleetlight.launch.machines.exchanged.heartbeats import BEAT_S, SILENT_S, Heartbeats

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logs of other machines arrive on node 0, each byte once, or a line says what is missing."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

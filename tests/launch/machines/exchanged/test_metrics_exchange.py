@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of other machines arrive on node 0, each line once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status board: two launchers in one process agree on the end of a job."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pseudo terminal of worker 0."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs forked from a template, beside the same jobs without one; `torch` is a small stand-in."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
