@@ -144,8 +144,7 @@ def table_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _read_table(path: Path) -> None:
     reader = TableReader(path)
     columns = columns_of(3, RULES["adam"], 0)
-    table = make("adam")
-    table.load([path], ALL)
+    make("adam").load([path], ALL)
     for column in columns:
         reader.width(column.name)
 

@@ -12,8 +12,7 @@ from fleetlight.dashboard.view.facts import ProcessState
 
 
 def test_processes_of_other_machines_have_a_host(tmp_path: Path) -> None:
-    job = SimulatedJob(tmp_path, workers=1, servers=1)
-    job.launcher()
+    SimulatedJob(tmp_path, workers=1, servers=1).launcher()
     endpoints = "job x\nserver 0 127.0.0.1:1\nworker 0 127.0.0.1:2\nworker 1 10.0.0.2:3\n"
     (tmp_path / "endpoints.log").write_text(endpoints)
     found = JobFiles(tmp_path).read()
@@ -46,8 +45,7 @@ def test_the_job_describes_itself_later(tmp_path: Path) -> None:
     assert files.read().description == {"picture": False}
     path = tmp_path / "metrics" / "job.json"
     path.write_text(json.dumps({"explain": "a_sync", "mode": "async", "svg": "<svg/>", "x": 1}))
-    expected = {"explain": "a_sync", "mode": "async", "picture": True}
-    assert files.read().description == expected
+    assert files.read().description == {"explain": "a_sync", "mode": "async", "picture": True}
     assert files.picture == "<svg/>"
     path.write_text("not json, and half writ")
     assert files.read().description == {"picture": False}

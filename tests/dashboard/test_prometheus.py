@@ -58,8 +58,7 @@ def test_each_metric_of_the_catalogue_is_exported() -> None:
 
 
 def test_labels_are_role_index_and_that_of_the_metric() -> None:
-    values = {labelled("table_rows", 'a "b"\\c'): 5.0, "steps": 7.0}
-    found = _samples([_reading(3, **values)])
+    found = _samples([_reading(3, **{labelled("table_rows", 'a "b"\\c'): 5.0, "steps": 7.0})])
     assert found[("fleetlight_table_rows", "3", "worker", 'a "b"\\c')] == 5.0
     assert found[("fleetlight_steps_total", "3", "worker")] == 7.0
     assert found[("fleetlight_restarts_total", "3", "worker")] == 2.0

@@ -55,8 +55,7 @@ class Login:
 
     def tool(self, verb: str, job: str, *words: str) -> str:
         """What `fleetlight` prints about a job."""
-        tool = str(BIN / "fleetlight")
-        done = self.run(sys.executable, tool, verb, f"slurm:{job}", *words)
+        done = self.run(sys.executable, str(BIN / "fleetlight"), verb, f"slurm:{job}", *words)
         assert not done.returncode, done.stdout + done.stderr
         return done.stdout
 

@@ -95,8 +95,7 @@ def test_a_token_is_made_where_none_is_given(
 ) -> None:
     monkeypatch.delenv("FLEET_TOKEN")
     submit()
-    token = base64.b64decode(cluster.objects()["secret"]["data"]["token"])
-    assert len(token) == 64
+    assert len(base64.b64decode(cluster.objects()["secret"]["data"]["token"])) == 64
     assert "can join" not in capfd.readouterr().out
 
 

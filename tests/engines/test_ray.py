@@ -73,8 +73,7 @@ def test_a_job_reaches_the_values_of_fleetrun(
     assert code == 0, text
     assert learned(text) == expected
     # servers on different nodes
-    hosts = re.findall(r"server \d of 2 listens at (127\.0\.0\.\d):", text)
-    assert len(set(hosts)) == 2, text
+    assert len(set(re.findall(r"server \d of 2 listens at (127\.0\.0\.\d):", text))) == 2, text
 
 
 @pytest.mark.parametrize("harm", ["actor", "node"])
@@ -152,8 +151,7 @@ def test_fleetrun_submits_stops_and_scales_a_job(cluster: str, tmp_path: Path) -
     rows = tool.wait_for_driver(job, "RUNNING")
     assert re.search(r"^server 0 +ALIVE", rows, re.MULTILINE)
     assert re.search(r"^worker 1 +ALIVE", rows, re.MULTILINE)
-    scaled = tool("fleetlight", "scale", job, "--worker_num", "3")
-    again = scaled.split()[-1]
+    again = tool("fleetlight", "scale", job, "--worker_num", "3").split()[-1]
     wait_until((tmp_path / "worker.2").exists, "a step of worker 2")
     assert "server 0 of 1 listens" in tool("fleetlight", "logs", again, "server", "0")
     (tmp_path / "enough").touch()

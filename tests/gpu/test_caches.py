@@ -95,8 +95,7 @@ def test_streams_of_several_threads_use_the_rows_in_turn() -> None:
             if number % 2:
                 for _ in range(5):
                     busy = torch.tanh(busy @ busy)
-            ids = np.arange(1000) + 1000 * (number // 2)
-            lookup = cache.begin(dedup(ids, 1), 0)
+            lookup = cache.begin(dedup(np.arange(1000) + 1000 * (number // 2), 1), 0)
             arrived = np.full((int(lookup.missing.sum()), 256), number // 2, np.float32)
             found.append(cache.finish(lookup, arrived, 0, {}))
     torch.cuda.synchronize()

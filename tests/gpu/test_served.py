@@ -36,8 +36,7 @@ def values(worker: Member) -> Any:
 def train(worker: Member, device: str, max_norm: float = 0.0) -> Any:
     for t in range(STEPS):
         worker.optimizer.zero_grad()
-        target = TARGETS[t, worker.index].to(device)
-        loss_of(worker.model, IDS[t, worker.index], target).backward()
+        loss_of(worker.model, IDS[t, worker.index], TARGETS[t, worker.index].to(device)).backward()
         if max_norm:
             worker.clip(max_norm)
         worker.optimizer.step()

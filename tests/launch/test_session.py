@@ -276,8 +276,7 @@ def test_gang_restarts(place: Workplace) -> None:
 
 
 def test_restarts_are_limited(place: Workplace) -> None:
-    script = place.script("raise SystemExit(5)")
-    code, output = place.run("--max_restarts", "1", script)
+    code, output = place.run("--max_restarts", "1", place.script("raise SystemExit(5)"))
     assert code == 5
     assert output.count("restarting all processes") == 1
 
@@ -326,8 +325,7 @@ def test_old_logs_are_kept_apart(place: Workplace) -> None:
 
 
 def test_all_output_of_worker_0_is_shown(place: Workplace) -> None:
-    script = place.script("for n in range(50_000): print('line', n)")
-    _, output = place.run(script)
+    _, output = place.run(place.script("for n in range(50_000): print('line', n)"))
     assert sum(1 for line in output.splitlines() if line.startswith("line ")) == 50_000
 
 
@@ -380,8 +378,7 @@ def test_module_can_be_run(place: Workplace) -> None:
 
 def test_gpus_flag_on_a_machine_without_gpus_uses_cpus(place: Workplace) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    script = place.script(REPORT)
-    code, output = place.run("--gpus", "0,1", "--server_num", "1", script, **hidden)
+    code, output = place.run("--gpus", "0,1", "--server_num", "1", place.script(REPORT), **hidden)
     assert code == 0
     assert "fleetrun: --gpus 0,1: this machine has no GPU; workers use CPUs" in output
     assert (place.path / "worker.1").exists()

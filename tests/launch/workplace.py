@@ -57,8 +57,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def outcome(output: str) -> str:
     """The line of fleetrun about the end of its job; what to do may follow it."""
     lines = output.strip().splitlines()
-    found = (line for line in reversed(lines) if _OUTCOME.match(line))
-    return next(found, lines[-1])
+    return next((line for line in reversed(lines) if _OUTCOME.match(line)), lines[-1])
 
 
 def is_running(pid: int) -> bool:

@@ -47,8 +47,7 @@ def test_auc_counts_ties_as_half() -> None:
 def test_auc_accepts_outputs_of_models() -> None:
     scores = torch.tensor([[0.25], [0.75], [0.5]], dtype=torch.bfloat16, requires_grad=True)
     labels = torch.tensor([False, True, True])
-    job = Job(2)
-    results = job.run(lambda _, reduce, gather: evaluation.auc(scores, labels, reduce, gather))
+    results = Job(2).run(lambda _, reduce, gather: evaluation.auc(scores, labels, reduce, gather))
     assert results == [1.0, 1.0]
 
 
@@ -130,8 +129,7 @@ ELEMENTWISE: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
     )
 )
 def test_integers_are_exact(ours: Any, numpys: Any, rows: list[list[int]]) -> None:
-    results = Job(len(rows)).run(lambda rank, reduce, _: ours(rows[rank], reduce))
-    result = equal_on_all(results)
+    result = equal_on_all(Job(len(rows)).run(lambda rank, reduce, _: ours(rows[rank], reduce)))
     assert result.dtype == np.int64
     assert result.tolist() == numpys(rows, axis=0).tolist()
 
@@ -156,8 +154,7 @@ def test_mixed_integers_and_floats_become_floats() -> None:
 
 def test_float32_is_added_in_float64() -> None:
     values = [np.float32(2**24), np.float32(1)]
-    results = Job(2).run(lambda rank, reduce, _: evaluation.sum(values[rank], reduce))
-    assert results[0] == 2**24 + 1
+    assert Job(2).run(lambda rank, reduce, _: evaluation.sum(values[rank], reduce))[0] == 2**24 + 1
     both = np.array(values)
     assert Job(1).run(lambda _, reduce, __: evaluation.mae(both, 1, reduce)) == [2**24 + 1]
 

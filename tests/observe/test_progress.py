@@ -153,8 +153,7 @@ def test_the_batch_size_is_found(batch: Any, speed: str, clock: FakeClock, lines
 
 
 def test_the_batch_size_can_be_given(clock: FakeClock, lines: Console) -> None:
-    progress = Progress(batches(2), samples_per_step=1000, console=lines, clock=clock)
-    run(progress, clock, 0.5)
+    run(Progress(batches(2), samples_per_step=1000, console=lines, clock=clock), clock, 0.5)
     assert "  2000 samples/s  " in written(lines)
 
 
@@ -330,8 +329,7 @@ def test_staleness_is_asked_for_every_few_seconds_and_shown(
         asked.append(clock.now)
         return None if len(asked) == 1 else 2.94
 
-    progress = Progress(batches(8), console=lines, clock=clock, staleness=staleness)
-    run(progress, clock, 3.0, loss=0.5)
+    run(Progress(batches(8), console=lines, clock=clock, staleness=staleness), clock, 3.0, loss=0.5)
     assert asked == [106, 112, 118, 124]
     assert written(lines).splitlines()[:2] == [
         "step 2/8  loss 0.5  21 samples/s  ETA 0:18",

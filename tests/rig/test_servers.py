@@ -18,8 +18,7 @@ IDS = 40
 def registered() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     table = fleet.distributed_model(fleet.nn.SparseEmbedding(4))
-    optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
-    return table, fleet.distributed_optimizer(optimizer)
+    return table, fleet.distributed_optimizer(torch.optim.Adagrad(table.parameters(), lr=0.1))
 
 
 def serve() -> str:

@@ -62,8 +62,7 @@ def test_properties(
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.data())
 def test_spread_servers_are_even(tasks: list[int], data: st.DataObject) -> None:
-    servers = data.draw(st.integers(1, sum(tasks)))
-    places = places_of(tasks, "block", servers, "spread")
+    places = places_of(tasks, "block", data.draw(st.integers(1, sum(tasks))), "spread")
     here = [
         sum(place.kind is Kind.SERVER and place.node_rank == node for place in places)
         for node in range(len(tasks))

@@ -38,8 +38,7 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> ssl.
 def test_both_sides_authenticate_each_other(certificates: Path, host: str) -> None:
     server_end = handshake(client_context(certificates), server_context(certificates), host)
     assert server_end.version() == "TLSv1.3"
-    subject = (server_end.getpeercert() or {})["subject"]
-    assert subject == ((("commonName", "fleetlight client"),),)
+    assert (server_end.getpeercert() or {})["subject"] == ((("commonName", "fleetlight client"),),)
 
 
 def test_another_host_name_is_refused(certificates: Path) -> None:

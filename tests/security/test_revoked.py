@@ -49,8 +49,7 @@ def test_a_revoked_peer_is_refused_and_both_sides_explain_it(
     # the revoked process does not have the list yet
     contexts = {"client": client_context, "server": server_context}
     theirs = contexts[revoked](ours.folder)
-    folder = folder_with_list(ours, ours.revoke(revoked))
-    ends = {revoked: theirs, by: contexts[by](folder)}
+    ends = {revoked: theirs, by: contexts[by](folder_with_list(ours, ours.revoke(revoked)))}
     errors = failed_handshake(ends["client"], ends["server"])
     error = errors[by]
     assert isinstance(error, ssl.SSLCertVerificationError)
@@ -100,8 +99,7 @@ def _late(authority: Authority) -> Path:
 
 
 def test_a_list_of_another_ca_is_refused(ours: Authority, tmp_path: Path) -> None:
-    theirs = Authority(tmp_path / "theirs")
-    folder = folder_with_list(ours, theirs.revoke())
+    folder = folder_with_list(ours, Authority(tmp_path / "theirs").revoke())
     # its issuer name is ours; only the signature differs
     error = failed_handshake(client_context(folder), server_context(folder))
     assert any(
@@ -129,8 +127,7 @@ def test_new_certificates_beside_a_foreign_list_are_refused(ours: Authority) -> 
 def test_numbers_equal_those_of_the_library(ours: Authority) -> None:
     text = ours.revoke("server", "client")
     found = revoked_list(_der(text))
-    x509 = pytest.importorskip("cryptography.x509")
-    read = x509.load_pem_x509_crl(text.encode())
+    read = pytest.importorskip("cryptography.x509").load_pem_x509_crl(text.encode())
     assert found.numbers == {one.serial_number for one in read}
     assert (found.first, found.last) == (read.last_update_utc, read.next_update_utc)
     assert found.issuer in read.issuer.public_bytes()

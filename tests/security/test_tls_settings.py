@@ -112,8 +112,7 @@ def test_expiry_warning_days_sets_the_warning(
 ) -> None:
     make(tmp_path / "certs", days=60)
     configs = {"expiry_warning_days": days}
-    strategy = DistributedStrategy(ssl=str(tmp_path / "certs"), ssl_configs=configs)
-    found = encryption_of(strategy)
+    found = encryption_of(DistributedStrategy(ssl=str(tmp_path / "certs"), ssl_configs=configs))
     assert found is not None
     with caplog.at_level(logging.WARNING, "fleetlight"):
         server_context(found)

@@ -133,8 +133,7 @@ def test_amp_takes_effect_in_every_job() -> None:
     assert DistributedStrategy(**half).inert(ONE) == []
     for field in ("init_loss_scaling", "use_dynamic_loss_scaling"):
         assert effect(f"amp_configs.{field}", **half)[0]
-        name = f"amp_configs.{field}"
-        assert effect(name, amp=True) == (False, "bfloat16 needs no loss scale")
+        assert effect(f"amp_configs.{field}", amp=True) == (False, "bfloat16 needs no loss scale")
 
 
 def test_recompute_needs_named_modules() -> None:
@@ -356,8 +355,7 @@ def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
     ],
 )
 def test_fields_of_the_exchange_are_explained(configs: Any, field: str, sentence: str) -> None:
-    name = f"a_sync_configs.{field}"
-    active, why = effect(name, SERVERS, a_sync=True, a_sync_configs=configs)
+    active, why = effect(f"a_sync_configs.{field}", SERVERS, a_sync=True, a_sync_configs=configs)
     assert active
     assert sentence in why
 
@@ -446,8 +444,7 @@ def test_hierarchical_allreduce_has_no_effect_without_inner_sums(
 def test_useless_inner_groups_are_reported() -> None:
     name = "hierarchical_allreduce_inter_nranks"
     assert effect(name, HOSTS, **{name: 2}) == (False, "use_hierarchical_allreduce is off")
-    one = {"use_hierarchical_allreduce": True, name: 1}
-    active, why = effect(name, HOSTS, **one)
+    active, why = effect(name, HOSTS, **{"use_hierarchical_allreduce": True, name: 1})
     assert not active
     assert "a group of one has nothing to sum" in why
 

@@ -308,8 +308,7 @@ def test_a_wrong_flag_is_named(variable: str, text: str, monkeypatch: pytest.Mon
 
 def test_every_default_passes_its_own_rules() -> None:
     for field in dataclasses.fields(DistributedStrategy):
-        default = default_of(field)
-        assert DistributedStrategy(**{field.name: default}) == DistributedStrategy()
+        assert DistributedStrategy(**{field.name: default_of(field)}) == DistributedStrategy()
 
 
 def test_errors_name_a_setting_as_scripts_write_it() -> None:

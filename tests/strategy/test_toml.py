@@ -77,8 +77,7 @@ def test_only_changed_settings_are_written() -> None:
 
 def test_names_of_any_script_survive(tmp_path: Path) -> None:
     names = ['a"b', "läyer", "層", "😀", "\x7f", "\x01\n\\"]
-    strategy = DistributedStrategy(recompute_configs={"checkpoints": names})
-    strategy.to_file(tmp_path / "s.toml")
+    DistributedStrategy(recompute_configs={"checkpoints": names}).to_file(tmp_path / "s.toml")
     assert DistributedStrategy.from_file(tmp_path / "s.toml").recompute_configs.checkpoints == names
 
 

@@ -84,8 +84,6 @@ def test_an_unknown_name_gets_suggestions_or_a_short_line() -> None:
 
 
 def test_the_migration_page_lists_all_unsupported_settings() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    _, _, table = text.partition("## Settings of other systems")
+    _, _, table = PAGE.read_text(encoding="utf-8").partition("## Settings of other systems")
     table, _, _ = table.partition("\n## ")
-    listed = [line for line in table.splitlines() if line.startswith("| `")]
-    assert listed == rows()
+    assert [line for line in table.splitlines() if line.startswith("| `")] == rows()

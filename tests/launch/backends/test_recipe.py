@@ -58,13 +58,11 @@ def test_job_runs_on_a_toy_backend(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     counts = ("--server_num", "1", "--worker_num", "2")
-    code = main(["--on", "toy", *counts, "--checkpoint", "ckpt", "train.py", "--lr", "3"])
-    assert code == 3
+    assert main(["--on", "toy", *counts, "--checkpoint", "ckpt", "train.py", "--lr", "3"]) == 3
     expected = f"{tmp_path / 'ckpt'} {TOKEN} --lr 3"
     for name in ("server.0", "worker.0", "worker.1"):
         assert (tmp_path / name).read_text() == expected
-    shown = capfd.readouterr().out
-    assert "fleetrun: 1 server, 1 cpus\nfleetrun: 2 worker, 1 cpus\n" in shown
+    assert "fleetrun: 1 server, 1 cpus\nfleetrun: 2 worker, 1 cpus\n" in capfd.readouterr().out
     # the default backend did not handle it
     assert not (tmp_path / "log").exists()
 

@@ -187,8 +187,7 @@ def test_machine_without_the_first_doctor_has_findings() -> None:
 
 
 def test_workers_with_gpus_may_share_cores() -> None:
-    gpus = msgspec.structs.replace(SOUND, cores=1, gpus=2)
-    assert list(machine_findings(gpus)) == []
+    assert list(machine_findings(msgspec.structs.replace(SOUND, cores=1, gpus=2))) == []
 
 
 @pytest.mark.parametrize(("hosts", "expected"), [(2, 4.0), (3, 16 / 3), (4, 6.0)])

@@ -117,8 +117,7 @@ def test_first_machine_that_cannot_connect_is_named() -> None:
 def test_different_list_is_reported() -> None:
     of = exam_options(2)
     other = msgspec.structs.replace(of, hosts=(HOSTS[0], HOSTS[1], HOSTS[2]))
-    listener = socket.create_server((HOSTS[1], of.port))
-    service = DoctorService(listener, other, 1, facts(other))
+    service = DoctorService(socket.create_server((HOSTS[1], of.port)), other, 1, facts(other))
     ((exam, _),) = doctors(of, range(1), deadline_s=0.5)
     service.close()
     assert exam.absent == {
@@ -149,8 +148,7 @@ def _serve_http(listener: socket.socket) -> None:
 
 def test_links_of_a_lost_machine_are_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     of = exam_options(2)
-    listener = socket.create_server((HOSTS[1], of.port))
-    service = DoctorService(listener, of, 1, facts(of))
+    service = DoctorService(socket.create_server((HOSTS[1], of.port)), of, 1, facts(of))
     say: Any = lambda text: service.close() if text.startswith("measuring") else None  # noqa: E731
     exam = joint_examination.examine_together(of, 0, facts(of), 5.0, say)
     assert [link.error for link in exam.links] == [
@@ -206,8 +204,7 @@ OPTIONS = exam_options(2)
 @pytest.fixture
 def service() -> Iterator[DoctorService]:
     """The service of the second of two machines."""
-    listener = socket.create_server((HOSTS[1], OPTIONS.port))
-    made = DoctorService(listener, OPTIONS, 1, facts(OPTIONS))
+    made = DoctorService(socket.create_server((HOSTS[1], OPTIONS.port)), OPTIONS, 1, facts(OPTIONS))
     yield made
     made.close()
 
@@ -217,8 +214,7 @@ def wire(own: str = HOSTS[0]) -> DoctorChannel:
 
 
 def test_the_service_reports_facts_and_measures(service: DoctorService) -> None:
-    link = Link(sender=0, receiver=1)
-    measured = probe.measure(HOSTS[0], HOSTS[1], OPTIONS.port, link, (), 0.02)
+    measured = probe.measure(HOSTS[0], HOSTS[1], OPTIONS.port, Link(sender=0, receiver=1), (), 0.02)
     assert measured.error == ""
     assert (measured.round_trip_s or 0) > 0
     assert (measured.bytes_per_s or 0) > 0
@@ -342,7 +338,6 @@ def test_unreachable_port_is_named(service: DoctorService) -> None:
     with socket.create_server((HOSTS[1], free + 1)):
         closed = probe.unreachable(HOSTS[0], HOSTS[1], (free, free + 1))
     assert closed == {free: "connection refused"}
-    link = Link(sender=0, receiver=1)
-    gone = probe.measure(HOSTS[0], HOSTS[1], free, link, (), 0.02)
+    gone = probe.measure(HOSTS[0], HOSTS[1], free, Link(sender=0, receiver=1), (), 0.02)
     assert gone.error == f"port {free}: connection refused"
     assert not service.has_exam.is_set()

@@ -90,8 +90,7 @@ def test_the_number_of_servers_needs_workers_and_a_machine() -> None:
 
 
 def test_workers_may_join_a_job_with_servers() -> None:
-    found = job(server_num=1, worker_num=2, worker_max=8)
-    assert found.environment["FLEET_WORKER_MAX"] == "8"
+    assert job(server_num=1, worker_num=2, worker_max=8).environment["FLEET_WORKER_MAX"] == "8"
     assert "FLEET_WORKER_MAX" not in job(server_num=1, worker_num=2).environment
 
 
@@ -153,8 +152,7 @@ def test_certificates_are_checked_and_their_path_is_absolute(
 ) -> None:
     make(tmp_path / "certs")
     monkeypatch.chdir(tmp_path)
-    encryption = job(server_num=1, worker_num=1, ssl="certs").ssl
-    assert encryption == Encryption(str(tmp_path / "certs"))
+    assert job(server_num=1, worker_num=1, ssl="certs").ssl == Encryption(str(tmp_path / "certs"))
     assert job(server_num=1, worker_num=1).ssl is None
     (tmp_path / "certs" / "client.key").unlink()
     with pytest.raises(ConfigError, match=r"certs/client\.key is missing"):

@@ -46,8 +46,7 @@ def test_listed_endpoints_are_reserved() -> None:
 @pytest.mark.parametrize("flag", ["--servers", "--workers"])
 def test_error_for_a_listed_port_in_use_names_the_flag(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        listed = MachineSpec(**{flag.removeprefix("--"): (taken.getsockname(),)})
-        spec = job(machine=listed)
+        spec = job(machine=MachineSpec(**{flag.removeprefix("--"): (taken.getsockname(),)}))
         with (
             contextlib.ExitStack() as held,
             pytest.raises(LaunchError, match=f"is taken.* or choose another port in {flag}"),

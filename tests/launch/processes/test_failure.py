@@ -39,8 +39,7 @@ def test_earliest_failure_is_reported() -> None:
 
 
 def test_cause_is_preferred_to_its_consequence() -> None:
-    exits = [exit_of(0, 1, 1, caused_by_peer=True), exit_of(1, 1, 2)]
-    found = first_failure(exits)
+    found = first_failure([exit_of(0, 1, 1, caused_by_peer=True), exit_of(1, 1, 2)])
     assert found is not None
     assert found.member.index == 1
 

@@ -29,8 +29,7 @@ def test_a_record_says_what_a_launcher_has_started(tmp_path: pathlib.Path) -> No
 
 
 def test_only_its_user_may_read_the_one_file(tmp_path: pathlib.Path) -> None:
-    file = RecordFile(tmp_path, "j", "::1")
-    file.update([ENTRY])
+    RecordFile(tmp_path, "j", "::1").update([ENTRY])
     [path] = tmp_path.glob("launcher.*")
     assert path.name == f"launcher.::1.{os.getpid()}.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

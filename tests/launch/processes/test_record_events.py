@@ -29,8 +29,7 @@ def test_what_changes_is_an_event() -> None:
         ),
     ]
     for before, after, expected in cases:
-        found = [(one.name, kind, text) for one, kind, text in changes(before, after)]
-        assert found == expected
+        assert [(one.name, kind, text) for one, kind, text in changes(before, after)] == expected
 
 
 def test_a_launcher_records_its_events(tmp_path: Path) -> None:

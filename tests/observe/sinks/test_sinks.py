@@ -22,8 +22,7 @@ from fleetlight.observe.telemetry.registry import Registry
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    is_missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(is_missing, reason=f"needs {package}")
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
 
 
 def written(text: str) -> None:
@@ -215,8 +214,7 @@ def test_a_service_that_hangs_delays_the_end_by_no_more_than_asked(
         def write(self, step: int, values: Mapping[str, float], at: float) -> None:
             assert opens.wait(60.0)
 
-    feeder = SinkFeeder({"wandb": Hanging}, Registry(), None, every_s=3600, close_s=0.05)
-    feeder.close()
+    SinkFeeder({"wandb": Hanging}, Registry(), None, every_s=3600, close_s=0.05).close()
     opens.set()
     assert "the last metrics did not reach wandb within 0.05 s" in caplog.text
 
@@ -237,8 +235,7 @@ def test_a_service_that_hangs_delays_neither_start_nor_end(
 
     monkeypatch.setattr(Hanging, method, hang)
     openers = {"tensorboard": Kept, "wandb": Hanging}
-    feeder = SinkFeeder(openers, Registry(), None, every_s=3600, open_s=0.0, close_s=0.05)
-    feeder.close()
+    SinkFeeder(openers, Registry(), None, every_s=3600, open_s=0.0, close_s=0.05).close()
     assert hangs.wait(20.0)
     assert threading.main_thread() not in hung
     assert "did not reach" in caplog.text
@@ -260,8 +257,7 @@ def test_metrics_join_the_run_of_the_script(
     with mlflow.start_run() as run:
         SinkFeeder(openers(f"mlflow:{uri}"), registry, None, every_s=3600).close()
         assert mlflow.active_run() is not None
-    client = mlflow.MlflowClient(uri)
-    [loss] = client.get_metric_history(run.info.run_id, "loss")
+    [loss] = mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, "loss")
     assert loss.value == 0.5
 
 

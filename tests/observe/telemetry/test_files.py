@@ -62,8 +62,7 @@ def test_values_that_are_not_finite_lose_no_other_metric(tmp_path: Path) -> None
     registry = Registry()
     registry.add(lambda: {"steps": 4})
     registry.logged.add({"loss": math.nan, "norm": math.inf, "auc": 0.5})
-    recorder = MetricRecorder(tmp_path, "worker", 0, registry, every_s=3600)
-    recorder.close()
+    MetricRecorder(tmp_path, "worker", 0, registry, every_s=3600).close()
     history = History(tmp_path)
     history.poll()
     series = history.series["worker.0"]

@@ -64,8 +64,7 @@ def test_the_parts_add_up_to_the_whole_time(parts: list[int]) -> None:
     for before in reversed(begun):
         times.leave(before)
     # from the first reading to the one of `metrics`
-    whole = clock.now if parts else 0.0
-    assert sum(times.metrics().values()) == whole
+    assert sum(times.metrics().values()) == (clock.now if parts else 0.0)
 
 
 def test_an_error_leaves_the_part() -> None:

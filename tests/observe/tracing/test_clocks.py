@@ -50,8 +50,7 @@ def test_the_true_lead_is_within_the_error(lead_ns: int, ways: list[tuple[int, i
 
 def part(name: str, host: str, begin_us: float = 0.0, **clocks: tuple[float, float]) -> TracePart:
     leads = {key.replace("_", " "): ClockLead(*found) for key, found in clocks.items()}
-    spans = [TraceSpan("push", "main", begin_us, 1.0)]
-    return TracePart(name, 1, spans, host=host, clocks=leads)
+    return TracePart(name, 1, [TraceSpan("push", "main", begin_us, 1.0)], host=host, clocks=leads)
 
 
 def test_hosts_are_compared_over_the_servers_that_both_asked() -> None:

@@ -97,8 +97,7 @@ def test_on_gpus_only_coded_gradients_take_levels(case: str) -> None:
 
 
 def test_dgc_is_for_collective_jobs() -> None:
-    settings = {"dgc": True, "a_sync_configs": {"dense": "allreduce"}}
-    active, why = effect(settings, SERVERS)
+    active, why = effect({"dgc": True, "a_sync_configs": {"dense": "allreduce"}}, SERVERS)
     assert not active
     assert why.startswith("it is for collective jobs")
 
