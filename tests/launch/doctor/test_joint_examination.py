@@ -11,12 +11,22 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.launch.doctor.doctors import HOSTS, exam_options, facts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.launch.doctor.doctors import HOSTS, exam_options, facts, free_ports
 
-from fleetlight.errors import FleetError, LaunchError, ProtocolError
+from fleetlight.errors import (
+    ConfigError,
+    DeadlineError,
+    FleetError,
+    LaunchError,
+    PeerLostError,
+    ProtocolError,
+)
 from fleetlight.launch.doctor import joint_examination, probe
 from fleetlight.launch.doctor import joint_examination as service_module
-from fleetlight.launch.doctor.channel import DoctorChannel, dial
+from fleetlight.launch.doctor.channel import MAX_BYTES, DoctorChannel, dial
+from fleetlight.launch.doctor.examination import DoctorOptions, examine
 from fleetlight.launch.doctor.joint_examination import DoctorService
 from fleetlight.launch.doctor.messages import (
     Acknowledged,
@@ -29,8 +39,10 @@ from fleetlight.launch.doctor.messages import (
     GetTime,
     Link,
     Measure,
+    Refused,
     Time,
 )
+from fleetlight.launch.inventory import Machine
 
 
 @pytest.fixture(autouse=True)
@@ -341,3 +353,156 @@ def test_unreachable_port_is_named(service: DoctorService) -> None:
     gone = probe.measure(HOSTS[0], HOSTS[1], free, Link(sender=0, receiver=1), (), 0.02)
     assert gone.error == f"port {free}: connection refused"
     assert not service.has_exam.is_set()
+
+
+# -- from options of the command line to the result of an examination
+
+
+NAMES = {"here": "127.0.1.1", "there": "192.0.2.7"}
+MACHINE = Machine(
+    cores=4,
+    addresses=(("lo", "127.0.0.1"), ("eth0", "192.0.2.1")),
+    resolve=lambda host: NAMES.get(host, host),
+)
+
+
+def refuse_output(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_examination_of_this_machine() -> None:
+    result = examine(DoctorOptions(port=6170, workers=2), MACHINE, {}, refuse_output)
+    assert result.is_fit
+    assert "cores            4" in result.text
+    assert "192.0.2.1 (eth0" in result.text
+
+
+def test_list_with_one_machine() -> None:
+    lines: list[str] = []
+    options = DoctorOptions(ips=("127.0.0.1",), port=free_ports(3))
+    result = examine(options, MACHINE, {}, lines.append)
+    assert result.is_fit
+    assert result.text.splitlines()[1].startswith("127.0.0.1  ")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        pytest.param({"workers": -1}, "--nproc -1: expected 1 to 1024", id="workers"),
+        pytest.param({"workers": 0}, "--nproc 0: expected 1 to 1024", id="no workers"),
+        pytest.param({"port": 0}, "--port 0: expected 1 to 65533", id="no port"),
+        pytest.param({"port": 65535}, "--port 65535", id="last port"),
+        pytest.param({"seconds": 0.0}, "--seconds 0: expected more than 0", id="no time"),
+        pytest.param({"seconds": float("nan")}, "--seconds nan", id="nan"),
+        pytest.param({"deadline_s": -1.0}, "--deadline_s -1", id="past"),
+        pytest.param({"ips": ("a",) * 65}, "lists 65 machines, expected at most 64", id="many"),
+        pytest.param({"ips": ("here", "there")}, r"here resolves to 127\.0\.1\.1", id="loopback"),
+        pytest.param(
+            {"ips": ("192.0.2.7", "192.0.2.8")},
+            "none of .* is an address of this machine",
+            id="other",
+        ),
+        pytest.param({"ips": ("127.0.0.1", "127.0.0.2")}, "pass --host", id="unclear"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        examine(DoctorOptions(**{"port": 6170, **options}), MACHINE, {}, refuse_output)
+
+
+# -- messages of doctors over a socket, and invalid bytes
+
+
+class Pair:
+    """Both ends of a connection: a doctor's end, and a raw one that may send anything."""
+
+    def __init__(self, limit_s: float = 5.0) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.other = socket.create_connection(listener.getsockname())
+        self.wire = DoctorChannel(listener.accept()[0], "10.0.0.2", limit_s)
+        listener.close()
+
+    def close(self) -> None:
+        self.wire.close()
+        self.other.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_messages_round_trip(pair: Pair) -> None:
+    other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
+    facts = Facts(asked=ExamOptions(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
+    exam = Exam(asked=facts.asked, facts={0: facts}, absent={1: "no"}, clocks={1: 0.5})
+    pair.wire.send(Finish(exam))
+    pair.wire.send(Echo())
+    assert [other.receive_request(), other.receive_request()] == [Finish(exam), Echo()]
+    other.send(facts)
+    other.send(Acknowledged())
+    assert [pair.wire.receive(Facts), pair.wire.receive(Acknowledged)] == [facts, Acknowledged()]
+    pair.wire.close()
+    assert other.receive_request() is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "complaint"),
+    [
+        pytest.param(b"GET ", ProtocolError, "does another program use this port", id="length"),
+        pytest.param(b"\0\0\0\2no", ProtocolError, "another version of fleetlight", id="no json"),
+        pytest.param(b"\0\0\0\2{}", ProtocolError, "another version", id="no type"),
+        pytest.param(b"\0\0\0\0", ProtocolError, "another version", id="empty"),
+        pytest.param(b"\0\0\0\x0f" + b"[" * 15, ProtocolError, "version", id="deep"),
+        pytest.param(b"\0\0\0\5ab", PeerLostError, "in the middle of a frame", id="half"),
+        pytest.param(b"\0\0", PeerLostError, "in the middle", id="half a length"),
+        pytest.param(b"", ProtocolError, "replied with nothing", id="nothing"),
+    ],
+)
+def test_invalid_message_is_an_error_that_names_the_peer(
+    sent: bytes, error: type[FleetError], complaint: str, pair: Pair
+) -> None:
+    pair.other.sendall(sent)
+    pair.other.shutdown(socket.SHUT_WR)
+    with pytest.raises(error, match=complaint) as caught:
+        pair.wire.receive(Acknowledged)
+    assert "10.0.0.2" in str(caught.value)
+
+
+def test_reply_of_another_type_is_an_error(pair: Pair) -> None:
+    other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
+    other.send(Time(3.0))
+    with pytest.raises(ProtocolError, match="replied with Time, expected Acknowledged"):
+        pair.wire.receive(Acknowledged)
+    other.send(Refused("only 10.0.0.1 may"))
+    with pytest.raises(ProtocolError, match="refused: only"):
+        pair.wire.receive(Acknowledged)
+
+
+def test_every_wait_ends() -> None:
+    pair = Pair(limit_s=0.05)
+    with pytest.raises(DeadlineError, match=r"10\.0\.0\.2 did not reply within 0\.05 s"):
+        pair.wire.call(Echo(), Acknowledged)
+    pair.wire.limit_s = 0.2
+    # a peer that reads nothing, and a message larger than the buffers
+    exam = Exam(asked=ExamOptions(names=("x" * MAX_BYTES,) * 4), facts={})
+    with pytest.raises(DeadlineError, match="accepted no message"):
+        pair.wire.send(Finish(exam))
+    pair.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_message_or_a_fleetlight_error(sent: bytes) -> None:
+    pair = Pair()
+    pair.other.sendall(sent)
+    pair.other.close()
+    try:
+        while pair.wire.receive_request() is not None:
+            pass
+    except FleetError:
+        pass
+    finally:
+        pair.close()
