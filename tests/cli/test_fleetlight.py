@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small tools of the fleetlight command."""
 
-import pathlib
 import subprocess
 import sys
 import time
@@ -57,7 +56,7 @@ def test_export_writes_the_checkpoint_or_reports_the_error(
 
 
 def test_cert_creates_and_replaces_certificates(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(tmp_path / "certs")
     assert main(["cert", folder, "--host", "a.b", "--host", "10.0.0.9", "--days", "3"]) == 0

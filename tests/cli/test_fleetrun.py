@@ -2,11 +2,11 @@
 """The fleetrun command: its refusals, and its import time."""
 
 import dataclasses
-import pathlib
 import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +20,7 @@ from fleetlight.launch.job.options import LaunchOptions
 
 
 @pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").write_text("print('hello')")
@@ -264,7 +264,7 @@ SCRIPT = ["t.py", "--lr", "0.5", "--deep", "true"]
 
 def read(text: str, *words: str) -> LaunchOptions:
     """The options by a job file with this text, and by a command line."""
-    pathlib.Path("job.toml").write_text(text)
+    Path("job.toml").write_text(text)
     return dataclasses.replace(parse(["--job", "job.toml", *words]), job=None)
 
 
@@ -397,7 +397,7 @@ def test_errors_name_file_section_and_key(text: str, message: str) -> None:
 def test_errors_of_a_plan_name_the_key_too(
     text: str, words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pathlib.Path("job.toml").write_text(text)
+    Path("job.toml").write_text(text)
     assert main(["--job", "job.toml", *words]) == 2
     error = capfd.readouterr().err
     assert re.search(message, error.rstrip()), error
@@ -415,7 +415,7 @@ def test_each_flag_has_a_place_in_the_file() -> None:
 
 
 def test_a_job_of_a_file_runs_and_shows_what_it_read(capfd: pytest.CaptureFixture[str]) -> None:
-    pathlib.Path("job.toml").write_text("script = 't.py'\nverbose = true\nlog_dir = 'logs'")
+    Path("job.toml").write_text("script = 't.py'\nverbose = true\nlog_dir = 'logs'")
     assert main(["--job", "job.toml"]) == 0
     shown = capfd.readouterr().out
     assert "\nlog_dir: logs\n" in shown

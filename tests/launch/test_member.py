@@ -4,12 +4,12 @@
 import errno
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -97,7 +97,7 @@ def test_wrong_command(
     words: list[str],
     code: int,
     why: str,
-    tmp_path: pathlib.Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -120,7 +120,7 @@ CLEAN = {
 }
 
 
-def member(tmp_path: pathlib.Path, script: str, *flags: str, **env: str) -> subprocess.Popen[str]:
+def member(tmp_path: Path, script: str, *flags: str, **env: str) -> subprocess.Popen[str]:
     (tmp_path / "train.py").write_text(textwrap.dedent(script))
     shim = [sys.executable, "-m", "fleetlight", "member", *flags, "--"]
     return subprocess.Popen(
@@ -142,7 +142,7 @@ def lines_of(job: subprocess.Popen[str]) -> tuple[str, list[str]]:
     return printed, [line for line in error.splitlines() if line.startswith("fleetlight: ")]
 
 
-def test_command_gets_defaults_and_keeps_its_role(tmp_path: pathlib.Path) -> None:
+def test_command_gets_defaults_and_keeps_its_role(tmp_path: Path) -> None:
     script = "import json, os; print(json.dumps(dict(os.environ)))"
     outside = {**WORKER, "https_proxy": "http://x", "TORCH_CPP_LOG_LEVEL": "INFO"}
     printed, lines = lines_of(member(tmp_path, script, FLEET_LOCAL_SIZE="100000", **outside))
@@ -174,7 +174,7 @@ REPORTING = """
     ],
 )
 def test_signals_reach_the_command(
-    number: signal.Signals, ending: str, code: int, what: str, tmp_path: pathlib.Path
+    number: signal.Signals, ending: str, code: int, what: str, tmp_path: Path
 ) -> None:
     script = f"""{REPORTING}
     def end(number, frame):
@@ -204,7 +204,7 @@ def test_signals_reach_the_command(
     assert log.exists() == (code == 137)
 
 
-def test_command_ends_with_a_killed_shim(tmp_path: pathlib.Path) -> None:
+def test_command_ends_with_a_killed_shim(tmp_path: Path) -> None:
     script = f"""{REPORTING}
     import subprocess
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -233,7 +233,7 @@ RESTARTED = f"""{REPORTING}
 """
 
 
-def test_restartable_command_restarts_here(tmp_path: pathlib.Path) -> None:
+def test_restartable_command_restarts_here(tmp_path: Path) -> None:
     job = member(tmp_path, RESTARTED, "--restarts", "5", FLEET_RESTART="2", **WORKER)
     _, lines = lines_of(job)
     assert job.returncode == 3
@@ -247,7 +247,7 @@ def test_restartable_command_restarts_here(tmp_path: pathlib.Path) -> None:
     assert [file.read_text() for file in sorted(tmp_path.glob("ran.*"))] == ["2", "2"]
 
 
-def test_a_job_of_one_process_resumes_what_it_has_saved(tmp_path: pathlib.Path) -> None:
+def test_a_job_of_one_process_resumes_what_it_has_saved(tmp_path: Path) -> None:
     script = """
     import os, pathlib, signal
     first = pathlib.Path("first")
@@ -270,7 +270,7 @@ def test_cores_follow_the_cpu_affinity() -> None:
     assert 1 <= inventory.cores() <= (os.cpu_count() or 1)
 
 
-def test_container_limit_reduces_the_cores(tmp_path: pathlib.Path) -> None:
+def test_container_limit_reduces_the_cores(tmp_path: Path) -> None:
     file = tmp_path / "cpu.max"
     file.write_text("250000 100000\n")
     assert inventory._cpu_limit(file) == 2
@@ -285,7 +285,7 @@ def test_loopback_interface_is_found() -> None:
 
 
 def test_gpus_are_counted_by_their_device_files(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "dev").mkdir()
@@ -297,7 +297,7 @@ def test_gpus_are_counted_by_their_device_files(
     assert inventory.gpus({}, tmp_path) == 1
 
 
-def test_driver_tool_counts_gpus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_tool_counts_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: B'\n")
     tool.chmod(0o755)
@@ -306,7 +306,7 @@ def test_driver_tool_counts_gpus(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("1", 1), ("0,1", 2), ("-1", 0)])
-def test_hidden_gpus_do_not_count(tmp_path: pathlib.Path, visible: str, count: int) -> None:
+def test_hidden_gpus_do_not_count(tmp_path: Path, visible: str, count: int) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidia2"):
         (tmp_path / "dev" / name).touch()

@@ -4,10 +4,10 @@
 import dataclasses
 import json
 import os
-import pathlib
 import signal
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,12 +47,12 @@ FAILURE = JobFailure(what="worker 1 of 2 exited with code 3", code=3, after_s=2.
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 def started(layout: JobLayout) -> str:
-    run = Run(job=JobSpec(script="t.py"), layout=layout, log_dir=str(pathlib.Path.cwd() / "log"),
+    run = Run(job=JobSpec(script="t.py"), layout=layout, log_dir=str(Path.cwd() / "log"),
               error_dir="/e")  # fmt: skip
     members: list[JobProcess] = layout.members()
     return report.started(run, members)
@@ -122,7 +122,7 @@ def test_reason_of_a_restart() -> None:
 
 
 def test_lines_about_the_log_folder() -> None:
-    here = pathlib.Path.cwd()
+    here = Path.cwd()
     assert report.folder(LogFolder(here / "log"), "log", verbose=True) == []
     moved = LogFolder(here / "log", moved_to=here / "log/old/1")
     assert report.folder(moved, "log", verbose=False) == []
@@ -260,7 +260,7 @@ AS_JSON = {
 
 
 def test_error_file_is_that_of_torchelastic(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.distributed.elastic.multiprocessing.errors import error_handler
 
@@ -288,7 +288,7 @@ def test_termination_message_fits(text: str) -> None:
     assert {**found, "error": "PlanError: no"} == AS_JSON
 
 
-def test_reason_goes_where_the_engine_asks(tmp_path: pathlib.Path) -> None:
+def test_reason_goes_where_the_engine_asks(tmp_path: Path) -> None:
     error_file, log, default = (tmp_path / name for name in ("error", "log", "default"))
     absent = str(tmp_path / "absent")
     env = {"TORCHELASTIC_ERROR_FILE": str(error_file), "FLEET_TERMINATION_LOG": str(log)}
@@ -302,7 +302,7 @@ def test_reason_goes_where_the_engine_asks(tmp_path: pathlib.Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"error", "log", "default"}
 
 
-def test_consequence_does_not_replace_the_cause(tmp_path: pathlib.Path) -> None:
+def test_consequence_does_not_replace_the_cause(tmp_path: Path) -> None:
     log = tmp_path / "log"
     env = {"FLEET_TERMINATION_LOG": str(log)}
     codes = []
@@ -355,7 +355,7 @@ def test_what_a_restart_may_change() -> None:
 # -- the status file by which processes report to their launcher
 
 
-def test_status_round_trips(tmp_path: pathlib.Path) -> None:
+def test_status_round_trips(tmp_path: Path) -> None:
     file = str(tmp_path / "worker.0")
     for status in (
         ProcessStatus(error="ValueError: x", permanent=True, saves_at_sigterm=True),
@@ -378,13 +378,13 @@ def test_status_round_trips(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "not json", "[]", '{"error": 3}', '{"stopped": {"step": "x", "folder": "c"}}']
 )
-def test_unreadable_file_is_an_unknown_status(tmp_path: pathlib.Path, text: str) -> None:
+def test_unreadable_file_is_an_unknown_status(tmp_path: Path, text: str) -> None:
     (tmp_path / "w").write_text(text)
     assert read(str(tmp_path / "w")) is UNKNOWN
     assert read(str(tmp_path / "none")) is UNKNOWN
 
 
-def test_new_process_has_not_reported_that_it_saves(tmp_path: pathlib.Path) -> None:
+def test_new_process_has_not_reported_that_it_saves(tmp_path: Path) -> None:
     file = str(tmp_path / "w")
     clear_saves_at_sigterm(file)
     assert read(file) is UNKNOWN

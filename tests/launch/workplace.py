@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-import pathlib
 import pty
 import re
 import struct
@@ -15,6 +14,7 @@ import termios
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.processes.ports import reserve
@@ -63,7 +63,7 @@ def outcome(output: str) -> str:
 def is_running(pid: int) -> bool:
     """False for a process that has exited, also while it is a zombie."""
     try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state != "Z"
@@ -110,7 +110,7 @@ class Job:
 class Workplace:
     """A folder with scripts, in which jobs start."""
 
-    def __init__(self, path: pathlib.Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.jobs: list[Job] = []
         #: a prefix of the command, to start it in another place

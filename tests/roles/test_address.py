@@ -2,9 +2,9 @@
 """The addresses of this machine."""
 
 import os
-import pathlib
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_interface_may_have_several_addresses() -> None:
     assert address.interface_of("10.0.0.2", known) is None
 
 
-def test_ipv6_addresses_come_from_the_kernels_table(tmp_path: pathlib.Path) -> None:
+def test_ipv6_addresses_come_from_the_kernels_table(tmp_path: Path) -> None:
     table = tmp_path / "if_inet6"
     table.write_text(
         "fe80000000000000021132fffe445566 02 40 20 80     eth0\n"

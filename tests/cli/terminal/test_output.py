@@ -3,11 +3,11 @@
 
 import io
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -165,7 +165,7 @@ def test_one_process_is_shown_without_a_prefix() -> None:
 
 
 @pytest.fixture
-def bash(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> pathlib.Path:
+def bash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
     """The script for bash in a file."""
     assert main(["completion", "bash"]) == 0
     file = tmp_path / "completion.bash"
@@ -180,7 +180,7 @@ def run(*command: str) -> list[str]:
     return done.stdout.split()
 
 
-def completed(script: pathlib.Path, *words: str) -> set[str]:
+def completed(script: Path, *words: str) -> set[str]:
     """What bash offers for the last of these words."""
     code = (
         'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); "_shtab_$1"; '
@@ -208,8 +208,8 @@ def completed(script: pathlib.Path, *words: str) -> set[str]:
 def test_bash_completes(
     words: tuple[str, ...],
     offered: set[str],
-    bash: pathlib.Path,
-    tmp_path: pathlib.Path,
+    bash: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ def test_bash_completes(
     assert completed(bash, *words) == offered
 
 
-def test_bash_completes_values_and_all_commands(bash: pathlib.Path) -> None:
+def test_bash_completes_values_and_all_commands(bash: Path) -> None:
     assert completed(bash, "fleetrun", "--on", "") == set(backends.names())
     assert {"ps", "logs", "stop", "doctor", "completion"} <= completed(bash, "fleetlight", "")
     flags = completed(bash, "fleetrun", "--")
@@ -227,9 +227,7 @@ def test_bash_completes_values_and_all_commands(bash: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_knows_both_programs(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
+def test_zsh_knows_both_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["completion", "zsh"]) == 0
     file = tmp_path / "script"
     file.write_text(capsys.readouterr().out)
@@ -239,7 +237,7 @@ def test_zsh_knows_both_programs(
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+def test_fish_completes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["completion", "fish"]) == 0
     file = tmp_path / "script"
     file.write_text(capsys.readouterr().out)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new backend: one file, which `fleetrun --on` finds."""
 
-import pathlib
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +44,7 @@ TOKEN = "3f9ac27e51d0b8463f9ac27e51d0b846"
 
 
 @pytest.fixture(autouse=True)
-def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "backends"
     folder.mkdir()
     (folder / "toy.py").write_text(TOY)
@@ -54,9 +54,7 @@ def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
 
 
-def test_job_runs_on_a_toy_backend(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_job_runs_on_a_toy_backend(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     counts = ("--server_num", "1", "--worker_num", "2")
     assert main(["--on", "toy", *counts, "--checkpoint", "ckpt", "train.py", "--lr", "3"]) == 3
     expected = f"{tmp_path / 'ckpt'} {TOKEN} --lr 3"

@@ -3,7 +3,6 @@
 
 import dataclasses
 import os
-import pathlib
 import subprocess
 import sys
 from pathlib import Path
@@ -281,7 +280,7 @@ ROLES: tuple[dict[str, str], ...] = ({"A": "1", "RANK": "0"}, {"A": "1", "FLEET_
 
 
 def modules(
-    folder: pathlib.Path, script: str, *, environments: Any = ROLES, servers: int = 0, **job: Any
+    folder: Path, script: str, *, environments: Any = ROLES, servers: int = 0, **job: Any
 ) -> tuple[str, ...]:
     file = folder / "train.py"
     file.write_text(script)
@@ -301,7 +300,7 @@ def modules(
         "import numpy as np\nimport torch",
     ],
 )
-def test_script_that_loads_torch_first(tmp_path: pathlib.Path, script: str) -> None:
+def test_script_that_loads_torch_first(tmp_path: Path, script: str) -> None:
     assert modules(tmp_path, script) == ("torch",)
 
 
@@ -322,19 +321,19 @@ def test_script_that_loads_torch_first(tmp_path: pathlib.Path, script: str) -> N
         "\0",
     ],
 )
-def test_script_that_may_do_something_before(tmp_path: pathlib.Path, script: str) -> None:
+def test_script_that_may_do_something_before(tmp_path: Path, script: str) -> None:
     assert modules(tmp_path, script) == ()
 
 
 @pytest.mark.parametrize("use", ["import fleetlight as fleet", "def f():\n    import fleetlight"])
-def test_script_that_uses_fleetlight(tmp_path: pathlib.Path, use: str) -> None:
+def test_script_that_uses_fleetlight(tmp_path: Path, use: str) -> None:
     script = f"import torch\nx = 1\n{use}\n"
     assert modules(tmp_path, script)[:2] == ("torch", "fleetlight.fleet.lifecycle")
     assert "numba" not in modules(tmp_path, script)
     assert "numba" in modules(tmp_path, script, servers=1)
 
 
-def test_script_that_sets_variables_of_numba_loads_it_itself(tmp_path: pathlib.Path) -> None:
+def test_script_that_sets_variables_of_numba_loads_it_itself(tmp_path: Path) -> None:
     script = "import torch, os\nos.environ['NUMBA_NUM_THREADS'] = '1'\nimport fleetlight\n"
     assert "numba" not in modules(tmp_path, script, servers=1)
 
@@ -352,7 +351,7 @@ def test_script_that_sets_variables_of_numba_loads_it_itself(tmp_path: pathlib.P
         },
     ],
 )
-def test_job_that_starts_each_process_by_itself(tmp_path: pathlib.Path, job: Any) -> None:
+def test_job_that_starts_each_process_by_itself(tmp_path: Path, job: Any) -> None:
     assert modules(tmp_path, "import torch")
     assert modules(tmp_path, "import torch", **job) == ()
 
@@ -366,13 +365,13 @@ def test_job_that_starts_each_process_by_itself(tmp_path: pathlib.Path, job: Any
     ],
 )
 def test_processes_that_differ_in_more_than_their_role(
-    tmp_path: pathlib.Path, environments: list[dict[str, str]]
+    tmp_path: Path, environments: list[dict[str, str]]
 ) -> None:
     assert modules(tmp_path, "import torch", environments=environments) == ()
 
 
 @pytest.mark.slow
-def test_preloaded_modules_do_not_read_the_role(tmp_path: pathlib.Path) -> None:
+def test_preloaded_modules_do_not_read_the_role(tmp_path: Path) -> None:
     """`api` registers a hook for the role of its process, so each process loads it itself."""
     load = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
     names = modules(tmp_path, "import torch, fleetlight", servers=1)
@@ -386,7 +385,7 @@ def test_preloaded_modules_do_not_read_the_role(tmp_path: pathlib.Path) -> None:
 # -- the launcher finds the script or module before it starts processes
 
 
-def test_script_must_be_a_file(tmp_path: pathlib.Path) -> None:
+def test_script_must_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         check_script(LaunchOptions(script=str(tmp_path / "none.py")))
     with pytest.raises(ConfigError, match="is a folder"):
@@ -394,7 +393,7 @@ def test_script_must_be_a_file(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.fixture
-def _packages(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that must not be imported, in two folders of Python's path."""
     here, there = tmp_path / "here", tmp_path / "there"
     for name in (

@@ -5,7 +5,6 @@ import base64
 import contextlib
 import dataclasses
 import os
-import pathlib
 import pickle
 import socket
 import threading
@@ -216,7 +215,7 @@ def test_error_for_a_listed_port_in_use_names_the_flag(flag: str) -> None:
             reserve_node(spec, held)
 
 
-def test_script_is_identified_by_its_bytes(tmp_path: pathlib.Path) -> None:
+def test_script_is_identified_by_its_bytes(tmp_path: Path) -> None:
     one, same, other = (tmp_path / name for name in ("1.py", "2.py", "3.py"))
     one.write_text("a")
     same.write_text("a")

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import signal
 import socket
 import stat
@@ -121,31 +120,31 @@ def test_status_as_text(status: int, code: int, text: str) -> None:
     ],
 )
 def test_last_line_of_the_log_is_not_the_cause_of_a_signal(
-    status: int, log: str, error: str, tmp_path: pathlib.Path
+    status: int, log: str, error: str, tmp_path: Path
 ) -> None:
     (tmp_path / "log").write_text(log)
     assert failure_of(exit_of(1, status, 0), tmp_path / "log", after_s=1.0).error == error
 
 
-def test_exit_code_is_reported_once(tmp_path: pathlib.Path) -> None:
+def test_exit_code_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("step\n")
     one = exit_of(1, 3, 0, error="exited with code 3")
     assert str(failure_of(one, tmp_path / "log", after_s=1.0)).count("exited with code 3") == 1
 
 
-def test_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> None:
+def test_permanent_error_causes_no_restart(tmp_path: Path) -> None:
     for permanent in (False, True):
         one = exit_of(1, 3, 0, error="E: x", permanent=permanent)
         assert failure_of(one, tmp_path / "log", after_s=1.0).may_restart is not permanent
 
 
-def test_code_of_a_permanent_error_causes_no_restart(tmp_path: pathlib.Path) -> None:
+def test_code_of_a_permanent_error_causes_no_restart(tmp_path: Path) -> None:
     """A script may end with sys.exit(78) itself."""
     found = [failure_of(exit_of(1, code, 0), tmp_path / "log", after_s=1.0) for code in (78, 1)]
     assert [one.may_restart for one in found] == [False, True]
 
 
-def test_failure_as_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workerlog.1").write_text("ValueError: from the log\n")
     log = tmp_path / "workerlog.1"
@@ -168,7 +167,7 @@ def test_failure_of_several_machines_is_the_cause() -> None:
     assert first_of_all([]) is None
 
 
-PACKAGE = pathlib.Path(fleetlight.__file__).parent
+PACKAGE = Path(fleetlight.__file__).parent
 
 TRACEBACK = """step 1
 Traceback (most recent call last):
@@ -221,14 +220,14 @@ Current thread 0x00007f02 (most recent call first):
         ("", ""),
     ],
 )
-def test_last_error_of_a_log(log: str, found: str, tmp_path: pathlib.Path) -> None:
+def test_last_error_of_a_log(log: str, found: str, tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_text(log)
     assert last_error(file).startswith(found)
     assert bool(last_error(file)) == bool(found)
 
 
-def test_long_line_is_truncated(tmp_path: pathlib.Path) -> None:
+def test_long_line_is_truncated(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("ValueError: " + "x" * 1000)
     assert len(last_error(tmp_path / "log")) == 500
 
@@ -236,12 +235,12 @@ def test_long_line_is_truncated(tmp_path: pathlib.Path) -> None:
 SECOND = TRACEBACK.partition("During")[2].partition("\n\n")[2].removesuffix("goodbye\n")
 
 
-def traceback_of(tmp_path: pathlib.Path, log: str, reported: str | None) -> str:
+def traceback_of(tmp_path: Path, log: str, reported: str | None) -> str:
     (tmp_path / "log").write_text(log)
     return last_traceback(tmp_path / "log", reported)
 
 
-def test_traceback_is_that_of_the_reported_error(tmp_path: pathlib.Path) -> None:
+def test_traceback_is_that_of_the_reported_error(tmp_path: Path) -> None:
     chain = TRACEBACK.removeprefix("step 1\n").removesuffix("goodbye\n").rstrip()
     assert traceback_of(tmp_path, TRACEBACK.replace("goodbye", "[fleet worker 1] x"), None) == chain
     caught = "Traceback (most recent call last):\n  File 'a'\nKeyError: 1\nstep 2\n"
@@ -252,18 +251,18 @@ def test_traceback_is_that_of_the_reported_error(tmp_path: pathlib.Path) -> None
     assert traceback_of(tmp_path, SECOND + "--- restart 1 ---\nstep\n", None) == ""
 
 
-def test_traceback_has_no_colours_and_no_ranks(tmp_path: pathlib.Path) -> None:
+def test_traceback_has_no_colours_and_no_ranks(tmp_path: Path) -> None:
     coloured = SECOND.replace("ValueError", "\x1b[1;35mValueError\x1b[0m")
     ranked = "".join(f"[rank1]: {line}" for line in coloured.splitlines(keepends=True))
     assert traceback_of(tmp_path, ranked, "ValueError: second") == SECOND.rstrip()
 
 
-def test_error_of_several_lines_is_whole_up_to_foreign_lines(tmp_path: pathlib.Path) -> None:
+def test_error_of_several_lines_is_whole_up_to_foreign_lines(tmp_path: Path) -> None:
     text = SECOND.rstrip() + "\nthe second line\n[fleet worker 1] left\n"
     assert traceback_of(tmp_path, text, None) == SECOND.rstrip() + "\nthe second line"
 
 
-def test_long_traceback_keeps_both_ends(tmp_path: pathlib.Path) -> None:
+def test_long_traceback_keeps_both_ends(tmp_path: Path) -> None:
     frames = "".join(f'  File "t.py", line {n}, in f\n    f()\n' for n in range(60))
     log = f"Traceback (most recent call last):\n{frames}ValueError: deep\n"
     lines = traceback_of(tmp_path, log, "ValueError: deep").splitlines()
@@ -273,13 +272,13 @@ def test_long_traceback_keeps_both_ends(tmp_path: pathlib.Path) -> None:
     assert lines[-3:] == ['  File "t.py", line 59, in f', "    f()", "ValueError: deep"]
 
 
-def test_long_chain_is_cut_to_its_last_error(tmp_path: pathlib.Path) -> None:
+def test_long_chain_is_cut_to_its_last_error(tmp_path: Path) -> None:
     frames = "".join(f'  File "t.py", line {n}, in f\n    f()\n' for n in range(20))
     log = TRACEBACK.replace('  File "t.py", line 1, in f\n    g()\n', frames)
     assert traceback_of(tmp_path, log, "ValueError: second") == SECOND.rstrip() + "\ngoodbye"
 
 
-def test_stack_of_a_crash_is_that_of_the_current_thread(tmp_path: pathlib.Path) -> None:
+def test_stack_of_a_crash_is_that_of_the_current_thread(tmp_path: Path) -> None:
     log = "step 1\nterminate called\nFatal Python error: Aborted\n\n" + STACKS
     assert traceback_of(tmp_path, log, None).splitlines() == [
         "step 1",
@@ -303,7 +302,7 @@ def frames(*files: str) -> str:
     ],
 )
 def test_frames_of_fleetlight_are_left_out_of_its_own_errors(
-    error: str, shown: list[str], tmp_path: pathlib.Path
+    error: str, shown: list[str], tmp_path: Path
 ) -> None:
     files = ("train.py", f"{PACKAGE}/a.py", f"{PACKAGE}/b/c.py", "lambda.py")
     log = f"Traceback (most recent call last):\n{frames(*files)}{error}\n"
@@ -322,7 +321,7 @@ def test_frames_of_fleetlight_are_left_out_of_its_own_errors(
 ENTRY = ProcessEntry(name="worker 0", pid=7, start=8, status=-9, restarts=2)
 
 
-def test_a_record_says_what_a_launcher_has_started(tmp_path: pathlib.Path) -> None:
+def test_a_record_says_what_a_launcher_has_started(tmp_path: Path) -> None:
     file = RecordFile(tmp_path, "j", "10.0.0.1")
     [(record, owner)] = read_records(tmp_path)
     assert owner == os.getuid()
@@ -336,21 +335,21 @@ def test_a_record_says_what_a_launcher_has_started(tmp_path: pathlib.Path) -> No
     assert (record.ended, record.code, record.processes) == (True, 75, (ENTRY,))
 
 
-def test_only_its_user_may_read_the_one_file(tmp_path: pathlib.Path) -> None:
+def test_only_its_user_may_read_the_one_file(tmp_path: Path) -> None:
     RecordFile(tmp_path, "j", "::1").update([ENTRY])
     [path] = tmp_path.glob("launcher.*")
     assert path.name == f"launcher.::1.{os.getpid()}.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_damaged_records_are_omitted(tmp_path: pathlib.Path) -> None:
+def test_damaged_records_are_omitted(tmp_path: Path) -> None:
     RecordFile(tmp_path, "j", "a")
     (tmp_path / "launcher.b.1.json").write_text("{")
     (tmp_path / "launcher.c.1.json").write_text("{}")
     assert [record.host for record, _ in read_records(tmp_path)] == ["a"]
 
 
-def test_a_link_is_no_record(tmp_path: pathlib.Path) -> None:
+def test_a_link_is_no_record(tmp_path: Path) -> None:
     RecordFile(tmp_path, "j", "a")
     [path] = tmp_path.iterdir()
     (tmp_path / "launcher.z.1.json").symlink_to(path)
@@ -358,9 +357,7 @@ def test_a_link_is_no_record(tmp_path: pathlib.Path) -> None:
         read_records(tmp_path)
 
 
-def test_a_full_disk_does_not_end_the_job(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError("no space left")
 
@@ -435,12 +432,12 @@ WORKER = JobProcess(kind=Kind.WORKER, index=0, of=1, local_rank=0, local_size=1)
 LAYOUT = JobLayout(nodes=(Node(host="h", workers=(("h", 1),), servers=(("h", 2),), master_port=3),))
 
 
-def write(path: pathlib.Path, name: str, text: str = "old\n") -> None:
+def write(path: Path, name: str, text: str = "old\n") -> None:
     path.mkdir(exist_ok=True)
     (path / name).write_text(text)
 
 
-def test_only_logs_of_an_earlier_run_move_away(tmp_path: pathlib.Path) -> None:
+def test_only_logs_of_an_earlier_run_move_away(tmp_path: Path) -> None:
     logs = tmp_path / "log"
     for name in ("workerlog.0", "serverlog.1", "endpoints.log", "launcher.h.7.json", "notes.txt"):
         write(logs, name)
@@ -453,7 +450,7 @@ def test_only_logs_of_an_earlier_run_move_away(tmp_path: pathlib.Path) -> None:
     folder.close()
 
 
-def test_two_runs_of_one_second_do_not_mix(tmp_path: pathlib.Path) -> None:
+def test_two_runs_of_one_second_do_not_mix(tmp_path: Path) -> None:
     logs = tmp_path / "log"
     moved = set()
     for _ in range(3):
@@ -465,7 +462,7 @@ def test_two_runs_of_one_second_do_not_mix(tmp_path: pathlib.Path) -> None:
     assert len(moved) == 3
 
 
-def test_folder_in_use_is_not_claimed(tmp_path: pathlib.Path) -> None:
+def test_folder_in_use_is_not_claimed(tmp_path: Path) -> None:
     first = claim(str(tmp_path / "log"), "a")
     second = claim(str(tmp_path / "log"), "b")
     assert (first.path.name, second.path.name) == ("log", "log-2")
@@ -476,7 +473,7 @@ def test_folder_in_use_is_not_claimed(tmp_path: pathlib.Path) -> None:
     third.close()
 
 
-def test_launchers_of_one_job_share_a_folder(tmp_path: pathlib.Path) -> None:
+def test_launchers_of_one_job_share_a_folder(tmp_path: Path) -> None:
     first = claim(str(tmp_path / "log"), "a")
     first.write_endpoints("a", LAYOUT)
     os.close(first.open(WORKER, restart=0))
@@ -487,7 +484,7 @@ def test_launchers_of_one_job_share_a_folder(tmp_path: pathlib.Path) -> None:
     first.close()
 
 
-def test_endpoints_are_logged(tmp_path: pathlib.Path) -> None:
+def test_endpoints_are_logged(tmp_path: Path) -> None:
     folder = claim(str(tmp_path / "log"), "a")
     folder.write_endpoints("a", LAYOUT)
     text = (folder.path / "endpoints.log").read_text()
@@ -495,7 +492,7 @@ def test_endpoints_are_logged(tmp_path: pathlib.Path) -> None:
     folder.close()
 
 
-def test_restart_is_marked(tmp_path: pathlib.Path) -> None:
+def test_restart_is_marked(tmp_path: Path) -> None:
     folder = claim(str(tmp_path / "log"), "a")
     for restart in (0, 1):
         descriptor = folder.open(WORKER, restart)
@@ -505,13 +502,13 @@ def test_restart_is_marked(tmp_path: pathlib.Path) -> None:
     folder.close()
 
 
-def test_folder_that_cannot_be_written_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"cannot write logs to .*; make it writable or pass"):
         claim(str(tmp_path / "file" / "log"), "a")
 
 
-def test_follower_shows_all_new_output(tmp_path: pathlib.Path) -> None:
+def test_follower_shows_all_new_output(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_bytes(b"before\n")
     shown: list[bytes] = []
@@ -526,7 +523,7 @@ def test_follower_shows_all_new_output(tmp_path: pathlib.Path) -> None:
     assert b"".join(shown) == b"one\n" + b"x" * 3_000_000
 
 
-def test_tail_of_a_log(tmp_path: pathlib.Path) -> None:
+def test_tail_of_a_log(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_bytes(b"a" * 100 + b"\xffend")
     assert tail(file, 4) == b"\xffend"
@@ -667,7 +664,7 @@ def reaper() -> Iterator[Reaper]:
 
 
 @pytest.fixture
-def output(tmp_path: pathlib.Path) -> Iterator[int]:
+def output(tmp_path: Path) -> Iterator[int]:
     descriptor = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
     yield descriptor
     os.close(descriptor)
@@ -696,7 +693,7 @@ def test_exit_status_of_a_child(code: str, status: int, output: int, reaper: Rea
 
 
 def test_child_leads_a_process_group_and_has_no_input(
-    output: int, reaper: Reaper, tmp_path: pathlib.Path
+    output: int, reaper: Reaper, tmp_path: Path
 ) -> None:
     one = child("import os, sys; print(os.getpgid(0), repr(sys.stdin.read()))", output, reaper)
     assert waited_exit(one) == 0
@@ -720,7 +717,7 @@ pathlib.Path("{file}").write_text(f"{{process.pid}}\\n")
 """
 
 
-def test_end_kills_grandchildren(output: int, reaper: Reaper, tmp_path: pathlib.Path) -> None:
+def test_end_kills_grandchildren(output: int, reaper: Reaper, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     one = child(GRANDCHILD.format(file=file), output, reaper)
     waited_exit(one)
@@ -739,7 +736,7 @@ def test_signal_reaches_the_child(output: int, reaper: Reaper) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
 def test_child_inherits_no_descriptor_of_the_launcher(
-    output: int, reaper: Reaper, tmp_path: pathlib.Path
+    output: int, reaper: Reaper, tmp_path: Path
 ) -> None:
     code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
     one = child(code, output, reaper)
@@ -753,7 +750,7 @@ def test_failed_start_raises_launch_error(output: int, reaper: Reaper) -> None:
         Child([sys.executable, "x" * 10_000_000], os.environ, output, reaper)
 
 
-def test_ask_signals_the_leader_only(output: int, reaper: Reaper, tmp_path: pathlib.Path) -> None:
+def test_ask_signals_the_leader_only(output: int, reaper: Reaper, tmp_path: Path) -> None:
     code = (
         "import signal, subprocess, sys; "
         "signal.signal(signal.SIGTERM, lambda *_: None); "

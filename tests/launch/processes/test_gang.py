@@ -2,10 +2,10 @@
 """The processes of one machine, without the loop that supervises them."""
 
 import os
-import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ class Screen:
 
 
 @pytest.fixture
-def folder(tmp_path: pathlib.Path) -> Iterator[LogFolder]:
+def folder(tmp_path: Path) -> Iterator[LogFolder]:
     logs = claim(str(tmp_path / "log"), "a")
     yield logs
     logs.close()

@@ -2,10 +2,10 @@
 """The loop around `Watch`, with real processes."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.launch.processes.test_gang import HERE, Screen
@@ -44,7 +44,7 @@ sys.exit(3)
 
 @pytest.mark.multiprocess
 def test_exit_code_of_an_exiting_process_is_reported(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "SETTLE_S", 0.0)
     monkeypatch.setattr(watch, "EXIT_S", 60.0)
@@ -116,7 +116,7 @@ def test_ended_group_is_no_error() -> None:
     kill([process.pid])
 
 
-def test_reaper_removes_the_folder(tmp_path: pathlib.Path) -> None:
+def test_reaper_removes_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "error.0").write_text("{}")
