@@ -256,9 +256,7 @@ def test_damaged_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) 
 
 @ANY
 @given(st.data())
-def test_damaged_fsync_marker(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_broken_fsync_marker(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("journal")
     segment = Segment(folder, 1)
     segment.write([_journal()])

@@ -55,9 +55,7 @@ def test_export_writes_the_checkpoint_or_reports_the_error(
     assert "error: no manifest in broken" in capsys.readouterr().err
 
 
-def test_cert_creates_and_replaces_certificates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cert_creates_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "certs")
     assert main(["cert", folder, "--host", "a.b", "--host", "10.0.0.9", "--days", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()

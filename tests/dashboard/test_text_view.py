@@ -321,7 +321,7 @@ def test_a_search_ignores_the_case_of_all_letters(tmp_path: Path, find: str) -> 
     assert _lines(tmp_path, "workerlog.0", find) == ["Ärger in der Straße"]
 
 
-def test_only_the_end_of_a_large_log_is_searched(
+def test_a_large_log_is_searched_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_files, "_SEARCHED_BYTES", 1000)

@@ -66,9 +66,7 @@ def run_on_ray(folder: Path, harm: str, *arguments: str) -> tuple[int, str]:
     return code, text
 
 
-def test_a_job_reaches_the_values_of_fleetrun(
-    tmp_path: Path, expected: set[tuple[str, str]]
-) -> None:
+def test_a_job_reaches_values_of_fleetrun(tmp_path: Path, expected: set[tuple[str, str]]) -> None:
     code, text = run_on_ray(tmp_path, "none")
     assert code == 0, text
     assert learned(text) == expected

@@ -154,9 +154,7 @@ def train(worker: Member, device: str) -> Any:
 
 
 @pytest.mark.parametrize("model", [Net, jobs.Bag, jobs.Many])
-def test_sync_training_with_a_cache_equals_that_without(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_training_is_equal_with_a_cache(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch asks for it before it promises equal matrix products
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

@@ -284,9 +284,7 @@ def test_loopback_interface_is_found() -> None:
     assert inventory.this_machine({}).interface("127.0.0.2") == "lo"
 
 
-def test_gpus_are_counted_by_their_device_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_counted_by_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "dev").mkdir()
     assert inventory.gpus({}, tmp_path) == 0

@@ -259,9 +259,7 @@ AS_JSON = {
 }
 
 
-def test_error_file_is_that_of_torchelastic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_file_equals_torchelastics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.multiprocessing.errors import error_handler
 
     def without_time(text: str) -> dict[str, Any]:

@@ -71,9 +71,7 @@ def test_parameter_server_job(place: Workplace) -> None:
     assert "servers ended by themselves" in outcome(output)
 
 
-def test_servers_end_when_the_workers_are_done(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_end_after_the_workers(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     script = place.script("""
         import os, time
         time.sleep(600 if os.environ["FLEET_ROLE"] == "server" else 0)

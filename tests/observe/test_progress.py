@@ -99,9 +99,7 @@ def test_plain_lines_every_few_seconds_and_at_the_end(clock: FakeClock, lines: C
     ]
 
 
-def test_lines_show_recent_speed_and_the_summary_the_total(
-    clock: FakeClock, lines: Console
-) -> None:
+def test_lines_show_recent_speed_and_a_summary_the_total(clock: FakeClock, lines: Console) -> None:
     progress = Progress(batches(102), console=lines, clock=clock)
     for step, _ in enumerate(progress):
         clock.now += 600 if step == 0 else 6
@@ -323,9 +321,7 @@ def test_long_lines_are_not_folded(clock: FakeClock) -> None:
     assert len(written(narrow).splitlines()) == 1
 
 
-def test_staleness_is_asked_for_every_few_seconds_and_shown(
-    clock: FakeClock, lines: Console
-) -> None:
+def test_staleness_is_asked_every_few_seconds_and_shown(clock: FakeClock, lines: Console) -> None:
     asked: list[float] = []
 
     def staleness() -> float | None:

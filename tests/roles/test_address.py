@@ -115,9 +115,7 @@ def test_ipv6_addresses_come_from_the_kernels_table(tmp_path: Path) -> None:
     assert list(address._ipv6_addresses(tmp_path / "none")) == []
 
 
-def test_own_hostname_is_resolved_without_linux(
-    monkeypatch: pytest.MonkeyPatch, own_name: str
-) -> None:
+def test_own_name_is_resolved_without_linux(monkeypatch: pytest.MonkeyPatch, own_name: str) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket, "gethostname", lambda: own_name)
     assert address.own_addresses() == (("", "127.0.0.1"), ("", "127.0.1.1"))

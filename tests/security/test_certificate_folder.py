@@ -128,17 +128,13 @@ def test_the_certificate_that_expires_first_is_named(
     assert "client.pem expires on" in record.getMessage()
 
 
-def test_a_clock_before_the_certificate_is_named(
-    certificates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_clock_is_named(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_clock(monkeypatch, datetime.datetime(2001, 2, 3, tzinfo=datetime.timezone.utc))
     with pytest.raises(ConfigError, match="the clock of this machine shows 2001-02-03"):
         CertificateFolder(certificates, SERVER).check()
 
 
-def test_a_key_that_others_can_read_is_a_warning(
-    certificates: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_readable_key_is_a_warning(certificates: Path, caplog: pytest.LogCaptureFixture) -> None:
     os.chmod(certificates / "client.key", 0o644)
     with caplog.at_level(logging.WARNING, "fleetlight"):
         CertificateFolder(certificates, CLIENT).check()
@@ -229,9 +225,7 @@ def test_an_invalid_number_of_days_is_refused(days: int, tmp_path: Path) -> None
         make(tmp_path, days=days)
 
 
-def test_a_missing_library_is_an_error_with_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(ConfigError, match=r"pip install 'fleetlight\[tls\]'"):
         make(tmp_path)

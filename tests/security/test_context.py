@@ -101,9 +101,7 @@ def test_the_password_is_read_from_a_file(
     )
 
 
-def test_the_password_is_read_from_a_variable(
-    encrypted_keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_is_in_a_variable(encrypted_keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, WORDS)
     assert (
         complete_handshake(client_context(encrypted_keys), server_context(encrypted_keys))[
@@ -167,9 +165,7 @@ def test_expiry_warning_days_sets_the_warning(
     assert len(caplog.records) == warned
 
 
-def test_the_folder_is_resolved_to_an_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert encryption_of(DistributedStrategy(ssl="certs")) == Encryption(str(tmp_path / "certs"))
     assert encryption_of(DistributedStrategy()) is None

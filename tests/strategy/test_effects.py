@@ -296,9 +296,7 @@ def test_explain_lists_settings_and_relevant_fields() -> None:
         ),
     ],
 )
-def test_the_modes_of_parameter_servers_are_explained(
-    settings: Any, active: bool, sentence: str
-) -> None:
+def test_modes_with_servers_are_explained(settings: Any, active: bool, sentence: str) -> None:
     got, why = effect("a_sync", SERVERS, **settings)
     assert got is active
     assert sentence in why

@@ -270,17 +270,13 @@ def test_a_flag_may_be_a_switch(text: str, value: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("text", ["", " ", "-1", "-1.0"])
-def test_an_empty_or_negative_flag_keeps_the_default(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_or_negative_flags_keep_defaults(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", text)
     assert DistributedStrategy() == DistributedStrategy(fuse_grad_size_in_MB=25)
     assert "(from" not in DistributedStrategy().explain()
 
 
-def test_settings_of_the_script_win_over_flags(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_script_settings_win_over_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")
     strategy = DistributedStrategy(fuse_grad_size_in_MB=8)
     assert strategy.fuse_grad_size_in_MB == 8

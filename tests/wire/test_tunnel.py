@@ -91,9 +91,7 @@ def received(connected: socket.socket, count: int) -> bytes:
     return data
 
 
-def test_bytes_pass_from_the_entrance_to_the_exit(
-    echo: tuple[str, int], folders: tuple[Path, Path]
-) -> None:
+def test_bytes_pass_through_the_tunnel(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
     with (
         opened(tunnel_exit(echo, folders[0])) as out,
         opened(entrance_to(out.address, client_context(folders[0]))) as into,
@@ -109,9 +107,7 @@ def test_bytes_pass_from_the_entrance_to_the_exit(
         sender.join(LIMIT_S)
 
 
-def test_closing_the_entrance_ends_the_connection(
-    echo: tuple[str, int], folders: tuple[Path, Path]
-) -> None:
+def test_closing_ends_the_connection(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
     with opened(tunnel_exit(echo, folders[0])) as out:
         into = entrance_to(out.address, client_context(folders[0]))
         with socket.create_connection(into.address, LIMIT_S) as connected:
@@ -121,9 +117,7 @@ def test_closing_the_entrance_ends_the_connection(
             assert connected.recv(10) == b""
 
 
-def test_a_plain_client_gets_nothing_from_the_exit(
-    echo: tuple[str, int], folders: tuple[Path, Path]
-) -> None:
+def test_a_plain_client_gets_nothing(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
     with (
         opened(tunnel_exit(echo, folders[0])) as out,
         socket.create_connection(out.address, LIMIT_S) as stranger,
@@ -133,7 +127,7 @@ def test_a_plain_client_gets_nothing_from_the_exit(
             assert b"HELLO" not in received(stranger, 5)
 
 
-def test_a_certificate_of_another_job_is_refused(
+def test_a_foreign_certificate_is_refused(
     echo: tuple[str, int], folders: tuple[Path, Path]
 ) -> None:
     warnings = Warnings()
@@ -294,9 +288,7 @@ def listens_at(host: str) -> tuple[str, str]:
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "plain"])
-def test_the_store_listens_at_the_given_address(
-    host: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_store_listens_at_the_given_address(host: str, caplog: pytest.LogCaptureFixture) -> None:
     expected = NAMES.get(host, host)
     assert listens_at(host) == (expected, expected)
     assert not caplog.records

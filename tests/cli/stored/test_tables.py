@@ -30,6 +30,8 @@ from fleetlight.ps.tables.counts import admission
 from fleetlight.ps.tables.table import Table
 from fleetlight.store import store_at
 
+Capture = pytest.CaptureFixture[str]
+
 FILTERED = table_plan(name="rare", entry=EntryPlan("count", 2.0))
 IDS = np.arange(1000)
 PLAIN = table_plan(name="plain")
@@ -81,13 +83,13 @@ def saved(location: str | Path, *plans: TablePlan) -> None:
     checkpoint.write(location, dataclasses.replace(snapshot(3), save_tables=save))
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[str]:
+def said(capsys: Capture, *argv: str, code: int = 0) -> list[str]:
     assert main(argv) == code
     out, error = capsys.readouterr()
     return (out or error).splitlines()
 
 
-def test_the_statistics_of_each_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_statistics_of_each_table(tmp_path: Path, capsys: Capture) -> None:
     saved(tmp_path, PLAIN, COUNTED)
     lines = said(capsys, "table", "stats", str(tmp_path))
     [first, second] = [n for n, line in enumerate(lines) if line.startswith("table ")]
@@ -114,7 +116,7 @@ def test_the_statistics_of_each_table(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_statistics_follow_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, COUNTED)
     monkeypatch.setattr(output, "columns", lambda stream=None: 40)
@@ -125,13 +127,13 @@ def test_the_statistics_follow_the_terminal(
     assert "\nshows\n  0 %: 0\n  10 %: 0.9\n" in text
 
 
-def test_the_part_that_an_entry_admits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_part_that_an_entry_admits(tmp_path: Path, capsys: Capture) -> None:
     saved(tmp_path, FILTERED)
     assert said(capsys, "table", "stats", str(tmp_path))[-1] == "  admitted: 50.0 % of the rows"
 
 
 def test_one_table_under_a_url(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = (tmp_path / "run").as_uri()
     saved(tmp_path / "folder", PLAIN, COUNTED)
@@ -150,12 +152,12 @@ def test_one_table_under_a_url(
     assert "no generation 9" in said(capsys, "table", "stats", url, "--generation", "9", code=1)[0]
 
 
-def test_a_checkpoint_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_without_tables(tmp_path: Path, capsys: Capture) -> None:
     checkpoint.write(tmp_path, snapshot(3))
     assert said(capsys, "table", "stats", str(tmp_path)) == ["step 3: no tables"]
 
 
-def test_a_file_that_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_table(tmp_path: Path, capsys: Capture) -> None:
     saved(tmp_path, PLAIN)
     for path in tmp_path.glob("*/plain-0"):
         data = bytearray(path.read_bytes())
@@ -192,9 +194,7 @@ def url(tmp_path: Path) -> str:
     return (tmp_path / "run").as_uri()
 
 
-def test_list_prints_a_line_for_each_generation(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_prints_a_line_for_each_generation(url: str, tmp_path: Path, capsys: Capture) -> None:
     head, *lines = said(capsys, "checkpoints", "list", url)
     assert head.split()[0] == "generation"
     assert [(line.split()[0], line.split()[3]) for line in lines] == [("3", "3"), ("2", "2")]
@@ -207,7 +207,7 @@ def test_list_prints_a_line_for_each_generation(
 
 
 def test_the_list_follows_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint.write(tmp_path, snapshot(7))
     [plain] = maintenance.generations(tmp_path)
@@ -223,7 +223,7 @@ def test_the_list_follows_the_terminal(
     assert lines[-1] == "  job: 1000 workers, 16 servers, 0 rows"
 
 
-def test_verify_finds_a_changed_byte(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_finds_a_changed_byte(url: str, capsys: Capture) -> None:
     assert said(capsys, "checkpoints", "verify", "--all", url) == [
         "generation 3: 3 files as they were written",
         "generation 2: 3 files as they were written",
@@ -239,7 +239,7 @@ def test_verify_finds_a_changed_byte(url: str, capsys: pytest.CaptureFixture[str
     assert "model.safetensors was changed after it was written" in lines[1]
 
 
-def test_prune_keeps_the_last_generations(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_keeps_the_last_generations(url: str, capsys: Capture) -> None:
     killed = new_stored_generation(url, FORMAT, 1).__enter__()
     assert said(capsys, "checkpoints", "prune", "--keep", "2", url) == ["removed 0 folders"], (
         "it may still save"
@@ -257,9 +257,7 @@ def test_prune_keeps_the_last_generations(url: str, capsys: pytest.CaptureFixtur
     )
 
 
-def test_prune_of_a_folder_removes_remains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prune_of_a_folder_removes_remains(tmp_path: Path, capsys: Capture) -> None:
     checkpoint.write(tmp_path, snapshot(1))
     (tmp_path / "generation-000009").mkdir()
     assert said(capsys, "checkpoints", "prune", str(tmp_path)) == ["removed 1 folder"]
@@ -269,7 +267,7 @@ def test_prune_of_a_folder_removes_remains(
 
 
 def test_copies_are_the_checkpoint(
-    url: str, bucket: str, s3: FaultProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    url: str, bucket: str, s3: FaultProxy, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = str(tmp_path / "folder")
     assert (
@@ -291,9 +289,7 @@ def test_copies_are_the_checkpoint(
     )
 
 
-def test_a_damaged_checkpoint_is_not_copied(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_not_copied(url: str, tmp_path: Path, capsys: Capture) -> None:
     name = f"{checkpoint.read(url).manifest.folder}/optimizer.safetensors"
     store_at(url).put(name, b"something else")
     lines = said(capsys, "checkpoints", "copy", url, str(tmp_path / "copy"), code=1)

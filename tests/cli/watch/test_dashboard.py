@@ -95,9 +95,7 @@ def test_one_line_says_what_to_install(
     assert "pip install 'fleetlight[dashboard]'" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_named(
-    script: Path, taken: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_taken_port_is_named(script: Path, taken: int, capfd: pytest.CaptureFixture[str]) -> None:
     assert fleetrun.main(["--dashboard_port", str(taken), "train.py"]) == fleetrun.WRONG_USE
     said = capfd.readouterr().err
     assert said.count("\n") == 1
@@ -167,7 +165,7 @@ def test_a_page_under_nohup_outlives_a_hangup(page: subprocess.Popen[str], tmp_p
     assert not (tmp_path / dashboard.TOKEN_FILE).exists()
 
 
-def test_a_second_page_of_a_job_keeps_its_token(
+def test_a_second_page_keeps_the_jobs_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens: list[str] = []
@@ -183,9 +181,7 @@ def test_a_second_page_of_a_job_keeps_its_token(
     assert tokens[0] != first
 
 
-def test_a_page_leaves_the_token_of_a_later_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_leaves_a_later_jobs_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[str] = []
     monkeypatch.setattr(
         "fleetlight.dashboard.server.serve",
@@ -230,9 +226,7 @@ def write(folder: Path, *names: str) -> None:
         write_part(folder, wanted, TracePart(name, 1, []))
 
 
-def test_a_deadline_withdraws_the_request(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deadline_withdraws_the_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = TraceRequest("ab", 3)
     request(tmp_path, old)
     write_part(tmp_path, old, TracePart("worker 0", 1, []))

@@ -78,9 +78,7 @@ def test_servers_and_workers() -> None:
         (8, 16, 1),
     ],
 )
-def test_the_number_of_servers_follows_workers_and_cores(
-    cores: int, workers: int, servers: int
-) -> None:
+def test_server_count_follows_workers_and_cores(cores: int, workers: int, servers: int) -> None:
     found = job(Machine(cores=cores), server_num="auto", worker_num=workers)
     assert found.server.count == servers
     assert f"--server_num auto: {servers}, for {workers} workers on {cores} cores" in found.notes[0]
@@ -188,9 +186,7 @@ def test_tls_settings_need_certificates() -> None:
 
 
 @pytest.mark.parametrize("servers", [{}, {"server_num": 1, "worker_num": 1}])
-def test_launchers_of_several_machines_use_certificates(
-    tmp_path: Path, servers: dict[str, int]
-) -> None:
+def test_launchers_of_machines_use_certificates(tmp_path: Path, servers: dict[str, int]) -> None:
     folder = tmp_path / "certs"
     make(folder)
     several: dict[str, Any] = {"ips": ("10.0.0.1", "10.0.0.2"), **servers}

@@ -692,9 +692,7 @@ def test_exit_status_of_a_child(code: str, status: int, output: int, reaper: Rea
     assert one.poll() == status
 
 
-def test_child_leads_a_process_group_and_has_no_input(
-    output: int, reaper: Reaper, tmp_path: Path
-) -> None:
+def test_child_leads_a_group_and_has_no_input(output: int, reaper: Reaper, tmp_path: Path) -> None:
     one = child("import os, sys; print(os.getpgid(0), repr(sys.stdin.read()))", output, reaper)
     assert waited_exit(one) == 0
     one.end()
@@ -735,9 +733,7 @@ def test_signal_reaches_the_child(output: int, reaper: Reaper) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
-def test_child_inherits_no_descriptor_of_the_launcher(
-    output: int, reaper: Reaper, tmp_path: Path
-) -> None:
+def test_child_inherits_no_descriptor_of_ours(output: int, reaper: Reaper, tmp_path: Path) -> None:
     code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
     one = child(code, output, reaper)
     assert waited_exit(one) == 0

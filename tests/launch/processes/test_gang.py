@@ -151,9 +151,7 @@ def test_exit_has_the_reported_status(folder: LogFolder) -> None:
     }
 
 
-def test_exits_are_timed_by_the_monotonic_clock(
-    folder: LogFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exits_have_monotonic_times(folder: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
     days = iter(range(10**6))
     # the wall clock jumps at each call

@@ -299,9 +299,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("event", "expected", "found"), CASES)
-def test_an_event_as_a_record(
-    event: Event, expected: Severity, found: dict[str, str | int]
-) -> None:
+def test_event_as_a_record(event: Event, expected: Severity, found: dict[str, str | int]) -> None:
     assert event_name(event) == f"fleetlight.{event.kind}"
     assert severity(event) is expected
     assert attributes(event, host="10.0.0.2") == found

@@ -244,9 +244,7 @@ def test_a_service_that_hangs_delays_neither_start_nor_end(
 
 
 @needs("mlflow")
-def test_metrics_join_the_run_of_the_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_join_the_run_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -426,9 +426,7 @@ def test_values_that_are_not_finite_lose_no_other_metric(tmp_path: Path) -> None
     assert series.rate("logged{loss}", 10.0) is None
 
 
-def test_a_source_that_fails_ends_no_recorder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_source_ends_no_recorder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rounds, is_done = itertools.count(), threading.Event()
 
     def look() -> None:
@@ -445,9 +443,7 @@ def test_a_source_that_fails_ends_no_recorder(
     assert len([one for one in caplog.messages if "Stale file handle" in one]) == 1
 
 
-def test_errors_of_two_kinds_are_each_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_are_logged_once_per_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rounds, is_done = itertools.count(), threading.Event()
 
     def look() -> None:

@@ -18,6 +18,8 @@ from fleetlight.launch.process_identity import System, start_of, this_system
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry
 from fleetlight.observe.telemetry.recorder import EventFile
 
+Capture = pytest.CaptureFixture[str]
+
 HOST = this_system().hostname
 #: above the largest number of a process
 NO_PID = 1 << 23
@@ -89,9 +91,7 @@ def test_ps_shows_the_state_of_each_process(launcher: subprocess.Popen[bytes]) -
 
 
 @pytest.mark.parametrize("job", ["log", "./log", "processes:log", "hosts:log"])
-def test_a_job_is_its_folder(
-    job: str, launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_its_folder(job: str, launcher: subprocess.Popen[bytes], capfd: Capture) -> None:
     write(entry("worker 0"), **live(launcher))
     assert main(["ps", job]) == 0
     assert capfd.readouterr().out.splitlines()[0].split() == ["process", "state", "machine"]
@@ -179,7 +179,7 @@ def test_ps_prefers_the_launcher_that_replaced_a_lost_one(
     assert len(rows()) == 3
 
 
-def test_logs_of_all_processes_or_of_one(capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_all_processes_or_of_one(capfd: Capture) -> None:
     for name in ("serverlog.0", "workerlog.10", "workerlog.2"):
         Path(f"log/{name}").write_text(f"in {name}\nopen line")
     Path("log/endpoints.log").write_text("job j\nworker 3 10.0.0.2:7\n")
@@ -202,7 +202,7 @@ def test_logs_of_all_processes_or_of_one(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_stop_sends_sigterm_to_the_launcher(
-    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+    launcher: subprocess.Popen[bytes], capfd: Capture
 ) -> None:
     write()
     write(**live(launcher))
@@ -227,7 +227,7 @@ def test_stop_signals_no_other_process(
     changes: dict[str, Any],
     message: str,
     launcher: subprocess.Popen[bytes],
-    capfd: pytest.CaptureFixture[str],
+    capfd: Capture,
 ) -> None:
     write(**{**live(launcher), **changes})
     assert main(["stop", "log"]) == 1
@@ -237,7 +237,7 @@ def test_stop_signals_no_other_process(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_stop_signals_no_process_of_another_user_than_the_record(
-    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+    launcher: subprocess.Popen[bytes], capfd: Capture
 ) -> None:
     os.chown(write(**live(launcher)), 12345, 12345)
     assert main(["stop", "log"]) == 1
@@ -259,18 +259,14 @@ def test_stop_signals_no_process_of_another_user_than_the_record(
         (("ps", "link"), "launcher.x.1.json cannot be read: "),
     ],
 )
-def test_wrong_commands_are_refused(
-    words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_commands_are_refused(words: tuple[str, ...], message: str, capfd: Capture) -> None:
     Path("link").mkdir()
     Path("link/launcher.x.1.json").symlink_to("/dev/null")
     assert main(list(words)) == 1
     assert message in capfd.readouterr().err
 
 
-def test_follow_ends_with_the_job(
-    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_follow_ends_with_the_job(launcher: subprocess.Popen[bytes], capfd: Capture) -> None:
     path = write(entry("worker 0"), entry("worker 1"), **live(launcher))
     Path("log/workerlog.0").write_text("one\n[fleet worker 0] two\n")
     Path("log/workerlog.1").write_text("a")

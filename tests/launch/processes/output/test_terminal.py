@@ -49,9 +49,7 @@ def test_process_has_a_terminal_and_its_last_output_is_logged(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("more", "is_shown"), [("", True), ("\\x1b[?25h", False)])
-def test_cursor_that_a_killed_process_has_hidden_is_shown(
-    more: str, is_shown: bool, tmp_path: Path
-) -> None:
+def test_cursor_of_a_killed_process_is_shown(more: str, is_shown: bool, tmp_path: Path) -> None:
     shown: list[bytes] = []
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     follower = PtyFollower(log, shown.append, lambda: (77, 33))
