@@ -16,14 +16,8 @@ import pytest
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.spec import RendezvousSpec
-from fleetlight.launch.machines import store
+from fleetlight.launch.machines import store, store_connection
 from fleetlight.launch.machines.store import Store
-from fleetlight.launch.machines.store_connection import (
-    StoreConnection,
-    StoreGoneError,
-    StoreLostError,
-    bounded,
-)
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.security.certificates import make
 from fleetlight.strategy.features.ssl import Encryption
@@ -70,7 +64,7 @@ class RetryForever:
         while True:
             try:
                 return attempt()
-            except StoreGoneError:
+            except store_connection.StoreGoneError:
                 raise
             except RuntimeError as error:
                 self.failed.append(error)
@@ -105,12 +99,12 @@ def test_closed_store_is_not_retried() -> None:
     found = store.connect(spec, retry=RetryForever())
     found._link._raw = None
     served.set("store", "of another job")
-    with pytest.raises(StoreGoneError, match="another store has taken its place"):
+    with pytest.raises(store_connection.StoreGoneError, match="another store has taken its place"):
         found.check(["key"])
     away = free_endpoint()
     renew = functools.partial(store._reconnect, away, away.master, b"")
-    with pytest.raises(StoreGoneError, match="no process listens"):
-        Store(StoreConnection(None, renew, RetryForever())).check(["key"])
+    with pytest.raises(store_connection.StoreGoneError, match="no process listens"):
+        Store(store_connection.StoreConnection(None, renew, RetryForever())).check(["key"])
 
 
 @pytest.mark.slow
@@ -124,7 +118,7 @@ def test_store_over_tls(tmp_path: Path) -> None:
     served.set("key", "value")
     assert found.get("key") == b"value"
     for other in (None, Encryption(str(tmp_path / "theirs"))):
-        with pytest.raises((LaunchError, StoreLostError)):
+        with pytest.raises((LaunchError, store_connection.StoreLostError)):
             store.connect(dataclasses.replace(spec, ssl=other), left_s=1.0)
 
 
@@ -161,15 +155,15 @@ def test_owner_of_a_remote_port_is_not_looked_up_locally() -> None:
 
 def test_hanging_call_is_abandoned() -> None:
     release = threading.Event()
-    with pytest.raises(StoreLostError, match=r"did not reply within 0.01 s"):
-        bounded(release.wait, deadline_s=0.01)
+    with pytest.raises(store_connection.StoreLostError, match=r"did not reply within 0.01 s"):
+        store_connection.bounded(release.wait, deadline_s=0.01)
     release.set()
 
 
 def test_values_and_errors_pass_through() -> None:
-    assert bounded(lambda: 3) == 3
+    assert store_connection.bounded(lambda: 3) == 3
     with pytest.raises(KeyError):
-        bounded(lambda: {}["x"])
+        store_connection.bounded(lambda: {}["x"])
 
 
 def fail(raw: object) -> None:
@@ -177,7 +171,7 @@ def fail(raw: object) -> None:
 
 
 def test_failed_connection_is_not_reused() -> None:
-    link = StoreConnection("first", lambda: "second")
+    link = store_connection.StoreConnection("first", lambda: "second")
     assert link.call(str.upper) == "FIRST"
     with pytest.raises(RuntimeError, match="first failed"):
         link.call(fail)
@@ -185,7 +179,7 @@ def test_failed_connection_is_not_reused() -> None:
 
 
 def test_connection_within_this_process_is_never_replaced() -> None:
-    link = StoreConnection("own")
+    link = store_connection.StoreConnection("own")
     with pytest.raises(RuntimeError, match="own failed"):
         link.call(fail)
     assert link.raw == "own"
