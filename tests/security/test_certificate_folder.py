@@ -25,6 +25,8 @@ from fleetlight.security.handshake_check import check
 from fleetlight.security.tls_errors import explain
 from fleetlight.security.x509 import revoked_list, validity
 
+x509 = pytest.importorskip("cryptography.x509")
+
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
@@ -166,7 +168,6 @@ def test_an_encrypted_key_is_refused_without_a_prompt(certificates: Path) -> Non
 # -- generated certificates are accepted by both sides, and their keys are private
 
 
-x509 = pytest.importorskip("cryptography.x509")
 FILES = ["ca.pem", "client.key", "client.pem", "server.key", "server.pem"]
 
 
