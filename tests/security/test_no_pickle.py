@@ -26,7 +26,7 @@ ALLOWED = {
         "pickle",
     ): "torch's own state, pickled by this very process",
     ("static/coding/python.py", "exec"): "code written here, of operations from a list",
-    ("static/coding/examples.py", "exec"): "the same",
+    ("static/coding/inductor.py", "exec"): "the same",
     (
         "checkpoint/inference/archive.py",
         "torch.export.load",
