@@ -27,7 +27,7 @@ test: $(VENV)/.ready  ## every test function but the long ones, one case of each
 	$(PYTEST) -n 2 --dist worksteal --hypothesis-profile test -m 'not long and not style'
 
 test-engines: $(VENV)/.ready  ## jobs on real engines; without an engine its tests are skipped
-	$(PYTEST) -m long -rs tests/engines
+	$(PYTEST) -rs tests/engines
 
 test-browser: $(VENV)/.ready  ## the live page in Chromium; without one its tests are skipped
 	$(BIN)/pip install --quiet --group browser
@@ -39,6 +39,7 @@ test-gate: $(VENV)/.ready  ## those of the long tests that CI runs: kills, parti
 test-all: $(VENV)/.ready  ## the whole suite: all cases, new examples of each property, engines, browser
 	$(PYTEST) -n 2 --dist worksteal -m 'not style' --ignore tests/engines
 	$(MAKE) --no-print-directory test-engines test-browser
+	$(BIN)/python -m tests.reading --check
 
 reading: $(VENV)/.ready  ## what a reader opens of the package on real paths: make reading ARGS='pull -v'
 	$(BIN)/python -m tests.reading $(ARGS)

@@ -68,7 +68,10 @@ def _number_of_cases(item: pytest.Item) -> int | None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: object) -> Iterator[None]:
     """End the process at twice the limit of a test, as a signal interrupts no wait in C++."""
     marker = item.get_closest_marker("timeout")
-    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    given = [*marker.args, *marker.kwargs.values()] if marker else [item.config.getini("timeout")]
+    limit = 0.0 if item.config.getoption("usepdb") else float(given[0])
+    if not limit or item.config.getoption("timeout") == 0:
+        return (yield)
     faulthandler.dump_traceback_later(2 * limit, exit=True, file=_stderr)
     try:
         return (yield)

@@ -388,7 +388,7 @@ def test_resuming_after_an_interruption_gives_the_rest(make: Any, announce: Any)
 
 def test_resuming_within_an_epoch_draws_no_random_number() -> None:
     loader = single(plain(4, 10))
-    loader.load_state_dict({"epoch": 0, "seed": 0, "consumed": 4})
+    loader.load_state_dict({"epoch": 0, "seed": 0, "order": "in sequence", "consumed": 4})
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built site loads nothing from elsewhere, and no page overflows a wide or a narrow screen."""
+"""Pages of the built site name nothing elsewhere (the theme itself gets the script that draws
+diagrams), and no page overflows a wide or a narrow screen."""
 
 from __future__ import annotations
 

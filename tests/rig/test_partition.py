@@ -83,7 +83,6 @@ def check(place: Workplace, mode: str, cut_s: float, deadline_s: float) -> None:
     assert "node 0, which serves 10.213.7.1:6170, is unreachable" in second, second
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("mode", ["collective", "served"])
 def test_partition_shorter_than_the_deadline_is_survived(place: Workplace, mode: str) -> None:
     check(place, mode, cut_s=12.0, deadline_s=40.0)

@@ -2,8 +2,11 @@
 """Both sides show a certificate, and use TLS 1.3 only."""
 
 import logging
+import os
 import shutil
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,6 +153,35 @@ def test_a_mismatched_key_is_named_despite_a_password(
     monkeypatch.setenv(PASSWORD, WORDS)
     with pytest.raises(ConfigError, match="do not belong together"):
         server_context(encrypted_keys)
+
+
+CONFIGURED = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from tests.security.handshakes import complete_handshake
+from fleetlight.security.context import client_context, server_context
+ends = complete_handshake(client_context(sys.argv[1]), server_context(sys.argv[1]))
+print(ends["server"].cipher()[0])
+"""
+
+
+def test_the_openssl_configuration_selects_a_suite(certificates: Path, tmp_path: Path) -> None:
+    """The error recommends it, and docs/launcher.md shows it."""
+    page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
+    lines = page.partition("```ini\nopenssl_conf = ")[2].partition("\n```")[0]
+    assert lines
+    file = tmp_path / "openssl.cnf"
+    file.write_text(f"openssl_conf = {lines}\n")
+    root = str(Path(__file__).parents[2])
+    output = subprocess.run(
+        [sys.executable, "-c", CONFIGURED, str(certificates), root],
+        env={**os.environ, "OPENSSL_CONF": str(file)},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert output.strip() == "TLS_CHACHA20_POLY1305_SHA256"
 
 
 @pytest.mark.parametrize(("days", "warned"), [(0, 0), (30, 0), (90, 1)])

@@ -5,8 +5,7 @@ This package does not depend on processes. The caller has gathered the state alr
 which process writes. The names are in `api.py`, and the first use of one imports torch; commands
 that look after checkpoints use `storage` only. Those of exported models load at their first use.
 
-`checkpoint` has pure functions from state to files and back; it does not depend on processes. A
-save writes a new generation folder and replaces the manifest last. Code finds tensors by name,
+A save writes a new generation folder and replaces the manifest last. Code finds tensors by name,
 never by position. Each part uses only those before it: `storage/` has generations, checksummed
 files and the manifest (`stored_generations.py`: the same under a URL, where a conditional write
 replaces the manifest; `stored_manifest.py` reads it, or a copy if it arrived half; `sources.py`
@@ -18,22 +17,22 @@ reader: its ids, and what follows from rows; `served.py` runs both with one publ
 `snapshot.py` writes a whole job, `reader.py` reads it. A `JobSnapshot` refers to live tensors;
 `fleet/parts/background.py` writes its `detached()` copy while training continues. For
 `fleet.publish`, a thread of worker 0 (`fleet/served/publishing/publisher.py`) cuts all servers
-between two of its steps, lets them write their files, and then replaces the manifest
-(`target.py`). A save may be a delta, which needs the generation that is its base.
-`storage/bases.py` finds the base in the manifest, so that no process remembers saves. The next
-manifest also says whether the last base was saved: until then servers keep the changes since both
-(`ps/tables/saving/unsaved_rows.py`). New rows are found by their numbers, so pulls mark none. A
-reader takes the files of the base, then ids without a row, then rows that replace others
-(`ps/tables/saving/delta_files.py`, `checkpoint/formats/tables.py`). Parameter servers write the
-files of their tables themselves, when worker 0 asks (`fleet/served/tables/table_files.py`). Under
-a URL they cut rows into files of whole buckets, and fetch only those with their own
-(`ps/server/checkpoints/checkpoint_handler.py`). `server_checkpoint.py` there makes the cut and
-adds the dense values of the servers to the worker's snapshot. To load, `loading.py` compares
-everything and plans the requests for each server. `served/tables/loading.py` carries them out, in
-worker 0 or in the server itself. `fleet/checkpoints/whole_state.py` gathers and sets all values
-in memory (`fleet.state_dict`); `served/partial_state.py` warns that `model.state_dict()` has no
-rows. For inference, `ps/layers/frozen.py` has layers that look ids up in buffers, with the
-kernels' first values in torch.
+between two of its steps, lets them write their files, and then replaces the manifest. A save may
+be a delta, which needs the generation that is its base. `storage/bases.py` finds the base in the
+manifest, so that no process remembers saves. The next manifest also says whether the last base
+was saved: until then servers keep the changes since both (`ps/tables/saving/unsaved_rows.py`).
+New rows are found by their numbers, so pulls mark none. A reader takes the files of the base,
+then ids without a row, then rows that replace others (`ps/tables/saving/delta_files.py`,
+`checkpoint/formats/tables.py`). Parameter servers write the files of their tables themselves,
+when worker 0 asks (`fleet/served/tables/table_files.py`). Under a URL they cut rows into files of
+whole buckets, and fetch only those with their own
+(`ps/server/checkpoints/checkpoint_handler.py`). `fleet/served/tables/server_checkpoint.py` makes
+the cut and adds the dense values of the servers to the worker's snapshot. To load,
+`fleet/served/tables/loading.py` compares everything, plans the requests for each server and
+carries them out, in worker 0 or in the server itself. `fleet/checkpoints/whole_state.py` gathers
+and sets all values in memory (`fleet.state_dict`); `served/partial_state.py` warns that
+`model.state_dict()` has no rows. For inference, `ps/layers/frozen.py` has layers that look ids up
+in buffers, with the kernels' first values in torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of sparse training: tables of rows by id, and batches of ids.
 
-Numba compiles each kernel when it is first used. `twins` has the kernels in readable NumPy.
+Numba compiles each kernel when it is first used.
 
 `kernels` is the arithmetic of sparse training, on arrays only. `rows/` is the table: `table.py`
 (`RowTable`: id -> row [weights | state | meta]), `index.py` and `probing.py` (where an id is

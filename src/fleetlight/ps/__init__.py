@@ -6,5 +6,6 @@
 `update.py` (the gradients of a step), `changes.py` (the changes of a server's values),
 `wire_forms.py` (the form in which rows of a table travel: sender and receiver call it for each
 table, so that all other code has float32) and `high_water_marks.py` (a repeated push is applied
-once). Around it are seven rooms:
+once). Its rooms: `server/`, `worker/`, `layers/` (modules of a model), `tables/`, `journal/`,
+`rendezvous/` and `transport/`.
 """

@@ -724,5 +724,9 @@ class EnteredAll(MessageBase, frozen=True):
 if TYPE_CHECKING:
     Message = MessageBase | AuthRequest | Challenge | Proof
 else:
-    _CLASSES = (*MessageBase.__subclasses__(), AuthRequest, Challenge, Proof)
-    Message = Union[_CLASSES]  # noqa: UP007
+    _CLASSES = [
+        kind
+        for kind in [*globals().values()]
+        if isinstance(kind, type) and issubclass(kind, MessageBase) and kind is not MessageBase
+    ]
+    Message = Union[(*_CLASSES, AuthRequest, Challenge, Proof)]

@@ -5,8 +5,9 @@ Modules load when one of their names is first used, since eager training needs n
 
 `static` has training steps as programs: one graph for forward, backward and the optimizer's step,
 with the state that it changes in place. Users call `program.py`, `definition.py` (`data`,
-`program_guard`, `minimize`), `capturing.py`, `executor.py`, `loaders.py` and
-`inference.py`. The rooms below:
+`program_guard`, `minimize`), `capturing.py`, `executor.py`, `loaders.py` and `inference.py`.
+Rooms: `writing/` makes graphs, `passes/` rewrites them, `coding/` and `running/` make steps of
+them.
 """
 
 from __future__ import annotations

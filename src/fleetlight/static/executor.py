@@ -77,19 +77,19 @@ _EXPLAINED = {
 }
 
 
-def explain(verb: str, **given: object) -> None:
+def explain_arguments(verb: str, **given: object) -> None:
     """Log a line for each argument that is set and has no effect."""
     for name, value in given.items():
         if value:
             logger.info("%s: %s=%r has no effect: %s", verb, name, value, _EXPLAINED[name])
 
 
-def train(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
+def train_on(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
     """Make a step for each batch."""
     return _run(run, program, _bound(dataset, program), fetches, "train")
 
 
-def infer(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
+def infer_on(run: Run, program: Program, dataset: Any, fetches: Fetches) -> DatasetResult:
     """Run an evaluation for each batch."""
     if program.form.trains:
         raise ConfigError(
@@ -237,10 +237,10 @@ class Executor:
         """
         program = _checked(default_main_program() if program is None else program)
         fetches = Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
-        explain("train_from_dataset", scope=scope, thread=thread, debug=debug)
+        explain_arguments("train_from_dataset", scope=scope, thread=thread, debug=debug)
         leave_writing(program)
         self._check_started(program)
-        return train(self._run, program, dataset, fetches)
+        return train_on(self._run, program, dataset, fetches)
 
     @names_arguments
     def infer_from_dataset(
@@ -258,10 +258,10 @@ class Executor:
         """Run an evaluation, `program.clone(for_test=True)`, for each batch of the data set."""
         program = _checked(default_main_program() if program is None else program)
         fetches = Fetches(tuple(_listed(program, fetch_list)), fetch_info, print_period)
-        explain("infer_from_dataset", scope=scope, thread=thread, debug=debug)
+        explain_arguments("infer_from_dataset", scope=scope, thread=thread, debug=debug)
         leave_writing(program)
         self._check_started(program)
-        return infer(self._run, program, dataset, fetches)
+        return infer_on(self._run, program, dataset, fetches)
 
     def close(self) -> None:
         """Drop the generated code; the next run generates it again."""

@@ -127,7 +127,7 @@ UNSUPPORTED: Mapping[str, str] = {
     # MindSpore: set_ps_context and set_context
     **dict.fromkeys(("enable_ssl", "config_file_path"), _CERTIFICATES),
     **dict.fromkeys(("client_password", "server_password"), _PASSWORD),
-    "cipher_list": "leave it out: OpenSSL chooses a suite of TLS 1.3",
+    "cipher_list": "leave it out: OpenSSL chooses a suite of TLS 1.3; OPENSSL_CONF may name it",
     "cert_expire_warning_time_in_day": "use strategy.ssl_configs.expiry_warning_days",
     **dict.fromkeys(("device_target", "device_id"), _DEVICE),
 }

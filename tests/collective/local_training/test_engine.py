@@ -306,7 +306,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor]]:
 def averaged(worker: Any) -> Any:
     optimizer = stepped("adam", seed=worker.index)
     before = [{key: t.clone() for key, t in one.items()} for one in state_of(optimizer)]
-    moments.average(optimizer, worker, worker)
+    moments.average_state(optimizer, worker, worker)
     return before, state_of(optimizer)
 
 
@@ -325,7 +325,7 @@ def averaged_with_gaps(worker: Any) -> Any:
     optimizer = stepped("adam", seed=worker.index, parameters=1 + worker.index)
     before = optimizer.state[optimizer.param_groups[0]["params"][1]].get("exp_avg")
     before = None if before is None else before.clone()
-    moments.average(optimizer, worker, worker)
+    moments.average_state(optimizer, worker, worker)
     step_on(optimizer, seed=7, steps=1)
     return before, state_of(optimizer)
 
@@ -346,7 +346,7 @@ def average_different_types(worker: Any) -> str:
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     with pytest.raises(DivergedError) as error:
-        moments.average(optimizer, worker, worker)
+        moments.average_state(optimizer, worker, worker)
     return str(error.value)
 
 
@@ -369,7 +369,7 @@ def check_equal_steps(optimizer: torch.optim.Optimizer, new: torch.optim.Optimiz
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_reset_an_optimizer_steps_as_a_new_one(kind: str) -> None:
     optimizer, new = stepped(kind, seed=0), stepped(kind, seed=0, steps=0)
-    moments.reset(optimizer)
+    moments.reset_state(optimizer)
     check_equal_steps(optimizer, new)
 
 
@@ -377,7 +377,7 @@ def test_after_a_reset_an_optimizer_steps_as_a_new_one(kind: str) -> None:
 def test_a_reset_in_place_keeps_the_tensors(kind: str) -> None:
     optimizer, new = stepped(kind, seed=0), stepped(kind, seed=0, steps=0)
     before = state_of(optimizer)
-    moments.reset(optimizer, in_place=True)
+    moments.reset_state(optimizer, in_place=True)
     for mine, kept in zip(state_of(optimizer), before, strict=True):
         assert all(mine[key] is kept[key] for key in kept)
     check_equal_steps(optimizer, new)

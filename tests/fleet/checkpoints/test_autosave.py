@@ -302,12 +302,12 @@ def test_resume_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
         path.mkdir(exist_ok=True)
 
 
-def test_checkpoint_of_a_newer_version_names_both_versions(tmp_path: Path) -> None:
+def test_checkpoint_of_another_version_names_both_versions(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     run(stop, 1, str(path), 2)
-    newer = msgspec.structs.replace(checkpoint.read(path).manifest, version=VERSION + 1)
-    (path / "manifest.json").write_bytes(encode(newer))
-    text = rf"newer Fleetlight: format version {VERSION + 1}, this one reads up to {VERSION}"
+    other = msgspec.structs.replace(checkpoint.read(path).manifest, version=VERSION + 1)
+    (path / "manifest.json").write_bytes(encode(other))
+    text = rf"format version {VERSION + 1}, expected {VERSION}; use the Fleetlight that wrote it"
     with pytest.raises(WorkerFailedError, match=text):
         run(resume_job, 2, str(path))
 

@@ -13,11 +13,12 @@ from tests.launch.processes.test_gang import HERE, Screen
 from fleetlight.launch.job.environment import Run
 from fleetlight.launch.job.layout import JobLayout, Node
 from fleetlight.launch.job.spec import JobSpec
-from fleetlight.launch.processes import child, watch
-from fleetlight.launch.processes.child import Reaper, keep, kill
+from fleetlight.launch.processes import reaper, watch
+from fleetlight.launch.processes.child import Reaper
 from fleetlight.launch.processes.gang import Gang
 from fleetlight.launch.processes.interrupts import Interrupted, Interrupts
 from fleetlight.launch.processes.logs import claim
+from fleetlight.launch.processes.reaper import keep, kill
 from fleetlight.launch.processes.supervise import supervise
 from fleetlight.launch.processes.watch import RemoteState
 
@@ -120,7 +121,7 @@ def test_reaper_removes_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "error.0").write_text("{}")
-    program = [sys.executable, "-I", "-S", child.__file__]
+    program = [sys.executable, "-I", "-S", reaper.__file__]
     for _ in range(2):  # the second time the folder does not exist
         subprocess.run([*program, str(folder)], input=b"", timeout=60, check=True)
         assert not folder.exists()
@@ -135,7 +136,7 @@ def test_reaper_kills_the_groups_when_the_pipe_closes() -> None:
     )
     orders = f"add {stay.pid}\nadd {go.pid}\ndrop {stay.pid}\n"
     subprocess.run(
-        [sys.executable, "-I", "-S", child.__file__], input=orders.encode(), timeout=60, check=True
+        [sys.executable, "-I", "-S", reaper.__file__], input=orders.encode(), timeout=60, check=True
     )
     assert go.wait(timeout=60) == -9
     assert stay.poll() is None

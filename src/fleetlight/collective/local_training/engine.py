@@ -47,7 +47,7 @@ class _Entry(NamedTuple):
 
 
 @torch.no_grad()
-def average(optimizer: torch.optim.Optimizer, means: Means, group: Group) -> None:
+def average_state(optimizer: torch.optim.Optimizer, means: Means, group: Group) -> None:
     """Give all workers the mean of their states; all workers call it.
 
     Step counters become the largest of all. A worker without state for a parameter that got no
@@ -61,7 +61,7 @@ def average(optimizer: torch.optim.Optimizer, means: Means, group: Group) -> Non
         means.mean(named, _STATE_OPERATION)
 
 
-def reset(optimizer: torch.optim.Optimizer, *, in_place: bool = False) -> None:
+def reset_state(optimizer: torch.optim.Optimizer, *, in_place: bool = False) -> None:
     """Reset the state. `in_place`: other code holds references to its tensors."""
     if in_place or isinstance(optimizer, torch.optim.Adagrad):
         for group in optimizer.param_groups:
@@ -252,7 +252,7 @@ class LocalTrainingEngine:
     def settle(self, members: Sequence[Member]) -> None:
         """Average the optimizer states as well, whatever `optimizer_state` says."""
         if self._state_differs and members:
-            average(self._optimizer, members[0].means, self._group)
+            average_state(self._optimizer, members[0].means, self._group)
         self._state_differs = False
 
     @torch.no_grad()
@@ -302,7 +302,7 @@ class LocalTrainingEngine:
         if self._optimizer_state == "average":
             self.settle(members)
         elif self._optimizer_state == "reset":
-            reset(self._optimizer, in_place=self.in_place)
+            reset_state(self._optimizer, in_place=self.in_place)
             self._state_differs = False
 
     def _mean_loss(self, members: Sequence[Member], loss: Tensor | None) -> float:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends that run a `JobSpec`: each module of this package has one, as `BACKEND`.
 
-Each module of `backends/` is one, a record that the package finds by its name. `processes` (this
-machine) and `hosts` (a few machines that flags name) start processes themselves, by `session.py`,
-from the `MachineSpec` in the job. `fleetlight ps`, `logs` and `stop` know their jobs by the log
-folder (`backends/processes/control.py`). An engine (`chooses_machines`) reads only the settings
-of the whole job.
+`processes` (this machine) and `hosts` (a few machines that flags name) start processes
+themselves, by `session.py`, from the `MachineSpec` in the job. `fleetlight ps`, `logs` and `stop`
+know their jobs by the log folder (`backends/processes/control.py`). An engine
+(`chooses_machines`) reads only the settings of the whole job. `ray.py` submits a Ray job, whose
+driver is `fleetlight/ray.py`: it keeps the rendezvous and starts an actor for each process.
 """
 
 from __future__ import annotations

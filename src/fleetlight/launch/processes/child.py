@@ -12,49 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
 from fleetlight.errors import LaunchError
+from fleetlight.launch.processes import reaper as reaper_program
 from fleetlight.roles.password import PASSWORD
-
-
-def keep(orders: Iterable[bytes]) -> set[int]:
-    """Read all orders; return the groups that are left."""
-    groups: set[int] = set()
-    for order in orders:
-        word, number = order.split()
-        (groups.add if word == b"add" else groups.discard)(int(number))
-    return groups
-
-
-def kill(groups: Iterable[int]) -> None:
-    """Kill all processes of each group."""
-    for group in groups:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue  # the group has ended, or another user's group has its number now
-
-
-def remove(folder: str) -> None:
-    """Remove a folder and the files in it."""
-    try:
-        for entry in os.scandir(folder):
-            os.unlink(entry)
-        os.rmdir(folder)
-    except OSError:
-        return  # fleetrun has removed it
-
-
-if __name__ == "__main__":
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
-    kill(keep(sys.stdin.buffer))
-    for given in sys.argv[1:]:
-        remove(given)
-
 
 _PR_SET_PDEATHSIG = 1
 _REAPER_DEADLINE_S = 5.0
@@ -66,7 +30,7 @@ class Reaper:
 
     def __init__(self, folder: str = "") -> None:
         # run by path and isolated, since importing the package would take longer than the program
-        program = str(pathlib.Path(__file__).resolve())
+        program = str(pathlib.Path(reaper_program.__file__).resolve())
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", program, *([folder] if folder else [])],
             stdin=subprocess.PIPE,

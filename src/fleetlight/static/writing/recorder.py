@@ -153,7 +153,7 @@ _OPEN = re.compile(r"\b(?:\d+\*)?s\d+\b")
 _COPIES = ("__deepcopy__", "__reduce_ex__")
 
 
-def function(func: Any) -> None:
+def refuse_function(func: Any) -> None:
     """Refuse a torch function that needs values."""
     name = getattr(func, "__name__", "")
     if name in _ASKS_VALUES:
@@ -170,7 +170,7 @@ def function(func: Any) -> None:
         )
 
 
-def changes(func: Any, args: Sequence[Any], entries: Mapping[int, Any]) -> None:
+def refuse_changes(func: Any, args: Sequence[Any], entries: Mapping[int, Any]) -> None:
     """Refuse to change a constant: changes of all runs would accumulate."""
     if func is ITEM:
         raise _needs_values("item")
@@ -187,7 +187,7 @@ def changes(func: Any, args: Sequence[Any], entries: Mapping[int, Any]) -> None:
 
 
 @contextlib.contextmanager
-def of(func: Any) -> Iterator[None]:
+def recording(func: Any) -> Iterator[None]:
     """Inside the block, `func` is recorded; explain failures in plain words."""
     name = getattr(func, "__name__", str(func)).partition(".")[0]
     was_silent, TRACES.disabled = TRACES.disabled, True
@@ -322,7 +322,7 @@ class Recorder:
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a call of a torch function, above autograd."""
-        function(func)
+        refuse_function(func)
         args, kwargs = tree_map(self._owned, (args, kwargs))
         if func in recurrent.WRITTEN_OUT:
             func = recurrent.written_out(func, args)
@@ -330,7 +330,7 @@ class Recorder:
             return self._with_twin(func, args, kwargs)
         with (
             without_functions(),
-            of(func),
+            recording(func),
         ):
             return self._with_twin(func, args, kwargs)
 
@@ -386,7 +386,7 @@ class Recorder:
         """Record an operation of torch, below autograd."""
         if torch.Tag.inplace_view in func.tags:
             return self._view_in_place(func, args, kwargs)
-        changes(func, args, self.entries)
+        refuse_changes(func, args, self.entries)
         is_again = self.part == "backward"
         if (is_again or self.checkpoint_rng.is_watched) and draws(func, args, kwargs):
             return self.checkpoint_rng.drawn(self._written, func, args, kwargs, is_again)
@@ -395,7 +395,7 @@ class Recorder:
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
         last = root(self.graph).prev
         given, named = tree_map(self._without_values, (args, kwargs))
-        with self._fakes, self._proxies, of(func):
+        with self._fakes, self._proxies, recording(func):
             out = func(*given, **named)
         out = tree_map(lambda v: Variable(v, self) if isinstance(v, Tensor) else v, out)
         self._sign(last)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fleetlight.errors import ComebackError, JournalError
-from fleetlight.ps.worker.replay.worker_journal import BlobStore, clear
+from fleetlight.ps.worker.replay.worker_journal import BlobStore, clear_blobs
 
 
 def data(value: int) -> Any:
@@ -79,7 +79,7 @@ def test_a_restart_finds_the_blobs_of_its_commit(tmp_path: Path) -> None:
         assert needed in names(tmp_path)
         second.committed(number)
     assert not names(tmp_path) & {old, needed}
-    clear(tmp_path)
+    clear_blobs(tmp_path)
     assert not names(tmp_path)
 
 

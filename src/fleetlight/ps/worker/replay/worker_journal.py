@@ -122,7 +122,7 @@ class BlobStore:
             sync_folder(self._folder)
 
 
-def clear(folder: Path) -> None:
+def clear_blobs(folder: Path) -> None:
     """Delete all blobs."""
     for path in folder.glob(f"{_NAME}*"):
         path.unlink()
@@ -423,4 +423,4 @@ def _clear(path: Path, *, identity: bool = True) -> None:
     mine = [_IDENTITY] if identity else []
     for name in (*mine, _REPLIES, f"{_REPLIES}.new", "push.0", "push.1"):
         (path / name).unlink(missing_ok=True)
-    clear(path)
+    clear_blobs(path)
