@@ -335,7 +335,7 @@ def test_service_survives_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((HOSTS[1], OPTIONS.port))
     listener.listen()
-    monkeypatch.setattr(service_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(service_module, "_ACCEPT_S", 0.01)
     monkeypatch.setattr(threading, "Event", Counted)
     service = DoctorService(listener, OPTIONS, 1, facts(OPTIONS))
     asking = wire()
