@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates, made once."""
 
-from __future__ import annotations
-
 from tests.ps.transport.conftest import certificates
 
 __all__ = ["certificates"]

@@ -5,8 +5,6 @@ Each epoch pushes every record once. At the end all rows must say exactly that. 
 part of its updates, so there the sent values are counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -147,8 +145,7 @@ def _count(
 ) -> int:
     bound = torch.Generator().manual_seed(options.seed)
     ids = torch.randint(IDS, (TURN * BATCH * fleet.worker_num(),), generator=bound)
-    data = torch.utils.data.TensorDataset(ids)
-    batches = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids), BATCH, shuffle=True)
     loader = fleet.shard(batches, deal=options.deal, range_batches=4)
     fleet.init_worker()
     sent = Sent(Path(f"sent.{fleet.worker_index()}")) if options.mode == "geo" else None

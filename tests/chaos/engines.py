@@ -4,8 +4,6 @@
 python -m tests.chaos.engines --engine slurm --kills 50 --seed 1
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

@@ -4,8 +4,6 @@
 python -m tests.chaos.harming --kills 10 --seed 1
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

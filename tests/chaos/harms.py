@@ -7,8 +7,6 @@ full    the disk is full for a moment, for a record or for a new file
 clock   the wall clock jumps back and forth by hours
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

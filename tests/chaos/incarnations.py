@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a job that counts, by the files that each writes once it is at work."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -4,8 +4,6 @@
 python -m tests.chaos.killing --mode async --kills 100 --seed 1
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

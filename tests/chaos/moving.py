@@ -17,18 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.chaos import killing
 from tests.chaos.incarnations import KINDS, MEMBERS, Name, at_work
-from tests.chaos.killing import (
-    MODES,
-    PATIENCE_S,
-    SCRIPT,
-    SPREAD_S,
-    ChaosError,
-    Outcome,
-    end_of,
-    outcome_of,
-    paths,
-)
 from tests.workers import reserved_port
 
 SCHEDULER: Name = ("scheduler", 0)
@@ -39,7 +29,7 @@ class Engine:
 
     def __init__(self, folder: Path, mode: str, seed: int) -> None:
         self._folder = folder
-        self._command = [sys.executable, str(SCRIPT), "--mode", mode, "--seed", str(seed)]
+        self._command = [sys.executable, str(killing.SCRIPT), "--mode", mode, "--seed", str(seed)]
         self._starts = 0
         self._running: dict[Name, subprocess.Popen[bytes]] = {}
         self._output = (folder / "output").open("ab")
@@ -47,7 +37,7 @@ class Engine:
         self._common = {
             **{name: value for name, value in os.environ.items() if not name.startswith("FLEET_")},
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": paths(),
+            "PYTHONPATH": killing.paths(),
             "FLEET_JOB": "moving",
             "FLEET_TOKEN": "0123456789abcdef",
             "FLEET_WORKER_NUM": str(KINDS["worker"]),
@@ -102,13 +92,13 @@ class Engine:
 
     def wait_at_work(self, name: Name, before: int = 0) -> None:
         """Wait until another process than before is at work."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + killing.PATIENCE_S
         while self._pid(name) in (0, before):
             for other, process in self._running.items():
                 if process.poll():
-                    raise ChaosError(f"{other} ended with code {process.returncode}")
+                    raise killing.ChaosError(f"{other} ended with code {process.returncode}")
             if time.monotonic() > end:
-                raise ChaosError(f"{name} did not come (back)")
+                raise killing.ChaosError(f"{name} did not come (back)")
             time.sleep(0.01)
 
     def _pid(self, name: Name) -> int:
@@ -118,10 +108,10 @@ class Engine:
     def wait(self) -> list[int]:
         """Wait for the end of the job; the exit codes."""
         (self._folder / "enough").touch()
-        return [process.wait(PATIENCE_S) for process in self._running.values()]
+        return [process.wait(killing.PATIENCE_S) for process in self._running.values()]
 
 
-def moved(folder: Path, mode: str, kills: int, seed: int) -> Outcome:
+def moved(folder: Path, mode: str, kills: int, seed: int) -> killing.Outcome:
     """Run a job, and kill and move its members so many times; the scheduler dies, too."""
     chance, away_s = random.Random(seed), []
     try:
@@ -129,20 +119,22 @@ def moved(folder: Path, mode: str, kills: int, seed: int) -> Outcome:
             for name in MEMBERS:
                 engine.wait_at_work(name)
             for kill in range(kills):
-                time.sleep(chance.uniform(0, SPREAD_S))
+                time.sleep(chance.uniform(0, killing.SPREAD_S))
                 if kill % 10 == 9:
                     engine.restart(SCHEDULER)
                 away_s.append(engine.restart(chance.choice(MEMBERS)))
             codes = engine.wait()
-    except (ChaosError, subprocess.TimeoutExpired) as error:
-        raise ChaosError(f"{mode}, seed {seed}: {error}\n{end_of(folder)}") from error
-    return outcome_of(folder, f"{mode}, seed {seed}", codes, away_s)
+    except (killing.ChaosError, subprocess.TimeoutExpired) as error:
+        raise killing.ChaosError(
+            f"{mode}, seed {seed}: {error}\n{killing.end_of(folder)}"
+        ) from error
+    return killing.outcome_of(folder, f"{mode}, seed {seed}", codes, away_s)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Kill as often as requested; returns 1 if a count was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--mode", nargs="+", choices=killing.MODES, default=killing.MODES)
     parser.add_argument("--kills", type=int, default=12, help="in each mode")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
@@ -150,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 outcome = moved(Path(folder), mode, options.kills, options.seed)
-            except ChaosError as error:
+            except killing.ChaosError as error:
                 print(error)
                 return 1
         print(f"{mode}, seed {options.seed}, to other addresses: {outcome}", flush=True)

@@ -4,8 +4,6 @@
 python -m tests.chaos.rescaling --engine slurm --stops 20 --seed 1
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -4,8 +4,6 @@
 A kill from outside rarely hits the few microseconds that matter.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import random

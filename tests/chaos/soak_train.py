@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on ids that all occur in each epoch, until there is a file `enough`."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path

@@ -9,8 +9,6 @@ reader must find one checkpoint, all of its bytes as they were written: the newe
 or one of a save that failed without knowing whether its manifest had arrived.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import dataclasses
@@ -24,36 +22,25 @@ from collections.abc import Sequence
 
 from tests.checkpoint.states import snapshot, whole_step
 from tests.checkpoint.test_deltas import saved_tables
-from tests.store.s3 import (
-    VARIABLES,
-    CutReply,
-    CutRequest,
-    Fault,
-    FaultProxy,
-    HalfObject,
-    LostReply,
-    Stalled,
-    Status,
-    running_server,
-)
+from tests.store import s3
 
 from fleetlight import checkpoint
 from fleetlight.checkpoint.storage import sources, stored_generations
 from fleetlight.errors import CheckpointError
 from fleetlight.store import store_at
 
-FAULTS: Sequence[Fault] = (
-    Status(500),
-    Status(503, "SlowDown"),
-    Status(429, ""),
-    Status(409, "ConditionalRequestConflict"),
-    Status(403, "AccessDenied"),
-    CutRequest(),
-    LostReply(),
-    LostReply(),
-    CutReply(),
-    HalfObject(),
-    Stalled(),
+FAULTS: Sequence[s3.Fault] = (
+    s3.Status(500),
+    s3.Status(503, "SlowDown"),
+    s3.Status(429, ""),
+    s3.Status(409, "ConditionalRequestConflict"),
+    s3.Status(403, "AccessDenied"),
+    s3.CutRequest(),
+    s3.LostReply(),
+    s3.LostReply(),
+    s3.CutReply(),
+    s3.HalfObject(),
+    s3.Stalled(),
 )
 #: a run that takes longer hangs
 LIMIT_S = 90.0
@@ -68,7 +55,7 @@ class Bucket:
     """One folder of a bucket, and the steps that a reader may find in it."""
 
     url: str
-    proxy: FaultProxy
+    proxy: s3.FaultProxy
     allowed: set[int]
     outcomes: collections.Counter[str]
     #: the other job has saved in this run
@@ -141,7 +128,7 @@ class Bucket:
 def _rule(rng: random.Random) -> object:
     share, lock = rng.choice((0.02, 0.1, 0.3)), threading.Lock()
 
-    def rule(method: str, path: str) -> Fault | None:
+    def rule(method: str, path: str) -> s3.Fault | None:
         with lock:
             return rng.choice(FAULTS) if rng.random() < share else None
 
@@ -170,9 +157,9 @@ def storing(runs: int, seed: int, at_once: int) -> tuple[list[str], collections.
     stored_generations.store_at = sources.store_at = hurried  # type: ignore[assignment]
     outcomes: collections.Counter[str] = collections.Counter()
     wrong: list[str] = []
-    with running_server() as server:
-        os.environ.update(VARIABLES)
-        proxy = FaultProxy(server.port)
+    with s3.running_server() as server:
+        os.environ.update(s3.VARIABLES)
+        proxy = s3.FaultProxy(server.port)
         os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
         try:
             bucket = Bucket(f"s3://{server.new_bucket()}/run", proxy, {0}, outcomes)

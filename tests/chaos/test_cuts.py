@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections that break at every byte of their traffic: each push counts once."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any bytes of a file read as a value or as an error of the package."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -146,8 +144,7 @@ def table_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _read_table(path: Path) -> None:
     reader = TableReader(path)
     columns = columns_of(3, RULES["adam"], 0)
-    table = make("adam")
-    table.load([path], ALL)
+    make("adam").load([path], ALL)
     for column in columns:
         reader.width(column.name)
 
@@ -259,9 +256,7 @@ def test_damaged_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) 
 
 @ANY
 @given(st.data())
-def test_damaged_fsync_marker(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_broken_fsync_marker(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("journal")
     segment = Segment(folder, 1)
     segment.write([_journal()])

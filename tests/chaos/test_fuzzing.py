@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Some of the frames of `make chaos`, and tests that fuzzing detects failures."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Some of the schedules of `make chaos`, and tests that they find planted bugs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

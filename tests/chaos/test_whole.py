@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose processes are all killed at once resumes, and every record counts once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

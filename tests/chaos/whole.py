@@ -4,8 +4,6 @@
 python -m tests.chaos.whole --mode sync async ssp geo --rounds 20 --seed 1
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small tools of the fleetlight command."""
 
-from __future__ import annotations
-
-import pathlib
 import subprocess
 import sys
+import time
 import types
+from pathlib import Path
 
+import msgspec
 import pytest
 from tests.launch.doctor.doctors import HOSTS, free_ports
 
 import fleetlight
 from fleetlight.cli.fleetlight import main
+from fleetlight.cli.terminal import output
 from fleetlight.errors import CheckpointError
+from fleetlight.observe.telemetry.recorder import ThinnedFile
+from fleetlight.observe.telemetry.snapshot import FOLDER, Snapshot, snapshot_file
 
 
 def test_version_lists_the_versions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,9 +55,7 @@ def test_export_writes_the_checkpoint_or_reports_the_error(
     assert "error: no manifest in broken" in capsys.readouterr().err
 
 
-def test_cert_creates_and_replaces_certificates(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cert_creates_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "certs")
     assert main(["cert", folder, "--host", "a.b", "--host", "10.0.0.9", "--days", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -126,3 +127,51 @@ def test_a_doctor_names_missing_machines() -> None:
 def test_a_list_without_machines_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ips", ","]) == 1
     assert "--ips ',' names no machine" in capsys.readouterr().err
+
+
+# -- tables of a job in its log folder
+
+
+def record(folder: Path, server: int, age_s: float, rows: float) -> None:
+    values = {"table_rows{users}": rows, "table_bytes{users}": rows * 2**20}
+    snapshot = Snapshot(time.time() - age_s, 1, values)
+    ThinnedFile(folder / FOLDER / snapshot_file("server", server)).append(
+        msgspec.json.encode(snapshot)
+    )
+
+
+def test_rows_bytes_growth_and_balance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, 0, 10.0, 0)
+    record(tmp_path, 0, 0.0, 30)
+    record(tmp_path, 1, 40.0, 10)
+    assert main(["table", "stats", str(tmp_path)]) == 0
+    first, zero, one = capsys.readouterr().out.splitlines()
+    assert first.startswith("table users: 40 rows, 40.0 MiB in memory, +1")
+    assert zero == "  server 0: 30 rows, 30.0 MiB, 1.500 of the average"
+    assert one == "  server 1: 10 rows, 10.0 MiB, 0.500 of the average, 40 s ago"
+
+
+def test_lines_are_broken_in_a_narrow_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, 0, 40.0, 1)
+    assert main(["table", "stats", str(tmp_path)]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(output, "columns", lambda stream=None: 40)
+    assert main(["table", "stats", str(tmp_path)]) == 0
+    narrow = capsys.readouterr().out
+    assert all(len(line) <= 40 for line in narrow.splitlines())
+    assert narrow.split() == whole.split()
+    assert len(narrow.splitlines()) > len(whole.splitlines()) == 2
+
+
+def test_an_unknown_table_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, 0, 0.0, 1)
+    assert main(["table", "stats", str(tmp_path), "usres"]) != 0
+    assert "users" in capsys.readouterr().err
+
+
+def test_a_job_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / FOLDER).mkdir()
+    assert main(["table", "stats", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("no tables yet\n")

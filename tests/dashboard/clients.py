@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page that is served to real connections, in a thread of the test."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job's log folder as its processes would write it, with metrics that a test chooses."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import random

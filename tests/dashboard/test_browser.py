@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in Chromium: its elements, keyboard, contrast and width, with a simulated job."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -195,8 +193,7 @@ def test_a_picture_runs_no_script(browser: Any, tmp_path: Path) -> None:
             # on its own, it is a document: its policy has to hold
             alone = page.context.new_page()
             alone.on("dialog", lambda dialog: (ran.append(dialog.message), dialog.dismiss()))
-            answer = alone.goto(f"http://127.0.0.1:{site.port}/program.svg")
-            assert answer.status == 200
+            assert alone.goto(f"http://127.0.0.1:{site.port}/program.svg").status == 200
             alone.wait_for_load_state()
         assert ran == []
 

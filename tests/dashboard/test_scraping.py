@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Prometheus scrapes the page while a server dies: of a simulated job, and of a real one."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page over real connections: who may read it, and what clients get that read slowly."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading
@@ -144,9 +142,7 @@ def test_the_feed_sends_everything_and_then_news(site: Site, job: SimulatedJob) 
         assert len(news["lines"]["times"]) < len(whole["lines"]["times"]) + 3
 
 
-def test_news_that_another_poll_finds_wake_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_news_of_another_poll_wake_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = SimulatedJob(tmp_path, 1, 0)
     job.run(1)
     polled = threading.Event()
@@ -175,9 +171,7 @@ def test_news_that_another_poll_finds_wake_pages(
 
 
 @pytest.mark.long
-def test_a_client_that_reads_nothing_has_no_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_not_reading_has_no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages are made when it can take them, so their number does not grow."""
     made: list[int] = []
     message = JobFeed.message

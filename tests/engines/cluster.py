@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Slurm on one machine: a controller and nodes in network namespaces of a rig."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -110,8 +108,7 @@ class Cluster:
             f"--seed-file={munge}.seed",
         )
         wait_until(lambda: Path(f"{munge}.socket").exists(), "munged listens")
-        config = str(self.folder / "slurm.conf")
-        self._start("n0", self.controller, "slurmctld", "-D", "-f", config)
+        self._start("n0", self.controller, "slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         for number in range(1, len(self._rig.hosts)):
             self.start_node(number)
         wait_until(lambda: self.states() == {"idle"}, "all nodes are idle")

@@ -5,8 +5,6 @@ The files are those of this machine below a layer of the pod's own, which ends w
 interpreter, the packages and Fleetlight are those of the tests.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

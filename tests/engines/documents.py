@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the YAML that Fleetlight writes: blocks, with texts and numbers as in JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kubectl whose cluster is a folder: the objects, what was asked, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

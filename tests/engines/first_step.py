@@ -8,8 +8,6 @@ both take turns on one machine, whose cores all of their processes share: compar
 more processes than cores, unless the nodes of your engine are as crowded.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with servers; worker 0 waits at a step until the test has changed something."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import time

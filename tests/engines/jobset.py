@@ -5,8 +5,6 @@ Each pod has a network namespace of its own. A pod that takes the place of anoth
 address under the same name. What a manifest says about scheduling has no effect here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

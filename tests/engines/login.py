@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user of Slurm does at the login node."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -57,8 +55,7 @@ class Login:
 
     def tool(self, verb: str, job: str, *words: str) -> str:
         """What `fleetlight` prints about a job."""
-        tool = str(BIN / "fleetlight")
-        done = self.run(sys.executable, tool, verb, f"slurm:{job}", *words)
+        done = self.run(sys.executable, str(BIN / "fleetlight"), verb, f"slurm:{job}", *words)
         assert not done.returncode, done.stdout + done.stderr
         return done.stdout
 

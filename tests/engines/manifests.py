@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifests of jobs whose script is on a claim."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """JobSets that `jobset.py` interprets, by the interface of `running.py`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shutil
@@ -52,8 +50,7 @@ class PodsJob:
     def rescale(self, servers: int, workers: int) -> None:
         """Delete the JobSet, whose pods save, and create another one."""
         codes = self._job.delete()
-        stopped = {code for name, code in codes.items() if name.startswith("worker")}
-        assert stopped == {75}, codes
+        assert {code for name, code in codes.items() if name.startswith("worker")} == {75}, codes
         self._earlier += self._job.logs()
         self._request = dataclasses.replace(self._request, servers=servers, workers=workers)
         self._job = self._created("--resume")
@@ -79,8 +76,7 @@ class PodsJob:
             flags += ["--option", "journal_size=1Gi"]
         mounts = f"{self._name}:/job,kernels:/kernels"
         text = manifest(*flags, request.script, *request.arguments, name=self._name, mounts=mounts)
-        uid = f"{self._name}-{self._uid}"
-        return RunningJobSet(text, self._where, {"token": TOKEN}, uid=uid)
+        return RunningJobSet(text, self._where, {"token": TOKEN}, uid=f"{self._name}-{self._uid}")
 
 
 class PodsEngine:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on Slurm, by the interface of `running.py`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

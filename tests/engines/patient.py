@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains until a file `enough` exists, and logs each step; a stop saves it."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps a Ray cluster until its standard input closes; prints the address of its job server."""
 
-from __future__ import annotations
-
 import sys
 
 import ray

@@ -4,8 +4,6 @@
 Arguments: the folder of the job, a harm or "none", and the script with its arguments.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Ray cluster of nodes on this machine, each with an address of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records that the workers of `patient.py` have trained on, over all starts of a job."""
 
-from __future__ import annotations
-
 import collections
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One interface to the jobs of all engines, for programs that harm or compare them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks objects against schemas of Kubernetes; unlike the server it refuses unknown fields."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

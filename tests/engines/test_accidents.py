@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accidents of jobs that any engine starts as members: stops during the start, wrong clocks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

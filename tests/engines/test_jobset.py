@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of an emitted JobSet, which `jobset.py` runs with real processes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -91,8 +89,7 @@ def test_pods_that_are_killed_return_and_change_no_bit(
             job.run_until(lambda: job.has(name) and job.pod(name).host.address != killed[-1])  # noqa: B023
             assert job.pod(name).host.address not in killed
         assert job.run_to_end() == "Completed", job.logs()
-        text = job.logs()
-        assert learned(text) == bits
+        assert learned(job.logs()) == bits
         assert (job.restarts, job.failures) == (0, [])
         assert "restarted: resuming in epoch" in job.logs("worker 1")
 

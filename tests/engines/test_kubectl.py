@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on Kubernetes through kubectl, whose place a program with a folder takes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import sys
@@ -14,6 +12,8 @@ import pytest
 from fleetlight.cli import fleetlight as tool
 from fleetlight.cli.fleetrun import main
 from fleetlight.launch.backends.kubernetes.kubectl import refusal
+
+Capture = pytest.CaptureFixture[str]
 
 WORDS = ("--on", "kubernetes", "--option", "image=me/job", "--server_num", "1", "--worker_num", "2")
 SAVES = ("--checkpoint", "ckpt", "--option", "checkpoint_claim=shared")
@@ -75,9 +75,7 @@ def pod(role: str, index: int, made: int = 0, **status: Any) -> dict[str, Any]:
     }
 
 
-def test_submitting_creates_the_objects(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_submitting_creates_the_objects(cluster: FakeCluster, capfd: Capture) -> None:
     submit(*JOURNALS)
     assert (
         "submitted kubernetes:train; see fleetlight ps kubernetes:train" in capfd.readouterr().out
@@ -93,18 +91,15 @@ def test_submitting_creates_the_objects(
 
 
 def test_a_token_is_made_where_none_is_given(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     monkeypatch.delenv("FLEET_TOKEN")
     submit()
-    token = base64.b64decode(cluster.objects()["secret"]["data"]["token"])
-    assert len(token) == 64
+    assert len(base64.b64decode(cluster.objects()["secret"]["data"]["token"])) == 64
     assert "can join" not in capfd.readouterr().out
 
 
-def test_namespace_is_a_part_of_the_id(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_namespace_is_a_part_of_the_id(cluster: FakeCluster, capfd: Capture) -> None:
     submit("--option", "namespace=team")
     assert "submitted kubernetes:team/train" in capfd.readouterr().out
     assert tool.main(["stop", "kubernetes:team/train"]) == 0
@@ -122,11 +117,7 @@ def test_namespace_is_a_part_of_the_id(
     ],
 )
 def test_refusals_are_passed_on_in_a_line(
-    start: str,
-    text: str,
-    message: str,
-    cluster: FakeCluster,
-    capfd: pytest.CaptureFixture[str],
+    start: str, text: str, message: str, cluster: FakeCluster, capfd: Capture
 ) -> None:
     cluster.refuse(start, text.splitlines()[0])
     assert main([*WORDS, "train.py"]) == 1
@@ -135,18 +126,14 @@ def test_refusals_are_passed_on_in_a_line(
     assert message in line
 
 
-def test_a_job_without_its_secret_is_taken_back(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_without_its_secret_is_taken_back(cluster: FakeCluster, capfd: Capture) -> None:
     cluster.refuse('"Secret"', "Error from server (Forbidden): secrets is forbidden")
     assert main([*WORDS, "train.py"]) == 1
     assert "secrets is forbidden" in capfd.readouterr().err
     assert not cluster.objects()
 
 
-def test_a_second_job_of_a_name_is_refused(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_job_of_a_name_is_refused(cluster: FakeCluster, capfd: Capture) -> None:
     submit()
     assert main([*WORDS, "train.py"]) == 1
     assert "AlreadyExists" in (text := capfd.readouterr().err)
@@ -156,16 +143,14 @@ def test_a_second_job_of_a_name_is_refused(
 
 
 def test_missing_kubectl_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Capture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main([*WORDS, "train.py"]) == 2
     assert "needs kubectl, which is not on PATH; install it" in capfd.readouterr().err
 
 
-def test_ps_shows_pods_and_what_they_wait_for(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ps_shows_pods_and_what_they_wait_for(cluster: FakeCluster, capfd: Capture) -> None:
     submit()
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling "me/job"'}
     full = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: no GPU"}
@@ -192,9 +177,7 @@ def test_ps_shows_pods_and_what_they_wait_for(
     assert "exit code 78: DataError: no such file" in shown["worker 2"][0]
 
 
-def test_ps_shows_why_there_are_no_pods(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ps_shows_why_there_are_no_pods(cluster: FakeCluster, capfd: Capture) -> None:
     submit()
     about = {"kind": "Job", "name": "train-worker-0"}
     other = {"kind": "Job", "name": "other-worker-0"}
@@ -219,9 +202,7 @@ def test_ps_shows_why_there_are_no_pods(
     assert "a job failed; restarted 2 times" in capfd.readouterr().out
 
 
-def test_logs_are_those_of_all_pods_or_of_one(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_are_those_of_all_pods_or_of_one(cluster: FakeCluster, capfd: Capture) -> None:
     submit()
     cluster.show("pods", pod("worker", 0), pod("worker", 1, 1), pod("worker", 1, 0))
     capfd.readouterr()
@@ -237,9 +218,7 @@ def test_logs_are_those_of_all_pods_or_of_one(
     assert "expected one of the job's: worker 0, worker 1" in capfd.readouterr().err
 
 
-def test_scaling_ends_the_job_and_resumes_it(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_scaling_ends_the_job_and_resumes_it(cluster: FakeCluster, capfd: Capture) -> None:
     submit(*SAVES, *JOURNALS)
     assert tool.main(["scale", "kubernetes:train", "--worker_num", "5"]) == 0
     assert "scaling: kubernetes:train" in capfd.readouterr().out
@@ -254,9 +233,7 @@ def test_scaling_ends_the_job_and_resumes_it(
     assert "ownerReferences" in found["secret"]["metadata"]
 
 
-def test_a_job_that_saves_nothing_is_not_scaled(
-    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_saves_nothing_is_not_scaled(cluster: FakeCluster, capfd: Capture) -> None:
     submit()
     assert tool.main(["scale", "kubernetes:train", "--worker_num", "5"]) == 1
     assert "kubernetes:train has no checkpoint folder" in capfd.readouterr().err
@@ -264,9 +241,7 @@ def test_a_job_that_saves_nothing_is_not_scaled(
 
 
 @pytest.mark.parametrize("command", ["ps", "logs", "stop"])
-def test_unknown_jobs_are_refused(
-    command: str, cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_jobs_are_refused(command: str, cluster: FakeCluster, capfd: Capture) -> None:
     if command == "stop":
         cluster.refuse("delete", 'Error from server (NotFound): jobsets "x" not found')
     assert tool.main([command, "kubernetes:x"]) == 1

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The objects of a job on Kubernetes, as `--print` shows them."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re
@@ -234,8 +232,7 @@ def test_options_reach_the_pods(emitted: Any) -> None:
     assert mounts["/data"]["readOnly"] is True
     assert "readOnly" not in mounts["/out"]
     assert set(mounts) == {"/tmp", "/dev/shm", "/checkpoint", "/data", "/out", "/job/durability"}
-    claim = one_of_kind(found, "PersistentVolumeClaim")
-    assert claim["spec"]["storageClassName"] == "nfs"
+    assert one_of_kind(found, "PersistentVolumeClaim")["spec"]["storageClassName"] == "nfs"
     assert {mount["name"] for mount in mounts.values()} == {v["name"] for v in worker["volumes"]}
 
 
@@ -270,8 +267,7 @@ def test_certificates_are_in_the_secret(emitted: Any, tmp_path: Path) -> None:
 
 
 def test_trainer_gets_the_same_job_as_a_template(emitted: Any) -> None:
-    found = emitted(*EVERYTHING, "--option", "runtime=trainer")
-    runtime = one_of_kind(found, "TrainingRuntime")
+    runtime = one_of_kind(emitted(*EVERYTHING, "--option", "runtime=trainer"), "TrainingRuntime")
     assert runtime["spec"]["mlPolicy"] == {"numNodes": 3}
     inside = {"kind": "JobSet", "apiVersion": "", "spec": runtime["spec"]["template"]["spec"]}
     assert list(schema.problems(inside, schema.JOBSET)) == []

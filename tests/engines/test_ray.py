@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on a real Ray cluster whose actors and nodes are killed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -68,15 +66,12 @@ def run_on_ray(folder: Path, harm: str, *arguments: str) -> tuple[int, str]:
     return code, text
 
 
-def test_a_job_reaches_the_values_of_fleetrun(
-    tmp_path: Path, expected: set[tuple[str, str]]
-) -> None:
+def test_a_job_reaches_values_of_fleetrun(tmp_path: Path, expected: set[tuple[str, str]]) -> None:
     code, text = run_on_ray(tmp_path, "none")
     assert code == 0, text
     assert learned(text) == expected
     # servers on different nodes
-    hosts = re.findall(r"server \d of 2 listens at (127\.0\.0\.\d):", text)
-    assert len(set(hosts)) == 2, text
+    assert len(set(re.findall(r"server \d of 2 listens at (127\.0\.0\.\d):", text))) == 2, text
 
 
 @pytest.mark.parametrize("harm", ["actor", "node"])
@@ -154,8 +149,7 @@ def test_fleetrun_submits_stops_and_scales_a_job(cluster: str, tmp_path: Path) -
     rows = tool.wait_for_driver(job, "RUNNING")
     assert re.search(r"^server 0 +ALIVE", rows, re.MULTILINE)
     assert re.search(r"^worker 1 +ALIVE", rows, re.MULTILINE)
-    scaled = tool("fleetlight", "scale", job, "--worker_num", "3")
-    again = scaled.split()[-1]
+    again = tool("fleetlight", "scale", job, "--worker_num", "3").split()[-1]
     wait_until((tmp_path / "worker.2").exists, "a step of worker 2")
     assert "server 0 of 1 listens" in tool("fleetlight", "logs", again, "server", "0")
     (tmp_path / "enough").touch()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on a real Slurm: by hand and by fleetrun, with lost tasks and nodes, stops and requeues."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -79,8 +77,7 @@ def test_srun_by_hand(
     done = login.run("srun", *options, sys.executable, OUTLIVE, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert learned(done.stdout) == outlived
-    found = re.findall(r"server \d of 2 listens at ([\d.]+):", done.stderr)
-    assert sorted(found) == nodes
+    assert sorted(re.findall(r"server \d of 2 listens at ([\d.]+):", done.stderr)) == nodes
 
 
 def test_two_jobs_of_one_name(login: Login, outlived: set[str]) -> None:
@@ -92,8 +89,7 @@ def test_two_jobs_of_one_name(login: Login, outlived: set[str]) -> None:
         text = other.wait_for_end(job)
         assert learned(text) == outlived
         assert "[worker 1] " in text
-        only = other.tool("logs", job, "worker", "1")
-        assert len(re.findall("LEARNT", only)) == 1
+        assert len(re.findall("LEARNT", other.tool("logs", job, "worker", "1"))) == 1
         assert re.search(r"server 1 +COMPLETED +n2", other.tool("ps", job))
 
 
@@ -121,8 +117,7 @@ def test_a_killed_task_resumes_in_place(login: Login, outlived: set[str]) -> Non
 
 
 def test_a_lost_node(login: Login, ungated: set[str]) -> None:
-    flags = ("--option", "nodes=3")
-    job = login.submit(GATED, "--gate", "7", "--durability", "log", flags=flags)
+    job = login.submit(GATED, "--gate", "7", "--durability", "log", flags=("--option", "nodes=3"))
     login.wait_for_gate()
     assert re.search(r"server 0 +RUNNING +n1", login.tool("ps", job))
     login.slurm.lose_node(1)
@@ -163,8 +158,7 @@ def test_stop_saves_and_ends(login: Login) -> None:
     login.wait_for_gate()
     login.tool("stop", job)
     login.open_gate()
-    text = login.wait_for_end(job, "FAILED")
-    assert steps(text) == list(range(4))
+    assert steps(login.wait_for_end(job, "FAILED")) == list(range(4))
     facts = login.slurm.job(job)
     assert (facts["ExitCode"], facts["Restarts"]) == ("75:0", "0")
     assert (login.folder / "saved" / "manifest.json").exists()
@@ -241,6 +235,5 @@ def test_workers_join_a_running_job_and_leave_it(login: Login) -> None:
         assert text.count("leaving at step") == 2, text
         (login.folder / "finish").touch()
         text = login.wait_for_end(job)
-    counts = set(re.findall(r"epochs (\d+), counts ([\d.]+) to ([\d.]+)", text))
-    [(epochs, low, high)] = counts
+    [(epochs, low, high)] = set(re.findall(r"epochs (\d+), counts ([\d.]+) to ([\d.]+)", text))
     assert low == high == epochs, text

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchX runs a job with servers by its local scheduler."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same script on each engine: the same bits as under fleetrun."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

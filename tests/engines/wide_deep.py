@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example of wide & deep on few records in sync mode; worker 0 prints a digest of the model."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Mapping

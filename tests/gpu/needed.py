@@ -4,8 +4,6 @@
 Two workers of these tests share one GPU. NCCL refuses that, so they reduce with Gloo.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,8 +38,7 @@ def on_one_gpu(function: Callable[..., Any], *args: Any, workers: int = 2) -> Se
 
 def _joined(function: Callable[..., Any], workers: int, args: tuple[Any, ...]) -> Any:
     # with more workers than GPUs, fleet.init chooses Gloo
-    local = 1 + torch.cuda.device_count() if workers > 1 else 1
-    os.environ["FLEET_LOCAL_SIZE"] = str(local)
+    os.environ["FLEET_LOCAL_SIZE"] = str(1 + torch.cuda.device_count() if workers > 1 else 1)
     fleet.init(is_collective=True)
     value = function(*args)
     fleet.stop_worker()

@@ -4,8 +4,6 @@
 NCCL gives each worker a GPU of its own, so two workers reduce with Gloo here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

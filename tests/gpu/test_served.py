@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs with servers whose models are on a GPU equal those in main memory."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -38,8 +36,7 @@ def values(worker: Member) -> Any:
 def train(worker: Member, device: str, max_norm: float = 0.0) -> Any:
     for t in range(STEPS):
         worker.optimizer.zero_grad()
-        target = TARGETS[t, worker.index].to(device)
-        loss_of(worker.model, IDS[t, worker.index], target).backward()
+        loss_of(worker.model, IDS[t, worker.index], TARGETS[t, worker.index].to(device)).backward()
         if max_norm:
             worker.clip(max_norm)
         worker.optimizer.step()

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder in which tests start jobs."""
 
-from __future__ import annotations
-
-import pathlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.launch.workplace import Workplace
 
 
 @pytest.fixture
-def place(tmp_path: pathlib.Path) -> Iterator[Workplace]:
+def place(tmp_path: Path) -> Iterator[Workplace]:
     """A workplace that kills its remaining jobs."""
     workplace = Workplace(tmp_path)
     yield workplace

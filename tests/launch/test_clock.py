@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine whose wall clock jumps while a job runs."""
 
-from __future__ import annotations
-
 import os
-import pathlib
+from pathlib import Path
 
 import pytest
 from tests.launch.workplace import Workplace
@@ -34,7 +32,7 @@ def test_output_and_restarts_do_not_use_the_wall_clock(place: Workplace) -> None
     site = place.path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(JUMPING)
-    root = pathlib.Path(__file__).parents[2]
+    root = Path(__file__).parents[2]
     known = os.environ.get("PYTHONPATH", "")
     paths = os.pathsep.join([str(site), str(root), *filter(None, [known])])
     flags = ["--tee", "--nproc_per_node", "2", "--max_restarts", "2"]

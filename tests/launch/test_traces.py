@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight trace` of a running job: workers, servers, torch, and arrows between them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -78,8 +76,6 @@ def test_some_steps_of_all_processes_are_in_one_file(
     assert not list((place.path / "log" / "metrics").glob("trace-*"))
 
 
-def test_a_job_that_does_not_run_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_not_running_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(tmp_path)]) != 0
     assert "no worker of a job with this log folder runs" in capsys.readouterr().err

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting real jobs of small scripts that do not import torch."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl
 import os
-import pathlib
 import pty
 import re
 import struct
@@ -17,6 +14,7 @@ import termios
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.processes.ports import reserve
@@ -59,14 +57,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def outcome(output: str) -> str:
     """The line of fleetrun about the end of its job; what to do may follow it."""
     lines = output.strip().splitlines()
-    found = (line for line in reversed(lines) if _OUTCOME.match(line))
-    return next(found, lines[-1])
+    return next((line for line in reversed(lines) if _OUTCOME.match(line)), lines[-1])
 
 
 def is_running(pid: int) -> bool:
     """False for a process that has exited, also while it is a zombie."""
     try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state != "Z"
@@ -113,7 +110,7 @@ class Job:
 class Workplace:
     """A folder with scripts, in which jobs start."""
 
-    def __init__(self, path: pathlib.Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.jobs: list[Job] = []
         #: a prefix of the command, to start it in another place

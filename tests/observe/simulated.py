@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of one job as threads that exchange arrays, and samples split among them."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalised entropy and calibration over simulated workers, compared with torch on all records."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

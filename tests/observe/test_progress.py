@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from rich.console import Console
 from rich.errors import LiveError
 
 from fleetlight.errors import ConfigError
-from fleetlight.observe.console import without_control
+from fleetlight.observe import log
+from fleetlight.observe.console import Tone, aligned, fitted, painted, wants_colour, without_control
 from fleetlight.observe.progress import Progress, fitting
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -96,9 +99,7 @@ def test_plain_lines_every_few_seconds_and_at_the_end(clock: FakeClock, lines: C
     ]
 
 
-def test_lines_show_recent_speed_and_the_summary_the_total(
-    clock: FakeClock, lines: Console
-) -> None:
+def test_lines_show_recent_speed_and_a_summary_the_total(clock: FakeClock, lines: Console) -> None:
     progress = Progress(batches(102), console=lines, clock=clock)
     for step, _ in enumerate(progress):
         clock.now += 600 if step == 0 else 6
@@ -153,8 +154,7 @@ def test_the_batch_size_is_found(batch: Any, speed: str, clock: FakeClock, lines
 
 
 def test_the_batch_size_can_be_given(clock: FakeClock, lines: Console) -> None:
-    progress = Progress(batches(2), samples_per_step=1000, console=lines, clock=clock)
-    run(progress, clock, 0.5)
+    run(Progress(batches(2), samples_per_step=1000, console=lines, clock=clock), clock, 0.5)
     assert "  2000 samples/s  " in written(lines)
 
 
@@ -321,17 +321,14 @@ def test_long_lines_are_not_folded(clock: FakeClock) -> None:
     assert len(written(narrow).splitlines()) == 1
 
 
-def test_staleness_is_asked_for_every_few_seconds_and_shown(
-    clock: FakeClock, lines: Console
-) -> None:
+def test_staleness_is_asked_every_few_seconds_and_shown(clock: FakeClock, lines: Console) -> None:
     asked: list[float] = []
 
     def staleness() -> float | None:
         asked.append(clock.now)
         return None if len(asked) == 1 else 2.94
 
-    progress = Progress(batches(8), console=lines, clock=clock, staleness=staleness)
-    run(progress, clock, 3.0, loss=0.5)
+    run(Progress(batches(8), console=lines, clock=clock, staleness=staleness), clock, 3.0, loss=0.5)
     assert asked == [106, 112, 118, 124]
     assert written(lines).splitlines()[:2] == [
         "step 2/8  loss 0.5  21 samples/s  ETA 0:18",
@@ -376,3 +373,215 @@ def test_forced_colours_draw_no_bar_into_a_pipe() -> None:
     )
     assert done.stderr.splitlines()[-1].startswith("step 3/3")
     assert "\x1b" not in done.stderr
+
+
+# -- colours, and lines that fit a terminal
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_terminal", "wanted"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "0"}, False, False),
+        ({"FORCE_COLOR": ""}, False, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "3"}, True, True),
+    ],
+)
+def test_users_choose_colours(environment: dict[str, str], is_terminal: bool, wanted: bool) -> None:
+    assert wants_colour(environment, is_terminal=is_terminal) is wanted
+
+
+def test_paint_leaves_no_trace_without_colours() -> None:
+    assert painted("x", Tone.BAD, False) == "x"
+    assert painted("x", Tone.PLAIN, True) == "x"
+    red = painted("x", Tone.BAD, True)
+    assert red == "\x1b[31mx\x1b[0m"
+    assert without_control(red.encode()) == b"x"
+
+
+def test_only_narrow_terminals_get_broken_lines() -> None:
+    text = (
+        "worker 1 of 2 exited with code 1 after 2.0 s (log: /a/very/long/path/to/log/workerlog.1)"
+    )
+    assert fitted(text, None) == fitted(text, 80) == text
+    lines = fitted(text, 40).split("\n")
+    assert lines[0] == "worker 1 of 2 exited with code 1 after"
+    assert "  /a/very/long/path/to/log/workerlog.1)" in lines
+    assert " ".join(line.strip() for line in lines) == text
+
+
+ROWS = [
+    ("process", "state", "machine", ""),
+    ("worker 0", "running", "node1", "pid 1"),
+    ("worker 1", "lost", "", ""),
+]
+
+
+def test_table_is_aligned_where_it_fits() -> None:
+    table = "process   state    machine\nworker 0  running  node1    pid 1\nworker 1  lost"
+    assert aligned(ROWS) == aligned(ROWS, 33) == table
+
+
+def test_table_is_stacked_in_a_narrow_terminal() -> None:
+    assert aligned(ROWS, 32).split("\n") == [
+        "worker 0",
+        "  state: running",
+        "  machine: node1",
+        "  pid 1",
+        "worker 1",
+        "  state: lost",
+    ]
+
+
+def test_rows_have_the_colours_of_their_tones() -> None:
+    tones = (Tone.DIM, Tone.PLAIN, Tone.BAD)
+    assert aligned(ROWS, None, tones).split("\n")[2] == "\x1b[31mworker 1  lost\x1b[0m"
+    stacked = aligned(ROWS, 20, tones).split("\n")
+    assert stacked[-2:] == ["\x1b[31mworker 1\x1b[0m", "\x1b[31m  state: lost\x1b[0m"]
+
+
+# -- log lines
+
+
+@contextlib.contextmanager
+def no_logging() -> Iterator[None]:
+    """A program without logging of its own: removes the handlers of pytest."""
+    loggers = (log.logger, logging.getLogger())
+    before = [(logger.handlers, logger.level) for logger in loggers]
+    for logger in loggers:
+        logger.handlers = []
+    try:
+        yield
+    finally:
+        for logger, (handlers, level) in zip(loggers, before, strict=True):
+            logger.handlers = handlers
+            logger.setLevel(level)
+
+
+@no_logging()
+def test_a_line_carries_the_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("worker 0")
+    log.logger.info("all_reduce: %d -> %d", 161, 5)
+    log.logger.debug("unseen")
+    assert capsys.readouterr() == ("", "[fleet worker 0] all_reduce: 161 -> 5\n")
+
+
+@no_logging()
+def test_the_last_configuration_wins_and_lines_do_not_double(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log.configure("worker")
+    log.configure("worker 3", "WARNING")
+    log.logger.info("unseen")
+    log.logger.warning("seen")
+    assert capsys.readouterr().err == "[fleet worker 3] seen\n"
+
+
+@no_logging()
+def test_stderr_is_looked_up_for_each_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.configure("worker 0")
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    log.logger.info("moved")
+    assert capsys.readouterr() == ("[fleet worker 0] moved\n", "")
+
+
+@no_logging()
+def test_a_traceback_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("worker 0")
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        log.logger.exception("failed")
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+class Recorder(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@no_logging()
+def test_a_program_with_logging_keeps_its_handlers(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder()
+    log.logger.addHandler(recorder)
+    log.logger.setLevel(logging.ERROR)
+    log.configure("worker 0", logging.DEBUG)
+    assert (log.logger.handlers, log.logger.level) == ([recorder], logging.ERROR)
+    log.logger.error("theirs")
+    assert (recorder.messages, capsys.readouterr().err) == (["theirs"], "")
+
+
+@no_logging()
+def test_logging_set_up_later_takes_over(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("worker 0")
+    logging.getLogger().addHandler(recorder := Recorder())
+    log.logger.info("theirs")
+    assert (recorder.messages, capsys.readouterr().err) == (["theirs"], "")
+
+
+@no_logging()
+def test_a_null_handler_is_not_logging(capsys: pytest.CaptureFixture[str]) -> None:
+    log.logger.addHandler(logging.NullHandler())
+    log.configure("worker 0")
+    log.logger.info("seen")
+    assert capsys.readouterr().err == "[fleet worker 0] seen\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forking is the default on Linux only")
+def test_lines_of_forked_processes_name_the_child() -> None:
+    code = (
+        "import multiprocessing\n"
+        "from fleetlight.observe import log\n"
+        "log.configure('worker 0')\n"
+        "log.logger.info('parent')\n"
+        "child = multiprocessing.get_context('fork').Process(target=log.logger.info, args=['hi'])\n"
+        "child.start(); child.join(); print(child.pid)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    child = f"[fleet worker 0, child {done.stdout.strip()}] hi"
+    assert done.stderr.splitlines() == ["[fleet worker 0] parent", child]
+
+
+class Terminal(io.StringIO):
+    """A terminal that does not know its size."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@no_logging()
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({}, "\x1b[2m[fleet worker 0]\x1b[0m\x1b[33m careful\x1b[0m\n"),
+        ({"NO_COLOR": "1"}, "[fleet worker 0] careful\n"),
+    ],
+)
+def test_terminal_gets_coloured_lines(
+    environment: dict[str, str], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    log.configure("worker 0", environment=environment)
+    log.logger.warning("careful")
+    assert terminal.getvalue() == shown
+
+
+@no_logging()
+def test_log_file_gets_no_colours_even_if_forced(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("worker 0", environment={"FORCE_COLOR": "1"})
+    log.logger.warning("careful")
+    assert capsys.readouterr().err == "[fleet worker 0] careful\n"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks of tests on a rig, and jobs whose processes are on its hosts."""
 
-from __future__ import annotations
-
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes that a host sends to others in a step, counted at its interface."""
 
-from __future__ import annotations
-
-import pathlib
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,8 +40,8 @@ UNEQUAL = (0, 1, 2, 0, 1)
 
 def sent() -> int:
     """The bytes that this worker's host has sent, without TCP retransmissions."""
-    (line,) = re.findall(r"^ *cable\d+:(.*)$", pathlib.Path("/proc/net/dev").read_text(), re.M)
-    names, numbers = re.findall(r"^Tcp:(.*)$", pathlib.Path("/proc/net/snmp").read_text(), re.M)
+    (line,) = re.findall(r"^ *cable\d+:(.*)$", Path("/proc/net/dev").read_text(), re.M)
+    names, numbers = re.findall(r"^Tcp:(.*)$", Path("/proc/net/snmp").read_text(), re.M)
     tcp = dict(zip(names.split(), map(int, numbers.split()), strict=True))
     return int(line.split()[8]) - SEGMENT * tcp["RetransSegs"]
 

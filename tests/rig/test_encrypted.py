@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A collective job between hosts with `ssl` equals a plain one and sends nothing readable."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -95,9 +93,7 @@ def trained(steps: int = 3) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("places", [(0, 1), (0, 0, 1, 1)])
-def test_encrypted_job_equals_a_plain_one(
-    rig: Rig, tmp_path: Path, places: tuple[int, ...]
-) -> None:
+def test_encrypted_job_is_as_a_plain_one(rig: Rig, tmp_path: Path, places: tuple[int, ...]) -> None:
     plain = run_on(rig, places, trained)
     folder = certificates(rig, tmp_path / "certs")
     inside = run_on(rig, places, trained, env={"FLEET_SSL": str(folder)})

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher on several hosts: ranks, and training across hosts."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated hosts: reachability, byte counts, link shaping and cleanup."""
 
-from __future__ import annotations
-
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rig.__main__ import main
 from rig.hosts import Host, Rig, hosts
 from rig.spaces import RigError
 from tests.launch.workplace import is_running, wait_until
@@ -188,3 +188,48 @@ def test_process_gets_the_environment_and_more() -> None:
 def test_more_hosts_than_addresses_are_refused() -> None:
     with pytest.raises(RigError, match="got 255 hosts, expected 1 to 254"), hosts(255):
         pass
+
+
+# -- `fleetlight doctor` measures a link of known rate
+
+
+def test_link_rate_is_measured_and_its_consequence_reported() -> None:
+    with hosts(2, rate="100mbit") as rig:
+        options = ["--ips", rig.ips, "--seconds", "0.5"]
+        command = [sys.executable, "-m", "fleetlight.cli.fleetlight", "doctor", *options]
+        running = [host.start(command, stdout=subprocess.PIPE) for host in rig.hosts]
+        texts = [process.communicate(timeout=60)[0] for process in running]
+        assert [process.returncode for process in running] == [0, 0]
+    for text in texts:
+        rates = [float(rate) for rate in re.findall(r" ms +(\S+) Mbit/s +open", text)]
+        assert len(rates) == 2
+        # of 100: minus the overhead of TCP and Ethernet, plus a first burst
+        assert all(80 < rate < 130 for rate in rates)
+        assert "cable0" in text
+        assert "MB of gradients take" in text
+        assert "compression='int8'" in text
+
+
+# -- one command on each of several hosts
+
+
+def test_each_host_runs_the_command_with_its_own_arguments(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--hosts", "2", "--", "echo", "{i} of", "{ips} is {ip}, {}"]) == 0
+    output = capfd.readouterr().out
+    assert "[host 0] 0 of 10.213.7.1,10.213.7.2 is 10.213.7.1, {}\n" in output
+    assert "[host 1] 1 of 10.213.7.1,10.213.7.2 is 10.213.7.2, {}\n" in output
+    assert "host 1 (10.213.7.2): exit code 0, sent 0.0 MB, received 0.0 MB\n" in output
+
+
+def test_first_failure_is_the_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rate", "1gbit", "--", "sh", "-c", "exit {i}"]) == 1
+    assert "host 0 (10.213.7.1): exit code 0" in capfd.readouterr().out
+
+
+def test_error_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rate", "fast", "--", "true"]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("rig: `tc ")
+    assert error.count("\n") == 1

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When no rig is possible, the error names the reason."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

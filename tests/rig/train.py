@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A collective script as a user writes it, which also prints its role."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Complete environments of each dialect."""
 
-from __future__ import annotations
-
 OWN = {
     "FLEET_ROLE": "worker",
     "FLEET_INDEX": "3",

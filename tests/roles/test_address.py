@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The addresses of this machine."""
 
-from __future__ import annotations
-
 import os
-import pathlib
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -106,7 +104,7 @@ def test_interface_may_have_several_addresses() -> None:
     assert address.interface_of("10.0.0.2", known) is None
 
 
-def test_ipv6_addresses_come_from_the_kernels_table(tmp_path: pathlib.Path) -> None:
+def test_ipv6_addresses_come_from_the_kernels_table(tmp_path: Path) -> None:
     table = tmp_path / "if_inet6"
     table.write_text(
         "fe80000000000000021132fffe445566 02 40 20 80     eth0\n"
@@ -117,9 +115,7 @@ def test_ipv6_addresses_come_from_the_kernels_table(tmp_path: pathlib.Path) -> N
     assert list(address._ipv6_addresses(tmp_path / "none")) == []
 
 
-def test_own_hostname_is_resolved_without_linux(
-    monkeypatch: pytest.MonkeyPatch, own_name: str
-) -> None:
+def test_own_name_is_resolved_without_linux(monkeypatch: pytest.MonkeyPatch, own_name: str) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket, "gethostname", lambda: own_name)
     assert address.own_addresses() == (("", "127.0.0.1"), ("", "127.0.1.1"))

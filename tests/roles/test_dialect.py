@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading single variables."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.errors import RoleError

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables of other systems: each is named with its replacement."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -67,7 +65,6 @@ def test_foreign_variables_select_no_dialect() -> None:
 
 
 def test_documentation_lists_all_variables() -> None:
-    text = (DOCS / "migrating.md").read_text()
-    shown = set(re.findall(r"`([A-Z][A-Za-z_]+)[`*.]", text))
+    shown = set(re.findall(r"`([A-Z][A-Za-z_]+)[`*.]", (DOCS / "migrating.md").read_text()))
     for rule in UNSUPPORTED:
         assert any(re.fullmatch(rule, name) for name in shown), rule

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CA that keeps its key, like a user's own CA, and can revoke certificates."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 

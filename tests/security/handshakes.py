@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real TLS handshakes in memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment without tuning variables."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.strategy import DistributedStrategy

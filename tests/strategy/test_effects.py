@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `explain()` and `inert()` report, for each setting and kind of job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -135,8 +133,7 @@ def test_amp_takes_effect_in_every_job() -> None:
     assert DistributedStrategy(**half).inert(ONE) == []
     for field in ("init_loss_scaling", "use_dynamic_loss_scaling"):
         assert effect(f"amp_configs.{field}", **half)[0]
-        name = f"amp_configs.{field}"
-        assert effect(name, amp=True) == (False, "bfloat16 needs no loss scale")
+        assert effect(f"amp_configs.{field}", amp=True) == (False, "bfloat16 needs no loss scale")
 
 
 def test_recompute_needs_named_modules() -> None:
@@ -299,9 +296,7 @@ def test_explain_lists_settings_and_relevant_fields() -> None:
         ),
     ],
 )
-def test_the_modes_of_parameter_servers_are_explained(
-    settings: Any, active: bool, sentence: str
-) -> None:
+def test_modes_with_servers_are_explained(settings: Any, active: bool, sentence: str) -> None:
     got, why = effect("a_sync", SERVERS, **settings)
     assert got is active
     assert sentence in why
@@ -346,11 +341,7 @@ def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
         ({"staleness": 3}, "staleness", "no worker gets more than 3 steps ahead of the slowest"),
         ({}, "staleness", "no bound on how far a worker may be ahead of the slowest"),
         ({}, "k_steps", "workers and servers exchange at every step"),
-        (
-            {"k_steps": 40},
-            "k_steps",
-            "GeoSGD: workers and servers exchange every 40 steps",
-        ),
+        ({"k_steps": 40}, "k_steps", "GeoSGD: workers and servers exchange every 40 steps"),
         ({"k_steps": 4, "cache_rows": 5000}, "cache_rows", "trains copies of up to 5,000 rows"),
         ({"send_queue_size": 2}, "send_queue_size", "pushes that may wait to be sent: 2"),
         ({"max_merge": 3}, "max_merge", "up to 3 queued pushes travel as one"),
@@ -362,8 +353,7 @@ def test_some_settings_of_the_exchange_apply_in_every_mode() -> None:
     ],
 )
 def test_fields_of_the_exchange_are_explained(configs: Any, field: str, sentence: str) -> None:
-    name = f"a_sync_configs.{field}"
-    active, why = effect(name, SERVERS, a_sync=True, a_sync_configs=configs)
+    active, why = effect(f"a_sync_configs.{field}", SERVERS, a_sync=True, a_sync_configs=configs)
     assert active
     assert sentence in why
 
@@ -442,10 +432,7 @@ def test_hierarchical_allreduce_takes_effect_across_hosts() -> None:
 def test_hierarchical_allreduce_has_no_effect_without_inner_sums(
     job: JobFacts, inner: int, sentence: str
 ) -> None:
-    settings = {
-        "use_hierarchical_allreduce": True,
-        "hierarchical_allreduce_inter_nranks": inner,
-    }
+    settings = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": inner}
     first, *others = DistributedStrategy(**settings).inert(job)
     assert first.startswith("strategy.use_hierarchical_allreduce = True has no effect: ")
     assert sentence in first
@@ -455,8 +442,7 @@ def test_hierarchical_allreduce_has_no_effect_without_inner_sums(
 def test_useless_inner_groups_are_reported() -> None:
     name = "hierarchical_allreduce_inter_nranks"
     assert effect(name, HOSTS, **{name: 2}) == (False, "use_hierarchical_allreduce is off")
-    one = {"use_hierarchical_allreduce": True, name: 1}
-    active, why = effect(name, HOSTS, **one)
+    active, why = effect(name, HOSTS, **{"use_hierarchical_allreduce": True, name: 1})
     assert not active
     assert "a group of one has nothing to sum" in why
 

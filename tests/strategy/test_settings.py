@@ -1,17 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Settings`: the behaviour of every group of settings, shown with a small one."""
 
-from __future__ import annotations
-
 import copy
+import dataclasses
 import pickle
+import re
+import tempfile
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.errors import refuses
 
+import fleetlight as fleet
 from fleetlight.errors import NotAvailableError, StrategyError
-from fleetlight.strategy.settings import Nested, Settings, nested, rules_of, setting, settings_class
+from fleetlight.strategy import DistributedStrategy, JobFacts, current_job, set_current_job
+from fleetlight.strategy.settings import (
+    Nested,
+    Rules,
+    Settings,
+    nested,
+    rules_of,
+    setting,
+    settings_class,
+)
+from fleetlight.strategy.toml import dumps
+from fleetlight.strategy.unsupported import UNSUPPORTED, advice_on
 
 
 @settings_class
@@ -198,3 +216,207 @@ def test_is_set_is_true_for_an_explicit_default() -> None:
 def test_rules_of_returns_the_rules_of_a_field() -> None:
     assert rules_of(Outer(), "megabytes").doc == "how much"
     assert not rules_of(Inner(), "later").available
+
+
+# -- strategies as TOML files
+
+
+def values_of(rules: Rules) -> st.SearchStrategy[Any]:
+    """Values that a field accepts, by its own rules."""
+    if rules.choices:
+        return st.sampled_from(rules.choices)
+    if rules.kind is list:
+        inner = dataclasses.replace(rules, kind=rules.item)
+        return st.lists(values_of(inner), min_size=int(rules.filled))
+    if rules.kind is bool:
+        return st.booleans()
+    if rules.kind is int:
+        most = None if rules.maximum is None else int(rules.maximum)
+        return st.integers(min_value=int(rules.minimum or 0), max_value=most)
+    if rules.kind is float:
+        return floats_of(rules)
+    assert rules.kind is str
+    return st.text()
+
+
+def floats_of(rules: Rules) -> st.SearchStrategy[float]:
+    """Positive numbers that the rules accept."""
+    most = rules.maximum if rules.below is None else rules.below
+    bounds = {"exclude_min": True, "exclude_max": rules.below is not None}
+    return st.floats(0, most, allow_nan=False, allow_infinity=False, **bounds)
+
+
+def settings_for(settings: Settings) -> st.SearchStrategy[dict[str, Any]]:
+    """Keyword arguments for any available settings."""
+    found: dict[str, st.SearchStrategy[Any]] = {}
+    for name, value in settings.items():
+        rules = rules_of(settings, name)
+        if isinstance(value, Settings):
+            found[name] = settings_for(value)
+        elif rules.available:
+            found[name] = values_of(rules)
+    return st.fixed_dictionaries({}, optional=found)
+
+
+@settings(deadline=None)
+@given(settings_for(DistributedStrategy()))
+def test_a_written_strategy_is_read_back(settings_: dict[str, Any]) -> None:
+    strategy = DistributedStrategy(**settings_)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "strategy.toml"
+        strategy.to_file(file)
+        assert DistributedStrategy.from_file(file) == strategy
+        assert DistributedStrategy.from_file(str(file)) == strategy
+
+
+def test_only_changed_settings_are_written() -> None:
+    strategy = DistributedStrategy(
+        gradient_merge=True, gradient_merge_configs={"k_steps": 4}, deadline_s=60
+    )
+    assert dumps(strategy) == (
+        "gradient_merge = true\ndeadline_s = 60.0\n\n[gradient_merge_configs]\nk_steps = 4\n"
+    )
+    assert dumps(DistributedStrategy()) == "\n"
+
+
+def test_names_of_any_script_survive(tmp_path: Path) -> None:
+    names = ['a"b', "läyer", "層", "😀", "\x7f", "\x01\n\\"]
+    DistributedStrategy(recompute_configs={"checkpoints": names}).to_file(tmp_path / "s.toml")
+    assert DistributedStrategy.from_file(tmp_path / "s.toml").recompute_configs.checkpoints == names
+
+
+def test_a_handwritten_file_may_use_aliases_and_integers(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text("fuse_grad_size_in_MB = 8  # MiB\n[exec_strategy]\nnum_threads = 2\n")
+    strategy = DistributedStrategy.from_file(file)
+    assert strategy.fuse_grad_size_in_MB == 8.0
+    assert strategy.execution_strategy.num_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe", ["TOML"]),
+        (b"amp is on", ["TOML"]),
+        (b"amp = true\namp = false", ["TOML"]),
+        (b"seed = " + b"9" * 5000, ["TOML"]),
+        (b"ampp = true", ["'ampp'", "'amp'"]),
+        (b"self = 1", ["'self'"]),
+        (b"amp = 1", ["strategy.amp", "got 1 (int)", "bool"]),
+        (b"[amp]\nx = 1", ["strategy.amp", "bool"]),
+        (b"amp_configs = 3", ["strategy.amp_configs", "dict", "AmpConfigs"]),
+        (b"[amp_configs]\ndtype = 'int8'", ["'int8'", "'bfloat16' or 'float16'"]),
+        (b"seed = 1979-05-27", ["strategy.seed", "int"]),
+    ],
+)
+def test_an_error_names_the_file_once(content: bytes, words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_bytes(content)
+    with refuses(StrategyError, *words) as caught:
+        DistributedStrategy.from_file(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert str(caught.value).count("s.toml") == 1
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with refuses(StrategyError, "none.toml", "No such file"):
+        DistributedStrategy.from_file(tmp_path / "none.toml")
+    with refuses(StrategyError, str(tmp_path), "Is a directory"):
+        DistributedStrategy.from_file(tmp_path)
+
+
+# -- the facts of the job
+
+
+@pytest.fixture(autouse=True)
+def restore_job() -> Iterator[None]:
+    before = current_job()
+    yield
+    set_current_job(before)
+
+
+def test_a_strategy_is_explained_for_the_current_job() -> None:
+    strategy = DistributedStrategy(sync_batch_norm=True)
+    set_current_job(JobFacts(worker_num=1))
+    assert len(strategy.inert()) == 1
+    set_current_job(JobFacts(worker_num=3))
+    assert strategy.inert() == []
+    assert strategy.explain().startswith("job: collective, 3 workers")
+
+
+# -- settings of other systems: every way to set one gives an error with advice
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
+
+
+def rows() -> list[str]:
+    """The table of the page; settings with equal advice share a row."""
+    found: dict[str, list[str]] = {}
+    for name, advice in UNSUPPORTED.items():
+        found.setdefault(advice, []).append(f"`{name}`")
+    return [f"| {', '.join(names)} | {advice} |" for advice, names in found.items()]
+
+
+def test_every_way_to_set_an_unsupported_setting_gives_advice(tmp_path: Path) -> None:
+    file = tmp_path / "strategy.toml"
+    file.write_text("lars = true\n")
+    strategy: Any = DistributedStrategy()
+    words = ("strategy", "'lars'", "fleet.optim.Lars(")
+    for use in (
+        lambda: DistributedStrategy(lars=True),
+        lambda: setattr(strategy, "lars", True),
+        lambda: strategy.__setitem__("lars", True),
+        lambda: strategy["lars"],
+        lambda: DistributedStrategy.from_file(file),
+    ):
+        with refuses(StrategyError, *words):
+            use()
+    with refuses(AttributeError, *words):
+        strategy.lars.anything = 3
+
+
+def test_unsupported_settings_of_nested_configs_have_own_advice(tmp_path: Path) -> None:
+    file = tmp_path / "strategy.toml"
+    file.write_text("[a_sync_configs]\nmax_merge_var_num = 1\n")
+    configs: Any = {"max_merge_var_num": 1}
+    for use in (
+        lambda: DistributedStrategy(a_sync_configs=configs),
+        lambda: setattr(DistributedStrategy().a_sync_configs, "max_merge_var_num", 1),
+        lambda: DistributedStrategy.from_file(file),
+    ):
+        with refuses(StrategyError, "'max_merge_var_num'", "strategy.a_sync_configs.max_merge"):
+            use()
+
+
+@pytest.mark.parametrize("path", UNSUPPORTED)
+def test_an_unsupported_setting_is_absent_and_its_advice_short(path: str) -> None:
+    owner, _, name = path.rpartition(".")
+    settings: Any = attrgetter(owner)(DistributedStrategy()) if owner else DistributedStrategy()
+    assert name not in {*settings.keys(), *settings.ALIASES}
+    with refuses(StrategyError, UNSUPPORTED[path]):
+        setattr(settings, name, True)
+    assert len(UNSUPPORTED[path].split()) <= 20
+
+
+def test_advice_names_existing_settings_and_functions() -> None:
+    text = " ".join(UNSUPPORTED.values())
+    for path in re.findall(r"strategy\.([\w.]*\w)", text):
+        attrgetter(path)(DistributedStrategy())
+    for path in re.findall(r"fleet\.([\w.]*\w)", text):
+        assert attrgetter(path)(fleet), path
+
+
+def test_an_unknown_name_gets_suggestions_or_a_short_line() -> None:
+    assert advice_on("strategy.a_synk") is None
+    with refuses(StrategyError, "'a_synk'", "'a_sync'"):
+        DistributedStrategy(a_synk=True)
+    with refuses(StrategyError, "'zzz'", "print(strategy.explain(") as message:
+        DistributedStrategy(zzz=True)
+    assert len(str(message.value)) < 120
+
+
+def test_the_migration_page_lists_all_unsupported_settings() -> None:
+    _, _, table = PAGE.read_text(encoding="utf-8").partition("## Settings of other systems")
+    table, _, _ = table.partition("\n## ")
+    assert [line for line in table.splitlines() if line.startswith("| `")] == rows()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DistributedStrategy`: its public fields, and every way to set them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
@@ -98,14 +96,7 @@ CONFIGS = {
         "resume",
     },
     "ssl_configs": {"expiry_warning_days"},
-    "durability_configs": {
-        "folder",
-        "sync",
-        "snapshot_s",
-        "snapshot_mb",
-        "away_s",
-        "resume",
-    },
+    "durability_configs": {"folder", "sync", "snapshot_s", "snapshot_mb", "away_s", "resume"},
 }
 
 #: settings that are not yet available
@@ -279,17 +270,13 @@ def test_a_flag_may_be_a_switch(text: str, value: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("text", ["", " ", "-1", "-1.0"])
-def test_an_empty_or_negative_flag_keeps_the_default(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_or_negative_flags_keep_defaults(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", text)
     assert DistributedStrategy() == DistributedStrategy(fuse_grad_size_in_MB=25)
     assert "(from" not in DistributedStrategy().explain()
 
 
-def test_settings_of_the_script_win_over_flags(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_script_settings_win_over_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLAGS_fuse_parameter_memory_size", "16")
     strategy = DistributedStrategy(fuse_grad_size_in_MB=8)
     assert strategy.fuse_grad_size_in_MB == 8
@@ -317,8 +304,7 @@ def test_a_wrong_flag_is_named(variable: str, text: str, monkeypatch: pytest.Mon
 
 def test_every_default_passes_its_own_rules() -> None:
     for field in dataclasses.fields(DistributedStrategy):
-        default = default_of(field)
-        assert DistributedStrategy(**{field.name: default}) == DistributedStrategy()
+        assert DistributedStrategy(**{field.name: default_of(field)}) == DistributedStrategy()
 
 
 def test_errors_name_a_setting_as_scripts_write_it() -> None:

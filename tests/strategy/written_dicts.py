@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes `strategy/config_dicts.py` from the fields: `python -m tests.strategy.written_dicts`."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forked child inherits no connection of the job, and the job continues."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any
@@ -45,8 +43,7 @@ def load() -> Any:
     assert connections(), "the worker itself is connected"
     loader = DataLoader(InheritedState(), num_workers=2, multiprocessing_context="fork")
     seen = [tuple(int(v) for v in batch) for batch in loader]
-    total = fleet.all_reduce(torch.ones(1))
-    return os.getpid(), seen, float(total)
+    return os.getpid(), seen, float(fleet.all_reduce(torch.ones(1)))
 
 
 def test_loading_processes_inherit_no_connections_or_threads() -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connected socket delivers its last message, and partial sends arrive completely."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading
@@ -81,9 +79,7 @@ def test_a_wait_can_be_interrupted_by_another_thread(
     assert ended == [0]
 
 
-def test_a_wire_closed_by_another_thread_is_lost(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_a_wire_closed_by_another_thread_is_lost(pair: tuple[socket.socket, socket.socket]) -> None:
     """Also if the timeout changes, which is set on the socket first."""
     mine, _ = pair
     wire = Wire(mine, "the peer")
@@ -113,9 +109,7 @@ def test_a_truncated_frame_is_a_lost_peer(pair: tuple[socket.socket, socket.sock
         Wire(mine, "the peer").read_all(memoryview(bytearray(4)), "a test", LIMIT_S)
 
 
-def test_wait_readable_ends_at_the_first_byte(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_wait_readable_ends_at_the_first_byte(pair: tuple[socket.socket, socket.socket]) -> None:
     mine, theirs = pair
     wire = Wire(mine, "the peer")
     with pytest.raises(DeadlineError, match=r"the peer was silent for 0\.0 s during an exchange"):

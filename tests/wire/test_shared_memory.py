@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared memory: sealed, and passed to one process that has the ticket."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

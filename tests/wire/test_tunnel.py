@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tunnels: plain connections at both ends, TLS between, and no access for others."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
+import itertools
+import logging
+import resource
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,8 @@ import pytest
 
 from fleetlight.security.certificates import make
 from fleetlight.security.context import client_context, server_context
-from fleetlight.wire import tunnel
+from fleetlight.wire import listening, tunnel
+from fleetlight.wire.control_signals import NO_SIGNAL, ControlSignal, combined
 from fleetlight.wire.tunnel import Tunnel, entrance_to, exit_at
 
 LIMIT_S = 20.0
@@ -87,9 +91,7 @@ def received(connected: socket.socket, count: int) -> bytes:
     return data
 
 
-def test_bytes_pass_from_the_entrance_to_the_exit(
-    echo: tuple[str, int], folders: tuple[Path, Path]
-) -> None:
+def test_bytes_pass_through_the_tunnel(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
     with (
         opened(tunnel_exit(echo, folders[0])) as out,
         opened(entrance_to(out.address, client_context(folders[0]))) as into,
@@ -105,9 +107,7 @@ def test_bytes_pass_from_the_entrance_to_the_exit(
         sender.join(LIMIT_S)
 
 
-def test_closing_the_entrance_ends_the_connection(
-    echo: tuple[str, int], folders: tuple[Path, Path]
-) -> None:
+def test_closing_ends_the_connection(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
     with opened(tunnel_exit(echo, folders[0])) as out:
         into = entrance_to(out.address, client_context(folders[0]))
         with socket.create_connection(into.address, LIMIT_S) as connected:
@@ -117,9 +117,7 @@ def test_closing_the_entrance_ends_the_connection(
             assert connected.recv(10) == b""
 
 
-def test_a_plain_client_gets_nothing_from_the_exit(
-    echo: tuple[str, int], folders: tuple[Path, Path]
-) -> None:
+def test_a_plain_client_gets_nothing(echo: tuple[str, int], folders: tuple[Path, Path]) -> None:
     with (
         opened(tunnel_exit(echo, folders[0])) as out,
         socket.create_connection(out.address, LIMIT_S) as stranger,
@@ -129,7 +127,7 @@ def test_a_plain_client_gets_nothing_from_the_exit(
             assert b"HELLO" not in received(stranger, 5)
 
 
-def test_a_certificate_of_another_job_is_refused(
+def test_a_foreign_certificate_is_refused(
     echo: tuple[str, int], folders: tuple[Path, Path]
 ) -> None:
     warnings = Warnings()
@@ -193,9 +191,7 @@ def test_the_exit_speaks_tls_only(echo: tuple[str, int], folders: tuple[Path, Pa
             assert wire.version() == "TLSv1.3"
 
 
-def test_closing_ends_connections_with_bytes_that_nobody_reads(
-    folders: tuple[Path, Path],
-) -> None:
+def test_closing_ends_connections_with_bytes_that_nobody_reads(folders: tuple[Path, Path]) -> None:
     """Their sockets would stay open until a garbage collection, which warns."""
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
         leave = exit_at(
@@ -220,3 +216,108 @@ def test_closing_ends_connections_with_bytes_that_nobody_reads(
         enter.close()
         leave.close()
         gc.collect()
+
+
+# -- limits of open descriptors
+
+
+PROGRAM = """
+import resource
+from fleetlight.wire.descriptors import allow_descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+print(allow_descriptors(50), allow_descriptors(150), allow_descriptors(500))
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.slow
+def test_the_limit_rises_to_the_hard_one_at_most() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["50 150 200", "(200, 200)"], done.stderr
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 200
+
+
+# -- control signals are combined in any order
+
+
+CALLS = [
+    NO_SIGNAL,
+    ControlSignal(stop=True),
+    ControlSignal(saves=2),
+    ControlSignal(True, 1),
+    ControlSignal(saves=5),
+]
+
+
+def test_control_signals_are_combined() -> None:
+    assert ControlSignal(stop=True) | ControlSignal(saves=3) == ControlSignal(True, 3)
+    assert combined([]) == NO_SIGNAL
+    for one, other in itertools.product(CALLS, CALLS):
+        assert one | other == other | one
+        assert one | other | one == one | other
+    assert combined(CALLS) == ControlSignal(True, 5)
+
+
+# -- A rendezvous listens at one address, and at all only if no other choice is known
+
+
+OUTSIDE = "127.0.0.3"
+#: addresses of names; 127.0.0.3 stands for an address that other hosts know
+NAMES = {"debian": "127.0.1.1", "plain": OUTSIDE, "gateway": "203.0.113.1"}
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses of this machine that other hosts may know."""
+    known = [OUTSIDE]
+    real = listening.is_loopback
+    monkeypatch.setattr(listening, "resolve", lambda host: NAMES.get(host, host))
+    monkeypatch.setattr(listening, "is_loopback", lambda a: a not in known and real(a))
+    monkeypatch.setattr(
+        listening, "own_addresses", lambda: (("lo", "127.0.0.1"), *(("eth", a) for a in known))
+    )
+    return known
+
+
+def listens_at(host: str) -> tuple[str, str]:
+    """The address at which a master of this name listens, and the address to reach it locally."""
+    listener, reached_at = listening.listen_at((host, 0))
+    with listener:
+        return listener.getsockname()[0], reached_at
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "plain"])
+def test_store_listens_at_the_given_address(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    expected = NAMES.get(host, host)
+    assert listens_at(host) == (expected, expected)
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_loopback_name_means_the_only_outside_address(caplog: pytest.LogCaptureFixture) -> None:
+    assert listens_at("debian") == (OUTSIDE, OUTSIDE)
+    assert not caplog.records
+
+
+def test_without_a_network_a_loopback_name_is_the_loopback(outside: list[str]) -> None:
+    outside.clear()
+    assert listens_at("debian") == ("127.0.1.1", "127.0.1.1")
+
+
+def test_an_ambiguous_name_listens_everywhere_with_a_warning(
+    outside: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    outside.append("127.0.0.4")
+    with caplog.at_level(logging.WARNING, "fleetlight"):
+        assert listens_at("debian")[0] == listens_at("gateway")[0] == "0.0.0.0"
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "listening on all interfaces" in first
+    assert "others may connect to any of 127.0.0.3, 127.0.0.4; give the master's address" in first
+    assert "gateway is not an address of this machine" in second
+
+
+@pytest.mark.usefixtures("outside")
+def test_address_0_0_0_0_listens_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    assert listens_at("0.0.0.0")[0] == "0.0.0.0"
+    assert not caplog.records

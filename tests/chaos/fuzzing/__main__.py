@@ -4,8 +4,6 @@
 python -m tests.chaos.fuzzing --frames 1000000 --seed 1
 """
 
-from __future__ import annotations
-
 import sys
 
 from tests.chaos.fuzzing.running import main

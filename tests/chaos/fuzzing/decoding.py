@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames against the decoder alone: each is a message, or refused in a sentence."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

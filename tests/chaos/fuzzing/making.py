@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes almost valid frames: all messages, with all kinds of damage."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import types
@@ -91,8 +89,7 @@ def any_arrays(chance: random.Random) -> list[Array]:
 def _any_array(chance: random.Random) -> Array:
     dtype = chance.choice(list(DTYPES.values()))
     shape = tuple(chance.randrange(4) for _ in range(chance.randrange(4)))
-    count = int(np.prod(shape, dtype=np.int64))
-    data = chance.randbytes(count * dtype.itemsize)
+    data = chance.randbytes(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     if dtype == np.bool_:
         data = bytes(one & 1 for one in data)
     return np.frombuffer(data, dtype).reshape(shape)
@@ -186,8 +183,7 @@ def _name(array: Array) -> str:
 
 def damaged(chance: random.Random, frame: Frame, other: Frame) -> bytes:
     """The bytes of a frame with some damage."""
-    damage = chance.choice(_DAMAGES)
-    return damage(chance, dataclasses.replace(frame), other)
+    return chance.choice(_DAMAGES)(chance, dataclasses.replace(frame), other)
 
 
 def _other_value(chance: random.Random, frame: Frame, other: Frame) -> bytes:

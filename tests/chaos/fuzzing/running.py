@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many frames, in a process that may crash; reports the last frame."""
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import multiprocessing
@@ -26,8 +24,7 @@ _WARM = 5
 
 def resident() -> int:
     """Bytes of memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def decode(seed: int, numbers: range, at: Any) -> int:
@@ -106,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--round", type=int, help="only this one, a connection at a time")
     options = parser.parse_args(argv)
     if options.frame is not None:
-        data = Decoding(options.seed).made(options.frame)
-        print(data)
+        print(Decoding(options.seed).made(options.frame))
         print("whole" if Decoding(options.seed).run(options.frame) else "refused")
         return 0
     if options.round is not None:

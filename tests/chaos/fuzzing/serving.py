@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames against a server that listens: each connection ends, with valid replies."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -68,8 +66,7 @@ class Serving:
         return frames
 
     def _served(self, chance: random.Random, number: int, at_once: int, folder: str) -> int:
-        mode = chance.choice((SYNC, ASYNC, GEO))
-        the_plan = plan(mode, workers=1)
+        the_plan = plan(chance.choice((SYNC, ASYNC, GEO)), workers=1)
         server = closed_server(1, _DEADLINE_S)
         if chance.random() < 0.9:
             open_up(server, the_plan)
@@ -117,8 +114,7 @@ def _conversation(
     if chance.random() < 0.85:
         yield framed(1, (hello(0, lane, 1), [])).packed()
     for request in range(2, 2 + chance.randrange(1, 6)):
-        sequence = 10 * one + request
-        words = sensible(chance, the_plan, sequence, folder)  # type: ignore[arg-type]
+        words = sensible(chance, the_plan, 10 * one + request, folder)  # type: ignore[arg-type]
         draws = chance.random()
         if draws < 0.15:
             words = any_message(chance), any_arrays(chance)

@@ -4,8 +4,6 @@
 python -m tests.chaos.simulation --schedules 100000 --seed 1 --jobs 2
 """
 
-from __future__ import annotations
-
 import sys
 
 from tests.chaos.simulation.running import main

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk in memory: a journal's files, and snapshots. It outlives the process that writes it."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,21 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schedule of a job that forms: members join in any order, and get their indices."""
 
-from __future__ import annotations
-
 from tests.chaos.simulation.oracle import broken
 from tests.chaos.simulation.world import World
 
 from fleetlight.errors import MembershipError
-from fleetlight.roles.members import (
-    MemberHello,
-    absent,
-    assign_indices,
-    check_same_versions,
-    decode,
-    encode,
-    missing_text,
-)
+from fleetlight.roles import members
 
 
 class Formed:
@@ -35,10 +25,10 @@ class Formed:
         #: one of them runs another version
         self.differs = self.count > 1 and chance.random() < 0.1
 
-    def _hello(self, n: int, ids: str, number: int) -> MemberHello:
+    def _hello(self, n: int, ids: str, number: int) -> members.MemberHello:
         chance = self.world.chance
         known = {"none": None, "numbers": str(number), "names": f"pod-{number}"}
-        return MemberHello(
+        return members.MemberHello(
             kind="worker",
             index=None,
             address=f"10.0.0.{chance.randrange(3)}",
@@ -49,12 +39,12 @@ class Formed:
 
     def run(self) -> None:
         """Run it; raises a violation."""
-        arrived = [decode(encode(hello)) for hello in self.hellos]
+        arrived = [members.decode(members.encode(hello)) for hello in self.hellos]
         self.world.chance.shuffle(arrived)
         for hello in arrived:
             self.world.tell("comes", hello)
         try:
-            given = assign_indices(arrived)
+            given = members.assign_indices(arrived)
         except MembershipError as error:
             if not self.twice:
                 raise broken("cause", str(error)) from error
@@ -63,7 +53,7 @@ class Formed:
             raise broken("index", f"two members claim one, and got {given}")
         self._look(arrived, given)
 
-    def _look(self, arrived: list[MemberHello], given: list[int]) -> None:
+    def _look(self, arrived: list[members.MemberHello], given: list[int]) -> None:
         if sorted(given) != list(range(self.count)):
             raise broken("index", f"{given}, of {self.count}")
         for hello, index in zip(arrived, given, strict=True):
@@ -76,8 +66,8 @@ class Formed:
         present = dict(zip(given, arrived, strict=True))
         lost = self.world.chance.randrange(self.count)
         here = {index: hello for index, hello in present.items() if index != lost}
-        if absent(self.count, here) != [lost]:
-            raise broken("index", f"{lost} is missing, told was {absent(self.count, here)}")
-        if f"worker {lost}" not in missing_text(self.count, here, (), 1.0):
+        if members.absent(self.count, here) != [lost]:
+            raise broken("index", f"{lost} is missing, told was {members.absent(self.count, here)}")
+        if f"worker {lost}" not in members.missing_text(self.count, here, (), 1.0):
             raise broken("index", f"worker {lost} is missing, and not named")
-        check_same_versions(present)
+        members.check_same_versions(present)

@@ -58,8 +58,7 @@ class Lane:
 
     def _transmit(self, link: Link, message: m.Message, arrays: Sequence[Array]) -> None:
         link.owed += 1
-        event = "Join" if isinstance(message, m.Join) else message
-        self._tell(event)
+        self._tell("Join" if isinstance(message, m.Join) else message)
         self._world.later(self.host.hear, link, message, arrays, within=self._delay_s())
 
     def received(self, link: Link, reply: Words) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One schedule of a launcher: `Watch` decides about processes that are drawn."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 

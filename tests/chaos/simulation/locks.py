@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks and conditions of a simulated process: threads wait for them in a world."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

@@ -5,8 +5,6 @@ Messages arrive late. Servers are killed, or pause until the engine takes them f
 rendezvous loses its memory, and links are cut.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Oracle`: the promises that hold in every schedule. Each has a name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

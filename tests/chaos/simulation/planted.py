@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bugs to plant, one at a time: a simulation that misses one would miss others, too."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs many schedules, and reports the first that failed."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import logging

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schedule of servers and workers: drawn, run, and checked at the end."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Script`: the actions of the workers of one schedule, and its accidents. Drawn, then fixed."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -167,8 +165,7 @@ def _updates(
 
 def _again(updates: list[list[list[Update]]]) -> list[list[Update]]:
     """The updates of a second process of worker 0: the same rows, in their own columns."""
-    column = sum(len(phase) for phases in updates for phase in phases)
-    numbers = itertools.count(column)
+    numbers = itertools.count(sum(len(phase) for phases in updates for phase in phases))
     return [
         [dataclasses.replace(one, column=next(numbers), incarnation=2) for one in phase]
         for phase in updates[0]

@@ -5,8 +5,6 @@ So threaded code runs in an order that the seed decides. The threads are greenle
 one to another takes no call of the operating system.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from greenlet import getcurrent, greenlet

@@ -8,8 +8,6 @@ ones is a generator here: it yields a request, or what it waits for.
 The state that outlives the worker's process is its `Redo`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`World`: a simulated clock, and events in an order that a seed decides."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight events` prints what happened in a job, or sends it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -80,8 +78,7 @@ def test_a_log_folder_is_sent(
 
 
 def test_a_job_that_runs_has_no_span_yet(log: Path, endpoint: pytest.MonkeyPatch) -> None:
-    record = RecordFile(log, "a1b2", "10.0.0.2", "train")
-    record.update([entry(4)])
+    RecordFile(log, "a1b2", "10.0.0.2", "train").update([entry(4)])
     with Collector() as collector:
         endpoint.setenv(event_export.ENDPOINT, collector.url)
         assert main(["events", str(log), "--export"]) == 0

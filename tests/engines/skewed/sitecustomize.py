@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clock of this process is an hour ahead, as on a machine without a time server."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine: fleetrun shows or submits a job, and fleetlight asks for it."""
 
-from __future__ import annotations
-
-import pathlib
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +47,7 @@ WORDS = ("--on", "toy_engine", *COUNTS, "--worker_cpus", "3", "--server_memory",
 
 
 @pytest.fixture(autouse=True)
-def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "backends"
     folder.mkdir()
     (folder / "toy_engine.py").write_text(TOY)
@@ -66,13 +64,13 @@ def test_print_shows_what_would_be_submitted(capfd: pytest.CaptureFixture[str]) 
     assert '"counts": {"FLEET_WORKER_NUM": "2", "FLEET_SERVER_NUM": "1"}' in shown
     assert '"options": {"partition": "gpu"}, "variables": {"A": "b=c", "D": ""}' in shown
     assert '"memory": 2048, "cpus": 3' in shown
-    assert not pathlib.Path("job").exists()
+    assert not Path("job").exists()
 
 
 def test_commands_of_a_submitted_job(capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "Train_it.py"]) == 0
     assert "submitted toy_engine:7; see fleetlight ps toy_engine:7" in capfd.readouterr().out
-    assert pathlib.Path("job").exists()
+    assert Path("job").exists()
     assert tool.main(["ps", "toy_engine:7"]) == 0
     assert capfd.readouterr().out.splitlines() == [
         "process   state    machine",
@@ -84,7 +82,7 @@ def test_commands_of_a_submitted_job(capfd: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["scale", "toy_engine:7", "--worker_num", "4"]) == 0
     assert capfd.readouterr().out == "scaling: toy_engine:7-{'worker': 4}\n"
     assert tool.main(["stop", "toy_engine:7"]) == 0
-    assert pathlib.Path("stopped").read_text() == "7"
+    assert Path("stopped").read_text() == "7"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray without Ray: what its absence and a wrong setting say."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new backend: one file, which `fleetrun --on` finds."""
 
-from __future__ import annotations
-
-import pathlib
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +44,7 @@ TOKEN = "3f9ac27e51d0b8463f9ac27e51d0b846"
 
 
 @pytest.fixture(autouse=True)
-def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "backends"
     folder.mkdir()
     (folder / "toy.py").write_text(TOY)
@@ -56,17 +54,13 @@ def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
 
 
-def test_job_runs_on_a_toy_backend(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_job_runs_on_a_toy_backend(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     counts = ("--server_num", "1", "--worker_num", "2")
-    code = main(["--on", "toy", *counts, "--checkpoint", "ckpt", "train.py", "--lr", "3"])
-    assert code == 3
+    assert main(["--on", "toy", *counts, "--checkpoint", "ckpt", "train.py", "--lr", "3"]) == 3
     expected = f"{tmp_path / 'ckpt'} {TOKEN} --lr 3"
     for name in ("server.0", "worker.0", "worker.1"):
         assert (tmp_path / name).read_text() == expected
-    shown = capfd.readouterr().out
-    assert "fleetrun: 1 server, 1 cpus\nfleetrun: 2 worker, 1 cpus\n" in shown
+    assert "fleetrun: 1 server, 1 cpus\nfleetrun: 2 worker, 1 cpus\n" in capfd.readouterr().out
     # the default backend did not handle it
     assert not (tmp_path / "log").exists()
 

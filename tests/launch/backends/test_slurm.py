@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm without Slurm: the batch script, and how its commands are used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -16,6 +14,8 @@ from fleetlight.launch.backends.slurm import engine
 from fleetlight.launch.backends.slurm.engine import one_line, refusal
 from fleetlight.launch.backends.slurm.layout import last_start
 from fleetlight.launch.backends.slurm.script import counts_of, rescaled
+
+Capture = pytest.CaptureFixture[str]
 
 COUNTS = ("--server_num", "2", "--worker_num", "3")
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -50,17 +50,17 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def printed(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def printed(capfd: Capture, *words: str) -> str:
     assert main(["--on", "slurm", "--print", *words, "train.py", "--rate", "0.1"]) == 0
     return capfd.readouterr().out
 
 
-def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capfd: Capture, *words: str) -> str:
     assert main(["--on", "slurm", *COUNTS, *words, "train.py"]) == 2
     return capfd.readouterr().err
 
 
-def test_script_has_one_step_for_all_roles(capfd: pytest.CaptureFixture[str]) -> None:
+def test_script_has_one_step_for_all_roles(capfd: Capture) -> None:
     sizes = ("--worker_cpus", "2", "--server_cpus", "4", "--server_memory", "2G")
     more = ("--option", "partition=a b", "--option", "exclusive=", "--env", "A=it's")
     script = printed(capfd, *COUNTS, *sizes, *more, "--max_restarts", "3", "--grace_s", "90.5")
@@ -87,14 +87,14 @@ def test_script_has_one_step_for_all_roles(capfd: pytest.CaptureFixture[str]) ->
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_workers_have_gpus_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_have_gpus_of_their_own(capfd: Capture) -> None:
     script = printed(capfd, "--gpus", "0,1")
     assert "#SBATCH --ntasks=2\n" in script
     assert "#SBATCH --gpus-per-task=1\n" in script
     assert "FLEET_SERVER_NUM=" not in script
 
 
-def test_one_task_has_the_name_of_the_job(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_task_has_the_name_of_the_job(capfd: Capture) -> None:
     assert 'export FLEET_JOB="slurm-$SLURM_JOB_ID"' in printed(capfd, "--nproc_per_node", "1")
     assert "FLEET_JOB" not in printed(capfd, *COUNTS)
 
@@ -115,16 +115,12 @@ def test_one_task_has_the_name_of_the_job(capfd: pytest.CaptureFixture[str]) -> 
         (("--env", f"FLEET_TOKEN={TOKEN}"), "--env FLEET_TOKEN: the engine sets this variable"),
     ],
 )
-def test_wrong_settings_are_refused(
-    words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_settings_are_refused(words: tuple[str, ...], message: str, capfd: Capture) -> None:
     assert message in refused(capfd, *words)
     assert not Path("log").exists()
 
 
-def test_missing_commands_are_explained(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_commands_are_explained(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     monkeypatch.setenv("PATH", "")
     assert "sbatch not found: run this on a login node" in refused(capfd)
 
@@ -134,7 +130,7 @@ def refusing(fake: Path, said: str, then: str) -> None:
     (fake / "bin" / "sbatch").write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}END\n{then}\n")
 
 
-def test_a_limit_of_an_account_is_passed_on(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_of_an_account_is_passed_on(fake: Path, capfd: Capture) -> None:
     policy = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
     refusing(
         fake,
@@ -163,7 +159,7 @@ def test_a_command_that_waits_for_a_full_queue_says_so(
     limit_s: float,
     shown: str,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Capture,
 ) -> None:
     monkeypatch.setattr(engine, "_LIMIT_S", limit_s)
     refusing(fake, said, "exec sleep 60")
@@ -173,7 +169,7 @@ def test_a_command_that_waits_for_a_full_queue_says_so(
 
 @pytest.mark.parametrize("given", [True, False])
 def test_token_is_only_in_the_environment(
-    fake: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], given: bool
+    fake: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture, given: bool
 ) -> None:
     monkeypatch.setenv("RANK", "3")
     if given:
@@ -204,7 +200,7 @@ def test_scale_submits_the_same_job_with_other_counts(fake: Path) -> None:
     assert "update JobId=12 Requeue=0" in (fake / "scontrol.words").read_text()
 
 
-def test_commands_need_a_job_that_can_do_so(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_need_a_job_that_can_do_so(fake: Path, capfd: Capture) -> None:
     (fake / "job").write_text("JobId=12 JobState=COMPLETED")
     for words, message in (
         (["ps", "slurm:-x"], "got the job '-x', expected the number that Slurm gave"),
@@ -215,7 +211,7 @@ def test_commands_need_a_job_that_can_do_so(fake: Path, capfd: pytest.CaptureFix
         assert message in capfd.readouterr().err
 
 
-def test_no_servers_appear_by_scaling(capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_servers_appear_by_scaling(capfd: Capture) -> None:
     script = printed(capfd, "--nproc_per_node", "2")
     assert counts_of(rescaled(script, {"worker": 5})) == (0, 5)
     with pytest.raises(ConfigError, match="this job has no parameter servers"):
@@ -247,9 +243,7 @@ def test_last_start_tells_where_processes_are_and_how_they_ended() -> None:
 @pytest.mark.parametrize(
     "option", ["time=90", "time=1-12", "time=2:30:00", "time=unlimited", "nodes=2-4", "nice="]
 )
-def test_values_that_slurm_knows_are_accepted(
-    option: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_values_that_slurm_knows_are_accepted(option: str, capfd: Capture) -> None:
     assert main(["--on", "slurm", "--print", *COUNTS, "--option", option, "train.py"]) == 0
     name, _, value = option.partition("=")
     line = f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}"

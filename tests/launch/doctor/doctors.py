@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Doctors on loopback addresses, each of which stands for a machine."""
 
-from __future__ import annotations
-
 import random
 import socket
 

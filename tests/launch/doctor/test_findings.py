@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings from facts: each problem and advice has a remedy; sound machines have none."""
 
-from __future__ import annotations
-
+import os
+import socket
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.launch.doctor.doctors import free_ports
 
+from fleetlight.launch.doctor.facts import PortListeners, facts_of, mtu_of, shared_memory
 from fleetlight.launch.doctor.findings import (
     Finding,
     bits,
@@ -17,6 +20,8 @@ from fleetlight.launch.doctor.findings import (
     seconds_a_step,
 )
 from fleetlight.launch.doctor.messages import Exam, ExamOptions, Facts, Link
+from fleetlight.launch.doctor.table import exam_table, finding_lines, machine_table
+from fleetlight.launch.inventory import Machine
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 ASKED = ExamOptions(names=HOSTS, hosts=HOSTS, port=6170, workers=2)
@@ -189,8 +194,7 @@ def test_machine_without_the_first_doctor_has_findings() -> None:
 
 
 def test_workers_with_gpus_may_share_cores() -> None:
-    gpus = msgspec.structs.replace(SOUND, cores=1, gpus=2)
-    assert list(machine_findings(gpus)) == []
+    assert list(machine_findings(msgspec.structs.replace(SOUND, cores=1, gpus=2))) == []
 
 
 @pytest.mark.parametrize(("hosts", "expected"), [(2, 4.0), (3, 16 / 3), (4, 6.0)])
@@ -210,3 +214,123 @@ def test_numbers_are_formatted() -> None:
         "12 ms",
     ]
     assert Finding(True, "a", "b") == Finding(True, "a", "b")
+
+
+# -- the facts of this machine
+
+
+def test_facts_of_this_machine() -> None:
+    machine = Machine(cores=3, gpus=1, addresses=(("lo", "127.0.0.1"),))
+    exam_options = ExamOptions(workers=2)
+    facts = facts_of(machine, {"OMP_NUM_THREADS": "4"}, exam_options, "127.0.0.2")
+    assert (facts.asked, facts.cores, facts.gpus, facts.threads) == (exam_options, 3, 1, "4")
+    assert facts.name == socket.gethostname()
+    assert facts.python.startswith("3.")
+    assert facts.memory > 1 << 20
+    assert facts.interface == "lo"
+    assert facts.mtu == mtu_of("lo")
+    assert facts_of(machine, {}, exam_options).interface is None
+
+
+def test_unknown_mtu_is_zero() -> None:
+    assert (mtu_of("lo") or 0) > 1000
+    assert mtu_of("none0") is None
+    assert mtu_of(None) is None
+    assert mtu_of("a name that is too long for any") is None
+
+
+def test_shared_memory(tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    assert shared_memory(tmp_path) == found.f_frsize * found.f_blocks
+    assert shared_memory(tmp_path / "none") is None
+
+
+def test_doctor_listens_on_job_ports_and_one_more() -> None:
+    first = free_ports(3)
+    with socket.create_server(("127.0.0.1", first + 1)):
+        held = PortListeners("127.0.0.1", range(first, first + 3))
+    assert list(held.taken) == [first + 1]
+    assert (
+        f"port {first + 1} on 127.0.0.1 is taken by process {os.getpid()}" in held.taken[first + 1]
+    )
+    assert held.ports[:2] == (first, first + 2)
+    assert len(held.ports) == 3
+    for port in held.ports:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+    held.close()
+    again = PortListeners("127.0.0.1", range(first, first + 3))
+    assert again.taken == {}
+    again.close()
+
+
+# -- the report of an examination as text
+
+
+FACTS = Facts(
+    name="a",
+    fleetlight="0.1",
+    torch="2",
+    python="3",
+    cores=8,
+    memory=3 << 30,
+    shared_memory=None,
+    interface="eth0",
+    mtu=1500,
+)
+
+
+def test_report_of_machines_and_links() -> None:
+    exam = Exam(
+        asked=ExamOptions(names=HOSTS, hosts=HOSTS),
+        facts={0: FACTS, 1: Facts(name="long", mtu=None)},
+        links=(
+            Link(sender=0, receiver=1, round_trip_s=2e-4, bytes_per_s=25e6),
+            Link(sender=1, receiver=0, round_trip_s=2e-4, bytes_per_s=25e6, closed={1: "no"}),
+            Link(sender=1, receiver=0, error="no answer"),
+        ),
+        clocks={1: -0.0001},
+    )
+    assert exam_table(exam).splitlines() == [
+        "machine   name  fleetlight  torch  python  cores  memory  GPUs  interface  MTU   clock",
+        "10.0.0.1  a     0.1         2      3       8      3 GiB   0     eth0       1500",
+        "10.0.0.2  long                             1      0 GiB   0     ?          ?     +0.000 s",
+        "",
+        "from      to        round trip  bandwidth   ports",
+        "10.0.0.1  10.0.0.2  0.2 ms      200 Mbit/s  open",
+        "10.0.0.2  10.0.0.1  0.2 ms      200 Mbit/s  closed",
+        "10.0.0.2  10.0.0.1  -           -           -",
+    ]
+
+
+def test_report_of_a_single_machine() -> None:
+    lines = machine_table(FACTS, (("eth0", "10.0.0.1"), ("", "::1")), [1500, None]).splitlines()
+    assert lines[0] == "name             a (resolves to no address)"
+    assert "shared memory    none (/dev/shm)" in lines
+    assert "open files       no limit" in lines
+    assert lines[-2:] == [
+        "address          10.0.0.1 (eth0, MTU 1500)",
+        "address          ::1 (interface unknown)",
+    ]
+
+
+def test_report_of_findings() -> None:
+    found = [Finding(True, "it is so", "do this"), Finding(False, "and so", "or that")]
+    assert finding_lines(found) == ("problem: it is so\n    do this\nadvice: and so\n    or that")
+
+
+def test_report_fits_a_narrow_terminal() -> None:
+    exam = Exam(
+        asked=ExamOptions(names=HOSTS, hosts=HOSTS),
+        facts={0: FACTS},
+        links=(Link(sender=0, receiver=1, round_trip_s=2e-4, bytes_per_s=25e6),),
+    )
+    lines = exam_table(exam, 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert lines[:2] == ["10.0.0.1", "  name: a"]
+    assert lines[-1] == "  ports: open"
+    found = [Finding(True, "a sentence that is longer than the terminal is", "do this")]
+    assert finding_lines(found, 40, colour=True).splitlines() == [
+        "\x1b[31mproblem\x1b[0m: a sentence that is longer than",
+        "  the terminal is",
+        "    do this",
+    ]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendezvous of doctors: complete, with an absent machine, with a machine that leaves."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import threading
@@ -13,12 +11,22 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.launch.doctor.doctors import HOSTS, exam_options, facts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.launch.doctor.doctors import HOSTS, exam_options, facts, free_ports
 
-from fleetlight.errors import FleetError, LaunchError, ProtocolError
+from fleetlight.errors import (
+    ConfigError,
+    DeadlineError,
+    FleetError,
+    LaunchError,
+    PeerLostError,
+    ProtocolError,
+)
 from fleetlight.launch.doctor import joint_examination, probe
 from fleetlight.launch.doctor import joint_examination as service_module
-from fleetlight.launch.doctor.channel import DoctorChannel, dial
+from fleetlight.launch.doctor.channel import MAX_BYTES, DoctorChannel, dial
+from fleetlight.launch.doctor.examination import DoctorOptions, examine
 from fleetlight.launch.doctor.joint_examination import DoctorService
 from fleetlight.launch.doctor.messages import (
     Acknowledged,
@@ -31,8 +39,10 @@ from fleetlight.launch.doctor.messages import (
     GetTime,
     Link,
     Measure,
+    Refused,
     Time,
 )
+from fleetlight.launch.inventory import Machine
 
 
 @pytest.fixture(autouse=True)
@@ -119,8 +129,7 @@ def test_first_machine_that_cannot_connect_is_named() -> None:
 def test_different_list_is_reported() -> None:
     of = exam_options(2)
     other = msgspec.structs.replace(of, hosts=(HOSTS[0], HOSTS[1], HOSTS[2]))
-    listener = socket.create_server((HOSTS[1], of.port))
-    service = DoctorService(listener, other, 1, facts(other))
+    service = DoctorService(socket.create_server((HOSTS[1], of.port)), other, 1, facts(other))
     ((exam, _),) = doctors(of, range(1), deadline_s=0.5)
     service.close()
     assert exam.absent == {
@@ -151,8 +160,7 @@ def _serve_http(listener: socket.socket) -> None:
 
 def test_links_of_a_lost_machine_are_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     of = exam_options(2)
-    listener = socket.create_server((HOSTS[1], of.port))
-    service = DoctorService(listener, of, 1, facts(of))
+    service = DoctorService(socket.create_server((HOSTS[1], of.port)), of, 1, facts(of))
     say: Any = lambda text: service.close() if text.startswith("measuring") else None  # noqa: E731
     exam = joint_examination.examine_together(of, 0, facts(of), 5.0, say)
     assert [link.error for link in exam.links] == [
@@ -208,8 +216,7 @@ OPTIONS = exam_options(2)
 @pytest.fixture
 def service() -> Iterator[DoctorService]:
     """The service of the second of two machines."""
-    listener = socket.create_server((HOSTS[1], OPTIONS.port))
-    made = DoctorService(listener, OPTIONS, 1, facts(OPTIONS))
+    made = DoctorService(socket.create_server((HOSTS[1], OPTIONS.port)), OPTIONS, 1, facts(OPTIONS))
     yield made
     made.close()
 
@@ -219,8 +226,7 @@ def wire(own: str = HOSTS[0]) -> DoctorChannel:
 
 
 def test_the_service_reports_facts_and_measures(service: DoctorService) -> None:
-    link = Link(sender=0, receiver=1)
-    measured = probe.measure(HOSTS[0], HOSTS[1], OPTIONS.port, link, (), 0.02)
+    measured = probe.measure(HOSTS[0], HOSTS[1], OPTIONS.port, Link(sender=0, receiver=1), (), 0.02)
     assert measured.error == ""
     assert (measured.round_trip_s or 0) > 0
     assert (measured.bytes_per_s or 0) > 0
@@ -329,7 +335,7 @@ def test_service_survives_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((HOSTS[1], OPTIONS.port))
     listener.listen()
-    monkeypatch.setattr(service_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(service_module, "_ACCEPT_S", 0.01)
     monkeypatch.setattr(threading, "Event", Counted)
     service = DoctorService(listener, OPTIONS, 1, facts(OPTIONS))
     asking = wire()
@@ -344,7 +350,159 @@ def test_unreachable_port_is_named(service: DoctorService) -> None:
     with socket.create_server((HOSTS[1], free + 1)):
         closed = probe.unreachable(HOSTS[0], HOSTS[1], (free, free + 1))
     assert closed == {free: "connection refused"}
-    link = Link(sender=0, receiver=1)
-    gone = probe.measure(HOSTS[0], HOSTS[1], free, link, (), 0.02)
+    gone = probe.measure(HOSTS[0], HOSTS[1], free, Link(sender=0, receiver=1), (), 0.02)
     assert gone.error == f"port {free}: connection refused"
     assert not service.has_exam.is_set()
+
+
+# -- from options of the command line to the result of an examination
+
+
+NAMES = {"here": "127.0.1.1", "there": "192.0.2.7"}
+MACHINE = Machine(
+    cores=4,
+    addresses=(("lo", "127.0.0.1"), ("eth0", "192.0.2.1")),
+    resolve=lambda host: NAMES.get(host, host),
+)
+
+
+def refuse_output(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_examination_of_this_machine() -> None:
+    result = examine(DoctorOptions(port=6170, workers=2), MACHINE, {}, refuse_output)
+    assert result.is_fit
+    assert "cores            4" in result.text
+    assert "192.0.2.1 (eth0" in result.text
+
+
+def test_list_with_one_machine() -> None:
+    lines: list[str] = []
+    options = DoctorOptions(ips=("127.0.0.1",), port=free_ports(3))
+    result = examine(options, MACHINE, {}, lines.append)
+    assert result.is_fit
+    assert result.text.splitlines()[1].startswith("127.0.0.1  ")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        pytest.param({"workers": -1}, "--nproc -1: expected 1 to 1024", id="workers"),
+        pytest.param({"workers": 0}, "--nproc 0: expected 1 to 1024", id="no workers"),
+        pytest.param({"port": 0}, "--port 0: expected 1 to 65533", id="no port"),
+        pytest.param({"port": 65535}, "--port 65535", id="last port"),
+        pytest.param({"seconds": 0.0}, "--seconds 0: expected more than 0", id="no time"),
+        pytest.param({"seconds": float("nan")}, "--seconds nan", id="nan"),
+        pytest.param({"deadline_s": -1.0}, "--deadline_s -1", id="past"),
+        pytest.param({"ips": ("a",) * 65}, "lists 65 machines, expected at most 64", id="many"),
+        pytest.param({"ips": ("here", "there")}, r"here resolves to 127\.0\.1\.1", id="loopback"),
+        pytest.param(
+            {"ips": ("192.0.2.7", "192.0.2.8")},
+            "none of .* is an address of this machine",
+            id="other",
+        ),
+        pytest.param({"ips": ("127.0.0.1", "127.0.0.2")}, "pass --host", id="unclear"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        examine(DoctorOptions(**{"port": 6170, **options}), MACHINE, {}, refuse_output)
+
+
+# -- messages of doctors over a socket, and invalid bytes
+
+
+class Pair:
+    """Both ends of a connection: a doctor's end, and a raw one that may send anything."""
+
+    def __init__(self, limit_s: float = 5.0) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.other = socket.create_connection(listener.getsockname())
+        self.wire = DoctorChannel(listener.accept()[0], "10.0.0.2", limit_s)
+        listener.close()
+
+    def close(self) -> None:
+        self.wire.close()
+        self.other.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_messages_round_trip(pair: Pair) -> None:
+    other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
+    facts = Facts(asked=ExamOptions(hosts=("a", "b")), taken={5: "why"}, listening=(1, 2))
+    exam = Exam(asked=facts.asked, facts={0: facts}, absent={1: "no"}, clocks={1: 0.5})
+    pair.wire.send(Finish(exam))
+    pair.wire.send(Echo())
+    assert [other.receive_request(), other.receive_request()] == [Finish(exam), Echo()]
+    other.send(facts)
+    other.send(Acknowledged())
+    assert [pair.wire.receive(Facts), pair.wire.receive(Acknowledged)] == [facts, Acknowledged()]
+    pair.wire.close()
+    assert other.receive_request() is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "complaint"),
+    [
+        pytest.param(b"GET ", ProtocolError, "does another program use this port", id="length"),
+        pytest.param(b"\0\0\0\2no", ProtocolError, "another version of fleetlight", id="no json"),
+        pytest.param(b"\0\0\0\2{}", ProtocolError, "another version", id="no type"),
+        pytest.param(b"\0\0\0\0", ProtocolError, "another version", id="empty"),
+        pytest.param(b"\0\0\0\x0f" + b"[" * 15, ProtocolError, "version", id="deep"),
+        pytest.param(b"\0\0\0\5ab", PeerLostError, "in the middle of a frame", id="half"),
+        pytest.param(b"\0\0", PeerLostError, "in the middle", id="half a length"),
+        pytest.param(b"", ProtocolError, "replied with nothing", id="nothing"),
+    ],
+)
+def test_invalid_message_is_an_error_that_names_the_peer(
+    sent: bytes, error: type[FleetError], complaint: str, pair: Pair
+) -> None:
+    pair.other.sendall(sent)
+    pair.other.shutdown(socket.SHUT_WR)
+    with pytest.raises(error, match=complaint) as caught:
+        pair.wire.receive(Acknowledged)
+    assert "10.0.0.2" in str(caught.value)
+
+
+def test_reply_of_another_type_is_an_error(pair: Pair) -> None:
+    other = DoctorChannel(pair.other, "10.0.0.1", 5.0)
+    other.send(Time(3.0))
+    with pytest.raises(ProtocolError, match="replied with Time, expected Acknowledged"):
+        pair.wire.receive(Acknowledged)
+    other.send(Refused("only 10.0.0.1 may"))
+    with pytest.raises(ProtocolError, match="refused: only"):
+        pair.wire.receive(Acknowledged)
+
+
+def test_every_wait_ends() -> None:
+    pair = Pair(limit_s=0.05)
+    with pytest.raises(DeadlineError, match=r"10\.0\.0\.2 did not reply within 0\.05 s"):
+        pair.wire.call(Echo(), Acknowledged)
+    pair.wire.limit_s = 0.2
+    # a peer that reads nothing, and a message larger than the buffers
+    exam = Exam(asked=ExamOptions(names=("x" * MAX_BYTES,) * 4), facts={})
+    with pytest.raises(DeadlineError, match="accepted no message"):
+        pair.wire.send(Finish(exam))
+    pair.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_message_or_a_fleetlight_error(sent: bytes) -> None:
+    pair = Pair()
+    pair.other.sendall(sent)
+    pair.other.close()
+    try:
+        while pair.wire.receive_request() is not None:
+            pass
+    except FleetError:
+        pass
+    finally:
+        pair.close()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Doctors with a token serve callers with that token and refuse all others."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

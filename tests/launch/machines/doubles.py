@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test doubles: a store and a screen in this process."""
 
-from __future__ import annotations
-
 from fleetlight.observe.console import Tone
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several machines, simulated by loopback addresses of 127.0.0.0/8."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines connected by a network (network namespaces)."""
 
-from __future__ import annotations
-
 from rig.hosts import Rig, hosts
 from tests.launch.workplace import Job, Workplace, outcome
 from tests.rig.needed import NEEDED
@@ -58,8 +56,7 @@ def test_addresses_and_interfaces_are_found(place: Workplace) -> None:
 
 def test_cut_link_ends_the_job_on_both_sides(place: Workplace) -> None:
     with hosts(2) as rig:
-        flags = ["--ips", rig.ips, "--deadline_s", "15"]
-        jobs = start(place, rig, *flags, seconds="600")
+        jobs = start(place, rig, "--ips", rig.ips, "--deadline_s", "15", seconds="600")
         for node in (0, 1):
             place.wait_for(f"seen.{node}")
         rig.hosts[0].cut()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous state is JSON: a pickle in the store is refused, never loaded."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
+import dataclasses
 import os
 import pickle
+import socket
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,12 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetlight.errors import MembershipError
-from fleetlight.launch.job.spec import RendezvousSpec
+from fleetlight.errors import LaunchError, MembershipError
+from fleetlight.launch.inventory import version_of
+from fleetlight.launch.job.layout import Node
+from fleetlight.launch.job.spec import JobSpec, MachineSpec, RendezvousSpec, RoleSpec
 from fleetlight.launch.machines import store
+from fleetlight.launch.machines.other_machines import NextAction, NoOtherMachines, conclusion
+from fleetlight.launch.machines.own_node import reserve_node, script_hash, with_shared_facts
 from fleetlight.launch.machines.rendezvous_state import JsonBackend, from_json, to_json
 from fleetlight.launch.machines.store import Rendezvous, Store
+from fleetlight.launch.processes.failure import JobFailure
 from fleetlight.launch.processes.ports import Reservation
+from fleetlight.launch.processes.watch import RemoteState
+from fleetlight.roles.role import Kind
 
 dynamic: Any = pytest.importorskip("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
 
@@ -163,3 +170,90 @@ def test_two_launchers_meet_over_a_json_store() -> None:
     assert datetime.now(timezone.utc) - timedelta(minutes=5) < datetime.fromisoformat(
         state["last_heartbeats"][0][1].replace("Z", "+00:00")
     )
+
+
+# -- the node of this machine: its ports and the facts that launchers compare
+
+
+def job(script: str = "t.py", **more: object) -> JobSpec:
+    return JobSpec(
+        script=script,
+        worker=RoleSpec(kind=Kind.WORKER, count=2),
+        server=RoleSpec(kind=Kind.SERVER, count=1),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_each_process_and_the_master_have_their_own_port() -> None:
+    with contextlib.ExitStack() as held:
+        node, reservations = reserve_node(job(), held, restart=2, failures=1)
+        ports = [port for _, port in (*node.workers, *node.servers)] + [node.master_port]
+        assert sorted(ports) == sorted(reservation.port for reservation in reservations)
+        assert len(set(ports)) == 4
+        assert (node.restart, node.failures) == (2, 1)
+
+
+def test_listed_endpoints_are_reserved() -> None:
+    with contextlib.ExitStack() as held:
+        _, [reservation, *_] = reserve_node(job(), held)
+        port = reservation.port
+    listed = MachineSpec(workers=(("127.0.0.1", port),))
+    with contextlib.ExitStack() as held:
+        node, reservations = reserve_node(JobSpec(script="t.py", machine=listed), held)
+        assert node.workers == (("127.0.0.1", port),)
+        assert port in [held_port.port for held_port in reservations]
+
+
+@pytest.mark.parametrize("flag", ["--servers", "--workers"])
+def test_error_for_a_listed_port_in_use_names_the_flag(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        spec = job(machine=MachineSpec(**{flag.removeprefix("--"): (taken.getsockname(),)}))
+        with (
+            contextlib.ExitStack() as held,
+            pytest.raises(LaunchError, match=f"is taken.* or choose another port in {flag}"),
+        ):
+            reserve_node(spec, held)
+
+
+def test_script_is_identified_by_its_bytes(tmp_path: Path) -> None:
+    one, same, other = (tmp_path / name for name in ("1.py", "2.py", "3.py"))
+    one.write_text("a")
+    same.write_text("a")
+    other.write_text("b")
+    assert script_hash(job(str(one))) == script_hash(job(str(same))) != script_hash(job(str(other)))
+    assert script_hash(job(str(tmp_path / "none"))) == "unreadable"
+    assert script_hash(job("pkg.train", is_module=True)) == "pkg.train"
+
+
+def test_facts_that_launchers_compare() -> None:
+    spec = RendezvousSpec(master=("h", 1), min_nodes=2, max_nodes=3, rank=1)
+    with contextlib.ExitStack() as held:
+        node = with_shared_facts(reserve_node(job(), held)[0], job(max_restarts=4), spec)
+    agreed = dict(node.agreed)
+    assert agreed["the number of machines"] == "2:3"
+    assert agreed["--max_restarts"] == "4"
+    assert agreed["the torch version"] == version_of("torch") != "not installed"
+    assert node.rank == 1
+
+
+# -- A job of one machine, and the rule for restarts
+
+
+FAILURE = JobFailure(what="worker 0 of 1 exited with code 1", code=1)
+
+
+def test_single_machine_waits_for_no_other() -> None:
+    alone, node = NoOtherMachines(), Node(host="a")
+    assert alone.gather(node).nodes == (node,)
+    assert alone.share("id") == "id"
+    assert alone.exchange_state(workers_done=False) is RemoteState.DONE
+    assert alone.conclude(FAILURE, restarts_left=1).next is NextAction.RESTART
+    alone.give_up("why")
+    alone.close()
+
+
+def test_failure_restarts_while_restarts_remain() -> None:
+    assert conclusion(FAILURE, 1).next is NextAction.RESTART
+    assert conclusion(FAILURE, 0).next is NextAction.FINISH
+    assert conclusion(None, 1).next is NextAction.FINISH
+    assert conclusion(dataclasses.replace(FAILURE, may_restart=False), 1).next is NextAction.FINISH

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's store, with a deadline for every wait."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -18,13 +16,8 @@ import pytest
 
 from fleetlight.errors import LaunchError
 from fleetlight.launch.job.spec import RendezvousSpec
-from fleetlight.launch.machines import store
+from fleetlight.launch.machines import store, store_connection
 from fleetlight.launch.machines.store import Store
-from fleetlight.launch.machines.store_connection import (
-    StoreConnection,
-    StoreGoneError,
-    StoreLostError,
-)
 from fleetlight.launch.processes.ports import Reservation
 from fleetlight.security.certificates import make
 from fleetlight.strategy.features.ssl import Encryption
@@ -71,7 +64,7 @@ class RetryForever:
         while True:
             try:
                 return attempt()
-            except StoreGoneError:
+            except store_connection.StoreGoneError:
                 raise
             except RuntimeError as error:
                 self.failed.append(error)
@@ -106,12 +99,12 @@ def test_closed_store_is_not_retried() -> None:
     found = store.connect(spec, retry=RetryForever())
     found._link._raw = None
     served.set("store", "of another job")
-    with pytest.raises(StoreGoneError, match="another store has taken its place"):
+    with pytest.raises(store_connection.StoreGoneError, match="another store has taken its place"):
         found.check(["key"])
     away = free_endpoint()
     renew = functools.partial(store._reconnect, away, away.master, b"")
-    with pytest.raises(StoreGoneError, match="no process listens"):
-        Store(StoreConnection(None, renew, RetryForever())).check(["key"])
+    with pytest.raises(store_connection.StoreGoneError, match="no process listens"):
+        Store(store_connection.StoreConnection(None, renew, RetryForever())).check(["key"])
 
 
 @pytest.mark.slow
@@ -125,7 +118,7 @@ def test_store_over_tls(tmp_path: Path) -> None:
     served.set("key", "value")
     assert found.get("key") == b"value"
     for other in (None, Encryption(str(tmp_path / "theirs"))):
-        with pytest.raises((LaunchError, StoreLostError)):
+        with pytest.raises((LaunchError, store_connection.StoreLostError)):
             store.connect(dataclasses.replace(spec, ssl=other), left_s=1.0)
 
 
@@ -155,3 +148,38 @@ def test_owner_of_a_remote_port_is_not_looked_up_locally() -> None:
         spec = RendezvousSpec(master=away, min_nodes=2, max_nodes=2)
         with pytest.raises(LaunchError, match=r"is not a fleetrun: the store did not reply"):
             store.connect(spec, left_s=0)
+
+
+# -- A connection to the store that may hang or fail
+
+
+def test_hanging_call_is_abandoned() -> None:
+    release = threading.Event()
+    with pytest.raises(store_connection.StoreLostError, match=r"did not reply within 0.01 s"):
+        store_connection.bounded(release.wait, deadline_s=0.01)
+    release.set()
+
+
+def test_values_and_errors_pass_through() -> None:
+    assert store_connection.bounded(lambda: 3) == 3
+    with pytest.raises(KeyError):
+        store_connection.bounded(lambda: {}["x"])
+
+
+def fail(raw: object) -> None:
+    raise RuntimeError(f"{raw} failed")
+
+
+def test_failed_connection_is_not_reused() -> None:
+    link = store_connection.StoreConnection("first", lambda: "second")
+    assert link.call(str.upper) == "FIRST"
+    with pytest.raises(RuntimeError, match="first failed"):
+        link.call(fail)
+    assert link.call(str.upper) == "SECOND"
+
+
+def test_connection_within_this_process_is_never_replaced() -> None:
+    link = store_connection.StoreConnection("own")
+    with pytest.raises(RuntimeError, match="own failed"):
+        link.call(fail)
+    assert link.raw == "own"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher that serves the store leaves last."""
 
-from __future__ import annotations
-
 import signal
 import time
 

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of one machine, without the loop that supervises them."""
 
-from __future__ import annotations
-
 import os
-import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +50,7 @@ class Screen:
 
 
 @pytest.fixture
-def folder(tmp_path: pathlib.Path) -> Iterator[LogFolder]:
+def folder(tmp_path: Path) -> Iterator[LogFolder]:
     logs = claim(str(tmp_path / "log"), "a")
     yield logs
     logs.close()
@@ -153,9 +151,7 @@ def test_exit_has_the_reported_status(folder: LogFolder) -> None:
     }
 
 
-def test_exits_are_timed_by_the_monotonic_clock(
-    folder: LogFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exits_have_monotonic_times(folder: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
     days = iter(range(10**6))
     # the wall clock jumps at each call

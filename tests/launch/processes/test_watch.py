@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decisions of `Watch`, step by step, without processes or clocks."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 from typing import Any
@@ -55,8 +53,7 @@ def test_root_cause_ends_the_others_at_once() -> None:
     killed = ended(W1, -signal.SIGKILL)
     assert one.step(Observation(now=0, exits=[killed])) == signal.SIGTERM
     assert one.failure is killed
-    late = ended(W0, -signal.SIGTERM)
-    one.step(Observation(now=1, exits=[killed, late]))
+    one.step(Observation(now=1, exits=[killed, ended(W0, -signal.SIGTERM)]))
     assert one.is_over
     assert (one.verdict, one.failure) == (Verdict.FAILED, killed)
 

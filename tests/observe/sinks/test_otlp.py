@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events arrive at a collector of OpenTelemetry, in the spans of their processes."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -15,20 +13,7 @@ from tests.observe.sinks.collector import Collector
 from tests.workers import reserved_port
 
 from fleetlight.launch.exit_codes import RESUME_CODE, exit_code
-from fleetlight.observe.sinks.otlp import (
-    EVENTS,
-    ON_REQUEST,
-    Delivery,
-    DeliveryOutcome,
-    EventExporter,
-    ExportedJob,
-    Severity,
-    _Failures,
-    attributes,
-    body,
-    event_name,
-    severity,
-)
+from fleetlight.observe.sinks import otlp
 from fleetlight.observe.telemetry.snapshot import Event
 from fleetlight.version import VERSION
 
@@ -36,7 +21,7 @@ pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 
-JOB = ExportedJob("a1b2", "train")
+JOB = otlp.ExportedJob("a1b2", "train")
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 STORY = [
     Event(100.0, "worker 0", "start", "started, pid 5", "10.0.0.1", 5),
@@ -62,7 +47,7 @@ def exported(
     collector: Collector, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, int]:
     monkeypatch.setenv(ENDPOINT, collector.url)
-    exporter = EventExporter(JOB, pytest.fail)
+    exporter = otlp.EventExporter(JOB, pytest.fail)
     exporter.add(events)
     exporter.end_trace()
     return exporter.close(60.0)
@@ -160,7 +145,7 @@ def test_a_collector_that_refuses_is_one_warning(monkeypatch: pytest.MonkeyPatch
     with Collector() as collector:
         collector.status = 401
         monkeypatch.setenv(ENDPOINT, collector.url)
-        exporter = EventExporter(JOB, lambda *said: warnings.append(said), most=5)
+        exporter = otlp.EventExporter(JOB, lambda *said: warnings.append(said), most=5)
         exporter.add(STORY)
         exporter.end_trace()
         lacks = exporter.close(60.0)
@@ -175,7 +160,7 @@ def test_a_collector_without_traces_takes_events(monkeypatch: pytest.MonkeyPatch
     with Collector() as collector:
         collector.lacks_path = "/v1/traces"
         monkeypatch.setenv(ENDPOINT, collector.url)
-        exporter = EventExporter(JOB, lambda *said: warnings.append(said))
+        exporter = otlp.EventExporter(JOB, lambda *said: warnings.append(said))
         exporter.add(STORY)
         exporter.end_trace()
         lacks = exporter.close(60.0)
@@ -194,9 +179,9 @@ def test_a_refusal_after_a_lost_connection_is_a_refusal() -> None:
         logging.getLogger(OTLPLogExporter.__module__).error(next(said))
         return False
 
-    failures = _Failures(lambda what, why: None)
-    send = failures.guarded(EVENTS, export, True)
-    assert [send([1]), send([1])] == [DeliveryOutcome.LOST, DeliveryOutcome.REFUSED]
+    failures = otlp._Failures(lambda what, why: None)
+    send = failures.guarded(otlp.EVENTS, export, True)
+    assert [send([1]), send([1])] == [otlp.DeliveryOutcome.LOST, otlp.DeliveryOutcome.REFUSED]
     assert failures.reason == "Failed to export, code: 400"
 
 
@@ -206,8 +191,8 @@ def test_a_batch_of_an_sdk_that_gave_up_is_lost() -> None:
         logging.getLogger(OTLPLogExporter.__module__).error(said)
         return False
 
-    failures = _Failures(lambda what, why: None)
-    assert failures.guarded(EVENTS, export, True)([1]) is DeliveryOutcome.LOST
+    failures = otlp._Failures(lambda what, why: None)
+    assert failures.guarded(otlp.EVENTS, export, True)([1]) is otlp.DeliveryOutcome.LOST
     assert failures.reason == "timeout, max retries or shutdown"
 
 
@@ -219,8 +204,8 @@ def test_the_reason_is_known_while_the_sdk_tries_again() -> None:
         known.append(failures.reason)
         return True
 
-    failures = _Failures(lambda what, why: None)
-    assert failures.guarded(EVENTS, export, True)([1]) is DeliveryOutcome.ARRIVED
+    failures = otlp._Failures(lambda what, why: None)
+    assert failures.guarded(otlp.EVENTS, export, True)([1]) is otlp.DeliveryOutcome.ARRIVED
     assert [*known, failures.reason] == ["[Errno 111] Connection refused", ""]
 
 
@@ -233,7 +218,7 @@ def test_a_collector_that_is_down_is_one_warning(monkeypatch: pytest.MonkeyPatch
     holder, port = reserved_port()
     monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{port}")
     with holder:
-        exporter = EventExporter(JOB, lambda *said: warnings.append(said))
+        exporter = otlp.EventExporter(JOB, lambda *said: warnings.append(said))
         exporter.add(STORY)
         assert exporter.close(60.0) == (len(STORY), 2)
     [(_, reason)] = warnings
@@ -243,75 +228,75 @@ def test_a_collector_that_is_down_is_one_warning(monkeypatch: pytest.MonkeyPatch
 WORKER = {"fleetlight.role": "worker", "fleetlight.index": 1}
 PROCESS = {**WORKER, "host.name": "10.0.0.2", "process.pid": 7}
 CASES = [
-    (Event(1.0, "worker 1", "start", "started, pid 7", "10.0.0.2", 7), Severity.INFO, PROCESS),
+    (Event(1.0, "worker 1", "start", "started, pid 7", "10.0.0.2", 7), otlp.Severity.INFO, PROCESS),
     (
         Event(1.0, "worker 1", "restart", "restart 2, pid 7", "10.0.0.2", 7, restart=2),
-        Severity.WARN,
+        otlp.Severity.WARN,
         {**PROCESS, "fleetlight.restart": 2},
     ),
     (
         Event(1.0, "worker 1", "exit", "exited with code 0", "10.0.0.2", 7, 0),
-        Severity.INFO,
+        otlp.Severity.INFO,
         {**PROCESS, "process.exit.code": 0},
     ),
     (
         Event(1.0, "worker 1", "exit", "exited with code 3", "10.0.0.2", 7, 3),
-        Severity.ERROR,
+        otlp.Severity.ERROR,
         {**PROCESS, "process.exit.code": 3},
     ),
     (
         Event(1.0, "worker 1", "exit", "killed by SIGKILL", "10.0.0.2", 7, -9),
-        Severity.ERROR,
+        otlp.Severity.ERROR,
         {**PROCESS, "fleetlight.signal": "SIGKILL"},
     ),
     (
         Event(1.0, "worker 1", "exit", "killed by SIGTERM", "10.0.0.2", 7, -15),
-        Severity.WARN,
+        otlp.Severity.WARN,
         {**PROCESS, "fleetlight.signal": "SIGTERM"},
     ),
     (
         Event(1.0, "worker 1", "exit", "killed by signal 99", "10.0.0.2", 7, -99),
-        Severity.ERROR,
+        otlp.Severity.ERROR,
         {**PROCESS, "fleetlight.signal": "99"},
     ),
     *(
         (
             Event(1.0, "worker 1", kind, "some text", pid=7, step=40),
-            Severity.INFO,
+            otlp.Severity.INFO,
             {**PROCESS, "fleetlight.step": 40},
         )
         for kind in ("checkpoint", "resume", "publication", "join")
     ),
     (
         Event(1.0, "fleetrun", "end", "ended with code 0", "10.0.0.1", status=0),
-        Severity.INFO,
+        otlp.Severity.INFO,
         {"fleetlight.role": "fleetrun", "host.name": "10.0.0.1", "process.exit.code": 0},
     ),
     (
         Event(1.0, "fleetrun", "end", "ended with code 75", "10.0.0.1", status=75),
-        Severity.WARN,
+        otlp.Severity.WARN,
         {"fleetlight.role": "fleetrun", "host.name": "10.0.0.1", "process.exit.code": 75},
     ),
     (
         Event(1.0, "worker 1", "exit", "exited with code 3"),
-        Severity.INFO,
+        otlp.Severity.INFO,
         {**WORKER, "host.name": "10.0.0.2"},
     ),
 ]
 
 
 @pytest.mark.parametrize(("event", "expected", "found"), CASES)
-def test_an_event_as_a_record(
-    event: Event, expected: Severity, found: dict[str, str | int]
+def test_event_as_a_record(
+    event: Event, expected: otlp.Severity, found: dict[str, str | int]
 ) -> None:
-    assert event_name(event) == f"fleetlight.{event.kind}"
-    assert severity(event) is expected
-    assert attributes(event, host="10.0.0.2") == found
-    assert body(event) == f"{event.who}: {event.text}"
+    assert otlp.event_name(event) == f"fleetlight.{event.kind}"
+    assert otlp.severity(event) is expected
+    assert otlp.attributes(event, host="10.0.0.2") == found
+    assert otlp.body(event) == f"{event.who}: {event.text}"
 
 
 def test_a_job_that_has_saved_ends_on_request() -> None:
-    assert {RESUME_CODE, exit_code(-15), exit_code(-2)} <= ON_REQUEST
+    assert {RESUME_CODE, exit_code(-15), exit_code(-2)} <= otlp.ON_REQUEST
 
 
 FAR_S = 60.0
@@ -329,20 +314,20 @@ class Service:
         self.failures = failures
         self.was_called, self.opens = threading.Event(), threading.Event()
 
-    def send(self, batch: Sequence[int]) -> DeliveryOutcome:
+    def send(self, batch: Sequence[int]) -> otlp.DeliveryOutcome:
         self.was_called.set()
         assert self.opens.wait(FAR_S)
         if self.failures:
             self.failures -= 1
-            return DeliveryOutcome.LOST
+            return otlp.DeliveryOutcome.LOST
         self.taken += batch
-        return DeliveryOutcome.ARRIVED
+        return otlp.DeliveryOutcome.ARRIVED
 
 
 def test_all_items_arrive_in_their_order() -> None:
     service = Service()
     service.opens.set()
-    delivery = Delivery(service.send)
+    delivery = otlp.Delivery(service.send)
     for number in range(2000):
         delivery.add(number)
     assert delivery.close(until()) == 0
@@ -352,7 +337,7 @@ def test_all_items_arrive_in_their_order() -> None:
 def test_a_service_that_comes_back_gets_what_it_lacks() -> None:
     service = Service(failures=2)
     service.opens.set()
-    delivery = Delivery(service.send, retry_s=0.001)
+    delivery = otlp.Delivery(service.send, retry_s=0.001)
     delivery.add(1)
     while service.failures:
         assert service.was_called.wait(FAR_S)
@@ -364,7 +349,7 @@ def test_a_service_that_comes_back_gets_what_it_lacks() -> None:
 
 def test_the_oldest_are_dropped_and_counted() -> None:
     service = Service()
-    delivery = Delivery(service.send, most=3)
+    delivery = otlp.Delivery(service.send, most=3)
     delivery.add(0)
     assert service.was_called.wait(FAR_S)
     # the first is on its way: it arrives, although its place is given away
@@ -378,7 +363,7 @@ def test_the_oldest_are_dropped_and_counted() -> None:
 def test_the_end_makes_one_last_attempt() -> None:
     service = Service(failures=1)
     service.opens.set()
-    delivery = Delivery(service.send, retry_s=FAR_S)
+    delivery = otlp.Delivery(service.send, retry_s=FAR_S)
     delivery.add(1)
     assert service.was_called.wait(FAR_S)
     assert delivery.close(until()) == 0
@@ -388,7 +373,7 @@ def test_the_end_makes_one_last_attempt() -> None:
 def test_a_service_that_fails_at_the_end_lacks_the_rest() -> None:
     service = Service(failures=9)
     service.opens.set()
-    delivery = Delivery(service.send, retry_s=FAR_S)
+    delivery = otlp.Delivery(service.send, retry_s=FAR_S)
     delivery.add(1)
     delivery.add(2)
     assert delivery.close(until()) == 2
@@ -397,7 +382,7 @@ def test_a_service_that_fails_at_the_end_lacks_the_rest() -> None:
 
 def test_a_service_that_does_not_answer_delays_the_end_by_no_more_than_asked() -> None:
     service = Service()
-    delivery = Delivery(service.send)
+    delivery = otlp.Delivery(service.send)
     delivery.add(1)
     assert service.was_called.wait(FAR_S)
     assert delivery.close(until(0.0)) == 1
@@ -408,15 +393,15 @@ def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -
     arrived: list[int] = []
     is_done = threading.Event()
 
-    def send(batch: Sequence[int]) -> DeliveryOutcome:
+    def send(batch: Sequence[int]) -> otlp.DeliveryOutcome:
         if 7 in batch or len(batch) > 100:
-            return DeliveryOutcome.REFUSED
+            return otlp.DeliveryOutcome.REFUSED
         arrived.extend(batch)
         if len(arrived) == 299:
             is_done.set()
-        return DeliveryOutcome.ARRIVED
+        return otlp.DeliveryOutcome.ARRIVED
 
-    delivery = Delivery(send, retry_s=0.0)
+    delivery = otlp.Delivery(send, retry_s=0.0)
     for number in range(300):
         delivery.add(number)
     assert is_done.wait(30)
@@ -427,13 +412,13 @@ def test_an_item_that_the_service_refuses_does_not_delay_the_others_for_ever() -
 def test_an_item_that_is_refused_at_the_end_keeps_no_other_back() -> None:
     arrived: list[int] = []
 
-    def send(batch: Sequence[int]) -> DeliveryOutcome:
+    def send(batch: Sequence[int]) -> otlp.DeliveryOutcome:
         if 700 in batch:
-            return DeliveryOutcome.REFUSED
+            return otlp.DeliveryOutcome.REFUSED
         arrived.extend(batch)
-        return DeliveryOutcome.ARRIVED
+        return otlp.DeliveryOutcome.ARRIVED
 
-    delivery = Delivery(send, retry_s=FAR_S)
+    delivery = otlp.Delivery(send, retry_s=FAR_S)
     for number in range(2000):
         delivery.add(number)
     assert delivery.close(until()) == 1
@@ -443,11 +428,11 @@ def test_an_item_that_is_refused_at_the_end_keeps_no_other_back() -> None:
 def test_a_service_that_refuses_all_ends_the_attempts() -> None:
     asked: list[int] = []
 
-    def send(batch: Sequence[int]) -> DeliveryOutcome:
+    def send(batch: Sequence[int]) -> otlp.DeliveryOutcome:
         asked.append(len(batch))
-        return DeliveryOutcome.REFUSED
+        return otlp.DeliveryOutcome.REFUSED
 
-    delivery = Delivery(send, retry_s=FAR_S)
+    delivery = otlp.Delivery(send, retry_s=FAR_S)
     for number in range(2000):
         delivery.add(number)
     assert delivery.close(until()) == 2000

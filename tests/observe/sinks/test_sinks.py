@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics arrive in TensorBoard, MLflow and Weights & Biases, each with its own package."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math
@@ -24,8 +22,7 @@ from fleetlight.observe.telemetry.registry import Registry
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    is_missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(is_missing, reason=f"needs {package}")
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
 
 
 def written(text: str) -> None:
@@ -91,8 +88,7 @@ def test_wandb_has_a_run_on_this_machine(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("tensorbord:runs", "tensorboard"), ("csv:x", "got 'csv:x'")],
+    ("text", "expected"), [("tensorbord:runs", "tensorboard"), ("csv:x", "got 'csv:x'")]
 )
 def test_an_unknown_service_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
@@ -218,8 +214,7 @@ def test_a_service_that_hangs_delays_the_end_by_no_more_than_asked(
         def write(self, step: int, values: Mapping[str, float], at: float) -> None:
             assert opens.wait(60.0)
 
-    feeder = SinkFeeder({"wandb": Hanging}, Registry(), None, every_s=3600, close_s=0.05)
-    feeder.close()
+    SinkFeeder({"wandb": Hanging}, Registry(), None, every_s=3600, close_s=0.05).close()
     opens.set()
     assert "the last metrics did not reach wandb within 0.05 s" in caplog.text
 
@@ -240,8 +235,7 @@ def test_a_service_that_hangs_delays_neither_start_nor_end(
 
     monkeypatch.setattr(Hanging, method, hang)
     openers = {"tensorboard": Kept, "wandb": Hanging}
-    feeder = SinkFeeder(openers, Registry(), None, every_s=3600, open_s=0.0, close_s=0.05)
-    feeder.close()
+    SinkFeeder(openers, Registry(), None, every_s=3600, open_s=0.0, close_s=0.05).close()
     assert hangs.wait(20.0)
     assert threading.main_thread() not in hung
     assert "did not reach" in caplog.text
@@ -250,9 +244,7 @@ def test_a_service_that_hangs_delays_neither_start_nor_end(
 
 
 @needs("mlflow")
-def test_metrics_join_the_run_of_the_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_join_the_run_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -263,8 +255,7 @@ def test_metrics_join_the_run_of_the_script(
     with mlflow.start_run() as run:
         SinkFeeder(openers(f"mlflow:{uri}"), registry, None, every_s=3600).close()
         assert mlflow.active_run() is not None
-    client = mlflow.MlflowClient(uri)
-    [loss] = client.get_metric_history(run.info.run_id, "loss")
+    [loss] = mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, "loss")
     assert loss.value == 0.5
 
 

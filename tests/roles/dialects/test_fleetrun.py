@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fleetlight's own variables."""
 
-from __future__ import annotations
-
 import pytest
 from tests.roles.environments import OWN
 

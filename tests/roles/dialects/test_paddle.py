@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variables of Fleet's launchers and operators."""
 
-from __future__ import annotations
-
 import pytest
 from tests.roles.environments import PADDLE, PADDLE_SERVER, PADDLE_WORKER
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm's variables."""
 
-from __future__ import annotations
-
 import pytest
 from tests.roles.environments import SLURM
 
@@ -118,8 +116,7 @@ def test_tasks_are_servers_and_workers(
     task: tuple[int, int, int], expected: tuple[Kind, int, int, int, int]
 ) -> None:
     role = slurm.DIALECT.read({**SERVED, **numbers(*task)})
-    found = (role.kind, role.index, role.local_rank, role.local_size, role.node_rank)
-    assert found == expected
+    assert (role.kind, role.index, role.local_rank, role.local_size, role.node_rank) == expected
     assert (role.server_num, role.worker_num, role.node_num) == (2, 3, 3)
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where encryption takes effect; where it would be missing without notice, it is an error."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ElasticHost`: a server of a job that workers join and leave; it gives up lost workers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

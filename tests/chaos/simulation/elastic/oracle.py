@@ -87,12 +87,7 @@ class ElasticOracle:
     # -- steps
 
     def pushes_now(
-        self,
-        process: ElasticWorker,
-        records: Sequence[Record],
-        turn: int,
-        phase: int,
-        order: int,
+        self, process: ElasticWorker, records: Sequence[Record], turn: int, phase: int, order: int
     ) -> TrackedPush:
         """A process is about to push its gradients of these records."""
         if self._phases.setdefault(turn, phase) != phase:

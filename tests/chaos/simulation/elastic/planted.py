@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bugs to plant in the code with which workers join and leave, one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

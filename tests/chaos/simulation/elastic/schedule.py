@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schedule of a job that workers join and leave: drawn, run, and checked at the end."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from unittest import mock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ElasticScript`: a job that workers join and leave, and its accidents. Drawn, then fixed."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Its code is that of the package: client, communicator, loader, queue, and the wa
 the script, the model and the connections are simulated.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Callable, Sequence
@@ -299,8 +297,7 @@ class ElasticWorker:
         group = ServedGroup(client, 1e6)
         session = ServerSession(client, None)
         role = Role(index=None if self.joins else self.index, worker_num=script.places)
-        replay = JoiningReplay() if self.joins else NoReplay()
-        job = _JobOfWorker(role, replay, self.departure)
+        job = _JobOfWorker(role, JoiningReplay() if self.joins else NoReplay(), self.departure)
         try:
             if self.joins:
                 group.prelude = _prelude(client)
@@ -362,8 +359,7 @@ class ElasticWorker:
                     self.has_failed = True
                     raise
             if script.gathers:
-                mine = np.array([self.started_at], np.int64).tobytes()
-                told = group.gather_bytes(mine, "gather")
+                told = group.gather_bytes(np.array([self.started_at], np.int64).tobytes(), "gather")
                 members = [int(np.frombuffer(one, np.int64)[0]) for one in told]
                 self.oracle.met(self, epoch, client.replies.meetings, members)
             if script.rests:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight ps`, `logs` and `stop` for a log folder, by records that tests write."""
 
-from __future__ import annotations
-
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +18,8 @@ from fleetlight.launch.process_identity import System, start_of, this_system
 from fleetlight.launch.processes.record import LauncherRecord, ProcessEntry
 from fleetlight.observe.telemetry.recorder import EventFile
 
+Capture = pytest.CaptureFixture[str]
+
 HOST = this_system().hostname
 #: above the largest number of a process
 NO_PID = 1 << 23
@@ -27,7 +27,7 @@ AWAY = System(hostname="node2", boot="b", namespace="n")
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log").mkdir()
 
@@ -45,7 +45,7 @@ def entry(name: str, **values: Any) -> ProcessEntry:
     return ProcessEntry(**{"name": name, "pid": NO_PID, "start": 0, **values})
 
 
-def write(*processes: ProcessEntry, **values: Any) -> pathlib.Path:
+def write(*processes: ProcessEntry, **values: Any) -> Path:
     """Write a record, by default of a launcher that was killed."""
     record = LauncherRecord(
         **{
@@ -58,7 +58,7 @@ def write(*processes: ProcessEntry, **values: Any) -> pathlib.Path:
             **values,
         }
     )
-    path = pathlib.Path(f"log/launcher.{record.host}.{record.pid}.json")
+    path = Path(f"log/launcher.{record.host}.{record.pid}.json")
     path.write_bytes(msgspec.json.encode(record))
     return path
 
@@ -91,9 +91,7 @@ def test_ps_shows_the_state_of_each_process(launcher: subprocess.Popen[bytes]) -
 
 
 @pytest.mark.parametrize("job", ["log", "./log", "processes:log", "hosts:log"])
-def test_a_job_is_its_folder(
-    job: str, launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_its_folder(job: str, launcher: subprocess.Popen[bytes], capfd: Capture) -> None:
     write(entry("worker 0"), **live(launcher))
     assert main(["ps", job]) == 0
     assert capfd.readouterr().out.splitlines()[0].split() == ["process", "state", "machine"]
@@ -116,7 +114,7 @@ def test_ps_of_a_job_that_has_ended(launcher: subprocess.Popen[bytes]) -> None:
 
 
 def test_ps_says_what_it_knows_of_other_machines(launcher: subprocess.Popen[bytes]) -> None:
-    pathlib.Path("log/endpoints.log").write_text(
+    Path("log/endpoints.log").write_text(
         "job j\nnode 0 10.0.0.1\nserver 0 10.0.0.1:7\nworker 0 10.0.0.1:8\nworker 1 10.0.0.2:8\n"
         "worker 2 ::3:9\n"
     )
@@ -137,9 +135,9 @@ def test_ps_knows_processes_of_other_machines_by_their_events(
 ) -> None:
     names = [f"worker {number}" for number in range(1, 5)]
     rest = "".join(f"{name} 10.0.0.2:{number + 8}\n" for number, name in enumerate(names))
-    pathlib.Path("log/endpoints.log").write_text(f"job j\nworker 0 10.0.0.1:8\n{rest}")
+    Path("log/endpoints.log").write_text(f"job j\nworker 0 10.0.0.1:8\n{rest}")
     write(entry("worker 0", pid=9), host="10.0.0.1", **live(launcher))
-    folder = pathlib.Path("log")
+    folder = Path("log")
     events = EventFile(folder, "fleetrun.10.0.0.2.4", "fleetrun", "10.0.0.2")
     # worker 1 was on another machine before, whose clock is ahead
     former = EventFile(folder, "fleetrun.10.0.0.3.4", "fleetrun", "10.0.0.3", lambda: 9e9)
@@ -158,7 +156,7 @@ def test_ps_knows_processes_of_other_machines_by_their_events(
         ("worker 4", "unknown", "10.0.0.2", "run fleetlight ps there"),
     ]
     events.add("exit", "killed", "worker 2", status=-9)
-    record = pathlib.Path("log", f"launcher.10.0.0.1.{launcher.pid}.json")
+    record = Path("log", f"launcher.10.0.0.1.{launcher.pid}.json")
     record.unlink()
     record = write(entry("worker 0", status=0), host="10.0.0.1")
     # the launcher of node 0 was killed: nothing says whether the others have ended
@@ -181,10 +179,10 @@ def test_ps_prefers_the_launcher_that_replaced_a_lost_one(
     assert len(rows()) == 3
 
 
-def test_logs_of_all_processes_or_of_one(capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_all_processes_or_of_one(capfd: Capture) -> None:
     for name in ("serverlog.0", "workerlog.10", "workerlog.2"):
-        pathlib.Path(f"log/{name}").write_text(f"in {name}\nopen line")
-    pathlib.Path("log/endpoints.log").write_text("job j\nworker 3 10.0.0.2:7\n")
+        Path(f"log/{name}").write_text(f"in {name}\nopen line")
+    Path("log/endpoints.log").write_text("job j\nworker 3 10.0.0.2:7\n")
     assert main(["logs", "log"]) == 0
     assert capfd.readouterr().out.splitlines() == [
         f"[{name}] {text}"
@@ -204,7 +202,7 @@ def test_logs_of_all_processes_or_of_one(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_stop_sends_sigterm_to_the_launcher(
-    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+    launcher: subprocess.Popen[bytes], capfd: Capture
 ) -> None:
     write()
     write(**live(launcher))
@@ -229,7 +227,7 @@ def test_stop_signals_no_other_process(
     changes: dict[str, Any],
     message: str,
     launcher: subprocess.Popen[bytes],
-    capfd: pytest.CaptureFixture[str],
+    capfd: Capture,
 ) -> None:
     write(**{**live(launcher), **changes})
     assert main(["stop", "log"]) == 1
@@ -239,7 +237,7 @@ def test_stop_signals_no_other_process(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_stop_signals_no_process_of_another_user_than_the_record(
-    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+    launcher: subprocess.Popen[bytes], capfd: Capture
 ) -> None:
     os.chown(write(**live(launcher)), 12345, 12345)
     assert main(["stop", "log"]) == 1
@@ -261,21 +259,17 @@ def test_stop_signals_no_process_of_another_user_than_the_record(
         (("ps", "link"), "launcher.x.1.json cannot be read: "),
     ],
 )
-def test_wrong_commands_are_refused(
-    words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pathlib.Path("link").mkdir()
-    pathlib.Path("link/launcher.x.1.json").symlink_to("/dev/null")
+def test_wrong_commands_are_refused(words: tuple[str, ...], message: str, capfd: Capture) -> None:
+    Path("link").mkdir()
+    Path("link/launcher.x.1.json").symlink_to("/dev/null")
     assert main(list(words)) == 1
     assert message in capfd.readouterr().err
 
 
-def test_follow_ends_with_the_job(
-    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_follow_ends_with_the_job(launcher: subprocess.Popen[bytes], capfd: Capture) -> None:
     path = write(entry("worker 0"), entry("worker 1"), **live(launcher))
-    pathlib.Path("log/workerlog.0").write_text("one\n[fleet worker 0] two\n")
-    pathlib.Path("log/workerlog.1").write_text("a")
+    Path("log/workerlog.0").write_text("one\n[fleet worker 0] two\n")
+    Path("log/workerlog.1").write_text("a")
     record = msgspec.json.decode(path.read_bytes(), type=LauncherRecord)
     control = named("processes").control
     assert control is not None

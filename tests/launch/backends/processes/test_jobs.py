@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetlight ps`, `logs` and `stop` of real jobs on this machine."""
 
-from __future__ import annotations
-
-import pathlib
 import signal
+from pathlib import Path
 
 import pytest
 from tests.launch.conftest import place as place
@@ -27,7 +25,7 @@ WORK = """
 """
 
 
-def states(folder: pathlib.Path) -> dict[str, tuple[str, str]]:
+def states(folder: Path) -> dict[str, tuple[str, str]]:
     """State and detail of each process, as `fleetlight ps` shows them."""
     control = named("processes").control
     assert control is not None

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logs of other machines arrive on node 0, each byte once, or a line says what is missing."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -86,9 +84,7 @@ def test_each_byte_arrives_once_whatever_is_missed(machines: tuple[Machine, Mach
     assert first.read() == written
 
 
-def test_a_part_that_is_sent_again_is_copied_once(
-    machines: tuple[Machine, Machine], store: Store
-) -> None:
+def test_a_part_sent_again_is_copied_once(machines: tuple[Machine, Machine], store: Store) -> None:
     first, second = machines
     second.write(b"one\n")
     exchange(first, second)
@@ -258,9 +254,7 @@ def test_a_link_in_the_place_of_a_copy_is_not_followed(
     assert not (second.folder / "elsewhere").exists()
 
 
-def test_a_full_disk_of_node_0_loses_nothing(
-    machines: tuple[Machine, Machine], warnings: list[str]
-) -> None:
+def test_a_full_disk_loses_nothing(machines: tuple[Machine, Machine], warnings: list[str]) -> None:
     first, second = machines
     second.write(b"begin\n")
     exchange(first, second)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of other machines arrive on node 0, each line once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec
@@ -123,8 +121,7 @@ def test_a_shared_folder_is_not_written_twice(tmp_path: Path) -> None:
     first.record(1, 1.0)
     second.bring()
     first.exchange.bring()
-    data = (first.folder / FOLDER / "worker.1.jsonl").read_bytes()
-    assert data.count(b"\n") == 1
+    assert (first.folder / FOLDER / "worker.1.jsonl").read_bytes().count(b"\n") == 1
 
 
 def test_a_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:

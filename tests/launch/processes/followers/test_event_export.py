@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fleetrun --sinks opentelemetry` sends the events of a real job, and never harms it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output whose traceback is held back until the cause of a failure is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.launch.processes.output.held import HeldOutput

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pseudo terminal of worker 0."""
 
-from __future__ import annotations
-
 import os
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +34,7 @@ sys.stdout.write("\\r\\x1b[1m100%\\x1b[0m\\nno end of line")
 """
 
 
-def test_process_has_a_terminal_and_its_last_output_is_logged(tmp_path: pathlib.Path) -> None:
+def test_process_has_a_terminal_and_its_last_output_is_logged(tmp_path: Path) -> None:
     shown: list[bytes] = []
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     follower = PtyFollower(log, shown.append, lambda: (77, 33))
@@ -51,9 +49,7 @@ def test_process_has_a_terminal_and_its_last_output_is_logged(tmp_path: pathlib.
 
 
 @pytest.mark.parametrize(("more", "is_shown"), [("", True), ("\\x1b[?25h", False)])
-def test_cursor_that_a_killed_process_has_hidden_is_shown(
-    more: str, is_shown: bool, tmp_path: pathlib.Path
-) -> None:
+def test_cursor_of_a_killed_process_is_shown(more: str, is_shown: bool, tmp_path: Path) -> None:
     shown: list[bytes] = []
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     follower = PtyFollower(log, shown.append, lambda: (77, 33))

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs forked from a template, beside the same jobs without one; `torch` is a small stand-in."""
 
-from __future__ import annotations
-
 import json
 import os
-import pathlib
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,7 +214,7 @@ def test_forked_processes_end_with_fleetrun(torch: Workplace) -> None:
 def test_own_sitecustomize_runs_in_each_process(
     torch: Workplace, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder: pathlib.Path = tmp_path_factory.mktemp("site")
+    folder: Path = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text("import os, sys\nsys.seen_by = os.getpid()\n")
     torch.script(
         "import sys, os\nimport torch\n"
