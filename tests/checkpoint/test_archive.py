@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The archive of a program contains no pickle, and loading refuses one."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deltas in folders and under URLs: what a manifest that is kept needs stays, and is whole."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed.checkpoint reads our files, and what it writes loads as any safetensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

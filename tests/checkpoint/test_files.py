@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files are complete or absent."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs have the names of forward's parameters; a wrong one is named before the run."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

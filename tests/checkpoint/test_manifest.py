@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifest: exact bytes, versions, and damage."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Module state is saved by name and loaded into the same objects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An optimizer resumes exactly, whatever the order of its parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

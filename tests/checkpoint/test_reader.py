@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading loads only the requested files, and verifies their bytes."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

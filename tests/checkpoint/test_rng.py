@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random generators continue where they were saved."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

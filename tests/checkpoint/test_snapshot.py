@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of a snapshot."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

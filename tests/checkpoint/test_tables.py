@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of a checkpoint: read by id, whichever server wrote them, and exported."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors are restored bit for bit, and safetensors reads the files."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

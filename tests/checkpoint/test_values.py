@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values are restored exactly."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An observer of a loader that calls the functions of a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids of texts and of columns."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

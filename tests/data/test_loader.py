@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions, iterations and settings of a loader that simulated workers share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -456,9 +454,7 @@ def test_a_script_that_sets_the_epoch_resumes_in_it() -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("read", [1, 0, 2])
-def test_a_restarted_worker_repeats_a_left_loop_and_resumes_others(
-    read: int,
-) -> None:
+def test_a_restarted_worker_repeats_a_left_loop_and_resumes_others(read: int) -> None:
     loader = followed(CallRecorder())
     states = []
     for _, _batch in zip(range(read), loader, strict=False):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that load batches survive a SIGTERM which the job handles itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

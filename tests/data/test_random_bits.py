@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random bits as a pure function of numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fleetlight.data.random_bits import key_of, lanes, uniform

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets that build whole batches."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of arguments to the arrays that kernels take."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checksum detects changed bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes of one machine look rows up while publications replace each other."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

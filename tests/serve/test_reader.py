@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Reader`: rows of the newest publication, and what it refuses."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import subprocess
@@ -160,10 +158,7 @@ def test_one_reader_builds_and_the_others_map(
 
 
 def test_old_layers_are_deleted(
-    read: Callable[..., Reader],
-    target: Target,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[..., Reader], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_GRACE_S", -1.0)
     reader = read()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eager training with the settings that passes implement in a program."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

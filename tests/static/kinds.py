@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of many kinds, from a batch of 3 x 4 numbers to three classes, in double precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ResNet-50 of the examples, captured."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nets with tables, and their programs without servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captured step changes model and optimizer as the eager step does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

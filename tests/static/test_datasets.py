@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs run over whole data sets and log lines at intervals."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor runs programs by the names of feeds and fetches, and names what is missing."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

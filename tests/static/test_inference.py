@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exported program equals the evaluation of the program and does not need it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

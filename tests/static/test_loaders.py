@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaders yield batches by the names of feeds, or are started and read by the executor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

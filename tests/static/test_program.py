@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program can be printed, and runs for any of its fetches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several steps in one call of the executor equal as many calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

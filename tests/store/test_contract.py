@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every store does, whatever is behind it."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a bucket does wrong, and what the user is told."""
 
-from __future__ import annotations
-
 import builtins
 import os
 import re

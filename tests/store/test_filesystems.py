@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """File systems of fsspec: what remains when a writer dies, and half-written files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

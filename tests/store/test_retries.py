@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`retried`: repeats what may pass, says once why it waits, and ends at a deadline."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

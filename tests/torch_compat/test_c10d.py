@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed except its reducer, which tests/collective/reduction/test_ddp.py covers."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph is compiled to C++ if there is a compiler."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import fx, nn

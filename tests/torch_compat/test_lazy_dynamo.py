@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes train without torch's compiler, and load it completely on demand."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrappers of torch around a module are detected, during a forward and outside."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

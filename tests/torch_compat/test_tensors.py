@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that torch refuses to write as a whole are written through their distinct elements."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

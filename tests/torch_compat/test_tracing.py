@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph records operations as they are called, as programs do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of a loss shows whether its backward has run, for every kind of operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An old torch is refused at import; one newer than those tested is warned about once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged Arrow files, and files whose statistics or first lines mislead."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`parquet`: batches, columns, and one clear error for each damaged or unexpected file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

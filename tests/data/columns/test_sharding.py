@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers share columnar files: every record once, exact positions, own groups."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`parquet` reads objects of a bucket: those of a pattern, and only the columns that it needs."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`csv`: groups of lines, types of columns, and the errors of text files."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Zipf ranks and the alias sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which worker gets which record: properties over all sizes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of an epoch, from samplers of torch and of the user."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Lanes`: every record once, in equal steps, and what is left after any step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SeededRng: its own random numbers, with the global generators unchanged."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

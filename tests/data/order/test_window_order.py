@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WindowOrder`: every record once, near each other on disk, and equal for an equal seed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

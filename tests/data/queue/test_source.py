@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaders of simulated workers that share a shard queue."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import pickle

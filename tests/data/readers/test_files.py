@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding and reading files."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines with their file and line number."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which worker gets which records: by index, by ready batches, from streams."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -80,12 +78,7 @@ def test_each_tail_handles_the_short_block(tail: str) -> None:
     rounds = workers.epoch()
     seen = counting(rounds)
     assert (
-        seen
-        == {
-            "join": list(range(30)),
-            "drop": list(range(24)),
-            "pad": [*range(30), 0, 1],
-        }[tail]
+        seen == {"join": list(range(30)), "drop": list(range(24)), "pad": [*range(30), 0, 1]}[tail]
     )
     assert len(rounds) == len(workers.loaders[0]) == (3 if tail == "drop" else 4)
     last = rounds[-1]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups in memory: each is loaded once, and few stay."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 

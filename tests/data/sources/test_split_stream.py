@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`deal="shards"`: each worker reads shards of its own, with equal steps and exact positions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

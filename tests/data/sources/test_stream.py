@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded streams without a DataLoader."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

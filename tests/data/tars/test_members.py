@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headers of tars, against Python's tarfile, and what is no tar."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers share tar files: every sample once, exact positions, with a queue, from a bucket."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator

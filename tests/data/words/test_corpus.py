@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts as word ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

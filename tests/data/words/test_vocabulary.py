@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words and their ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selection of the largest values, and the check for finite values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

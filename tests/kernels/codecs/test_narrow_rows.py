@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows as bfloat16, float16 and int8: equal to the twins, within their error, and unbiased."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels are compiled on their first call, for one signature."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cached kernels load without the compiler, unless a symbol is missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

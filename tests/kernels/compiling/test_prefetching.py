@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels with and without the prefetch instruction."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

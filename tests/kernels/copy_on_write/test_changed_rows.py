@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks of changed rows, compared with a set."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copy-on-write of rows, compared with the twin in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

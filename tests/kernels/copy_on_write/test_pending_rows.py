@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that a snapshot still has to read, compared with the twin in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

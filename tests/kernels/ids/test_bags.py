@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bags of rows, compared with the twin and with torch's EmbeddingBag."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

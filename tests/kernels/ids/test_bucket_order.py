@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of rows in checkpoints: by bucket, then by id."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

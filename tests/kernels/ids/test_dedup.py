@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dedup of the ids of a batch, grouped by server."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

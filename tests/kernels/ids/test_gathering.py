@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gather` copies rows to samples; `sum_by` sums gradients of samples by row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

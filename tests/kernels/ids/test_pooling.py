@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of many features in one kernel, compared with the twin and with bags of one feature."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

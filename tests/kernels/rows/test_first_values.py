@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """First values equal the twin bit for bit and have the requested distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index during growth: its contents, and the share of the work that each operation does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

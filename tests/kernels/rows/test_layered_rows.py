@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows in two layers, compared with dicts."""
 
-from __future__ import annotations
-
 import numpy as np
 from tests.kernels.batches import same
 

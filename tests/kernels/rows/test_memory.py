@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reserved memory occupies only the touched pages."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import mmap

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables with weights in bfloat16, compared with those in float32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

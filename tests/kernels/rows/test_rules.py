@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules, compared with torch's optimizers and with the twins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growth of slabs with and without reserved memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleetlight.errors import ConfigError

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """RowTable, compared with a twin that keeps rows in a dictionary."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

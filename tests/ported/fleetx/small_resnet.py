@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A minimal residual network, and generated images of flowers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MindSpore's page on CPUs, line by line; `README.md` has a table of claims and tests."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From one machine to several, line by line; `README.md` has a table of claims and tests."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

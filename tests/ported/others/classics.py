@@ -4,8 +4,6 @@
 The loops do not depend on Fleetlight: a `Port` distributes them, if anything does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any

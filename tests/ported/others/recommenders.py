@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three recommenders, their data, and a loop that does not depend on Fleetlight."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Iterable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buckets reuse their memory in each run, except those that a caller fetches."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

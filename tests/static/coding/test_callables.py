@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fast callable of an operation returns what the operation returns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cleaning a graph changes no result and keeps every effect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code is generated once per purpose, matches the current form, and is freed with the form."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples know which sizes are dynamic, and what the compiler assumed about them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

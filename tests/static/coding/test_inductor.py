@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled programs equal generated Python, which runs wherever compilation fails."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -114,9 +112,7 @@ def test_dropout_differs_in_each_run() -> None:
 
 
 @pytest.mark.long
-def test_batches_that_fail_a_guard_are_compiled_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_batches_that_fail_a_guard_are_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few versions, further sizes run as generated Python."""
     fitting = []
 

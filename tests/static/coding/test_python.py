@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph as a Python function: arguments pass unchanged, values are freed after their last use."""
 
-from __future__ import annotations
-
 import linecache
 import math
 import operator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes are compiled together, and which remain calls."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

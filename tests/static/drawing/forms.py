@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artificial forms whose operations name the modules they belong to."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations are grouped by module, at a depth that gives few levels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

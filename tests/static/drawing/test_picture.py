@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a picture shows of a program, before it is written as text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static.drawing.forms import VALUE, form_of
@@ -126,7 +124,7 @@ def test_a_frame_surrounds_the_children_of_a_module() -> None:
 def test_tables_show_pulls_and_pushes() -> None:
     found = picture(written(Fields(), ids=(4, 3)).apply(SplitPS()))
     assert [box.lines for box in boxes(found, "table")] == [
-        *(("pull deep", "3 lookups"), ("pull wide", "1 lookup")),
+        *(("pull deep", "3 lookups"), ("pull wide", "1 lookup"))
     ]
     flows = set(arrows(found))
     feed = titles(found, "feed")[0]

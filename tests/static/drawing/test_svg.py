@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures without Graphviz: all boxes apart from each other, and text that stays text."""
 
-from __future__ import annotations
-
 import itertools
 from xml.etree import ElementTree
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a picture can be parsed, whatever names it contains."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

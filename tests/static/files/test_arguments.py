@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments survive a round trip through JSON."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

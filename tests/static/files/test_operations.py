@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file can name operations of torch and of Fleetlight, and nothing else in the process."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import operator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loaded program runs bit for bit as the saved one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values share memory, and therefore keep their order."""
 
-from __future__ import annotations
-
 import operator
 
 import pytest

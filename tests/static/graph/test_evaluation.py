@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evaluation of a program equals the model in eval mode and changes no state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which feeds a program accepts and refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

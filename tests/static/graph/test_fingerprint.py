@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equal programs have one fingerprint; the first difference of others is named."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

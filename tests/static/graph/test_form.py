@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic sizes have readable names, equal in every process."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a schedule, and how it changes the loss scale."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

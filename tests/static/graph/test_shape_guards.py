@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program is valid for the sizes at which its branches would be the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program uses the state of the live module, whatever was assigned to it since."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

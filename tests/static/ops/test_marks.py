@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused steps receive each gradient in the memory layout of its parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

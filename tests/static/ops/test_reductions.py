@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs with reduced gradients train as one process does on all batches."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -220,11 +218,7 @@ def difference(make: Callable[[], nn.Module], feed: Any, shared: bool) -> float:
         pytest.param(net, batch, False, id="net by gloo"),
         pytest.param(net, batch, True, id="net by shared memory"),
         pytest.param(
-            resnet,
-            functools.partial(images, size=16),
-            True,
-            id="ResNet-50",
-            marks=pytest.mark.long,
+            resnet, functools.partial(images, size=16), True, id="ResNet-50", marks=pytest.mark.long
         ),
     ],
 )

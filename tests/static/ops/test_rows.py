@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations on pulled rows compute what the layers of torch compute."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -54,12 +52,7 @@ def test_bags_equal_embedding_bag(
     each = torch.rand(count, requires_grad=True) if weighed else None
     flat, ends = places.view(8)[:count], torch.tensor(bounds)
     expected = F.embedding_bag(
-        flat.long(),
-        rows,
-        ends,
-        mode=mode,
-        per_sample_weights=each,
-        include_last_offset=True,
+        flat.long(), rows, ends, mode=mode, per_sample_weights=each, include_last_offset=True
     )
     gradient = torch.randn(expected.shape)
     expected.backward(gradient)  # type: ignore[no-untyped-call]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed precision in a program follows the autocast and GradScaler of torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

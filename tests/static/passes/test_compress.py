@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large gradients are marked with a codec and keep the value order of their parameters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static.doubling import Doubling, eager, rewritten, run

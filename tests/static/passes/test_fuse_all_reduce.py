@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients share buckets, in the order in which backward computes them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static.doubling import eager, reductions, rewritten, run

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """k backwards make one step, like gradients that accumulate in eager mode."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pass marks all-reduces as hierarchical and changes nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static.doubling import rewritten, run

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each gradient is reduced once, in place if possible, before its first use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

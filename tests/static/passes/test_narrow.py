@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buckets travel in fewer bytes, and the optimizer receives the original type."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static.doubling import eager, rewritten, run

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions begin after their last gradient and end before the first use of their means."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pass is one file; jobs that ask for it find and order it without another change."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -70,9 +68,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_one_file_adds_a_pass() -> None:
-    assert names(Reduction()) == [
-        *("zero_nan", "insert_all_reduce", "fuse_all_reduce", "overlap"),
-    ]
+    assert names(Reduction()) == [*("zero_nan", "insert_all_reduce", "fuse_all_reduce", "overlap")]
     model = net()
     program = captured(model, torch.optim.SGD(model.parameters(), lr=0.1))
     request = PassRequest(DistributedStrategy(), model)
@@ -94,7 +90,7 @@ def test_the_strategy_chooses_passes() -> None:
     recompute = {"recompute": True, "recompute_configs": {"checkpoints": ["0"]}}
     assert names(amp=True, **merge, **recompute) == ["recompute", "amp", "gradient_merge"]
     assert names(Reduction(narrow=torch.float16), sync_batch_norm=True) == [
-        *("sync_batch_norm", "insert_all_reduce", "fuse_all_reduce", "narrow", "overlap"),
+        *("sync_batch_norm", "insert_all_reduce", "fuse_all_reduce", "narrow", "overlap")
     ]
     assert "fuse_all_reduce" not in names(Reduction(), fuse_all_reduce_ops=False)
     with pytest.raises(StrategyError, match="use 'bfloat16'"):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that recompute their activations in backward: equal numbers in less memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static.nets import batch, captured

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program with tables is split into three, each with only what it needs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

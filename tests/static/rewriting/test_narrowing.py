@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which operations of a graph become narrow, and which casts they need."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

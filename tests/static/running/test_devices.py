@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A place has many spellings; one that this machine lacks is an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

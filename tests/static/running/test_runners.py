@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a single process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static.nets import batch, captured, net

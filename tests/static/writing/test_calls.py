@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names in a program come from the module that owns its called modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipping equals that of torch and runs between reduction and step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes are computed from the feeds, not from activations that would be kept for it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.static import kinds

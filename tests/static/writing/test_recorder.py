@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs train models of all kinds as eager code does; unsupported code is refused."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Garbage collection pauses while programs are written, and is restored after."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

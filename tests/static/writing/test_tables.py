@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What layers with tables record, and what is refused without servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

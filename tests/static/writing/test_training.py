@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program follows changes of values in its optimizer and refuses other changes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -117,9 +115,7 @@ class Shift(nn.Module):
         return x + self.bias
 
 
-def test_an_optimizer_whose_minimize_failed_is_ignored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_optimizer_whose_minimize_failed_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise PlanError("no step")
 

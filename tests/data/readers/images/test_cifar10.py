@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CIFAR-10, as binary files and as image folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

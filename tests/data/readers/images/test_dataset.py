@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """uint8 images as a data set."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flowers-102."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from pathlib import Path

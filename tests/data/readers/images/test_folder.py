@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One folder per class."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding of image files."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

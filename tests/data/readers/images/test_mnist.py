@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MNIST and the idx format."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 import struct

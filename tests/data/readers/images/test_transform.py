@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transforms from stored images to model inputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Adult census."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Click logs of Criteo."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import pickle

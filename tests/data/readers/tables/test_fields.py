@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines split at separators."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

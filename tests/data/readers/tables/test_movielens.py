@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MovieLens in its three formats."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TieredRowTable, compared to the bit with a RowTable that has all rows in memory."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any
