@@ -98,8 +98,7 @@ def test_frozen_and_unused_parameters_do_not_change() -> None:
             self.frozen.requires_grad_(False)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.used(self.frozen(x))
-            return out
+            return self.used(self.frozen(x))
 
     model = Partly()
     before = {name: value.clone() for name, value in model.state_dict().items()}

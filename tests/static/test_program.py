@@ -56,8 +56,7 @@ def test_untrained_parameters_are_named() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.looked_at = self.seen(x)
-            out: Tensor = self.used(x)
-            return out
+            return self.used(x)
 
     model = Halves()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -35,8 +35,7 @@ class LooksUpWrappers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = list(wrappers_of(self))
-        out: Tensor = self.linear(x)
-        return out
+        return self.linear(x)
 
 
 @pytest.mark.usefixtures("_process_group")

@@ -40,8 +40,7 @@ class DoubledWithoutState(Doubled):
 
 def counted(x: Tensor) -> Tensor:
     COMPUTED.append(1)
-    out: Tensor = NET(x)
-    return out
+    return NET(x)
 
 
 def checkpointed(reentrant: bool) -> Tensor:

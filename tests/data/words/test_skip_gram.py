@@ -33,8 +33,7 @@ def words_of(corpus: Corpus, ids: torch.Tensor) -> list[str]:
 
 
 def everything(data: SkipGram) -> Pairs:
-    pairs: Pairs = data.collate(list(data))
-    return pairs
+    return data.collate(list(data))
 
 
 def test_all_pairs_within_a_window_are_formed(tmp_path: Path) -> None:

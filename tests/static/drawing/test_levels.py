@@ -64,8 +64,7 @@ class Twice(nn.Module):
         self.inner, self.last = nn.Linear(8, 8).double(), nn.Linear(8, 3).double()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.inner(self.inner(x).relu()).tanh())
-        return out
+        return self.last(self.inner(self.inner(x).relu()).tanh())
 
 
 def twice() -> static.Program:

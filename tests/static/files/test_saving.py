@@ -382,8 +382,7 @@ def test_shared_memory_is_refused_before_writing(tmp_path: Path) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.rest.add_(1)
-            out: Tensor = x + self.whole
-            return out
+            return x + self.whole
 
     program = static.capture(Halves(), None, None, {"x": torch.ones(2, 4)})
     with pytest.raises(CheckpointError, match=r"'buffer whole' and 'buffer rest' .* share mem"):

@@ -61,8 +61,7 @@ class Product(nn.Module):
         self.times = times
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.times(self.linear(x))
-        return out
+        return self.times(self.linear(x))
 
 
 def product(times: Any, name: str = "output") -> static.Program:

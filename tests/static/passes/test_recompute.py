@@ -46,8 +46,7 @@ class RepeatedBlock(nn.Module):
         x = self.enter(x)
         for _ in range(self.times):
             x = x + self.block(x)
-        out: Tensor = self.leave(x)
-        return out
+        return self.leave(x)
 
 
 class Recurrent(nn.Module):
@@ -60,8 +59,7 @@ class Recurrent(nn.Module):
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.leave(self.net(x.reshape(-1, 2, 4))[0][:, -1])
-        return out
+        return self.leave(self.net(x.reshape(-1, 2, 4))[0][:, -1])
 
 
 class Attention(nn.Module):
@@ -73,8 +71,7 @@ class Attention(nn.Module):
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.leave(self.layer(x.reshape(-1, 2, 4)).mean(1))
-        return out
+        return self.leave(self.layer(x.reshape(-1, 2, 4)).mean(1))
 
 
 def trained(model: nn.Module, names: tuple[str, ...]) -> tuple[static.Program, list[Tensor]]:
@@ -157,8 +154,7 @@ class Shifted(nn.Module):
         self.inner = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.sigmoid(self.inner(torch.cos(x)))
-        return out
+        return torch.sigmoid(self.inner(torch.cos(x)))
 
 
 class ChangesInput(nn.Module):
@@ -174,8 +170,7 @@ class ChangesInput(nn.Module):
         x = self.first(x)
         y = self.shifted(x.detach())
         x.detach().mul_(3)
-        out: Tensor = self.last(y + x.detach())
-        return out
+        return self.last(y + x.detach())
 
 
 def test_values_read_from_a_changed_input_are_kept() -> None:

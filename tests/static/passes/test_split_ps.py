@@ -80,8 +80,7 @@ def test_ids_are_computed_from_feeds_alone() -> None:
 def test_layers_with_equal_ids_share_them() -> None:
     class Both(ComputedIds):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.emb(x).sum() + self.other(x).sum() + self.gate.sum()
-            return out
+            return self.emb(x).sum() + self.other(x).sum() + self.gate.sum()
 
     form = split(Both(lambda *_: None), x=(5, 3))
     assert form.split is not None
@@ -133,8 +132,7 @@ def test_a_table_weight_with_another_use_is_refused() -> None:
             self.emb = nn.Embedding(9, 2, sparse=True)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.emb(x) @ self.emb.weight.T
-            return out
+            return self.emb(x) @ self.emb.weight.T
 
     with pytest.raises(PlanError, match=r"emb\.weight: its rows are on the .* sparse=False"):
         split(Tied(), x=(5, 3))
@@ -156,8 +154,7 @@ def test_frozen_and_unused_tables_are_not_pushed() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.unused(x)
-            out: Tensor = self.frozen(x) + self.used(x)
-            return out
+            return self.frozen(x) + self.used(x)
 
     form = split(Two(), x=(5, 3))
     assert form.split is not None

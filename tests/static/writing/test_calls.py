@@ -87,8 +87,7 @@ def test_a_shared_layer_is_restored_after_the_call() -> None:
             self.again = nn.ModuleDict({"same": self.one})
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.again["same"](self.one(x))
-            return out
+            return self.again["same"](self.one(x))
 
     model = Twice()
     before = [*model.parameters(), *model.buffers()]
