@@ -50,8 +50,7 @@ def rewritten(path: Path, ending: str, data: bytes) -> Path:
 @pytest.mark.slow
 def test_a_written_archive_has_no_pickle_and_loads(path: Path) -> None:
     refuse_pickle(path)
-    x = torch.ones(2, 3)
-    assert read_program(path).module()(x).shape == (2, 2)
+    assert read_program(path).module()(torch.ones(2, 3)).shape == (2, 2)
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             # pickles of protocol 2 or later start like this; a saved tensor is a zip in a zip

@@ -31,8 +31,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["truncated", "edited", "header", "empty", "longer"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, how: str) -> None:
     checkpoint.write(tmp_path, snapshot(1))
-    path = tmp_path / "generation-000001" / name
-    damage(path, how)
+    damage(tmp_path / "generation-000001" / name, how)
     with pytest.raises(CorruptCheckpointError, match=f"{name} was .*got .*expected"):
         checkpoint.read(tmp_path).verify()
 

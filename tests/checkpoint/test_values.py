@@ -61,8 +61,7 @@ def test_nested_tensors_are_stored_separately() -> None:
 
 def test_two_tensors_never_share_a_name() -> None:
     tensors: dict[str, torch.Tensor] = {}
-    value = {"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)}
-    found = through_json(value, tensors)
+    found = through_json({"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)}, tensors)
     assert (found["a"]["b"].item(), found["a.b"].item()) == (1, 0)
 
 

@@ -38,5 +38,4 @@ class Observing(NoObserver):
         return 0 if self._announce is None else self._announce.batches_ahead()
 
     def announce(self, batches: Sequence[Any]) -> None:
-        hints = getattr(self._announce, "announce", self._announce)
-        hints(batches)
+        getattr(self._announce, "announce", self._announce)(batches)

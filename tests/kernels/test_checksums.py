@@ -39,11 +39,9 @@ def test_any_changed_byte_changes_the_checksum(data: st.DataObject) -> None:
 
 
 def test_lengths_of_zeros_and_moved_words_differ() -> None:
-    lengths = {checksum(bytes(n)) for n in range(200)}
-    assert len(lengths) == 200
+    assert len({checksum(bytes(n)) for n in range(200)}) == 200
     word = b"8 bytes!"
-    places = {checksum(bytes(8 * n) + word + bytes(8 * (40 - n))) for n in range(41)}
-    assert len(places) == 41
+    assert len({checksum(bytes(8 * n) + word + bytes(8 * (40 - n))) for n in range(41)}) == 41
 
 
 def test_the_highest_bits_of_two_words_do_not_cancel() -> None:

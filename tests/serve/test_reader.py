@@ -101,8 +101,7 @@ def test_an_unknown_id_of_a_bfloat16_table_gets_a_rounded_first_value(tmp_path: 
     target = Target(tmp_path / "target", msgspec.structs.replace(TABLE, dtype="bf16"))
     target.base({})
     with Reader(target.folder, cache=tmp_path / "cache", follow=False) as reader:
-        want = from_bfloat16(to_bfloat16(first(IDS)))
-        assert np.array_equal(reader.lookup("emb", IDS), want)
+        assert np.array_equal(reader.lookup("emb", IDS), from_bfloat16(to_bfloat16(first(IDS))))
 
 
 ids = st.integers(-5, 24)
@@ -218,8 +217,7 @@ def refused(reader: Reader, target: Target, text: str) -> None:
 def test_a_missing_delta_is_refused(target: Target, read: Callable[..., Reader]) -> None:
     reader = read()
     target.delta({1: 5.0})
-    last = target.delta({1: 6.0})
-    target.edit(deltas=[last])
+    target.edit(deltas=[target.delta({1: 6.0})])
     refused(reader, target, "delta 3 follows 'id2'.* a delta is missing")
 
 
@@ -234,8 +232,7 @@ def test_a_delta_that_is_there_twice_is_refused(
 
 def test_a_delta_of_another_chain_is_refused(target: Target, read: Callable[..., Reader]) -> None:
     reader = read()
-    delta = target.delta({1: 5.0})
-    target.edit(deltas=[msgspec.structs.replace(delta, previous="other")])
+    target.edit(deltas=[msgspec.structs.replace(target.delta({1: 5.0}), previous="other")])
     refused(reader, target, "delta 2 follows 'other', but publication 1 before it is 'id1'")
 
 
@@ -299,8 +296,7 @@ def test_a_wrong_checksum_is_refused(
 
 def test_a_file_that_arrived_half_is_refused(target: Target, read: Callable[..., Reader]) -> None:
     reader = read()
-    delta = target.delta({1: 5.0})
-    path = target.folder / delta.dense.name
+    path = target.folder / target.delta({1: 5.0}).dense.name
     path.write_bytes(path.read_bytes()[:10])
     refused(reader, target, r"dense\.safetensors is damaged: it has 10 bytes, expected")
 
@@ -309,8 +305,7 @@ def test_an_id_in_two_files_is_refused(target: Target, read: Callable[..., Reade
     reader = read()
     delta = target.delta({1: 5.0})
     # server 0 sends the file of server 1
-    again = msgspec.structs.replace(delta.files[1], server=0)
-    files = [again, delta.files[1]]
+    files = [msgspec.structs.replace(delta.files[1], server=0), delta.files[1]]
     target.edit(deltas=[msgspec.structs.replace(delta, files=files)])
     refused(reader, target, "1 ids of table 'emb' are in publication 2 twice")
     assert target.manifest is not None
@@ -362,8 +357,7 @@ def test_a_file_that_is_gone_without_a_newer_publication(
     target: Target, read: Callable[..., Reader]
 ) -> None:
     reader = read()
-    delta = target.delta({1: 5.0})
-    target.store.delete([delta.files[0].name])
+    target.store.delete([target.delta({1: 5.0}).files[0].name])
     refused(reader, target, "names a file that is gone, and there is no newer publication")
 
 

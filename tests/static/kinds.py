@@ -48,8 +48,7 @@ def flat(body: nn.Module, x: Tensor) -> Tensor:
 def recurrent(kind: Any, **options: Any) -> nn.Module:
     """The last output of a recurrent net."""
     width = options.pop("width", 5)
-    net = kind(4, 5, batch_first=True, **options)
-    return Headed(net, lambda body, x: body(x)[0][:, -1], width)
+    return Headed(kind(4, 5, batch_first=True, **options), lambda body, x: body(x)[0][:, -1], width)
 
 
 def attention(drop: float) -> nn.Module:
@@ -194,8 +193,7 @@ def recomputed() -> nn.Module:
 def attended() -> nn.Module:
     def attend(body: nn.Module, x: Tensor) -> Tensor:
         q = body(x)[:, None]
-        out = nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-        return out[:, 0].mean(1)
+        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)[:, 0].mean(1)
 
     return Headed(nn.Linear(4, 4), attend)
 

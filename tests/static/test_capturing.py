@@ -104,8 +104,7 @@ def test_frozen_and_unused_parameters_do_not_change() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     given = {"x": torch.ones(3, 2), "y": torch.zeros(3, 2)}
-    program = static.capture(model, nn.functional.mse_loss, optimizer, given)
-    static.Executor().run(program, given)
+    static.Executor().run(static.capture(model, nn.functional.mse_loss, optimizer, given), given)
     moved = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
     assert moved == {"used.weight", "used.bias"}
 
@@ -116,8 +115,7 @@ def test_each_param_group_has_its_own_rate() -> None:
     optimizer = torch.optim.SGD(groups, lr=0.5)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     given = {"x": torch.ones(3, 2), "y": torch.zeros(3, 2)}
-    program = static.capture(model, nn.functional.mse_loss, optimizer, given)
-    static.Executor().run(program, given)
+    static.Executor().run(static.capture(model, nn.functional.mse_loss, optimizer, given), given)
     moved = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
     assert moved == {"1.weight", "1.bias"}
 
@@ -154,8 +152,7 @@ def test_a_fixed_batch_size_is_checked() -> None:
     def loss(output: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(output, labels, reduction="sum") / len(labels)
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    program = static.capture(model, loss, optimizer, batch(0))
+    program = static.capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch(0))
     assert program.feeds["y"].shape == (16,)
     with pytest.raises(ConfigError, match=r"got the shape \[7, 8\], expected \[16, 8\]"):
         static.Executor().run(program, batch(1))

@@ -37,8 +37,7 @@ def test_unused_arguments_of_fleet_are_explained(caplog: pytest.LogCaptureFixtur
     executor.train_from_dataset(
         None, loader(1), [example.loss], scope=object(), thread=12, debug=True, fetch_info=["cost"]
     )
-    logged = lines_of(caplog)[:3]
-    for line, name in zip(logged, ("scope=", "thread=12", "debug=True"), strict=True):
+    for line, name in zip(lines_of(caplog)[:3], ("scope=", "thread=12", "debug=True"), strict=True):
         assert line.startswith("train_from_dataset: ")
         assert f"{name}" in line
         assert "has no effect: " in line

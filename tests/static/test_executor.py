@@ -303,8 +303,7 @@ def test_a_variable_of_another_program_is_refused() -> None:
     programs = []
     for factor in (2, 3):
         with static.program_guard(static.Program(), static.Program()):
-            x = static.data("x", [None, 2])
-            programs.append((static.default_main_program(), x * factor))
+            programs.append((static.default_main_program(), static.data("x", [None, 2]) * factor))
     executor = static.Executor()
     (first, mine), (_, other) = programs
     executor.run(first.startup)
@@ -314,15 +313,13 @@ def test_a_variable_of_another_program_is_refused() -> None:
 
 
 def test_a_variable_may_not_have_the_name_of_a_feed() -> None:
-    x = static.data("x", [None, 2])
-    tripled = x * 3
+    tripled = static.data("x", [None, 2]) * 3
     with pytest.raises(PlanError, match="the name 'x' belongs to another variable"):
         tripled.name = "x"  # type: ignore[attr-defined]
 
 
 def test_feeds_are_not_changed_in_place() -> None:
-    x = static.data("x", [None, 4])
-    out = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 1))(x)
+    out = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 1))(static.data("x", [None, 4]))
     executor = static.Executor()
     executor.run(static.default_startup_program())
     given = -torch.ones(2, 4)
@@ -362,8 +359,7 @@ def test_another_program_guard_leaves_the_default_program_open() -> None:
     x = static.data("x", [None, 4])
     with static.program_guard(static.Program()):
         static.data("other", [None])
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    model(x)
+    nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))(x)
     names = [slot.name for slot in static.default_main_program().state]
     assert "0.weight" in names
     assert "1.num_batches_tracked" in names

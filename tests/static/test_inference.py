@@ -157,8 +157,7 @@ def test_variables_name_feeds_and_examples_fix_dynamic_sizes(tmp_path: Path) -> 
         ConfigError, match=r"feed ids: int64\[\?, \?\] has a dynamic size beside the"
     ):
         fleet.save_inference_model(tmp_path, [ids, weights], [output], program=program)
-    example = torch.zeros(2, 6, dtype=torch.int64)
-    feeds = {"ids": example, "input": torch.ones(4)}
+    feeds = {"ids": torch.zeros(2, 6, dtype=torch.int64), "input": torch.ones(4)}
     fleet.save_inference_model(tmp_path, feeds, output, program=program)
     loaded = fleet.load_inference_model(tmp_path)
     shapes = [(entry.name, entry.shape) for entry in loaded.inputs]
@@ -185,8 +184,7 @@ def test_missing_arguments_are_named(tmp_path: Path, trained: static.Program) ->
 
 def test_rows_of_tables_are_exported_with_their_model(tmp_path: Path) -> None:
     model = nn.Sequential(fleet.nn.SparseEmbedding(4), nn.Flatten(), nn.Linear(8, 1))
-    ids = torch.zeros(3, 2, dtype=torch.int64)
-    program = static.capture(model, None, None, {"ids": ids})
+    program = static.capture(model, None, None, {"ids": torch.zeros(3, 2, dtype=torch.int64)})
     with pytest.raises(PlanError, match=r"save_inference_model\(.*\) exports both"):
         inference_module(program, ["ids"], ["output"])
     with pytest.raises(PlanError, match="the rows of a SparseEmbedding are in a table of a job"):

@@ -136,8 +136,7 @@ def test_a_feed_that_the_caller_reuses_is_read_again() -> None:
 def test_evaluations_return_the_values_of_the_last_batch() -> None:
     example = SmallProgram()
     expected = example.run(program=example.test, feed=feeds(3)[2])
-    found = example.run(program=example.test, feed=feeds(3), steps=3)
-    assert torch.equal(found[0], expected[0])
+    assert torch.equal(example.run(program=example.test, feed=feeds(3), steps=3)[0], expected[0])
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ def test_a_graph_is_compiled() -> None:
     except (RuntimeError, OSError) as error:
         pytest.skip(f"no C++ compiler: {error}")
     graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)),))
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (graph.placeholder("x"), 2)),))
     module = fx.GraphModule(nn.Module(), graph)
     mode = fakes.fakes_of(ShapeEnv(specialize_zero_one=False, duck_shape=False))
     example = fakes.open_fake(mode, torch.ones(4, 3), [True, False])

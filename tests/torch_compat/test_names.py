@@ -108,8 +108,7 @@ def test_moving_a_module_checks_whether_parameters_swap() -> None:
     module.weight = RecordsCalls(torch.ones(1, 1))
     RecordsCalls.seen = []
     module.to(torch.float64)
-    checks = [func for func in RecordsCalls.seen if tensors.is_swappable(func)]
-    assert len(checks) == 1
+    assert len([func for func in RecordsCalls.seen if tensors.is_swappable(func)]) == 1
     assert not tensors.is_swappable(torch.ones)
 
 

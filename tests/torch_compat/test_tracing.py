@@ -46,8 +46,7 @@ def test_operations_are_recorded_and_can_be_run() -> None:
     assert (node.op, node.target) == ("call_function", torch.ops.aten.mul.Tensor)
     assert node.args[0] is recorder.node_of(x)
     recorder.graph.output(node)
-    run = fx.GraphModule(nn.Module(), recorder.graph)
-    assert run(torch.ones(5, 3)).tolist() == [[2.0] * 3] * 5
+    assert fx.GraphModule(nn.Module(), recorder.graph)(torch.ones(5, 3)).tolist() == [[2.0] * 3] * 5
 
 
 def test_an_untracked_tensor_has_no_node() -> None:

@@ -44,8 +44,7 @@ def counted(x: Tensor) -> Tensor:
 
 
 def checkpointed(reentrant: bool) -> Tensor:
-    x = X.clone().requires_grad_()
-    out = checkpoint(counted, x, use_reentrant=reentrant)
+    out = checkpoint(counted, X.clone().requires_grad_(), use_reentrant=reentrant)
     assert isinstance(out, Tensor)
     return out.sum()
 

@@ -106,8 +106,7 @@ def test_values_of_a_condition_may_be_an_iterator(tmp_path: Path) -> None:
 
 def test_times_of_another_unit_are_another_type(tmp_path: Path) -> None:
     for name, type_ in (("a", pa.timestamp("ms")), ("b", pa.timestamp("us", "UTC"))):
-        table = pa.table({"at": pa.array([5], type_)})
-        pq.write_table(table, tmp_path / f"{name}.parquet")
+        pq.write_table(pa.table({"at": pa.array([5], type_)}), tmp_path / f"{name}.parquet")
     with pytest.raises(
         DataError,
         match=r"b\.parquet, column 'at': got whole numbers of timestamp\[us\], expected whole "

@@ -87,8 +87,7 @@ def test_lists_are_values_and_offsets(write: Write) -> None:
     assert values.tolist() == [8, 9, 4, 5, 6, 1, 2]
     assert offsets.tolist() == [0, 2, 2, 5]
     assert batch["tags"].values.tolist() == hash_column("tags", list("8945612")).tolist()
-    bag = torch.nn.EmbeddingBag(10, 3)
-    assert bag(values, offsets).shape == (4, 3)
+    assert torch.nn.EmbeddingBag(10, 3)(values, offsets).shape == (4, 3)
     in_turn = batch_of(fleet.data.parquet(path), [4, 5, 6])["items"]
     assert (in_turn.values.tolist(), in_turn.offsets.tolist()) == ([7, 8, 9], [0, 1, 1])
     assert fleet.data.parquet(path)[3]["items"].tolist() == [4, 5, 6]
@@ -124,8 +123,7 @@ def test_fill_may_have_any_type_that_keeps_its_value(write: Write) -> None:
     columns = {"x": pa.array([None], pa.float32()), "day": pa.array([None], pa.date32())}
     columns["n"] = pa.array([None], pa.int8())
     path = write({**columns, "v": pa.array([None], pa.list_(pa.int64(), 2))})
-    fill = {"x": 0.1, "day": 3, "n": 2.0, "v": [1, 2]}
-    batch = batch_of(fleet.data.parquet(path, fill=fill))
+    batch = batch_of(fleet.data.parquet(path, fill={"x": 0.1, "day": 3, "n": 2.0, "v": [1, 2]}))
     assert batch["x"].tolist() == pytest.approx([0.1])
     assert (batch["day"].tolist(), batch["n"].tolist(), batch["v"].tolist()) == ([3], [2], [[1, 2]])
     with pytest.raises(DataError, match=r"fill=\{'v': \[0\.5, 1\]\} does not fit"):
@@ -293,8 +291,7 @@ def test_folders_give_columns(write: Write, tmp_path: Path) -> None:
     for day in (19, 20):
         for kind in ("web", "app"):
             write({"n": [day] * 3}, f"day={day}/kind={kind}/x.parquet")
-    data = fleet.data.parquet(tmp_path, ["day", "kind", "n"], where=[("day", ">", 19)])
-    batch = batch_of(data)
+    batch = batch_of(fleet.data.parquet(tmp_path, ["day", "kind", "n"], where=[("day", ">", 19)]))
     assert batch["day"].tolist() == batch["n"].tolist() == [20] * 6
     assert set(batch["kind"].tolist()) == set(hash_column("kind", ["web", "app"]).tolist())
     assert len(fleet.data.parquet(str(tmp_path / "day=*/kind=app"))) == 6
@@ -313,8 +310,7 @@ def test_the_folder_of_missing_values_holds_missing_ones(write: Write, tmp_path:
     write({"n": [2]}, "day=__HIVE_DEFAULT_PARTITION__/x.parquet")
     found = batch_of(fleet.data.parquet(tmp_path, fill={"day": 0}))
     assert sorted(zip(found["n"].tolist(), found["day"].tolist(), strict=True)) == [(1, 20), (2, 0)]
-    kept = fleet.data.parquet(tmp_path, where=[("day", "<", 99)])
-    assert batch_of(kept)["day"].tolist() == [20]
+    assert batch_of(fleet.data.parquet(tmp_path, where=[("day", "<", 99)]))["day"].tolist() == [20]
     for condition in (("day", "!=", 20), ("day", "not in", [20])):
         with pytest.raises(DataError, match="no record for which the conditions are true"):
             fleet.data.parquet(tmp_path, where=[condition])
@@ -363,8 +359,7 @@ def test_transform_makes_the_batch(write: Write) -> None:
 
 def test_loader_without_shuffling_keeps_the_order_of_files(tmp_path: Path) -> None:
     data = fleet.data.parquet(numbered(tmp_path, [25, 7, 13]))
-    read = [n for batch in data.loader(8) for n in batch["number"].tolist()]
-    assert read == list(range(45))
+    assert [n for batch in data.loader(8) for n in batch["number"].tolist()] == list(range(45))
 
 
 def test_loader_shuffles_anew_each_epoch(tmp_path: Path) -> None:
@@ -384,8 +379,7 @@ def test_processes_of_torch_may_load(tmp_path: Path) -> None:
 
 def test_plain_data_loader_reads_any_order(tmp_path: Path) -> None:
     data = fleet.data.parquet(numbered(tmp_path, [25, 7, 13]))
-    generator = torch.Generator().manual_seed(0)
-    loader = DataLoader(data, 8, shuffle=True, generator=generator)
+    loader = DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(0))
     assert sorted(numbers(loader).elements()) == list(range(45))
 
 
@@ -399,8 +393,7 @@ def test_loader_refuses_a_sampler(tmp_path: Path) -> None:
 
 def test_groups_are_read_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = groups_read(monkeypatch)
-    data = fleet.data.parquet(numbered(tmp_path, [100, 100]))
-    for _ in data.loader(7, shuffle=True, window=25):
+    for _ in fleet.data.parquet(numbered(tmp_path, [100, 100])).loader(7, shuffle=True, window=25):
         pass
     assert sorted(read) == list(range(20))
 

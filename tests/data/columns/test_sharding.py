@@ -187,8 +187,7 @@ def test_queue_and_lanes_continue_each_other(tmp_path: Path) -> None:
     workers = workers_of(3, make)
     for worker in workers:
         worker.loader.load_state_dict(state)
-    parts = [worker.epoch() for worker in workers]
-    for part in parts:
+    for part in [worker.epoch() for worker in workers]:
         next(part)
     for worker in workers:
         worker.loader.source.report()
@@ -235,5 +234,4 @@ def test_job_resumes_with_other_workers_from_a_checkpoint(tmp_path: Path, after:
     files = numbered(tmp_path, SIZES)
     before = run_workers(train, 2, str(files), str(tmp_path / "saved"), 5)
     rest = run_workers(train, after, str(files), str(tmp_path / "saved"), None)
-    read = Counter(itertools.chain(*before, *rest))
-    assert read == Counter(range(sum(SIZES)))
+    assert Counter(itertools.chain(*before, *rest)) == Counter(range(sum(SIZES)))

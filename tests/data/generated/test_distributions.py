@@ -19,8 +19,7 @@ def test_frequencies_fall_with_the_power(exponent: float) -> None:
 
 
 def test_each_column_has_its_size() -> None:
-    draws = np.random.default_rng(0).random((5_000, 3))
-    ranks = Zipf([1, 7, 10**12], 1.1).ranks(draws)
+    ranks = Zipf([1, 7, 10**12], 1.1).ranks(np.random.default_rng(0).random((5_000, 3)))
     assert ranks.min(0).tolist() == [0, 0, 0]
     assert ranks.max(0)[:2].tolist() == [0, 6]
     assert 10**6 < ranks[:, 2].max() < 10**12

@@ -55,8 +55,7 @@ def test_seeds_differ() -> None:
 
 
 def test_ids_follow_zipf_within_the_vocabulary() -> None:
-    log = ClickLog(20_000, vocabulary=[3, 100, 10**6], zipf=1.2)
-    ids = log.batch(range(20_000)).ids
+    ids = ClickLog(20_000, vocabulary=[3, 100, 10**6], zipf=1.2).batch(range(20_000)).ids
     assert [len(column.unique()) for column in ids[:, :2].T] == [3, 100]
     counts = torch.sort(ids[:, 1].unique(return_counts=True)[1], descending=True)[0]
     # ranks 1 and 10: the areas under x^-1.2 from 1 to 2 and from 10 to 11
@@ -156,10 +155,8 @@ def test_every_class_appears(classes: int) -> None:
 
 def test_the_labels_can_be_learned() -> None:
     x, y = next(iter(DataLoader(RandomTable(4000), batch_size=4000)))
-    signs = y.float().mul(2).sub(1)
-    weights = torch.linalg.lstsq(x[:3000] - 0.5, signs[:3000, None]).solution
-    right = ((x[3000:] - 0.5) @ weights > 0).squeeze().eq(y[3000:] == 1)
-    assert right.float().mean() > 0.9
+    weights = torch.linalg.lstsq(x[:3000] - 0.5, y.float().mul(2).sub(1)[:3000, None]).solution
+    assert ((x[3000:] - 0.5) @ weights > 0).squeeze().eq(y[3000:] == 1).float().mean() > 0.9
 
 
 def test_iteration_ends_at_the_length() -> None:

@@ -118,8 +118,7 @@ def test_a_short_block_is_split_evenly() -> None:
         BlockPart(2, 4, 2, 5),
         BlockPart(4, 5, 1, 5),
     ]
-    filler = Blocks(length=1, batch=2, workers=2).part(0, 1)
-    assert filler == BlockPart(0, 1, 0, 1)
+    assert Blocks(length=1, batch=2, workers=2).part(0, 1) == BlockPart(0, 1, 0, 1)
 
 
 def test_an_unknown_tail_is_refused() -> None:

@@ -24,8 +24,7 @@ def files(tmp_path: Path) -> list[str]:
     """Numbers 0, 1, 2 ... over three files with headers, one of them compressed."""
     start, paths = 0, []
     for name, count in zip(("a.txt", "b.gz", "c.txt"), COUNTS, strict=True):
-        text = "number\n" + "".join(f"{i}\n" for i in range(start, start + count))
-        raw = text.encode()
+        raw = ("number\n" + "".join(f"{i}\n" for i in range(start, start + count))).encode()
         (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
         paths.append(str(tmp_path / name))
         start += count
@@ -83,8 +82,7 @@ def test_only_lines_of_this_worker_are_parsed(files: list[str]) -> None:
         parsed.extend(numbers(lines))
         return numbers(lines)
 
-    loader = FileStream(files, parse, header=1).loader(100)
-    part = single(loader, worker=1, workers=2)
+    part = single(FileStream(files, parse, header=1).loader(100), worker=1, workers=2)
     seen = [number for batch in part for number in batch[: part.counted]]
     assert parsed == seen
     assert len(seen) == sum(COUNTS) // 2

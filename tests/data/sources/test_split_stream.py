@@ -72,8 +72,7 @@ def test_drop_ends_with_the_first_worker() -> None:
 
 def test_worker_without_records_takes_part() -> None:
     loaders = split(lambda: DataLoader(ShardedNumbers.of([1, 5]), 1), 2)
-    batches = read(loaders)
-    assert batches == [[[0], [], [], [], []], [[1], [2], [3], [4], [5]]]
+    assert read(loaders) == [[[0], [], [], [], []], [[1], [2], [3], [4], [5]]]
     loaders = split(lambda: DataLoader(ShardedNumbers.of([0, 5]), 1), 2)
     with pytest.raises(DataError, match="worker 0 got no record in its part of 2 shards"):
         read(loaders)
@@ -200,8 +199,7 @@ class LooksAhead(NoObserver):
 def test_position_before_a_batch_has_all_that_the_workers_have_agreed_on() -> None:
     """A restarted worker resumes there, and the others do not agree again."""
     observer = LooksAhead()
-    loaders = split(lambda: DataLoader(ShardedNumbers.of([40, 40]), 2), 2, observer=observer)
-    read(loaders)
+    read(split(lambda: DataLoader(ShardedNumbers.of([40, 40]), 2), 2, observer=observer))
     for position in observer.positions:
         left = 20 - position["consumed"] // 4
         assert len(position["agreed"]) >= min(3, left + 1)

@@ -106,8 +106,7 @@ def test_names_with_braces_are_files_in_turn(tmp_path: Path) -> None:
 
 def test_group_is_a_stretch_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard, "GROUP_BYTES", 4 * 3 * 1024)
-    data = fleet.data.webdataset(numbered(tmp_path, [9, 3]), ["cls"])
-    assert data.group_rows == [4, 4, 1, 3]
+    assert fleet.data.webdataset(numbered(tmp_path, [9, 3]), ["cls"]).group_rows == [4, 4, 1, 3]
     monkeypatch.setattr(shard, "GROUP_BYTES", 1)
     assert fleet.data.webdataset(tmp_path, ["cls"]).group_rows == [1] * 12
 

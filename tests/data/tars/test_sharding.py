@@ -65,8 +65,7 @@ def test_other_workers_resume_at_any_sample(
 
 def test_loading_processes_read_their_own_samples(data: TarFiles) -> None:
     every = shards(data.loader(4, shuffle=True, window=20, num_workers=2), 2)
-    alone = shards(data.loader(4, shuffle=True, window=20), 2)
-    for one, same in zip(every, alone, strict=True):
+    for one, same in zip(every, shards(data.loader(4, shuffle=True, window=20), 2), strict=True):
         batches = [batch["number"].tolist() for batch in one]
         assert batches == [batch["number"].tolist() for batch in same]
 
@@ -102,8 +101,7 @@ def test_shards_in_a_bucket_are_read(
     # indices and nothing else
     assert s3.fetched() - before < 5 * 1024
     for settings in ({"num_workers": 0}, {"shuffle": True, "window": 20}):
-        every = shards(data.loader(4, **settings), 3)
-        read = sum((numbers(one) for one in every), Counter())
+        read = sum((numbers(one) for one in shards(data.loader(4, **settings), 3)), Counter())
         assert read == Counter(range(sum(SIZES)))
     assert [one["number"] for one in data.__getitems__([99, 0, 42])] == [99, 0, 42]
 

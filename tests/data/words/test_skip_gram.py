@@ -23,8 +23,7 @@ def corpus_of(folder: Path, text: str) -> Corpus:
 @pytest.fixture
 def long(tmp_path: Path) -> Corpus:
     """Longer than one chunk of the text, with very different word frequencies."""
-    rng = np.random.default_rng(0)
-    words = (50 * rng.random((4_000, 20)) ** 3).astype(int)
+    words = (50 * np.random.default_rng(0).random((4_000, 20)) ** 3).astype(int)
     return corpus_of(tmp_path, "\n".join(" ".join(f"w{w}" for w in line) for line in words))
 
 
@@ -94,11 +93,9 @@ def test_seed_and_epoch_decide_the_pairs(long: Corpus) -> None:
 
 
 def test_every_chunk_of_the_text_is_used(long: Corpus) -> None:
-    data = SkipGram(long, window=2, subsample=0)
-    places = np.array(list(data)) >> 17
+    places = np.array(list(SkipGram(long, window=2, subsample=0))) >> 17
     assert places.max() > 1 << 16
-    words = np.flatnonzero(long.tokens >= 0)
-    assert np.array_equal(np.unique(places), words)
+    assert np.array_equal(np.unique(places), np.flatnonzero(long.tokens >= 0))
 
 
 @pytest.mark.slow

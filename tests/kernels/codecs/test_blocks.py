@@ -73,8 +73,7 @@ def test_non_finite_block_decodes_to_nan_and_keeps_its_residual(bad: float) -> N
     values, before = numbers(0, 600), numbers(1, 600)
     values[300] = bad
     scales, codes, _, residual = coded(to_blocks, values, before)
-    arrived = np.isnan(decoded(scales, codes))
-    assert arrived.tolist() == [256 <= n < 512 for n in range(600)]
+    assert np.isnan(decoded(scales, codes)).tolist() == [256 <= n < 512 for n in range(600)]
     assert same(residual[256:512], before[256:512])
     assert not (residual[:256] == before[:256]).any()
 

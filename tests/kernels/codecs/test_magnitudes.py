@@ -41,8 +41,7 @@ def test_largest_of_many_values_with_and_without_ties(count: int, digits: int) -
 
 def test_values_that_differ_in_any_bit() -> None:
     # one bit per value, so that each of the three radix passes decides
-    bits = np.arange(31, dtype=np.int32)
-    values = (np.int32(1) << bits).astype(np.int32).view(np.float32)
+    values = (np.int32(1) << np.arange(31, dtype=np.int32)).astype(np.int32).view(np.float32)
     for count in range(1, 32):
         assert places_of(values, count).tolist() == list(range(31 - count, 31))
 
@@ -59,8 +58,7 @@ def test_nan_exceeds_infinity_and_the_first_tie_wins() -> None:
 def test_take_out_and_add_at_equal_the_twins(
     values: NDArray[np.float32], data: st.DataObject
 ) -> None:
-    some = st.lists(st.integers(0, len(values) - 1), unique=True)
-    places = np.array(data.draw(some), np.int32)
+    places = np.array(data.draw(st.lists(st.integers(0, len(values) - 1), unique=True)), np.int32)
     places.flags.writeable = False
     mine, theirs = values.copy(), values.copy()
     taken, expected = np.zeros((2, len(places)), np.float32)
@@ -73,8 +71,7 @@ def test_take_out_and_add_at_equal_the_twins(
         twin_codecs.add_at(places, taken, theirs)
     add_at(places, taken, mine)
     np.testing.assert_array_equal(mine, theirs)
-    finite = np.isfinite(values)
-    assert (mine == values)[finite].all()
+    assert (mine == values)[np.isfinite(values)].all()
 
 
 def test_add_at_accepts_repeated_places() -> None:

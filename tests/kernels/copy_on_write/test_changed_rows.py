@@ -31,8 +31,7 @@ def test_marks_are_a_set(calls: list[tuple[str, list[int]]]) -> None:
             changed.give_back(taken[0])
             expected |= taken[1]
         assert len(changed) == len(expected)
-    marks = changed.take()
-    pending = PendingRows(ROWS, marks)
+    pending = PendingRows(ROWS, changed.take())
     assert pending.left == len(expected)
     assert pending.take_between(0, ROWS).tolist() == sorted(expected)
     assert len(changed) == pending.left == 0

@@ -47,8 +47,7 @@ def test_ids_that_collide_in_one_slot_stay_distinct() -> None:
 
 
 def test_read_only_and_int32_ids_are_accepted() -> None:
-    received = np.frombuffer(np.arange(4).tobytes(), np.int64)
-    assert dedup(received).ids.tolist() == [0, 1, 2, 3]
+    assert dedup(np.frombuffer(np.arange(4).tobytes(), np.int64)).ids.tolist() == [0, 1, 2, 3]
     assert dedup(np.array([[3, 3], [1, 2]], np.int32)).inverse.tolist() == [0, 0, 1, 2]
 
 

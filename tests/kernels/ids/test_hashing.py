@@ -28,8 +28,7 @@ def test_hashes_buckets_and_servers_equal_the_twins(ids: NDArray[np.int64], serv
 
 def test_servers_own_bucket_ranges_of_nearly_equal_size() -> None:
     ids = np.arange(100_000)
-    order = np.argsort(buckets(ids), kind="stable")
-    owners = servers_of(ids, 3)[order]
+    owners = servers_of(ids, 3)[np.argsort(buckets(ids), kind="stable")]
     assert (np.diff(owners) >= 0).all()
     assert np.bincount(owners).tolist() == pytest.approx([33_333] * 3, rel=0.02)
 

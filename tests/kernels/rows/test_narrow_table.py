@@ -129,8 +129,7 @@ def test_values_stay_finite_and_nan_stays_nan() -> None:
 def test_weights_take_half_the_memory() -> None:
     exact, narrow = RowTable(16, "sgd"), NarrowRowTable(16, "sgd")
     assert (exact.width, narrow.width) == (16, 8)
-    adagrad = NarrowRowTable(16, "adagrad", meta_width=2)
-    assert adagrad.width == 8 + 16 + 2
+    assert NarrowRowTable(16, "adagrad", meta_width=2).width == 8 + 16 + 2
 
 
 def test_learning_by_number_equals_learning_by_id() -> None:

@@ -233,5 +233,4 @@ def test_nbytes_counts_used_rows_only(ids: Batch) -> None:
 
 def test_bytes_per_row_at_ten_million_ids() -> None:
     # calculated: the index fills 0.35 to 0.7 of its slots
-    index = index_module.Index(10_000_000)
-    assert index.nbytes / 10_000_000 + 4 + 128 < 160
+    assert index_module.Index(10_000_000).nbytes / 10_000_000 + 4 + 128 < 160

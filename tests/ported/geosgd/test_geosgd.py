@@ -12,8 +12,7 @@ COMMAND = [*FLEETRUN, "--server_num=2", "--worker_num=2", Path(__file__).parent 
 
 @pytest.mark.parametrize("k_steps", [5, 400])
 def test_workers_agree_at_the_end(k_steps: int, tmp_path: Path) -> None:
-    output = run(tmp_path, *COMMAND, k_steps, "sgd")
-    assert "done: all 2 workers exited with code 0" in output
+    assert "done: all 2 workers exited with code 0" in run(tmp_path, *COMMAND, k_steps, "sgd")
     weights = []
     for text in logs(tmp_path / "log"):
         costs = numbers(r"cost=([\d.]+)", text)

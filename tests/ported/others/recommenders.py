@@ -84,8 +84,7 @@ class DLRM(nn.Module):
         rows = [table(ids[:, field]) for field, table in enumerate(self.tables)]
         vectors = torch.stack([dense, *rows], 1)
         left, right = torch.triu_indices(FIELDS + 1, FIELDS + 1, 1)
-        products = (vectors[:, left] * vectors[:, right]).sum(-1)
-        return self.top(torch.cat([dense, products], 1))
+        return self.top(torch.cat([dense, (vectors[:, left] * vectors[:, right]).sum(-1)], 1))
 
 
 class DeepFM(nn.Module):

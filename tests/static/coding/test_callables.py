@@ -114,5 +114,4 @@ def test_fast_callables_equal_their_operation(operation: Any, args: Any, kwargs:
 
 
 def test_every_fast_callable_is_compared() -> None:
-    compared = {operation.overloadpacket.__name__ for operation, *_ in CALLS}
-    assert compared >= _FUNCTIONS | _METHODS
+    assert {operation.overloadpacket.__name__ for operation, *_ in CALLS} >= _FUNCTIONS | _METHODS

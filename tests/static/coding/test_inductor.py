@@ -72,8 +72,7 @@ def test_a_program_compiles_once_and_computes_the_same(
         pytest.skip("there is no C++ compiler")
     compiled, version = [], inductor._version
     monkeypatch.setattr(inductor, "_version", lambda *a: compiled.append(a) or version(*a))
-    executor = static.Executor(compile="inductor")
-    ours, theirs = both(kind, options, executor)
+    ours, theirs = both(kind, options, static.Executor(compile="inductor"))
     torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
     assert len(compiled) == 1
     assert not messages(caplog)
@@ -123,8 +122,7 @@ def test_batches_that_fail_a_guard_are_compiled_again(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("fleetlight.static.coding.inductor.Examples.fit", exactly)
     monkeypatch.setattr(inductor, "_VERSIONS", 2)
-    executor = static.Executor(compile="inductor")
-    ours, theirs = both(torch.optim.SGD, {"lr": 0.1}, executor)
+    ours, theirs = both(torch.optim.SGD, {"lr": 0.1}, static.Executor(compile="inductor"))
     torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=1e-9, atol=1e-12)
     assert fitting == [16, 7]
 

@@ -71,8 +71,7 @@ def test_a_value_is_freed_after_its_last_use() -> None:
 
 def test_a_call_without_users_still_runs() -> None:
     graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.call_function(torch.ops.aten.add_.Tensor, (x, 1))
+    graph.call_function(torch.ops.aten.add_.Tensor, (graph.placeholder("x"), 1))
     graph.output([])
     x_value = torch.zeros(2)
     assert function_of(graph)(x_value) == []
@@ -85,8 +84,7 @@ def test_a_traceback_shows_generated_lines_until_the_function_is_freed() -> None
     function = function_of(graph)
     with pytest.raises(RuntimeError) as caught:
         function(torch.zeros(2, 3))
-    shown = "".join(traceback.format_exception(caught.value))
-    assert "= aten_mm(x, x)" in shown
+    assert "= aten_mm(x, x)" in "".join(traceback.format_exception(caught.value))
     file = function.__code__.co_filename
     assert file in linecache.cache
     del function, caught

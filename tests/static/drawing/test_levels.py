@@ -41,8 +41,7 @@ def test_modules_are_split_while_levels_stay_few() -> None:
     wide = [f"layers.{n}.{part}" for n in range(20) for part in ("attention", "norm", "mlp")]
     levels = levels_of(form_of(wide).graph)
     assert [level.path for level in levels] == [f"layers.{n}" for n in range(20)]
-    deeper = levels_of(form_of(wide[:9]).graph)
-    assert [level.path for level in deeper] == wide[:9]
+    assert [level.path for level in levels_of(form_of(wide[:9]).graph)] == wide[:9]
 
 
 def test_many_children_of_one_module_share_levels() -> None:
@@ -75,8 +74,7 @@ def twice() -> static.Program:
 
 def test_backward_is_at_the_level_of_its_forward() -> None:
     """Repeated calls of one module, and operations of the module itself, remain distinct."""
-    program = twice()
-    levels = levels_of(program.form.graph)
+    levels = levels_of(twice().form.graph)
     assert [level.path for level in levels] == ["inner", "", "inner", "", "last", ""]
     names = [[str(node.target) for node in level.backward] for level in levels]
     assert any("threshold_backward" in name for name in names[1])

@@ -75,15 +75,12 @@ def readable(name: str) -> str:
 )
 def test_every_name_survives_both_formats(name: str) -> None:
     picture = picture_with(name)
-    dot = strings_of_dot(dot_of(picture))
-    assert dot.count(readable(name)) >= 3  # a box, a frame and an arrow
-    labels = list(labels_of_mermaid(mermaid_of(picture)))
-    assert labels.count(readable(name)) >= 3
+    assert strings_of_dot(dot_of(picture)).count(readable(name)) >= 3  # a box, a frame and an arrow
+    assert list(labels_of_mermaid(mermaid_of(picture))).count(readable(name)) >= 3
 
 
 def test_both_formats_show_the_program_and_are_deterministic() -> None:
-    program = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap())
-    drawing = program.draw()
+    drawing = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap()).draw()
     assert strings_of_dot(drawing.dot)
     labels = "\n".join(labels_of_mermaid(drawing.mermaid))
     for shown in ("stage4.1", "Bottleneck", "begins after ∂ stage4.1", "step of SGD", "17 kept"):
@@ -96,8 +93,7 @@ def test_both_formats_show_the_program_and_are_deterministic() -> None:
 
 def test_long_names_are_full_in_the_tooltip() -> None:
     name = "name_" * 30
-    dot = dot_of(picture_with(name))
-    assert f'label="{name[:59]}…", tooltip="{name}' in dot
+    assert f'label="{name[:59]}…", tooltip="{name}' in dot_of(picture_with(name))
 
 
 @pytest.mark.long
@@ -136,13 +132,11 @@ def test_graphviz_places_backward_beside_forward() -> None:
     program = captured_resnet50().apply(InsertAllReduce(), FuseAllReduce(), Overlap())
     root = ElementTree.fromstring(program.draw().svg)
     kind = {e.findtext("{*}title"): e.get("class") for e in root.iter() if e.get("class")}
-    clusters = [name for name in kind if kind[name] == "cluster"]
-    assert len(clusters) == 6
+    assert len([name for name in kind if kind[name] == "cluster"]) == 6
     places = {}
     for element in root.iter():
         if element.get("class") == "node":
-            text = element.find(".//{*}text")
-            assert text is not None
+            assert element.find(".//{*}text") is not None
             path = element.find(".//{*}path")
             assert path is not None
             ys = [float(y) for y in re.findall(r",(-?[\d.]+)", str(path.get("d")))]

@@ -221,8 +221,7 @@ def test_sizes_infinities_and_strides_are_restored(tmp_path: Path) -> None:
     model = Odd()
     optimizer = torch.optim.SGD([model.weight, model.other], lr=0.1)
     with static.program_guard(main):
-        x = static.data("x", [None, None, 4], torch.float64)
-        loss = model(x).square().mean()
+        loss = model(static.data("x", [None, None, 4], torch.float64)).square().mean()
         static.minimize(optimizer, loss)
     static.Executor().run(main.startup)
     main.save(tmp_path)
@@ -402,8 +401,7 @@ def test_foreign_operations_are_refused_when_saving(tmp_path: Path) -> None:
 
 
 def test_a_document_restores_the_form() -> None:
-    form = make_program().form
-    document, tensors = describe(form)
+    document, tensors = describe(make_program().form)
     text = msgspec.json.encode(document)
     again, _ = describe(form_of(msgspec.json.decode(text, type=Document), tensors))
     assert msgspec.json.encode(again) == text

@@ -45,8 +45,7 @@ def test_evaluation_equals_the_model_in_eval_mode(name: str) -> None:
 
 
 def test_evaluation_draws_no_random_numbers_and_needs_no_label() -> None:
-    model = kinds.of(lambda: kinds.encoder(0.5))
-    evaluation = captured(model).clone(for_test=True)
+    evaluation = captured(kinds.of(lambda: kinds.encoder(0.5))).clone(for_test=True)
     (x,) = (batch(1)["x"],)
     executor = static.Executor()
     before = torch.get_rng_state()
@@ -56,8 +55,7 @@ def test_evaluation_draws_no_random_numbers_and_needs_no_label() -> None:
 
 
 def test_the_output_of_a_dropout_is_fetched_by_its_variable() -> None:
-    x = static.data("x", [None, 4])
-    out = F.dropout(x * 2, 0.5)
+    out = F.dropout(static.data("x", [None, 4]) * 2, 0.5)
     evaluation = static.default_main_program().clone(for_test=True)
     executor = static.Executor()
     executor.run(static.default_startup_program())

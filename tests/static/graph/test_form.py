@@ -14,8 +14,7 @@ def written() -> tuple[static.Program, Tensor]:
         x = static.data("x", [None, None, 4])
         other = static.data("other", [None, 2])
         flat = x.reshape(-1, 4)
-        joined = torch.cat([other, other])
-        output = flat.sum(0) + joined.sum()
+        output = flat.sum(0) + torch.cat([other, other]).sum()
     return program, output
 
 

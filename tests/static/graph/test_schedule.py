@@ -58,8 +58,7 @@ def test_the_loss_scale_follows_grad_scaler(interval: int) -> None:
         if parameter.any():
             assert torch.equal(state[-1].tensor, -parameter)
         kept = scaler.state_dict()
-        expected = {name: kept[name] for name in ("scale", "_growth_tracker")}
-        assert scaler_state(state) == expected
+        assert scaler_state(state) == {name: kept[name] for name in ("scale", "_growth_tracker")}
 
 
 def test_one_infinite_gradient_skips_the_whole_step() -> None:

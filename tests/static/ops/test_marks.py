@@ -44,8 +44,7 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.conv(x).mean((2, 3))
-        weight = self.turned.t().contiguous().tanh()
-        return nn.functional.linear(rows, weight) @ self.sliced.t()
+        return nn.functional.linear(rows, self.turned.t().contiguous().tanh()) @ self.sliced.t()
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])

@@ -71,8 +71,7 @@ class PlainGroup:
 def reductions_by(
     route: DoublingRoute, stamps: list[Mapping[int, GradientStamp]]
 ) -> GroupReductions:
-    group: Any = PlainGroup()
-    reductions = GroupReductions({None: Reducer(1, [], route=route)}, group, stamps.append)
+    reductions = GroupReductions({None: Reducer(1, [], route=route)}, PlainGroup(), stamps.append)
     reductions.prepare(BLANK)
     return reductions
 
@@ -180,8 +179,7 @@ def program(model: nn.Module, feeds: list[dict[str, Tensor]], shared: bool) -> N
     """A program whose gradients the workers of the job reduce."""
     group = current().group
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loss = nn.functional.cross_entropy
-    captured = static.capture(model, loss, optimizer, feeds[0])
+    captured = static.capture(model, nn.functional.cross_entropy, optimizer, feeds[0])
     ours = captured.apply(InsertAllReduce(), FuseAllReduce(), Overlap())
     reducer = reducer_of(group, Reduction(shared_memory=shared))
     reductions = GroupReductions({None: reducer}, group)
@@ -227,5 +225,4 @@ def test_two_workers_equal_plain_ddp(
 ) -> None:
     # ResNet-50 takes ten seconds, or many more on a busy machine
     monkeypatch.setattr(workers, "LIMIT_S", 300.0)
-    found = workers.run_workers(difference, 2, make, feed, shared, deadline_s=100)
-    assert max(found) < 1e-12
+    assert max(workers.run_workers(difference, 2, make, feed, shared, deadline_s=100)) < 1e-12

@@ -42,8 +42,7 @@ class Mixed(nn.Module):
 
 def batch(number: int) -> dict[str, Tensor]:
     """Labels follow a rule that the model can learn."""
-    generator = torch.Generator().manual_seed(number)
-    x = torch.randn(24, 48, generator=generator)
+    x = torch.randn(24, 48, generator=torch.Generator().manual_seed(number))
     return {"x": x, "y": (x[:, 0] > 0).long() + (x[:, 1] > 0).long()}
 
 
@@ -70,8 +69,7 @@ def test_amp_trains_as_eager_autocast_does(dtype: torch.dtype, tolerance: float)
     executor = static.Executor()
     for number in range(12):
         (loss,) = executor.run(program, batch(number), ["loss"])
-        expected = eager.run(batch(number))
-        torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(loss, eager.run(batch(number)), rtol=tolerance, atol=tolerance)
         losses.append(float(loss))
     assert largest_difference(program, eager) < tolerance
     assert losses[-1] < 0.9 * losses[0]
@@ -82,8 +80,7 @@ def test_amp_trains_as_eager_autocast_does(dtype: torch.dtype, tolerance: float)
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_three_passes_together_equal_their_eager_counterpart(order: int) -> None:
     passes: list[Any] = [Recompute(("convolve", "attend")), Amp("float16"), GradientMerge(2)]
-    turned = passes[order:] + passes[:order]
-    program, eager = pair(*turned, merges=2, dtype=torch.float16)
+    program, eager = pair(*(passes[order:] + passes[:order]), merges=2, dtype=torch.float16)
     executor = static.Executor()
     for number in range(6):
         (loss,) = executor.run(program, batch(number), ["loss"])

@@ -40,8 +40,7 @@ def test_only_gradients_of_covered_parameters_are_marked() -> None:
     assert len(found["None"]) == 4
     # 132 of 171 values travel as one byte
     before, after = 171 * 8 / 2**20, (132 + 39 * 8) / 2**20
-    expected = f"2 of 6 gradients travel as int8: {before:.2f} -> {after:.2f} MiB"
-    assert form.reports[-1] == expected
+    assert form.reports[-1] == f"2 of 6 gradients travel as int8: {before:.2f} -> {after:.2f} MiB"
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,7 @@ class Turned(nn.Module):
 def test_bucket_values_have_the_order_of_their_parameters(limits: BucketLimits) -> None:
     ours, theirs = nn.Sequential(Turned()), nn.Sequential(Turned())
     captured = program_of(ours)
-    gradient = made_by(gradients_of(captured.form.graph)[0]).meta["val"]
-    assert not gradient.is_contiguous()
+    assert not made_by(gradients_of(captured.form.graph)[0]).meta["val"].is_contiguous()
     program = captured.apply(INSERT, MATRICES, FuseAllReduce(limits), Overlap())
     reductions = KeepsBuckets()
     eager(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), batch(0))

@@ -69,8 +69,7 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = x @ self.turned + (self.added + self.too)
-        cubes = torch.einsum("bi,koi->bo", x, self.cube)
-        return (out + cubes) * self.number + self.once.sum()
+        return (out + torch.einsum("bi,koi->bo", x, self.cube)) * self.number + self.once.sum()
 
 
 def test_gradients_of_all_layouts_are_reduced() -> None:
@@ -85,8 +84,7 @@ def test_gradients_of_all_layouts_are_reduced() -> None:
 
 def test_gradients_with_own_memory_are_not_copied() -> None:
     """Gradients of linear layers are transposed; their rows are views."""
-    operations = added_operations(program_of(net()))
-    assert not {"clone", "cat", "_to_copy"} & set(operations)
+    assert not {"clone", "cat", "_to_copy"} & set(added_operations(program_of(net())))
     turned = nn.Linear(3, 8, bias=False).double()
 
     class Turned(nn.Module):
@@ -113,8 +111,7 @@ def test_gradients_that_others_read_are_copied() -> None:
 
 
 def test_a_program_without_gradients_is_unchanged() -> None:
-    model = net()
-    program = static.capture(model, nn.functional.cross_entropy, None, batch(0))
+    program = static.capture(net(), nn.functional.cross_entropy, None, batch(0))
     form = rewritten(program.form, InsertAllReduce())
     assert form.reports == ("0 gradients, each reduced separately",)
     assert str(form.graph) == str(program.form.graph)

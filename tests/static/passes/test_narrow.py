@@ -25,8 +25,7 @@ ORDERS: list[tuple[Pass, ...]] = [
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_buckets_travel_in_the_requested_type(dtype: torch.dtype) -> None:
-    program = program_of(net()).apply(INSERT, FUSE, Narrow(dtype), Overlap())
-    doubling, _ = run(program, batch(0))
+    doubling, _ = run(program_of(net()).apply(INSERT, FUSE, Narrow(dtype), Overlap()), batch(0))
     assert doubling.types == [dtype, dtype]
 
 

@@ -112,5 +112,4 @@ def test_a_reader_of_the_unreduced_gradient_stays_before() -> None:
         norm = graph.call_function(torch.ops.aten.sum.default, (reduction.bucket,))
         norm.meta.update(reduction.bucket.meta, part="backward")
     moved = Overlap()(form.rewritten(graph, "")).graph
-    found = next(n for n in moved.nodes if n.name == norm.name)
-    assert found < all_reduces_of(moved)[0].begin
+    assert next(n for n in moved.nodes if n.name == norm.name) < all_reduces_of(moved)[0].begin

@@ -28,8 +28,7 @@ def block() -> nn.Module:
 
 def deep() -> nn.Module:
     torch.manual_seed(0)
-    blocks = [block() for _ in BLOCKS]
-    return nn.Sequential(nn.Linear(8, 32), *blocks, nn.Linear(32, 3)).double()
+    return nn.Sequential(nn.Linear(8, 32), *[block() for _ in BLOCKS], nn.Linear(32, 3)).double()
 
 
 class RepeatedBlock(nn.Module):

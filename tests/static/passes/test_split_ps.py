@@ -69,8 +69,7 @@ def ids_of_feeds(form: Form, **feeds: Tensor) -> list[Any]:
 
 
 def test_ids_are_computed_from_feeds_alone() -> None:
-    model = ComputedIds(lambda self, x: (x + self.offsets) % 7)
-    form = split(model, x=(5, 3))
+    form = split(ComputedIds(lambda self, x: (x + self.offsets) % 7), x=(5, 3))
     assert form.split is not None
     assert [need.name for need in form.split.needs] == ["offsets", "x"]
     x = torch.arange(6).view(2, 3)
@@ -163,5 +162,4 @@ def test_frozen_and_unused_tables_are_not_pushed() -> None:
 
 
 def test_a_program_without_tables_has_nothing_to_split() -> None:
-    form = split(nn.Embedding(4, 2), x=(5, 3))
-    assert form.reports == ("0 tables, 0 lookups; pull 0, push 0",)
+    assert split(nn.Embedding(4, 2), x=(5, 3)).reports == ("0 tables, 0 lookups; pull 0, push 0",)

@@ -31,8 +31,7 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
     def net(self) -> Tensor:
-        x = static.data("x", [None, 3])
-        out: Tensor = self.head(self.tower(x)) * self.scale
+        out: Tensor = self.head(self.tower(static.data("x", [None, 3]))) * self.scale
         return out.mean()
 
 
@@ -42,8 +41,7 @@ def names(program: static.Program) -> set[str]:
 
 def test_a_program_uses_the_names_of_the_model_that_writes_it() -> None:
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    static.minimize(optimizer, model.net())
+    static.minimize(torch.optim.SGD(model.parameters(), lr=0.1), model.net())
     program = static.default_main_program()
     assert program.model is model
     assert names(program) == set(model.state_dict())
@@ -59,8 +57,7 @@ def test_an_outer_model_does_not_change_names() -> None:
 
 def test_modules_without_a_common_owner_are_numbered() -> None:
     first, second = nn.Linear(3, 2), nn.Linear(2, 1)
-    x = static.data("x", [None, 3])
-    second(first(x))
+    second(first(static.data("x", [None, 3])))
     program = static.default_main_program()
     assert names(program) == {
         *("linear_0.weight", "linear_0.bias", "linear_1.weight", "linear_1.bias")

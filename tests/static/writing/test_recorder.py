@@ -182,8 +182,7 @@ def test_replacing_a_buffer_by_another_shape_is_refused() -> None:
 
 def test_in_place_views_keep_dynamic_sizes() -> None:
     """A size is read from the tensor as it is at that time, here after t_()."""
-    x = static.data("x", [None, 4])
-    turned = (x * 1).t_()
+    turned = (static.data("x", [None, 4]) * 1).t_()
     out = turned.new_ones(turned.shape) * turned
     executor = static.Executor()
     executor.run(static.default_startup_program())

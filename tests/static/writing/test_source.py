@@ -47,7 +47,6 @@ def test_a_capture_pauses_collection() -> None:
         return output.sum()
 
     model = nn.Linear(8, 3).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    static.capture(model, loss, optimizer, batch(0))
+    static.capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch(0))
     assert seen == [False]
     assert gc.isenabled()

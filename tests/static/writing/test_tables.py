@@ -27,8 +27,7 @@ def test_writing_a_program_leaves_layers_unchanged() -> None:
     before = [dict(layer.__dict__) for layer in model.values()]
     program = written(model, x=(5, 3))
     assert [dict(layer.__dict__) for layer in model.values()] == before
-    lookups = program.form.lookups
-    assert [lookup.table for lookup in lookups] == ["a", "b"]
+    assert [lookup.table for lookup in program.form.lookups] == ["a", "b"]
     names = [node.name for node in program.form.graph.nodes]
     assert names.index("remainder") < names.index("look_up") < names.index("mul")
 
@@ -103,8 +102,7 @@ def test_a_program_with_tables_is_not_saved_as_a_file(tmp_path: Any) -> None:
 
 def test_an_unsplit_program_names_the_missing_call() -> None:
     with static.program_guard(static.Program()):
-        x = static.data("x", [None, 2], torch.int64)
-        out = fleet.nn.SparseEmbedding(2)(x)
+        out = fleet.nn.SparseEmbedding(2)(static.data("x", [None, 2], torch.int64))
         main = static.default_main_program()
     main.startup = None
     with pytest.raises(PlanError, match=r"optimizer\.minimize\(loss\).*clone\(for_test=True\)"):

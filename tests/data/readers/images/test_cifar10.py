@@ -13,8 +13,7 @@ from fleetlight.errors import DataError
 
 
 def records(labels: list[int], seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    out = rng.integers(256, size=(len(labels), 3073), dtype=np.uint8)
+    out = np.random.default_rng(seed).integers(256, size=(len(labels), 3073), dtype=np.uint8)
     out[:, 0] = labels
     return out
 

@@ -53,8 +53,7 @@ def test_all_usual_folders_and_file_names_are_found(
         ("images", 3, np.zeros((2, 28, 28))),
         ("labels", 1, np.array([3, 7])),
     ]:
-        path = tmp_path / folder / names.format("t10k", part, dims)
-        path.write_bytes(pack(idx(array)))
+        (tmp_path / folder / names.format("t10k", part, dims)).write_bytes(pack(idx(array)))
     assert MNIST(tmp_path, train=False).labels.tolist() == [3, 7]
 
 
@@ -94,8 +93,7 @@ def test_a_wrong_magic_number_is_named(root: Path) -> None:
 
 @pytest.mark.parametrize("cut", [-1, -1000])
 def test_a_truncated_file_is_named(root: Path, cut: int) -> None:
-    raw = (root / IMAGES).read_bytes()
-    (root / IMAGES).write_bytes(raw[:cut])
+    (root / IMAGES).write_bytes((root / IMAGES).read_bytes()[:cut])
     with pytest.raises(DataError, match=rf"ends at offset {3936 + cut}, expected 3936 .*5, 28, 28"):
         MNIST(root)
 

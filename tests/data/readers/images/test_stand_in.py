@@ -46,6 +46,5 @@ def test_a_model_of_the_training_set_fits_the_test_set() -> None:
 
 def test_images_of_a_class_differ() -> None:
     source = STAND_IN.generate("train", 0)
-    same = np.flatnonzero(source.labels == 0)[:2].tolist()
-    first, second = source.images[same]
+    first, second = source.images[np.flatnonzero(source.labels == 0)[:2].tolist()]
     assert not np.array_equal(first, second)

@@ -31,8 +31,7 @@ def test_records_are_read(root: Path) -> None:
     data = Criteo(root)
     assert (len(data), data.generated, data.name) == (2, False, "Criteo")
     dense, ids, label = data[0]
-    expected = [math.log(4), -math.log(3), 0, 0, *[math.log(8)] * 9]
-    assert dense.tolist() == pytest.approx(expected)
+    assert dense.tolist() == pytest.approx([math.log(4), -math.log(3), 0, 0, *[math.log(8)] * 9])
     assert (dense.dtype, ids.dtype, label.dtype) == (torch.float32, torch.int64, torch.float32)
     assert ids[0] == stable_hash(["05db9164"], "C1")
     assert ids[25] == stable_hash(["00000017"], "C26")
@@ -53,8 +52,7 @@ def test_a_gzip_file_is_read_by_its_path(tmp_path: Path) -> None:
 
 def test_streamed_records_are_equal(root: Path) -> None:
     (batch,) = FileStream(root / "train.txt", Criteo.parse).loader(10)
-    whole = Criteo(root).batch([0, 1])
-    assert all(torch.equal(a, b) for a, b in zip(batch, whole, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(batch, Criteo(root).batch([0, 1]), strict=True))
 
 
 def test_files_larger_than_memory_have_the_same_batches(root: Path) -> None:
@@ -96,5 +94,4 @@ def test_the_stand_in_is_a_click_log(tmp_path: Path) -> None:
     assert data.generated
     assert "stand-in" in data.name
     assert len(data) == 100_000
-    expected = ClickLog(1, seed=2)[0]
-    assert all(torch.equal(a, b) for a, b in zip(data[0], expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(data[0], ClickLog(1, seed=2)[0], strict=True))

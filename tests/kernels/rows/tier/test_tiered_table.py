@@ -193,8 +193,7 @@ def test_frequent_rows_stay_in_memory() -> None:
     for start in range(20, 400, 40):
         table.pull(often)
         table.pull(np.arange(start, start + 40))
-    held = set(table._slots.owners.tolist())
-    assert set(table.find(often).tolist()) <= held
+    assert set(table.find(often).tolist()) <= set(table._slots.owners.tolist())
     assert len(store.records) >= 300
 
 
@@ -215,8 +214,7 @@ def test_reading_all_rows_keeps_those_in_memory() -> None:
     order = table.reading_order(table.top)
     assert order is not None
     assert sorted(order.tolist()) == list(range(100))
-    where = table._slots.where[order]
-    assert (np.diff(where) < 0).all()
+    assert (np.diff(table._slots.where[order]) < 0).all()
     assert same(table.stored(order)[0], table.rows[order])
     assert same(table._slots.owners, held)
 
@@ -261,8 +259,7 @@ def test_the_disk_begins_with_rows_that_are_not_in_memory() -> None:
     ids = np.arange(5 * MIN_SLOTS)
     table.insert(ids)
     where = table._slots.where[: table.top]
-    wanted = np.concatenate([ids[::2], [-7, 10**9]])
-    begin = table.reading(wanted)
+    begin = table.reading(np.concatenate([ids[::2], [-7, 10**9]]))
     assert begin is not None
     assert not store.expected
     begin()
