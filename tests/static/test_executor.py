@@ -3,7 +3,6 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from fleetlight.static.passes import GradientMerge
 from fleetlight.static.running.options import RunOptions
 
 X = [[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    reset_default_programs()
-    yield
-    reset_default_programs()
 
 
 class SmallProgram:

@@ -3,13 +3,16 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fleetlight.errors import MissingObjectError, StoreError
 from fleetlight.store import ObjectStore, is_url, store_at
 from fleetlight.store.buckets import CHUNK
+from fleetlight.store.filesystems import FilesystemStore
 from fleetlight.store.local import LocalStore
+from fleetlight.store.retries import Limits
 
 
 @pytest.fixture(params=["folder", "s3", "memory"])
@@ -135,3 +138,73 @@ def test_urls_and_paths() -> None:
     assert isinstance(store_at("file:///tmp/x"), LocalStore)
     with pytest.raises(ValueError, match="pass 's3://bucket/run' as a string"):
         is_url(Path("s3://bucket/run"))
+
+
+# -- file systems of fsspec: what remains when a writer dies, and half-written files --------------
+
+pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> FilesystemStore:
+    return FilesystemStore(f"memory://{tmp_path.name}/run", Limits(deadline_s=0.2), {})
+
+
+class Died(BaseException):
+    """Stands for the death of the process."""
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_writer_that_dies_leaves_the_old_object_or_the_new_one(
+    in_memory: FilesystemStore, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    in_memory.put("a/manifest", b"old")
+    plain, made = in_memory._fs.mv, []
+
+    def dies(*paths: str) -> None:
+        if len(made) == moves:
+            raise Died
+        plain(*paths)
+        made.append(paths)
+
+    def dies_before(path: str) -> None:
+        if in_memory._fs.exists(path):
+            raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(in_memory._fs, "mv", dies)
+        patch.setattr(in_memory, "_remove", dies_before)
+        with pytest.raises(Died):
+            in_memory.put("a/manifest", b"newer")
+    expected = b"newer" if moves == 2 else b"old"
+    found = in_memory.get("a/manifest")
+    assert bytes(found.data) == expected
+    assert bytes(in_memory.get_ranges("a/manifest", [(1, 3)])[0]) == expected[1:3]
+    there = in_memory.head("a/manifest")
+    assert there is not None
+    assert there.version == found.version
+    listed = [entry for entry in in_memory.list("a/") if not entry.name.endswith(".new")]
+    assert [(entry.name, entry.size) for entry in listed] == [("a/manifest", len(expected))]
+    # the next writer replaces it, and nothing of it returns
+    assert in_memory.create("a/manifest", b"x") is None
+    assert in_memory.swap("a/manifest", b"newest", found.version)
+    assert bytes(in_memory.get("a/manifest").data) == b"newest"
+    in_memory.delete(["a/manifest"])
+    with pytest.raises(MissingObjectError):
+        in_memory.get("a/manifest")
+
+
+def test_half_of_a_file_is_not_taken_for_all(
+    in_memory: FilesystemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_memory.put("a", b"0123456789")
+    whole = in_memory._fs.cat_file
+
+    def half(*args: Any) -> bytes:
+        found: bytes = whole(*args)
+        return found[: len(found) // 2]
+
+    monkeypatch.setattr(in_memory._fs, "cat_file", half)
+    for read in (lambda: in_memory.get("a"), lambda: in_memory.get_ranges("a", [(2, 8)])):
+        with pytest.raises(StoreError, match=r"could not read within .*got \d bytes, expected"):
+            read()

@@ -2,6 +2,7 @@
 """What a bucket does wrong, and what the user is told."""
 
 import builtins
+import logging
 import os
 import re
 import sys
@@ -23,8 +24,10 @@ from tests.store.s3 import (
 )
 
 from fleetlight.errors import ConfigError, StoreError, StoreRefusedError, is_lasting
-from fleetlight.store import ObjectStore, store_at
+from fleetlight.store import ObjectStore, retries, store_at
 from fleetlight.store.buckets import CHUNK
+from fleetlight.store.failures import Explanation
+from fleetlight.store.retries import Limits, Passing, retried
 
 SLOW_DOWN = Status(503, "SlowDown")
 PASSING = [LostReply(), Status(500), SLOW_DOWN, Status(429, ""), CutRequest()]
@@ -208,3 +211,49 @@ def test_a_file_system_without_conditions_says_so_once(
         f"memory://{tmp_path.name}/0: this file system cannot refuse a second writer; let only one "
         "job write there"
     ]
+
+
+# -- `retried`: repeats what may pass, says once why it waits, and ends at a deadline -------------
+
+
+def explained(error: BaseException) -> Explanation:
+    raise AssertionError(error)
+
+
+def test_an_operation_that_waits_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retries, "_REPORT_AFTER_S", 0.0)
+
+    def act(attempt: int) -> str:
+        if attempt < 3:
+            raise Passing("the endpoint refuses connections")
+        return "done"
+
+    with caplog.at_level(logging.WARNING):
+        limits = Limits(first_pause_s=0.0)
+        assert retried("s3://bucket", "list objects", limits, act, explained) == "done"
+    [line] = caplog.messages
+    assert line == (
+        "s3://bucket: could not list objects yet, trying for up to 300 s: the endpoint refuses "
+        "connections"
+    )
+
+
+def test_an_operation_that_soon_succeeds_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def act(attempt: int) -> int:
+        if not attempt:
+            raise Passing("the server is busy")
+        return attempt
+
+    assert retried("s3://bucket", "get a", Limits(first_pause_s=0.0), act, explained) == 1
+    assert not caplog.messages
+
+
+def test_a_failure_that_does_not_pass_ends_at_the_deadline() -> None:
+    def act(attempt: int) -> None:
+        raise Passing("the server is busy")
+
+    limits = Limits(deadline_s=0.0)
+    with pytest.raises(StoreError, match=r"could not get a within 0 s \(1 attempts\)"):
+        retried("s3://bucket", "get a", limits, act, explained)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.static.drawing.forms import form_of
-from tests.static.drawing.test_writers import picture_with, readable
+from tests.static.drawing.test_picture import picture_with, readable
 from tests.static.nets import captured, net
 
 from fleetlight.static.drawing.picture import Picture, PictureArrow, PictureBox, picture_of

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evaluation of a program equals the model in eval mode and changes no state."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +13,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fleetlight import static
 from fleetlight.errors import PlanError
-from fleetlight.static.definition import reset_default_programs
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    reset_default_programs()
-    yield
-    reset_default_programs()
 
 
 @pytest.mark.parametrize("name", KINDS)

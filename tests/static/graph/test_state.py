@@ -2,15 +2,18 @@
 """A program uses the state of the live module, whatever was assigned to it since."""
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
-from tests.static.nets import batch, captured, net
-from torch import nn
+from tests.static.nets import accuracy, batch, captured, net
+from torch import Tensor, nn
 
 from fleetlight import static
 from fleetlight.errors import PlanError
+from fleetlight.static.graph.fingerprint import entries, fingerprint, first_difference
 
 pytestmark = pytest.mark.slow
 
@@ -98,3 +101,104 @@ def test_both_names_of_a_shared_tensor_are_checked() -> None:
     model[1].weight = nn.Parameter(torch.ones(2, 2))
     with pytest.raises(PlanError, match=r"parameter 0\.weight: its module has another tensor"):
         static.Executor().run(program, given)
+
+
+# -- equal programs have one fingerprint; the first difference of others is named -----------------
+
+ALONE = """
+import torch
+from tests.static.nets import captured, net
+from fleetlight.static.graph.fingerprint import fingerprint
+# tensors that came before give torch's sizes other names
+captured(net(), None)
+model = net()
+print(fingerprint(captured(model, torch.optim.SGD(model.parameters(), lr=0.5)).form))
+"""
+
+
+def make_program(lr: float = 0.5, **options: Any) -> static.Program:
+    model = net()
+    return captured(model, torch.optim.SGD(model.parameters(), lr=lr, **options))
+
+
+def difference_of(one: static.Program, other: static.Program) -> str:
+    difference = first_difference(entries(one.form), entries(other.form), 1)
+    assert (difference is None) == (fingerprint(one.form) == fingerprint(other.form))
+    return difference or ""
+
+
+@pytest.mark.long
+def test_fingerprints_are_equal_in_another_process() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", ALONE], check=True, capture_output=True, text=True, timeout=100
+    )
+    assert found.stdout.strip() == fingerprint(make_program().form)
+
+
+def test_parameter_values_and_batch_size_are_ignored() -> None:
+    model, loss = net(), nn.functional.cross_entropy
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = static.capture(model, loss, optimizer, batch(3), {"accuracy": accuracy})
+    assert difference_of(make_program(), other) == ""
+
+
+class Product(nn.Module):
+    def __init__(self, times: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.times(self.linear(x))
+
+
+def product(times: Any, name: str = "output") -> static.Program:
+    return static.capture(Product(times), None, None, {"x": torch.ones(2, 4)}, {name: torch.sum})
+
+
+def test_the_first_different_operation_is_named() -> None:
+    assert difference_of(product(torch.sin), product(torch.cos)) == (
+        "operation 2: sin on worker 0, cos on worker 1"
+    )
+
+
+def test_different_arguments_are_shown_with_their_operation() -> None:
+    difference = difference_of(product(lambda x: x * 2.0), product(lambda x: x * 2.5))
+    assert difference == (
+        "operation 2: aten.mul.Tensor(%4, 2.0) in forward: float32[batch, 4] on worker 0, "
+        "aten.mul.Tensor(%4, 2.5) in forward: float32[batch, 4] on worker 1"
+    )
+
+
+def test_a_missing_entry_is_named() -> None:
+    zero = entries(product(torch.sin).form)
+    assert first_difference(zero, [*zero, ("fetch more", "value 3")], 2) == (
+        "fetch more: value 3 on worker 2, nothing on worker 0"
+    )
+    assert first_difference([*zero, ("fetch more", "value 3")], zero, 2) == (
+        "fetch more: value 3 on worker 0, nothing on worker 2"
+    )
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.5}, {"weight_decay": 0.1}])
+def test_optimizer_options_are_compared(options: dict[str, float]) -> None:
+    assert difference_of(make_program(), make_program(**options))
+
+
+def test_fetch_names_are_compared() -> None:
+    assert "fetch" in difference_of(product(torch.sin, "total"), product(torch.sin, "sum"))
+
+
+def test_device_numbers_are_ignored() -> None:
+    """Each worker has its own GPU."""
+    texts = []
+    for device in ("cuda:0", "cuda:1"):
+        program = product(lambda x: x + torch.zeros(4, device="cpu"))
+        graph, _ = program.form.copied()
+        for node in graph.nodes:
+            if node.op == "call_function":
+                node.kwargs = {**node.kwargs, "device": torch.device(device)}
+        texts.append(entries(program.form.rewritten(graph, "moved")))
+    assert texts[0] == texts[1]
