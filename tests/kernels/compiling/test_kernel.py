@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels are compiled on their first call, for one signature."""
 
+# a kernel is compiled from the text of its annotations
+from __future__ import annotations
+
 import re
 import subprocess
 import sys
